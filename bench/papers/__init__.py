@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.papers import bounds, cdf, choice, e2epriv, euler, htf, means, suppression
+from bench.papers import bounds, cdf, choice, e2epriv, euler, htf, means, suppression, tuning
 
 PARTS = {
     "e2epriv": e2epriv,
     "choice": choice,
+    "tuning": tuning,
     "htf": htf,
     "means": means,
     "suppression": suppression,

@@ -1,14 +1,15 @@
-"""The busiest recorded hour of buses, for what [M] and [C] measure on recordings of their own."""
+"""A recorded day of buses and its busiest hour, for what [M] and [C] measure on recordings of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from bench.hourly import hourly_config
 from bench.recordings import recordings
-from dpcore.contributions import Contributions
+from dpcore.contributions import Contributions, Counts
 from stream.offline import read_recording, split_by_slot
 from stream.statistics.pipeline import contributions_of
 
@@ -16,11 +17,29 @@ RECORDING = "capmetro/2017-03-21.csv.gz"
 
 
 @lru_cache(maxsize=1)
-def recorded_hour() -> Contributions:
-    """The hour with the most events: hexagons of resolution 7, speeds in quanta of 0.01 km/h up to 65 km/h."""
+def recorded_hours() -> list[Contributions]:
+    """The hours in which there were events: hexagons of resolution 7, speeds in quanta of 0.01 km/h up to 65 km/h."""
     config = hourly_config("bus-fleet")
     windows = split_by_slot(read_recording(config, recordings() / RECORDING, "capmetro")[0], config)
-    return contributions_of(max(windows.values(), key=len), config)
+    return [contributions_of(rows, config) for rows in windows.values()]
+
+
+def recorded_hour() -> Contributions:
+    """The hour with the most events."""
+    return max(recorded_hours(), key=lambda hour: len(hour.values))
+
+
+def day_of(hours: Sequence[Counts]) -> Counts:
+    """Counts of all ``hours`` together, as [C] has them: a cell is a hexagon in one hour, and users keep their names."""
+    users = np.unique(np.concatenate([hour.users for hour in hours]))
+    first = np.cumsum([0, *(hour.n_cells for hour in hours)])
+    return Counts(
+        np.arange(first[-1], dtype=np.uint64),
+        users,
+        np.concatenate([hour.pair_cell + start for hour, start in zip(hours, first[:-1], strict=True)]),
+        np.concatenate([np.searchsorted(users, hour.users)[hour.pair_user] for hour in hours]),
+        np.concatenate([hour.samples for hour in hours]),
+    )
 
 
 def samples_of(contributions: Contributions, cell: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.papers.recorded_hour import RECORDING, recorded_hour
+from bench.papers.recorded_hour import RECORDING, day_of, recorded_hour, recorded_hours
 from bench.progress import shown
 from bench.recordings import absent
 from bench.scaling import city
@@ -67,6 +67,8 @@ def run(quick: bool) -> dict[str, Any]:
     without = absent(RECORDING)
     if not without:
         sets["recorded hour"] = recorded_hour().counts
+        if not quick:
+            sets["recorded day"] = day_of([hour.counts for hour in recorded_hours()])
     figures = {
         name: {
             "error fixed": {epsilon: error_fixed(counts, epsilon) for epsilon in (QUICK if quick else EPSILONS)},

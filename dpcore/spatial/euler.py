@@ -54,9 +54,10 @@ class EulerHistogram:
     """Released component counts, int64 (2·rows−1, 2·columns−1), and the noise variance of each before inference.
 
     ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is unknown.
-    ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``truncated`` (none is negative), ``consistent`` or
-    ``covert`` (every answer ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of
-    the answer for the whole grid, only where the grade is ``noisy``: every answer uses it, by weighted least squares. Raises
+    ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``ordered`` (no edge above its faces, no vertex above
+    its edges, may be negative), ``truncated`` (none is negative), ``consistent`` (ordered and not negative) or ``covert`` (every
+    answer ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of the answer for the whole
+    grid, only where counts may be negative: every answer uses it, by weighted least squares. Raises
     :class:`~dpcore.spatial.histogram.HistogramError`.
     """
 
@@ -78,11 +79,11 @@ class EulerHistogram:
             )
         if self.total is not None and not (math.isfinite(self.total.variance) and self.total.variance >= 0):
             raise HistogramError(f"a total with variance {self.total.variance}; give a finite one of 0 or more")
-        if self.grade == "truncated" and self.drawn is None:
+        if self.grade in ("ordered", "truncated") and self.drawn is None:
             raise HistogramError(
-                "truncated counts without those that were drawn, of which they are a reading; give drawn"
+                f"{self.grade} counts without those that were drawn, of which they are a reading; give drawn"
             )
-        if self.total is not None and self.grade != "noisy":
+        if self.total is not None and self.grade not in ("noisy", "ordered"):
             raise HistogramError(f"a total beside counts of grade {self.grade!r}, which do not use it; leave it out")
 
     @cached_property
@@ -140,12 +141,14 @@ class EulerHistogram:
     def to_release(self) -> dict[str, Any]:
         """``kind`` "euler": components row by row, their variance and grade, and as they were drawn.
 
-        Truncated counts follow from the draws, so the draws are written, with their grade and ``reading`` "truncated".
+        Truncated counts follow from the draws, so the draws are written, with their grade and ``reading`` "truncated". Ordered ones
+        stand beside the draws, as ``ordered``: who does not know them has unbiased answers and exact intervals.
         """
-        if self.grade == "truncated":
+        if self.grade in ("ordered", "truncated"):
             assert self.drawn is not None
             drawn = replace(self, components=self.drawn, grade="noisy", drawn=None).to_release()
-            return drawn | {"structure": drawn["structure"] | {"reading": self.grade}}
+            read = {"reading": self.grade} if self.grade == "truncated" else {"ordered": self.components.tolist()}
+            return drawn | {"structure": drawn["structure"] | read}
         structure = {
             "kind": "euler",
             "components": self.components.tolist(),
@@ -178,6 +181,13 @@ class EulerHistogram:
                         f"reading {structure['reading']!r} of counts of grade {grade!r}; this reads truncated of noisy ones"
                     )
                 return cls(domain, truncated(components), variance, "truncated", components)
+            if "ordered" in structure:
+                if grade != "noisy":
+                    raise HistogramError(
+                        f"ordered counts beside counts of grade {grade!r}; they stand beside noisy ones"
+                    )
+                ordered = np.asarray(structure["ordered"], dtype=np.int64)
+                return cls(domain, ordered, variance, "ordered", components, total)
             return cls(domain, components, variance, grade, drawn, total)
         except (KeyError, TypeError, OverflowError) as error:
             raise HistogramError(f"release without a usable {error}; give the release of an Euler histogram") from None
@@ -194,11 +204,13 @@ class Euler:
     """ε-DP counts of the regions that meet any rectangle of cells, for regions of diameter at most ``diameter`` (B).
 
     ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference``: "none"
-    releases the unbiased draws; "truncated" sets negative ones to 0; "max-norm" moves them to consistent counts whose largest
-    deviation from them is least; "consistent" and "covert" to the nearest counts that regions could have left, where the grid has
-    at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty that raises answers over many
-    cells (docs/reproductions.md). ``total_share`` of ε, at most 0.5, pays for the number of all regions where nothing is
-    inferred; inference does not use it, so the components have the whole ε there. Raises :class:`ParameterError`.
+    releases the unbiased draws; "ordered" moves them to the nearest counts in the order that regions leave, negative or not;
+    "truncated" sets negative ones to 0; "max-norm" moves them to consistent counts whose largest
+    deviation from them is least; "consistent" and "covert" to the nearest counts that regions could have left. Programs are
+    solved where the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty, counts that may not be
+    negative raise answers over many cells (docs/reproductions.md). ``total_share`` of ε, at most 0.5, pays for the number of all
+    regions where counts may be negative; the others do not use it, so the components have the whole ε there. Raises
+    :class:`ParameterError`.
     """
 
     diameter: float
@@ -235,8 +247,8 @@ class Euler:
 
         Raises :class:`ParameterError` where nothing is left for the components, or noise of such a scale cannot be drawn.
         """
-        none = self.inference_on(domain) == "none"
-        for_total = max(1, int(epsilon_micro * self.total_share)) if self.total_share and none else 0
+        used = self.inference_on(domain) in ("none", "ordered")
+        for_total = max(1, int(epsilon_micro * self.total_share)) if self.total_share and used else 0
         rest, sensitivity = epsilon_micro - for_total, self.sensitivity(domain)
         if rest < 1:
             raise ParameterError(f"a budget of {epsilon_micro} µε; give at least {1 + for_total}")

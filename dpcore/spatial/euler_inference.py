@@ -4,6 +4,7 @@ Constraints on the components F (faces), E (edges), V (vertices): every one ≥ 
 ≤ its four edges; covertness: along every grid line and on either side of it, with a_j = F_j − Eline_j and
 b_j = Eacross_j − V_j, every run satisfies Σa − Σb ≥ 0, so that a rectangle's answer never falls when it grows. Post-processing
 only: no privacy depends on it. "truncated" sets counts below 0 to 0 and nothing else, as Algorithm 2 of the source begins.
+"ordered" has C1 and C2, and no ≥ 0: counts that may be negative can cancel others, so wide answers are not raised as much.
 Source: [B], section 5, corrected: its C3 is violated by true data, and C1, C2 alone leave F = E = 1, V = 0 answering −3 on
 3 × 3 cells.
 """
@@ -18,9 +19,9 @@ import numpy as np
 from dpcore.spatial._euler_program import Program, sides, signs
 from dpcore.spatial.domain import IntGrid
 
-Grade = Literal["noisy", "truncated", "consistent", "covert"]
-"""What holds of the counts: nothing; none is below 0; besides, C1 and C2; besides, covertness."""
-Inference = Literal["none", "truncated", "max-norm", "consistent", "covert"]
+Grade = Literal["noisy", "ordered", "truncated", "consistent", "covert"]
+"""What holds of the counts: nothing; C1 and C2; none is below 0; both; besides, covertness."""
+Inference = Literal["none", "ordered", "truncated", "max-norm", "consistent", "covert"]
 """What counts are inferred to be: nothing, so that answers stay unbiased; or a :data:`Grade`, nearest in L1 unless "max-norm"."""
 
 
@@ -49,6 +50,13 @@ def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
         return Inferred(noisy, "noisy", 0)
     if inference == "truncated":
         return Inferred(truncated(noisy), "truncated", int(np.maximum(-noisy, 0).sum()))
+    if inference == "ordered":
+        # C1 and C2 compare counts, so they hold of shifted ones alike; above the least draw, ≥ 0 binds nothing.
+        least = int(noisy.min())
+        raised = Program(noisy - least, covert=False).solve()
+        if raised is None or not is_consistent(raised):
+            return Inferred(noisy, "noisy", 0)
+        return Inferred(raised + least, "ordered", int(np.abs(raised + least - noisy).sum()))
     if inference == "max-norm":
         nearest = nearest_in_max_norm(noisy)
         return Inferred(nearest, "consistent", int(np.abs(nearest - noisy).sum()))

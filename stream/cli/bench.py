@@ -43,7 +43,8 @@ BENCHMARKS = {
 _FAULTS = ("regressions", "violations")
 """Figures that list what must not be."""
 PARTS = tuple(
-    f"papers.{part}" for part in ("bounds", "cdf", "choice", "e2epriv", "euler", "htf", "means", "suppression")
+    f"papers.{part}"
+    for part in ("bounds", "cdf", "choice", "e2epriv", "euler", "htf", "means", "suppression", "tuning")
 )
 """Parts of a benchmark that also run alone."""
 

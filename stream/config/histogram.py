@@ -29,7 +29,7 @@ Mechanism = Literal[
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 
-Inference = Literal["none", "truncated", "max-norm", "consistent", "covert"]
+Inference = Literal["none", "ordered", "truncated", "max-norm", "consistent", "covert"]
 """What "euler" makes of its draws, as in :data:`dpcore.spatial.euler_inference.Inference`."""
 
 Parameters = dict[str, Any]
@@ -56,8 +56,9 @@ class EulerConfig(Section):
 
     ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are discarded.
     ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, "truncated" publishes the
-    draws and says that negative ones count as 0, and "max-norm" moves no count further than is needed for consistent ones.
-    ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none".
+    draws and says that negative ones count as 0, "ordered" publishes beside the draws the nearest counts in which nothing is above
+    what it borders, and "max-norm" moves no count further than is needed for consistent ones.
+    ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none" or "ordered".
     ``origin`` "declared": users declare their regions by the corners, events with one time; of each user's the last
     ``regions_per_user`` of a window count, and the noise is that of so many.
     """
@@ -89,10 +90,14 @@ class EulerConfig(Section):
 
     @model_validator(mode="after")
     def _total_is_used(self) -> Self:
-        if self.inference != "none" and self.total_share > 0 and "total_share" in self.model_fields_set:
+        if (
+            self.inference not in ("none", "ordered")
+            and self.total_share > 0
+            and "total_share" in self.model_fields_set
+        ):
             raise ValueError(
                 f"total_share {self.total_share} pays for a number that inference {self.inference!r} does not use; leave "
-                'total_share out, or write inference = "none"'
+                'total_share out, or write inference = "none" or "ordered"'
             )
         return self
 

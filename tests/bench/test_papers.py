@@ -9,7 +9,10 @@ import pytest
 
 from bench.papers.bounds import FAILURE, of_components, of_sum
 from bench.papers.choice import choices, compared
+from bench.papers.recorded_hour import day_of
 from bench.papers.sets import population
+from bench.papers.tuning import weighted_median
+from dpcore.contributions import Counts
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
 
@@ -116,3 +119,24 @@ def test_by_relative_error_a_grid_of_towns_everywhere_is_chosen_worse_and_with_f
     assert ratios is not None
     assert min(ratios) > 1.5
     assert compared(population(20_000, 64, 1), "0.2", 1) is None
+
+
+def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_are_in_more() -> None:
+    """A user in two hours is in the cells of both; a cell of each hour is one of its own."""
+    hours = [
+        Counts(np.array([7, 9], "u8"), np.array([1, 4], "u8"), np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([2, 1, 3])),
+        Counts(np.array([7], "u8"), np.array([4, 6], "u8"), np.array([0, 0]), np.array([0, 1]), np.array([5, 8])),
+    ]  # fmt: skip
+    day = day_of(hours)
+    assert (day.n_cells, day.users.tolist()) == (3, [1, 4, 6])
+    of_users = list(zip(day.pair_cell.tolist(), day.users[day.pair_user].tolist(), day.samples.tolist(), strict=True))
+    assert of_users == [(0, 1, 2), (1, 1, 1), (1, 4, 3), (2, 4, 5), (2, 6, 8)]
+
+
+def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabilities() -> None:
+    """Drawn instead of weighted: the median of 20 001 draws, of standard error 0.011, is off by 0.06 with α below 10⁻⁷."""
+    rng = np.random.default_rng(4)
+    groups, probability = [rng.normal(k, 1, 2_000) for k in range(3)], np.array([0.05, 0.45, 0.5])
+    drawn = [rng.choice(groups[k]) for k in rng.choice(3, 20_001, p=probability)]
+    assert abs(weighted_median(groups, probability) - np.median(drawn)) < 0.06
+    assert abs(weighted_median(groups, np.ones(3) / 3) - np.median(drawn)) > 0.3, "equal weights are another median"

@@ -153,6 +153,14 @@ PLAN = (
         "have_the_noise_of_their_shares",
     ),
     Bug(
+        "euler: ordered counts have the intervals of draws around themselves",
+        "dpcore/spatial/euler.py",
+        'drawn = self.components if self.grade == "noisy" else self.drawn',
+        'drawn = self.components if self.grade in ("noisy", "ordered") else self.drawn',
+        "tests/dpcore/spatial/test_euler_inference.py",
+        "stand_beside_the_draws",
+    ),
+    Bug(
         "euler: a user's further regions are not paid for",
         "dpcore/spatial/euler.py",
         "return self.regions_per_user * Footprints.sensitivity(domain, self.diameter)",

@@ -158,6 +158,7 @@ def test_a_share_for_a_total_that_an_inference_does_not_use_is_refused_and_the_d
         {"inference": "max-norm"},
         {"inference": "covert"},
         {"inference": "covert", "total_share": 0.0},
+        {"inference": "ordered", "total_share": 0.1},
         {"total_share": 0.1},
     ):
         with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": table})

@@ -260,6 +260,23 @@ def test_truncated_counts_are_a_reading_of_the_draws_with_their_interval_and_unb
     assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())
 
 
+def test_ordered_counts_are_published_beside_the_draws_with_their_interval_and_unbiased_to_who_ignores_them(
+    tmp_path: Path,
+) -> None:
+    euler = {"rows": 8, "columns": 8, "diameter_m": 4000.0, "inference": "ordered"}
+    config = with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": euler})
+    (body,) = bodies_of(released(config, located_rows(4, 60)))
+    jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
+    read, whole = histogram_from_release(body), Rectangles.of_cells([[0, 7, 0, 7], [2, 2, 3, 3]])
+    assert read.grade == "ordered"
+    del body["structure"]["ordered"]
+    ignoring = histogram_from_release(body)
+    assert ignoring.total is not None
+    assert (read.answers(whole) != ignoring.answers(whole)).all()
+    ours, theirs = read.intervals(whole), ignoring.intervals(whole)
+    assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())
+
+
 def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path: Path) -> None:
     config = with_histograms("values", tmp_path)
     rows = located_rows(6, 200)
