@@ -222,7 +222,9 @@ async def test_slower_than_usual_is_red_and_what_noise_explains_has_no_colour(br
         tip = page.locator("#tooltip")
         await expect(tip).to_contain_text(re.compile(r"(3[89]|4[012]) % slower than usual: −8\.[0-9] ± 0\.[0-9] km/h"))
         await expect(tip).to_contain_text(
-            re.compile(r"Usual on Tuesday at 07:00: 2[12]\.\d km/h, which (varied by 0\.\d km/h|did not vary beyond the noise) over 3")
+            re.compile(
+                r"Usual on Tuesday at 07:00: 2[12]\.\d km/h, which (varied by 0\.\d km/h|did not vary beyond the noise) over 3"
+            )
         )
 
 

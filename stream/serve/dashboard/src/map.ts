@@ -228,6 +228,7 @@ export class HexagonMap {
   }
 
   private hexagonLayers(colours: MapColours): LayerSpecification[] {
+    const wide = isLarge() ? 2 : 1;
     const hexagons = { source: 'hexagons', layout: { 'fill-sort-key': ['get', 'resolution'] as ExpressionSpecification } };
     return [
       {
@@ -267,8 +268,8 @@ export class HexagonMap {
         filter: ['all', marked('area'), ['==', ['geometry-type'], 'Point']],
         paint: { 'circle-color': colours.selected, 'circle-radius': 4, 'circle-stroke-color': colours.land, 'circle-stroke-width': 2 },
       },
-      ...outlines('alert', { colour: colours.alert, width: 4 }, { colour: colours.land, width: 7 }),
-      ...outlines('selection', { colour: colours.selected, width: 2.5 }, { colour: colours.land, width: 6 }),
+      ...outlines('alert', { colour: colours.alert, width: 4 * wide }, { colour: colours.land, width: 7 * wide }),
+      ...outlines('selection', { colour: colours.selected, width: 2.5 * wide }, { colour: colours.land, width: 6 * wide }),
     ];
   }
 
