@@ -145,7 +145,14 @@ async function start(): Promise<void> {
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
-  setInterval(() => void reread().then(() => tell(), () => undefined), REREAD);
+  setInterval(() => void again().catch(() => undefined), REREAD);
+}
+
+/** Read anew what there is; the newest window is shown also where a dead connection told nothing of it. */
+async function again(): Promise<void> {
+  await reread();
+  if (view.live) await show(view.windows.at(-1));
+  else tell();
 }
 
 /** Call cells by their places from now on. Without the list they keep their indexes. */
