@@ -142,8 +142,8 @@ Processors = dict[int, float]
 
 async def processors(session: CDPSession) -> Processors:
     """What the processes that are there have taken so far."""
-    found = await session.send("SystemInfo.getProcessInfo")
-    return {process["id"]: 1000 * process["cpuTime"] for process in found["processInfo"]}
+    answer = await session.send("SystemInfo.getProcessInfo")
+    return {process["id"]: 1000 * process["cpuTime"] for process in answer["processInfo"]}
 
 
 def spent(before: Processors, after: Processors) -> float:
@@ -182,6 +182,24 @@ async def open_page(browser: Browser, address: str, newest: str) -> tuple[Page, 
     return page, await page.evaluate(_FIRST)
 
 
+async def open_pages(
+    browser: Browser, session: CDPSession, address: str, repeats: int
+) -> tuple[Page, dict[str, list[float]]]:
+    """Open the page that often; the last one, and milliseconds of each kind, one per repeat."""
+    newest = utc_text(START + (EARLIER - 1) * WEEK)
+    milliseconds: dict[str, list[float]] = {"first": [], "first_processor": []}
+    pages: list[Page] = []
+    for _ in range(repeats):
+        for last in pages[-1:]:
+            await last.close()
+        before = await processors(session)
+        page, first = await open_page(browser, address, newest)
+        milliseconds["first"].append(first)
+        milliseconds["first_processor"].append(spent(before, await processors(session)))
+        pages.append(page)
+    return pages[-1], milliseconds
+
+
 async def pan(page: Page) -> float:
     """Frames per second while the map is dragged for some three seconds."""
     await page.mouse.move(640, 400)
@@ -211,16 +229,8 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
             await publish(kafka.bootstrap, window_of(week, sizes.hexagons))
         async with TestClient(TestServer(make_app(config))) as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-            newest = utc_text(START + (EARLIER - 1) * WEEK)
             session = await browser.new_browser_cdp_session()
-            first: dict[str, list[float]] = {"first": [], "first_processor": []}
-            for repeat in range(sizes.repeats):
-                before = await processors(session)
-                page, milliseconds_of_first = await open_page(browser, str(client.make_url("/")), newest)
-                first["first"].append(milliseconds_of_first)
-                first["first_processor"].append(spent(before, await processors(session)))
-                if repeat + 1 < sizes.repeats:
-                    await page.close()
+            page, first = await open_pages(browser, session, str(client.make_url("/")), sizes.repeats)
             frames = await pan(page)
             await page.evaluate(_LONG_TASKS)
             milliseconds = first | await measure(page, session, kafka.bootstrap, sizes)
