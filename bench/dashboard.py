@@ -57,10 +57,13 @@ _LONG_TASKS = """() => {
 _COUNT_FRAMES = """() => {
   window.frames_drawn = 0;
   window.counting_since = performance.now();
-  const count = () => { window.frames_drawn += 1; requestAnimationFrame(count); };
-  requestAnimationFrame(count);
+  const count = () => { window.frames_drawn += 1; window.next_frame = requestAnimationFrame(count); };
+  window.next_frame = requestAnimationFrame(count);
 }"""
-_FRAMES = "() => window.frames_drawn / (performance.now() - window.counting_since) * 1000"
+_FRAMES = """() => {
+  cancelAnimationFrame(window.next_frame);
+  return window.frames_drawn / (performance.now() - window.counting_since) * 1000;
+}"""
 _FIRST = (
     "() => { const [first] = performance.getEntriesByName('hexveil:update'); return first.startTime + first.duration; }"
 )

@@ -660,7 +660,7 @@ async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
     answers: list[Response] = []
     async with (
         serving(config, window(config, 0), check_basemap(archive)) as client,
-        opened(browser, origin_of(client), color_scheme=colours) as page,
+        opened(browser, origin_of(client), color_scheme=colours, errors=True) as page,
     ):
         page.on("response", lambda answer: answers.append(answer))
         await page.reload()
