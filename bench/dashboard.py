@@ -3,8 +3,9 @@
 Windows of generated cells go through a real broker and the real service to one open page. ``update`` is the time from the
 event of a new window until the map is painted; ``fetch`` the part of it until the values have arrived; ``change`` the time for
 other colours of the same window; ``longest_task`` the longest time in which the page did not react to input; ``first`` the
-time from opening the page, with nothing in its cache, until its first map is painted. ``frames_per_second``: how often the page
-was drawn while a pointer dragged the map.
+time from opening the page, with nothing in its cache, until its first map is painted. ``first_processor`` and
+``update_processor``: the processor time of Chromium meanwhile, which says more where other work shares the machine.
+``frames_per_second``: how often the page was drawn while a pointer dragged the map.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import h3
 import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, CDPSession, Page, async_playwright
 
 from bench.configuration import bench_config
 from bench.progress import shown
@@ -56,10 +57,13 @@ _LONG_TASKS = """() => {
 _COUNT_FRAMES = """() => {
   window.frames_drawn = 0;
   window.counting_since = performance.now();
-  const count = () => { window.frames_drawn += 1; requestAnimationFrame(count); };
-  requestAnimationFrame(count);
+  const count = () => { window.frames_drawn += 1; window.next_frame = requestAnimationFrame(count); };
+  window.next_frame = requestAnimationFrame(count);
 }"""
-_FRAMES = "() => window.frames_drawn / (performance.now() - window.counting_since) * 1000"
+_FRAMES = """() => {
+  cancelAnimationFrame(window.next_frame);
+  return window.frames_drawn / (performance.now() - window.counting_since) * 1000;
+}"""
 _FIRST = (
     "() => { const [first] = performance.getEntriesByName('hexveil:update'); return first.startTime + first.duration; }"
 )
@@ -135,13 +139,31 @@ async def publish(bootstrap: str, messages: list[Message]) -> None:
         await producer.stop()
 
 
-async def measure(page: Page, bootstrap: str, sizes: Sizes) -> dict[str, list[float]]:
+Processors = dict[int, float]
+"""Milliseconds of processor time of each of Chromium's processes."""
+
+
+async def processors(session: CDPSession) -> Processors:
+    """What the processes that are there have taken so far."""
+    answer = await session.send("SystemInfo.getProcessInfo")
+    return {process["id"]: 1000 * process["cpuTime"] for process in answer["processInfo"]}
+
+
+def spent(before: Processors, after: Processors) -> float:
+    """Processor time between the two; processes that ended meanwhile do not count."""
+    return sum(milliseconds - before.get(process, 0.0) for process, milliseconds in after.items())
+
+
+async def measure(page: Page, session: CDPSession, bootstrap: str, sizes: Sizes) -> dict[str, list[float]]:
     """Milliseconds of each kind, one per repeat."""
-    milliseconds: dict[str, list[float]] = {"update": [], "fetch": [], "change": [], "longest_task": []}
+    kinds = ("update", "update_processor", "fetch", "change", "longest_task")
+    milliseconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for week in shown(range(EARLIER, EARLIER + sizes.repeats), "dashboard"):
         await page.evaluate("() => { performance.clearMeasures(); window.longest = 0; }")
+        before = await processors(session)
         await publish(bootstrap, window_of(week, sizes.hexagons))
         await page.wait_for_selector(f'html[data-window="{utc_text(START + week * WEEK)}"]', timeout=120_000)
+        milliseconds["update_processor"].append(spent(before, await processors(session)))
         for choice in ("absolute", "usual"):
             painted = await page.evaluate("document.documentElement.dataset.painted")
             await page.locator(f"input[value={choice}]").check(force=True)
@@ -161,6 +183,24 @@ async def open_page(browser: Browser, address: str, newest: str) -> tuple[Page, 
     await page.goto(address)
     await page.wait_for_selector(f'html[data-window="{newest}"]', timeout=120_000)
     return page, await page.evaluate(_FIRST)
+
+
+async def open_pages(
+    browser: Browser, session: CDPSession, address: str, repeats: int
+) -> tuple[Page, dict[str, list[float]]]:
+    """Open the page that often; the last one, and milliseconds of each kind, one per repeat."""
+    newest = utc_text(START + (EARLIER - 1) * WEEK)
+    milliseconds: dict[str, list[float]] = {"first": [], "first_processor": []}
+    pages: list[Page] = []
+    for _ in range(repeats):
+        for last in pages[-1:]:
+            await last.close()
+        before = await processors(session)
+        page, first = await open_page(browser, address, newest)
+        milliseconds["first"].append(first)
+        milliseconds["first_processor"].append(spent(before, await processors(session)))
+        pages.append(page)
+    return pages[-1], milliseconds
 
 
 async def pan(page: Page) -> float:
@@ -192,16 +232,11 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
             await publish(kafka.bootstrap, window_of(week, sizes.hexagons))
         async with TestClient(TestServer(make_app(config))) as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-            newest = utc_text(START + (EARLIER - 1) * WEEK)
-            first = []
-            for _ in range(sizes.repeats):
-                page, milliseconds_of_first = await open_page(browser, str(client.make_url("/")), newest)
-                first.append(milliseconds_of_first)
-                if len(first) < sizes.repeats:
-                    await page.close()
+            session = await browser.new_browser_cdp_session()
+            page, first = await open_pages(browser, session, str(client.make_url("/")), sizes.repeats)
             frames = await pan(page)
             await page.evaluate(_LONG_TASKS)
-            milliseconds = {"first": first} | await measure(page, kafka.bootstrap, sizes)
+            milliseconds = first | await measure(page, session, kafka.bootstrap, sizes)
             version = browser.version
             await browser.close()
     return {

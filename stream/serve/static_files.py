@@ -112,6 +112,7 @@ class Pages:
         self._usual = usual
         domain = config.feed.domain
         self._settings: dict[str, Any] = {
+            "build": self._assets["index.html"].tag,
             "feed": config.feed.name,
             "derived_speeds": config.feed.derivation,
             "domain": [domain.west, domain.south, domain.east, domain.north],

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -147,19 +147,21 @@ async def fields(page: Page) -> dict[str, str]:
 
 async def place_of(page: Page, cell: str, offset: tuple[float, float] = (0, 0)) -> tuple[float, float]:
     """The pixel at which the centre of a cell is drawn."""
-    x, y = await pixel_of(page, *h3.cell_to_latlng(cell))
+    ((x, y),) = await pixels_of(page, [h3.cell_to_latlng(cell)])
     return x + offset[0], y + offset[1]
 
 
-async def pixel_of(page: Page, place_lat: float, place_lng: float) -> tuple[float, float]:
-    """The pixel at which a place is drawn, computed from the map's position in the page's address."""
+async def pixels_of(page: Page, places: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The pixel at which each place is drawn, computed from the map's position in the page's address."""
     zoom, lat, lng = (float(part) for part in (await fields(page))["at"].split("/"))
     frame = await page.locator("#map").bounding_box()
     assert frame is not None
     size = TILE * 2**zoom
-    x = (place_lng - lng) / 360 * size + frame["x"] + frame["width"] / 2
-    y = (_mercator(lat) - _mercator(place_lat)) / (2 * math.pi) * size + frame["y"] + frame["height"] / 2
-    return x, y
+    left, top = frame["x"] + frame["width"] / 2, frame["y"] + frame["height"] / 2
+    return [
+        ((east - lng) / 360 * size + left, (_mercator(lat) - _mercator(north)) / (2 * math.pi) * size + top)
+        for north, east in places
+    ]
 
 
 def _mercator(lat: float) -> float:

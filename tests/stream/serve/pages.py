@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,17 @@ CARDS = """() => ['controls', 'details'].map((id) => document.getElementById(id)
   .map(({ left, top, right, bottom }) => [left, top, right, bottom])"""
 
 
-async def is_in_sight(page: Page, pixel: tuple[float, float]) -> bool:
-    """Whether it is on the map and under no card."""
-    x, y = pixel
+async def in_sight(page: Page, pixels: Iterable[tuple[float, float]]) -> list[bool]:
+    """Of each whether it is on the map and under no card."""
     frame = await page.locator("#map").bounding_box()
     assert frame is not None
-    on_map = 0 <= x - frame["x"] <= frame["width"] and 0 <= y - frame["y"] <= frame["height"]
     cards = await page.evaluate(CARDS)
-    return on_map and not any(left < x < right and top < y < bottom for left, top, right, bottom in cards)
+    return [
+        0 <= x - frame["x"] <= frame["width"]
+        and 0 <= y - frame["y"] <= frame["height"]
+        and not any(left < x < right and top < y < bottom for left, top, right, bottom in cards)
+        for x, y in pixels
+    ]
 
 
 @asynccontextmanager

@@ -87,7 +87,7 @@ async def compose(page: Page, picture: Picture, busiest: str) -> None:
 def save(picture: bytes, path: Path) -> None:
     """Write it as PNG with a palette."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
-    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ from tests.stream.serve.browser import (
     needs_chromium,
     no_violation,
     opened,
-    pixel_of,
     pixels,
+    pixels_of,
     place_of,
 )
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
 from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
-from tests.stream.serve.pages import is_in_sight
+from tests.stream.serve.pages import in_sight
 from tests.stream.serve.serving import origin_of, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -210,8 +210,8 @@ async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
         for place, corners in ADDRESSES.items():
             async with opened(browser, origin_of(client), place, size=size) as page:
                 await expect(page.locator("#area-mean")).to_contain_text("km/h")
-                seen = [await pixel_of(page, *corner) for corner in corners]
-                assert all([await is_in_sight(page, pixel) for pixel in seen]), (place, seen)
+                seen = await pixels_of(page, corners)
+                assert all(await in_sight(page, seen)), (place, seen)
                 widths.append(max(x for x, _ in seen) - min(x for x, _ in seen))
             at = "11.00/30.3000/-97.9000"
             async with opened(browser, origin_of(client), f"{place.replace('?', '#')}&at={at}", size=size) as page:
@@ -234,9 +234,9 @@ async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until
         await expect(mark).to_have_text(STOP)
         box = await mark.bounding_box()
         assert box is not None
-        pixel = await pixel_of(page, CENTRE[0] + STOP_NORTH, CENTRE[1])
+        (pixel,) = await pixels_of(page, [(CENTRE[0] + STOP_NORTH, CENTRE[1])])
         assert (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) == pytest.approx(pixel, abs=2)
-        assert await is_in_sight(page, pixel)
+        assert await in_sight(page, [pixel]) == [True]
         inside = sorted(h3.grid_disk(h3.cell_to_center_child(BUSY, 10), 6))
         patches = [max(map(min, await pixels(page, cell, 1))) for cell in inside[:: len(inside) // 12]]
         assert sorted(patches)[len(patches) // 2] < 200, "the hexagon is drawn, not the land"

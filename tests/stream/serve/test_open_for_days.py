@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import h3
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from bench.dashboard import window_of
 from stream.config import Config
@@ -22,14 +23,13 @@ from tests.stream.serve.browser import (
     opened,
     paint_count,
     painted,
-    pixel_of,
     pixels,
-    place_of,
+    pixels_of,
     stands_at,
 )
 from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.made_places import city_files
-from tests.stream.serve.pages import is_in_sight, page_of
+from tests.stream.serve.pages import in_sight, page_of
 from tests.stream.serve.serving import origin_of, serving_file
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
@@ -59,8 +59,8 @@ async def test_the_first_view_holds_the_whole_outline_of_every_cell(
     messages = window_of(0, 12)
     cells = [json.loads(message.value)["cell"] for message in messages[:-1]]
     async with page_of(browser, city_config(tmp_path, **{"feed.name": "bench"}), messages, size=size) as (page, _):
-        seen = [await pixel_of(page, *corner) for cell in cells for corner in h3.cell_to_boundary(cell)]
-        assert all([await is_in_sight(page, pixel) for pixel in seen]), seen
+        seen = await pixels_of(page, [corner for cell in cells for corner in h3.cell_to_boundary(cell)])
+        assert all(await in_sight(page, seen)), seen
 
 
 LOSE = """() => new Promise((resolve) => {
@@ -162,7 +162,8 @@ async def test_shapes_of_windows_that_were_left_are_dropped(browser: Browser, tm
         assert max(shapes) == 4 * EACH, shapes
         assert shapes[-1] < 4 * EACH, shapes
         cells = [json.loads(message.value)["cell"] for message in apart(0)[:-1]]
-        seen = [cell for cell in cells if await is_in_sight(page, await place_of(page, cell))]
+        centres = await pixels_of(page, map(h3.cell_to_latlng, cells))
+        seen = [cell for cell, is_seen in zip(cells, await in_sight(page, centres), strict=True) if is_seen]
         colours = {(await pixels(page, cell, 1))[0] for cell in seen[:: len(seen) // 6]}
         assert len(colours) > 2, "the cells of the window on display are drawn"
 
@@ -211,7 +212,7 @@ async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists
             await page.keyboard.press("Enter")
             await expect(page.locator("#details")).to_be_visible()
             await expect(opener).to_be_focused()
-        alert = page.locator(f"#alerts-list button[data-cell='{BUSY}']")
+        alert = page.locator(f"#alerts-list button[data-alert$='{BUSY}']")
         await page.locator("#alerts-button").click()
         await alert.focus()
         for hour, focused in ((2, alert), (1, page.locator("#alerts-button"))):
@@ -220,27 +221,105 @@ async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists
             await expect(focused).to_be_focused()
 
 
-HOURS_MS = 3_600_000
-
-
-async def test_windows_that_the_server_forgot_leave_an_open_page_within_the_hour(
+async def test_the_focus_stays_in_the_table_where_its_pages_are_turned_and_other_windows_come(
     browser: Browser, tmp_path: Path
 ) -> None:
+    config = city_config(tmp_path, **{"feed.name": "bench"})
+    messages = [message for week in (0, 1) for message in window_of(week, 150)]
+    async with page_of(browser, config, messages) as (page, _):
+        await page.locator("#table-button").click()
+        forward, back = page.get_by_role("button", name="Next"), page.get_by_role("button", name="Previous")
+        column = page.locator("#table-scroll thead button").nth(2)
+        row = page.locator("#table-scroll tbody button").first
+        await forward.press("Enter")
+        await expect(back).to_be_focused()
+        await back.press("Enter")
+        await expect(forward).to_be_focused()
+        for focused in (forward, column, row):
+            await focused.focus()
+            before = await paint_count(page)
+            is_newest = await page.locator("#later").is_disabled()
+            await page.evaluate("name => document.getElementById(name).click()", "earlier" if is_newest else "later")
+            await painted(page, before)
+            if focused == row:
+                assert await page.evaluate("document.activeElement.matches('#table-scroll tbody button')")
+            else:
+                await expect(focused).to_be_focused()
+
+
+async def upgraded(route: Route) -> None:
+    answer = await route.fetch()
+    await route.fulfill(response=answer, json=await answer.json() | {"build": "another"})
+
+
+HOURS_MS = 3_600_000
+
+LOCKED = """window.bodies = [];
+const real = Response.prototype.json;
+Response.prototype.json = async function () {
+  const body = await real.call(this);
+  if (this.url.includes('/hexagons')) window.bodies.push(new WeakRef(body));
+  return body;
+};
+window.lock = () => {
+  let asked = 0;
+  const awaited = new Map();
+  window.requestAnimationFrame = (draw) => (awaited.set((asked += 1), draw), asked);
+  window.cancelAnimationFrame = (frame) => awaited.delete(frame);
+};
+window.go_back = async (windows) => {
+  const shown = document.querySelector('#window-text');
+  for (; windows; windows -= 1) {
+    const { textContent } = shown;
+    document.querySelector('#earlier').click();
+    while (shown.textContent === textContent) await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+};"""
+"""Remembers which answers with cells are in memory. ``lock`` ends drawing, as on a screen that is locked."""
+KEPT, MISSED = 12, 16
+"""Windows whose cells a page may hold, and those that are shown while its screen is locked."""
+
+
+async def test_a_locked_screen_holds_no_more_windows_than_one_that_is_looked_at(
+    browser: Browser, config: Config
+) -> None:
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * (1 + MISSED))) as (page, client):
+        await page.context.add_init_script(LOCKED)
+        await page.goto(f"{origin_of(client)}/?again#cell={BUSY}")
+        await expect(page.locator("#details .uplot")).to_have_count(1)
+        await page.evaluate("windows => (window.lock(), window.go_back(windows))", MISSED)
+        await page.request_gc()
+        alive = await page.evaluate("window.bodies.filter((body) => body.deref()).length")
+        assert alive <= KEPT, f"{alive} of {1 + MISSED}"
+
+
+async def test_within_the_hour_an_open_page_drops_windows_that_the_server_forgot_and_becomes_that_of_an_upgraded_server(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """It also shows the newest window, though a connection that is open and dead told it of none."""
     config, releases = of_two_windows(tmp_path)
     async with serving_file(config, releases) as client:
         context = await browser.new_context(reduced_motion="reduce")
         try:
             page = await context.new_page()
             await page.clock.install()
+            await page.route("**/api/v1/stream*", lambda route: None)
             await page.goto(origin_of(client))
             await page.wait_for_selector("html[data-ready]")
             slider = page.locator("#slider")
             await expect(slider).to_have_attribute("max", "1")
+            await expect(page.locator("#slider-first")).to_contain_text("07:00")
             add_third(config, releases)
-            await expect(slider).to_have_attribute("max", "2")
+            while (await client.get("/api/v1/hexagons?window=2017-03-21T14:00:00Z")).status != 200:
+                await asyncio.sleep(0.05)
             await page.clock.fast_forward(HOURS_MS)
-            await expect(slider).to_have_attribute("max", "1")
             await expect(page.locator("#slider-first")).to_contain_text("08:00")
+            await expect(slider).to_have_attribute("max", "1")
+            await expect(page.locator("#window-text")).to_contain_text("09:00–10:00")
+            await page.evaluate("window.isOld = true")
+            await page.route("**/dashboard/settings", upgraded)
+            await page.clock.fast_forward(HOURS_MS)
+            await page.wait_for_function("() => !window.isOld && document.documentElement.dataset.ready === 'true'")
         finally:
             await context.close()
 

@@ -232,4 +232,8 @@ async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_
         await expect(page.locator("#notice")).to_have_text(
             "The scheduled speeds are not available: the server does not answer."
         )
+        await expect(page.locator("#legend")).not_to_contain_text("scheduled")
         await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")
+        await page.unroute("**/scheduled*")
+        await page.get_by_role("radio", name="Against schedule").check()
+        await expect(page.locator("#legend h3")).to_have_text("Compared with the timetable in these hours")

@@ -26,9 +26,10 @@ export function showAlerts(view: View, choose: Choose): void {
   byId('alerts-count').textContent = alerts?.alerts.length ? String(alerts.alerts.length) : '';
   const list = byId('alerts-list');
   const focused = document.activeElement;
-  const cell = focused instanceof HTMLElement && list.contains(focused) ? focused.dataset.cell : undefined;
+  const alert = focused instanceof HTMLElement && list.contains(focused) ? focused.dataset.alert : undefined;
   list.replaceChildren(...(alerts ? alerts.rules.flatMap((rule) => section(view, rule, alerts.alerts, choose)) : [failure(view)]));
-  if (cell) (list.querySelector<HTMLElement>(`[data-cell="${cell}"]`) ?? byId('alerts-button')).focus();
+  const again = [...list.querySelectorAll('button')].find(({ dataset }) => dataset.alert === alert);
+  if (alert) (again ?? byId('alerts-button')).focus();
 }
 
 const failure = (view: View) => make('p', { class: 'quiet' }, say('alerts.failed', { reason: view.alertsFailed }));
@@ -42,7 +43,7 @@ function section(view: View, rule: AlertRule, all: Alert[], choose: Choose): HTM
 }
 
 function item(view: View, alert: Alert, choose: Choose): HTMLElement {
-  const button = make('button', { type: 'button', 'data-cell': alert.cell }, ...cellName(view, alert.cell), ` ${told(alert)} `,
+  const button = make('button', { type: 'button', 'data-alert': `${alert.rule} ${alert.cell}` }, ...cellName(view, alert.cell), ` ${told(alert)} `,
     alert.new && make('span', { class: 'chip' }, say('alerts.new')));
   button.addEventListener('click', () => choose(alert.cell));
   return button;

@@ -158,23 +158,37 @@ function names(ids: string[], colours: MapColours, letters: number): LayerSpecif
   );
 }
 
-/** The served PMTiles archive as a source and layers, with names of that many pixels; an archive of unknown layers is drawn as lines. */
-export async function streets(protocol: Protocol, address: string, colours: MapColours, letters: number): Promise<Ground> {
+/** What is in a PMTiles archive: layers of vectors, or pictures where there are none. */
+export interface Archive {
+  url: string;
+  attribution: string;
+  vectors: string[] | null;
+}
+
+/** The served archive, which is drawn from now on where a source has its address. */
+export async function described(protocol: Protocol, address: string): Promise<Archive> {
   const archive = new PMTiles(address);
   protocol.add(archive);
   const [header, metadata] = [await archive.getHeader(), (await archive.getMetadata()) as Metadata];
-  const attribution = metadata.attribution ? withoutMarkup(metadata.attribution) : '';
-  if (header.tileType !== TileType.Mvt) {
-    const source: SourceSpecification = { type: 'raster', url: `pmtiles://${address}`, tileSize: 256, attribution };
+  return {
+    url: `pmtiles://${address}`,
+    attribution: metadata.attribution ? withoutMarkup(metadata.attribution) : '',
+    vectors: header.tileType === TileType.Mvt ? (metadata.vector_layers ?? []).map((layer) => layer.id) : null,
+  };
+}
+
+/** An archive as a source and layers, with names of that many pixels; unknown layers are drawn as lines. */
+export function streets({ url, attribution, vectors: ids }: Archive, colours: MapColours, letters: number): Ground {
+  if (!ids) {
+    const source: SourceSpecification = { type: 'raster', url, tileSize: 256, attribution };
     return { sources: { streets: source }, layers: [{ id: 'streets', type: 'raster', source: 'streets' }] };
   }
-  const ids = (metadata.vector_layers ?? []).map((layer) => layer.id);
   const known = STREETS.flatMap(({ name, kind, colour }) =>
     ids.filter((id) => name.test(id)).map((id) => ({ id, kind, colour })),
   );
   const drawn = known.length ? known : ids.map((id) => ({ id, kind: 'line' as const, colour: 'road' as const }));
   return {
-    sources: { streets: { type: 'vector', url: `pmtiles://${address}`, attribution } },
+    sources: { streets: { type: 'vector', url, attribution } },
     layers: [...drawn.map(({ id, kind, colour }): LayerSpecification => {
       const common = { id: `streets-${id}`, source: 'streets', 'source-layer': id };
       if (kind === 'line') return { ...common, type: 'line', paint: { 'line-color': colours[colour], 'line-width': WIDTH, 'line-opacity': 0.5 } };

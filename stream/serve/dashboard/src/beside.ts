@@ -31,4 +31,4 @@ export const otherDay = (view: View, { window }: WindowSummary, load: (window: W
 
 /** Scheduled speeds in a window, where the server has a timetable. */
 export const scheduledIn = (view: View, { window }: WindowSummary) =>
-  reading<{ cell: string; value: number }[]>(view.scheduling, [], 'scheduled.failed', () => api.scheduled(view.feed, window.start));
+  reading<{ cell: string; value: number }[] | null>(view.scheduling, null, 'scheduled.failed', () => api.scheduled(view.feed, window.start));

@@ -20,7 +20,7 @@ export function setUpCity(view: View, settings: Settings, redraw: () => void, ta
       const focused = document.activeElement;
       // What was chosen in the list hides it: the focus goes back to the map, or to the button.
       const isLost = focused === document.body || byId('search-body').contains(focused);
-      if (isLost && opener instanceof HTMLElement) opener.focus();
+      if (isLost) (opener instanceof HTMLElement && opener.isConnected ? opener : byId('search-button')).focus();
       return;
     }
     ready ??= import('./search').then(({ setUpSearch }) => setUpSearch(view, targets));

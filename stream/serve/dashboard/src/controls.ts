@@ -58,7 +58,18 @@ export function showControls(view: View, looks: Look[]): void {
   check('kinds', view.shownKind, (name) => name === 'raw' || view.modelled);
   check('units', unit(), () => true);
   byId('controls-title').textContent = say(`${view.statistic}.name`);
+  byId('controls-against').textContent = comparedWith(view);
   byId('legend').replaceChildren(...legend(view, looks));
+}
+
+/** What the colours compare with; of colours that compare with nothing, their unit. */
+function comparedWith(view: View): string {
+  switch (view.scheme) {
+    case 'absolute': return unit();
+    case 'scheduled': return say('legend.against.scheduled');
+    case 'day': return view.otherDay!.other ? view.againstDay() : say('day.none');
+    case 'usual': return view.usually('legend.against');
+  }
 }
 
 /** Offer the local days of the feed's windows, and that of the address. */
@@ -88,9 +99,9 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
 function legend(view: View, looks: Look[]): HTMLElement[] {
   const { scheme } = view;
   const against = scheme !== 'absolute';
-  if (scheme === 'day' && !view.otherDay!.other) return [make('h3', {}, say('day.none')), make('p', { class: 'problem' }, view.againstDay())];
+  const title = make('h3', {}, comparedWith(view));
+  if (scheme === 'day' && !view.otherDay!.other) return [title, make('p', { class: 'problem' }, view.againstDay())];
   const labels = against ? relativeLabels(scheme).map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
-  const title = scheme === 'scheduled' ? say('legend.against.scheduled') : scheme === 'day' ? view.againstDay() : against ? view.usually('legend.against') : unit();
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
@@ -98,7 +109,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   ].filter((item) => item !== false);
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
-    make('h3', {}, title),
+    title,
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say('legend.fainter')),
     against ? note('raw', say('legend.compared')) : note(view.shownKind, say(`legend.${view.shownKind}`)),

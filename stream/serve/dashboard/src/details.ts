@@ -46,13 +46,14 @@ function beside(view: View, { hexagon, usual, then }: Reading): HTMLElement[] {
 
 /** "Scheduled in these hours: 25.1 km/h". */
 function timetabled(view: View, cell: string): HTMLElement[] {
-  const speed = view.scheduled.get(cell);
+  const speed = view.scheduled?.get(cell);
   return speed === undefined ? [] : [make('p', { class: 'quiet' }, say('scheduled.value', { value: decimals(inUnit(speed), 1), unit: unit() }))];
 }
 
-/** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows". */
+/** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows", or did not, as far as noise lets see. */
 function usually(view: View, { value, spread, windows }: UsualValue): string {
-  return view.usually('usual', { value: decimals(inUnit(value), 1), spread: decimals(inUnit(spread), 1), unit: unit(), windows });
+  const varied = say(inUnit(spread) < 0.05 ? 'varied.not' : 'varied', { spread: decimals(inUnit(spread), 1), unit: unit(), windows });
+  return view.usually('usual', { value: decimals(inUnit(value), 1), unit: unit(), varied });
 }
 
 export function cellCard(view: View, cell: string): HTMLElement[] {

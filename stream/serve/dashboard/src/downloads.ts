@@ -18,9 +18,15 @@ const formats = (view: View) => FORMATS.filter(([format]) => format !== 'parquet
 export const links = (view: View, address: (format: string) => string) =>
   make('ul', {}, ...formats(view).map(([format, label]) => make('li', {}, make('a', { href: address(format), download: true }, label))));
 
+/** The range that is being chosen while the menu is open. */
+let chosen: Range | null = null;
+
 export function setUpDownloads(view: View): void {
   const menu = byId<HTMLDetailsElement>('downloads');
-  menu.addEventListener('toggle', () => menu.open && fill(view));
+  menu.addEventListener('toggle', () => {
+    chosen = null;
+    if (menu.open) fill(view);
+  });
   closing(menu);
 }
 
@@ -28,7 +34,11 @@ export function setUpDownloads(view: View): void {
 export function showDownloads(view: View): void {
   const menu = byId<HTMLDetailsElement>('downloads');
   menu.hidden = !view.window;
-  if (menu.open && menu.dataset.window !== shownIn(view)) fill(view);
+  if (!menu.open || menu.dataset.window === shownIn(view)) return;
+  const items = () => [...byId('download-list').querySelectorAll<HTMLElement>('a, select')];
+  const focused = items().findIndex((item) => item === document.activeElement);
+  fill(view);
+  if (focused >= 0) (items()[focused] ?? menu.querySelector('summary')!).focus();
 }
 
 /** The windows that the menu offers one by one. */
@@ -41,8 +51,11 @@ function fill(view: View): void {
   byId('downloads').dataset.window = shownIn(view);
   const files = make('div');
   const update = ({ from, to }: Range) => files.replaceChildren(links(view, (format) => rangeAddress(view.feed, from, to, format)));
-  const ends = { from: view.range.from ?? start, to: view.range.to ?? view.window!.window.end };
-  const fields = rangeFields(view, ends, update);
+  const ends = chosen ?? { from: view.range.from ?? start, to: view.range.to ?? view.window!.window.end };
+  const fields = rangeFields(view, ends, (range) => {
+    chosen = range;
+    update(range);
+  });
   update(ends);
   byId('download-list').replaceChildren(
     make('h2', {}, say('download.this')),

@@ -57,6 +57,8 @@ let areas: Areas;
 let player: Player;
 let linked = true;
 let isKnown = true;
+/** The page that the server had when this one was loaded. */
+let build: string | null = null;
 let arrived: number | null = null;
 let turn = 0;
 let asked: WindowSummary | null = null;
@@ -143,7 +145,14 @@ async function start(): Promise<void> {
   const known = Math.max(0, ...view.windows.map((window) => window.event_id ?? 0));
   api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
-  setInterval(() => void reread().then(() => tell(), () => undefined), REREAD);
+  setInterval(() => void again().catch(() => undefined), REREAD);
+}
+
+/** Read anew what there is; the newest window is shown also where a dead connection told nothing of it. */
+async function again(): Promise<void> {
+  await reread();
+  if (view.live) await show(view.windows.at(-1));
+  else tell();
 }
 
 /** Call cells by their places from now on. Without the list they keep their indexes. */
@@ -170,6 +179,9 @@ async function refresh(): Promise<void> {
 async function reread(): Promise<void> {
   const before = new Set(view.windows);
   const [windows, settings] = await Promise.all([api.windows(view.feed), api.settings()]);
+  build ??= settings.build;
+  // The server was upgraded: parts of this page that were not loaded yet are gone. The address holds the view.
+  if (settings.build !== build && !areas.isDrawing) location.reload();
   isKnown = settings.feeds.includes(view.feed);
   showFeeds(view, settings.feeds);
   view.windows = joined(windows.filter((window) => window.complete), view.windows.filter((window) => !before.has(window)));
@@ -202,9 +214,10 @@ const load = (window: WindowSummary): Promise<WindowCells> => {
   return found;
 };
 
-/** Compare with the same colours for every window that is shown; another day has to be read first. */
+/** Compare with the same colours for every window that is shown; another day, or a timetable that failed, has to be read first. */
 function compareWith(scheme: Scheme): void {
-  if (scheme !== 'day' || !asked) return change(() => (view.chosenScheme = scheme));
+  const isRead = scheme === 'scheduled' ? view.scheduled : scheme !== 'day';
+  if (isRead || !asked) return change(() => (view.chosenScheme = scheme));
   view.chosenScheme = scheme;
   show(asked, true).catch(fail);
 }
@@ -229,7 +242,7 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   view.setWindow(cells, usual);
   view.setOtherDay(other.read.day, other.read.hexagons);
   view.alerts = alerts;
-  view.scheduled = new Map(scheduled.read.map(({ cell, value }) => [cell, value]));
+  view.scheduled = scheduled.read && new Map(scheduled.read.map(({ cell, value }) => [cell, value]));
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
@@ -286,7 +299,7 @@ async function paint(): Promise<void> {
   tell();
   writePlace();
   void map.alert(view.alertingCells());
-  await map.show(looks, view.colours);
+  if (!(await map.show(looks, view.colours))) return;
   announce();
   ready();
 }

@@ -16,7 +16,7 @@ import {
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { LINES, bare, ground, lines, streets, type Ground } from './basemap';
+import { LINES, bare, described, ground, lines, streets, type Archive, type Ground } from './basemap';
 import { make } from './dom';
 import { shapeKey, shapeOf, type Shape } from './hexagons';
 import { isLarge } from './large';
@@ -43,6 +43,9 @@ const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 /** Pixels of names on the map, and of those on a screen on the wall. */
 const LETTERS = 12;
 const LARGE_LETTERS = 20;
+/** Most pixels of the scale, and of that on a screen on the wall. */
+const LONGEST = 100;
+const LARGE_LONGEST = 260;
 /** Cells of fewer pixels have no outline: many of them would be a grid of lines that hides the colours. */
 const LEAST_OUTLINED = 16;
 /** Kilometres across an average cell of resolution 0 (H3), and along the equator on a pixel at zoom 0. */
@@ -102,10 +105,14 @@ export class HexagonMap {
   private isDrawn = false;
   /** The graphics processor is there. While it is not, the map has no style. */
   private restored: Promise<unknown> = Promise.resolve();
-  private below: Ground | null = null;
-  private readonly asked: Promise<Ground> | null = null;
+  /** What is in the archive of streets; null where there is none, or where it could not be read yet. */
+  private archive: Archive | null = null;
+  private asked: Promise<Archive> | null = null;
+  /** What is to be on the screen, and what tells whoever waited for what was there before. */
+  private wanted: { looks: Look[]; colours: string[] } = { looks: [], colours: [] };
+  private giveWay: () => void = () => undefined;
   private readonly protocol = new Protocol();
-  private readonly scale = new ScaleControl({ unit: SCALES[unit()] });
+  private readonly scale = new ScaleControl({ unit: SCALES[unit()], maxWidth: isLarge() ? LARGE_LONGEST : LONGEST });
 
   constructor(
     container: HTMLElement,
@@ -140,8 +147,7 @@ export class HexagonMap {
     this.map.on('webglcontextlost', () => this.comeBack());
     if (settings.basemap) {
       this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
-      this.asked = this.streets();
-      this.asked.catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
+      this.ask();
     }
   }
 
@@ -155,12 +161,13 @@ export class HexagonMap {
   /** A graphics processor that was reset, or that slept, has lost everything. MapLibre builds the style anew, without states. */
   private comeBack(): void {
     const isThere = new Promise((resolve) => this.map.once('webglcontextrestored', resolve));
-    this.restored = isThere.then(() => this.replaced(this.style()));
+    this.restored = isThere.then(() => (this.isDrawn ? this.replaced(this.style()) : undefined));
   }
 
-  private streets(): Promise<Ground> {
-    const address = new URL('dashboard/basemap.pmtiles', document.baseURI).href;
-    return streets(this.protocol, address, MAP_COLOURS[this.theme], isLarge() ? LARGE_LETTERS : LETTERS);
+  /** Read what is in the archive of streets. */
+  private ask(): void {
+    this.asked = described(this.protocol, new URL('dashboard/basemap.pmtiles', document.baseURI).href);
+    this.asked.catch((error: unknown) => console.warn('The basemap cannot be drawn.', error));
   }
 
   /** Draw the ground, unless it is drawn: at once where there is no window yet, else with the first one. */
@@ -171,12 +178,16 @@ export class HexagonMap {
   /** Draw everything for the first time. */
   private async draw(): Promise<void> {
     if (this.isDrawn) return;
-    this.below = await (this.asked ?? Promise.resolve(null)).catch(() => null);
+    this.archive = await (this.asked ?? Promise.resolve(null)).catch(() => null);
     await this.replaced(this.style());
   }
 
+  /** Draw in other colours or letters, also while the server is away. An archive that could not be read is asked for again. */
   private async restyle(): Promise<void> {
-    if (this.settings.basemap) this.below = await this.streets();
+    if (this.settings.basemap && !this.archive) {
+      this.ask();
+      this.archive = await this.asked!.catch(() => null);
+    }
     await this.replaced(this.style());
   }
 
@@ -191,14 +202,14 @@ export class HexagonMap {
   private style(): StyleSpecification {
     const colours = MAP_COLOURS[this.theme];
     const under = ground(this.settings.domain, colours);
-    const streets = this.below?.layers ?? [];
+    const below = this.archive ? streets(this.archive, colours, isLarge() ? LARGE_LETTERS : LETTERS) : NOTHING;
     const network = this.settings.lines ? lines(colours, this.lined) : NOTHING;
     const [hexagons, ...over] = this.hexagonLayers(colours);
     return {
       version: 8,
       sources: {
         ...under.sources,
-        ...this.below?.sources,
+        ...below.sources,
         ...network.sources,
         hexagons: { type: 'geojson', data: { type: 'FeatureCollection', features: this.features }, tolerance: 0.2 },
         marks: { type: 'geojson', data: this.marks() },
@@ -206,17 +217,18 @@ export class HexagonMap {
       // Lines lie on the hexagons, thin and half transparent, and names on everything; areas under them.
       layers: [
         ...under.layers,
-        ...streets.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
+        ...below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
         hexagons!,
-        ...streets.filter((layer) => layer.type === 'line'),
+        ...below.layers.filter((layer) => layer.type === 'line'),
         ...network.layers,
         ...over,
-        ...streets.filter((layer) => layer.type === 'symbol'),
+        ...below.layers.filter((layer) => layer.type === 'symbol'),
       ],
     };
   }
 
   private hexagonLayers(colours: MapColours): LayerSpecification[] {
+    const wide = isLarge() ? 2 : 1;
     const hexagons = { source: 'hexagons', layout: { 'fill-sort-key': ['get', 'resolution'] as ExpressionSpecification } };
     return [
       {
@@ -256,8 +268,8 @@ export class HexagonMap {
         filter: ['all', marked('area'), ['==', ['geometry-type'], 'Point']],
         paint: { 'circle-color': colours.selected, 'circle-radius': 4, 'circle-stroke-color': colours.land, 'circle-stroke-width': 2 },
       },
-      ...outlines('alert', { colour: colours.alert, width: 4 }, { colour: colours.land, width: 7 }),
-      ...outlines('selection', { colour: colours.selected, width: 2.5 }, { colour: colours.land, width: 6 }),
+      ...outlines('alert', { colour: colours.alert, width: 4 * wide }, { colour: colours.land, width: 7 * wide }),
+      ...outlines('selection', { colour: colours.selected, width: 2.5 * wide }, { colour: colours.land, width: 6 * wide }),
     ];
   }
 
@@ -281,25 +293,36 @@ export class HexagonMap {
     await this.inTurn(() => void this.source('marks')?.setData(this.marks()));
   }
 
-  /** Draw a window; resolves once it is on the screen. */
-  async show(looks: Look[], colours: string[]): Promise<void> {
-    await this.inTurn(async () => {
-      if (colours.join() !== this.colours.join()) {
-        this.colours = colours;
-        if (this.isDrawn) this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
-      }
-      const isNew = this.addShapes(looks);
-      const wanted = new Map(looks.map((look) => [this.identifiers.get(shapeKey(look.hexagon))!, look]));
-      const isLess = this.features.length > MOST_HIDDEN + 2 * wanted.size;
-      if (isLess) this.forgetShapes(wanted);
-      if (!this.isDrawn) await this.draw();
-      else if (isNew || isLess) this.source('hexagons')?.setData({ type: 'FeatureCollection', features: this.features });
-      for (const id of this.states.keys()) {
-        const look = wanted.get(id);
-        this.setState(id, look ? { c: look.index, o: look.opacity, h: look.hatched ? 0.8 : 0 } : HIDDEN);
-      }
+  /**
+   * Draw a window. True once it is on the screen; false as soon as another takes its place: nothing is drawn on a screen that
+   * is locked, and what waits for that must not hold every window that comes meanwhile.
+   */
+  show(looks: Look[], colours: string[]): Promise<boolean> {
+    this.wanted = { looks, colours };
+    this.giveWay();
+    return new Promise((resolve, reject) => {
+      this.giveWay = () => resolve(false);
+      this.inTurn(() => this.place()).then(() => this.map.once('idle', () => resolve(true)).triggerRepaint(), reject);
     });
-    await new Promise((resolve) => this.map.once('idle', resolve).triggerRepaint());
+  }
+
+  /** Give the cells the looks that are wanted now. */
+  private async place(): Promise<void> {
+    const { looks, colours } = this.wanted;
+    if (colours.join() !== this.colours.join()) {
+      this.colours = colours;
+      if (this.isDrawn) this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
+    }
+    const isNew = this.addShapes(looks);
+    const wanted = new Map(looks.map((look) => [this.identifiers.get(shapeKey(look.hexagon))!, look]));
+    const isLess = this.features.length > MOST_HIDDEN + 2 * wanted.size;
+    if (isLess) this.forgetShapes(wanted);
+    if (!this.isDrawn) await this.draw();
+    else if (isNew || isLess) this.source('hexagons')?.setData({ type: 'FeatureCollection', features: this.features });
+    for (const id of this.states.keys()) {
+      const look = wanted.get(id);
+      this.setState(id, look ? { c: look.index, o: look.opacity, h: look.hatched ? 0.8 : 0 } : HIDDEN);
+    }
   }
 
   private addShapes(looks: Look[]): boolean {
@@ -408,6 +431,8 @@ export class HexagonMap {
   /** Redraw in another theme, or with letters of another size. */
   async setTheme(theme: Theme): Promise<void> {
     this.theme = theme;
+    this.scale.options.maxWidth = isLarge() ? LARGE_LONGEST : LONGEST;
+    this.setUnit();
     await this.inTurn(() => this.restyle());
     await new Promise((resolve) => this.map.once('idle', resolve));
   }

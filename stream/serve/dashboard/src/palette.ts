@@ -4,8 +4,8 @@ export type Theme = 'light' | 'dark';
 
 export const RD_YL_BU = ['#d7191c', '#fdae61', '#ffffbf', '#abd9e9', '#2c7bb6'];
 
-/** A cell whose difference from usual may be noise: visible on light and on dark land. */
-export const WITHIN_NOISE = '#b4bbc0';
+/** A cell whose difference may be noise: it recedes behind those that differ, and the names on it can be read. */
+export const WITHIN_NOISE: Record<Theme, string> = { light: '#b4bbc0', dark: '#626c74' };
 
 const VIRIDIS = ['#440154', '#482878', '#3e4989', '#31688e', '#26828e', '#1f9e89', '#35b779', '#6ece58', '#b5de2b', '#fde725'];
 
@@ -68,7 +68,7 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     road: '#8a97a1',
     green: '#1b2824',
     built: '#20282e',
-    name: '#cdd5da',
-    waterName: '#8fb8d0',
+    name: '#e8eef2',
+    waterName: '#a9cfe4',
   },
 };

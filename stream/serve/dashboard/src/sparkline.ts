@@ -12,6 +12,8 @@ const KEPT = 7 * 24;
 
 /** The plot that is drawn: uPlot listens to the screen until it is told to end. */
 let drawn: uPlot | null = null;
+/** The frame in which the next one is drawn; on a screen that is locked it does not come. */
+let awaited = 0;
 
 export function sparkline(
   releases: Hexagon[],
@@ -56,7 +58,8 @@ export function sparkline(
     chart.ctx.restore();
   };
   // Drawn once the figure has a width.
-  requestAnimationFrame(() => {
+  cancelAnimationFrame(awaited);
+  awaited = requestAnimationFrame(() => {
     drawn?.destroy();
     drawn = new uPlot(
       {

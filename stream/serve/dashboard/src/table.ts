@@ -54,7 +54,7 @@ export class Table {
     byId('table-panel').hidden = true;
     byId('table-button').setAttribute('aria-expanded', 'false');
     document.body.classList.remove('with-table');
-    (this.opener ?? byId('table-button')).focus();
+    (this.opener?.isConnected ? this.opener : byId('table-button')).focus();
   }
 
   private buttons(): HTMLButtonElement[] {
@@ -90,7 +90,7 @@ export class Table {
     const pages = Math.max(Math.ceil(readings.length / PAGE), 1);
     this.page = Math.min(this.page, pages - 1);
     const rows = readings.slice(this.page * PAGE, (this.page + 1) * PAGE);
-    const focused = (document.activeElement as HTMLElement | null)?.dataset.cell;
+    const refocus = this.focus();
     byId('table-title').textContent = this.view.window
       ? say('table.title', {
           count: readings.length,
@@ -100,7 +100,17 @@ export class Table {
       : say('empty.title');
     byId('table-scroll').replaceChildren(this.table(rows));
     byId('table-pager').replaceChildren(...(pages > 1 ? this.pager(pages) : []));
-    if (focused) this.buttons().find((button) => button.dataset.cell === focused)?.focus();
+    refocus();
+  }
+
+  /** What puts the focus back where it is now, once everything is replaced: to the same cell, column or page button. */
+  private focus(): () => void {
+    const focused = document.activeElement as HTMLElement;
+    const { cell, column, step } = focused.dataset;
+    if (![byId('table-scroll'), byId('table-pager')].some((part) => part !== focused && part.contains(focused))) return () => undefined;
+    const all = () => [...byId('table-panel').querySelectorAll<HTMLButtonElement>('button:enabled')];
+    const isSame = ({ dataset }: HTMLElement) => (cell ? dataset.cell === cell : column ? dataset.column === column : dataset.step === step);
+    return () => (all().find(isSame) ?? all().find(({ dataset }) => step && dataset.step) ?? this.buttons()[0] ?? byId('table-close')).focus();
   }
 
   private table(readings: Reading[]): HTMLTableElement {
@@ -124,13 +134,12 @@ export class Table {
 
   private head(column: Column, label: string): HTMLElement {
     const sorted = column === this.sort;
-    const button = make('button', { type: 'button' }, label, sorted && (this.descending ? ' ▾' : ' ▴'));
+    const button = make('button', { type: 'button', 'data-column': column }, label, sorted && (this.descending ? ' ▾' : ' ▴'));
     button.addEventListener('click', () => {
       this.descending = column === this.sort ? !this.descending : column === 'events' || column === 'users';
       this.sort = column;
       this.page = 0;
       this.render();
-      byId('table-scroll').querySelector<HTMLElement>('th[aria-sort] button')?.focus();
     });
     const order = this.descending ? 'descending' : 'ascending';
     return make('th', { scope: 'col', ...(sorted ? { 'aria-sort': order } : {}) }, button);
@@ -169,7 +178,7 @@ export class Table {
   private pager(pages: number): HTMLElement[] {
     const step = (label: string, by: number) => {
       const target = this.page + by;
-      const button = make('button', { type: 'button', disabled: target < 0 || target >= pages }, label);
+      const button = make('button', { type: 'button', 'data-step': by, disabled: target < 0 || target >= pages }, label);
       button.addEventListener('click', () => {
         this.page = target;
         this.render();

@@ -30,7 +30,7 @@ export const localClock = (time: string, zone: string) => format(zone, CLOCK).fo
 
 const MINUTE = 60_000;
 /** Minutes by which clocks are set back anywhere. */
-const SET_BACK = [30, 60];
+const SET_BACK = [30, 60, 120];
 
 /** Whether the clocks of the zone show this time twice that day. */
 function isTwice(time: string, zone: string): boolean {

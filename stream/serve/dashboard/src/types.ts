@@ -154,6 +154,8 @@ export interface AlertList {
 export type DerivedSpeeds = 'missing' | 'derived';
 
 export interface Settings {
+  /** Which page the server has: it changes when the server is upgraded. */
+  build: string;
   /** Whether the operator has rules for alerts. */
   alerting: boolean;
   /** The feed of the server's configuration, and all that have windows. */

@@ -84,9 +84,9 @@ export class View {
   cells = new Map<string, Hexagon>();
   earlierWindows = 0;
   days: Days = 'any';
-  /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display. */
+  /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display; null where they could not be read. */
   scheduling = false;
-  scheduled = new Map<string, number>();
+  scheduled: Map<string, number> | null = null;
   private usual = new Map<string, UsualCell>();
   private others = new Map<string, Hexagon>();
   private overlaps = overlapping(this.others);
@@ -133,7 +133,7 @@ export class View {
     this.alerts = null;
     this.cells.clear();
     this.usual.clear();
-    this.scheduled.clear();
+    this.scheduled = null;
     this.setOtherDay(null, []);
   }
 
@@ -195,7 +195,7 @@ export class View {
 
   get scheme(): Scheme {
     if (this.chosenScheme === 'day' && this.statistic !== 'spread' && this.otherDay) return 'day';
-    if (this.chosenScheme === 'scheduled' && this.schedulable) return 'scheduled';
+    if (this.chosenScheme === 'scheduled' && this.schedulable && this.scheduled) return 'scheduled';
     return this.comparable && this.chosenScheme !== 'absolute' ? 'usual' : 'absolute';
   }
 
@@ -204,7 +204,7 @@ export class View {
   }
 
   get colours(): string[] {
-    return this.scheme !== 'absolute' ? [...RD_YL_BU, WITHIN_NOISE] : viridis(this.breaks.length + 1, this.theme);
+    return this.scheme !== 'absolute' ? [...RD_YL_BU, WITHIN_NOISE[this.theme]] : viridis(this.breaks.length + 1, this.theme);
   }
 
   read(hexagon: Hexagon): Reading {
@@ -216,7 +216,7 @@ export class View {
     const released = shown(hexagon, this.statistic, 'raw');
     const usual = usualOf(this.usual.get(hexagon.cell), this.statistic);
     const then = released && this.scheme === 'day' ? this.then(hexagon) : null;
-    const scheduled = scheduledOf(this.scheduled.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
+    const scheduled = scheduledOf(this.scheduled?.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
     return { hexagon, now, released, usual, then, scheduled, scheme: this.scheme };
   }
 

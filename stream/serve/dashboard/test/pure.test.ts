@@ -5,7 +5,7 @@ import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { boundsOf, cellAt, overlapping, shapeOf } from '../src/hexagons';
 import { Names } from '../src/names';
-import { MAP_COLOURS, viridis } from '../src/palette';
+import { MAP_COLOURS, WITHIN_NOISE, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
 import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, usualOf, type Reference, type Shown } from '../src/statistics';
@@ -311,6 +311,19 @@ test('the outline of a cell with a sure value has a contrast of 3 with the land 
   }
 });
 
+test('where noise explains a difference, the cell is not what stands out most, and in the dark the names on it can be read', () => {
+  const contrast = (one: number, other: number) => (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+  for (const theme of ['light', 'dark'] as const) {
+    const land = channels(MAP_COLOURS[theme].land);
+    const drawn = (colour: string) => luminance(channels(colour).map((value, at) => opacity(1) * value + (1 - opacity(1)) * land[at]!));
+    const [grey, ...coloured] = [WITHIN_NOISE[theme], '#d7191c', '#2c7bb6'].map((colour) => contrast(drawn(colour), luminance(land)));
+    assert.ok(coloured.every((clear) => clear >= 2.5 && clear >= 0.85 * grey!), `${theme} ${grey} ${coloured}`);
+  }
+  const grey = luminance(channels(WITHIN_NOISE.dark).map((value, at) => opacity(1) * value + (1 - opacity(1)) * channels(MAP_COLOURS.dark.land)[at]!));
+  for (const colour of [MAP_COLOURS.dark.name, MAP_COLOURS.dark.waterName]) assert.ok(contrast(luminance(channels(colour)), grey) >= 3);
+  assert.ok(contrast(grey, luminance(channels(MAP_COLOURS.dark.land))) >= 2.5);
+});
+
 test('times are said in the feed’s zone, or in UTC where no such zone is known', () => {
   assert.equal(when(WINDOW, 'America/Chicago'), 'Tue, 21 Mar 2017, 07:00–08:00');
   assert.equal(hours(WINDOW, '<b>nowhere</b>'), '12:00–13:00');
@@ -326,6 +339,7 @@ test('an hour that the clocks show twice is told apart, and no other is', () => 
   assert.equal(hour('2017-11-05T05:00:00Z', '2017-11-05T06:00:00Z', 'America/Chicago'), '00:00–01:00 GMT-5');
   assert.equal(hour('2017-03-12T07:00:00Z', '2017-03-12T08:00:00Z', 'America/Chicago'), '01:00–03:00');
   assert.match(hour('2025-04-05T14:30:00Z', '2025-04-05T15:30:00Z', 'Australia/Lord_Howe'), /^01:30 GMT\+11–02:00$/);
+  assert.match(hour('2025-10-26T00:00:00Z', '2025-10-26T01:00:00Z', 'Antarctica/Troll'), /^02:00 GMT\+2–01:00 GMT(\+0)?$/);
 });
 
 test('a cell is found at its centre, the finer before the coarser', () => {
