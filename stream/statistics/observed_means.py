@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
-from dpcore.smoothing import AreaMean, Releases
+from dpcore.smoothing import AreaMean, Dynamics, Releases
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -30,17 +30,21 @@ _LEAST_VARIANCE = 1e-12
 """Of a count's noise: a count with less is as good as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
+_OF_USERS = Dynamics(event=(0.1, 0.3))
+"""Where users count and not samples, a mean is one of users, who have many samples each: they scatter less than single events."""
 
 
 @dataclass(frozen=True)
 class ObservedMeans:
     """``releases`` sorted by cell; ``places``: the position of each among the bodies, (C,). ``occupancy``: under "participation"
-    what is known of the users of these cells after the window, None under "values".
+    what is known of the users of these cells after the window, None under "values". ``dynamics``: by which they are smoothed,
+    None: the usual.
     """
 
     releases: Releases
     places: IntArray
     occupancy: Occupancy | None = None
+    dynamics: Dynamics | None = None
 
 
 def observed_means(
@@ -73,7 +77,8 @@ def observed_means(
         covariates = _CROWDING * np.log1p(users.mean)[:, None]
         events = np.maximum(users.mean, 1.0)
         releases = Releases(cells, places, means, scales, events, covariates, normal=True, area=together)
-        return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now))
+        dynamics = None if bodies[0]["weight"] == "sample" else _OF_USERS
+        return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now), dynamics)
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
     events = np.array([body["events"] for body in bodies], dtype=np.float64)

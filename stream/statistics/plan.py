@@ -138,9 +138,8 @@ class Plan(
 
     ``zcdp``: None under pure ε. Otherwise charges are in nρ, ``budget_micro`` is 0 (nothing may be charged in µε) and noise is
     discrete Gaussian. ``mean_epsilon_micro``: µε of one cell's mean; 0 if the mean is allocated. ``weight``: what counts
-    equally under "participation": a sample, a user in a cell, or a user in the window. ``area``: whether the mean of all cells
-    together is released there, too. ``sum_cap``: the most that one user adds
-    to Σx of any cell, in quanta; 0 for no caps. Without ``sum_caps`` it is the cap of every cell. ``withheld``: the window
+    equally under "participation": a sample, a user in a cell, or a user in the window. ``area``: whether the mean of all
+    cells is released there. ``sum_cap``: the most that one user adds to Σx of any cell, in quanta; 0 for no caps. Without ``sum_caps`` it is the cap of every cell. ``withheld``: the window
     could not be planned, so nothing is drawn and nobody is charged; its close marker says so.
     ``max_cells_per_user``, ``max_events_per_user``: limits under which the rows were counted, 0 for none. ``cut_short``: what
     public counts made too costly to try in full, "suppression" or "clipping"; only under "values". ``fix_rules``: rules under
@@ -191,10 +190,8 @@ class Plan(
     @property
     def form(self) -> Form | None:
         """The oldest form whose versions know all set keys: others would draw other noise. None: all versions know them."""
-        if self.area:
-            return 4
-        if self.declares_regions or self.sum_caps_bytes:
-            return 3 if self.declares_regions else 2
+        if self.area or self.declares_regions or self.sum_caps_bytes:
+            return 4 if self.area else 3 if self.declares_regions else 2
         departs = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
         return 1 if departs else None
 

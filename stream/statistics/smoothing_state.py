@@ -123,7 +123,10 @@ def step(
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
     observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper, area)
     releases, places = observed.releases, observed.places
-    state, smoothed = smooth(before, releases, hours=hours, hour_of_day=hour, upper=upper, typical=typical)
+    dynamics = observed.dynamics
+    state, smoothed = smooth(
+        before, releases, hours=hours, hour_of_day=hour, upper=upper, typical=typical, dynamics=dynamics
+    )
     derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
     if shrinking and len(places):
         columns = shrink_releases(releases, upper, shrinkage)
