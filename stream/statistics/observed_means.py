@@ -68,15 +68,7 @@ def observed_means(
     if bodies and bodies[0]["relation"] == NeighbouringRelation.PARTICIPATION:
         past = known[1] if known is not None and np.array_equal(known[0], cells) else None
         now = _counted(bodies, _numbers(bodies))
-        users = users_in(past, now)
-        together = None
-        if area is not None:
-            users = users.adding_up_to(area["users"]["raw"], _noise_variance(area["users"], bodies[0]))
-            together = _area_mean(area, users, bodies[0], level, upper)
-        means, scales = _over_expected_users(bodies, now, users, level, upper)
-        covariates = _CROWDING * np.log1p(users.mean)[:, None]
-        events = np.maximum(users.mean, 1.0)
-        releases = Releases(cells, places, means, scales, events, covariates, normal=True, area=together)
+        releases = _of_expected_users(bodies, (cells, places), now, past, level, upper, area)
         dynamics = None if bodies[0]["weight"] == "sample" else _OF_USERS
         return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now), dynamics)
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
@@ -86,6 +78,26 @@ def observed_means(
     # Vehicles report at regular intervals, so those with more fixes in a cell drive more slowly through it.
     covariates = np.log(events / users)[:, None]
     return ObservedMeans(Releases(cells, places, means, scales, events, covariates), order)
+
+
+def _of_expected_users(
+    bodies: Sequence[dict[str, Any]],
+    at: tuple[npt.NDArray[np.uint64], FloatArray],
+    now: NoisyCounts,
+    past: Occupancy | None,
+    level: float,
+    upper: float,
+    area: dict[str, Any] | None,
+) -> Releases:
+    """The releases of bodies of cells ``at`` (ids, places) under "participation"."""
+    users, together = users_in(past, now), None
+    if area is not None:
+        users = users.adding_up_to(area["users"]["raw"], _noise_variance(area["users"], bodies[0]))
+        together = _area_mean(area, users, bodies[0], level, upper)
+    means, scales = _over_expected_users(bodies, now, users, level, upper)
+    covariates = _CROWDING * np.log1p(users.mean)[:, None]
+    events = np.maximum(users.mean, 1.0)
+    return Releases(*at, means, scales, events, covariates, normal=True, area=together)
 
 
 def _over_expected_users(

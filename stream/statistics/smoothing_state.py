@@ -122,14 +122,19 @@ def step(
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
     observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper, area)
-    releases, places = observed.releases, observed.places
-    dynamics = observed.dynamics
+    places = observed.places
     state, smoothed = smooth(
-        before, releases, hours=hours, hour_of_day=hour, upper=upper, typical=typical, dynamics=dynamics
+        before,
+        observed.releases,
+        hours=hours,
+        hour_of_day=hour,
+        upper=upper,
+        typical=typical,
+        dynamics=observed.dynamics,
     )
     derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
     if shrinking and len(places):
-        columns = shrink_releases(releases, upper, shrinkage)
+        columns = shrink_releases(observed.releases, upper, shrinkage)
         shrinkage = columns.calibration
         derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
     if late:
