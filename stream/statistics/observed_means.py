@@ -30,8 +30,9 @@ _LEAST_VARIANCE = 1e-12
 """Of a count's noise: a count with less is as good as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
-_OF_USERS = Dynamics(event=(0.1, 0.3))
-"""Where users count and not samples, a mean is one of users, who have many samples each: they scatter less than single events."""
+_BESIDE_AREA = Dynamics(event=(0.1, 0.3))
+"""Where the mean of the area is released, every user counts once, with the mean of many samples: it scatters less than one sample.
+Without the area, the usual grid stays, by which intervals of the shipped maps were measured."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def observed_means(
         past = known[1] if known is not None and np.array_equal(known[0], cells) else None
         now = _counted(bodies, _numbers(bodies))
         releases = _of_expected_users(bodies, (cells, places), now, past, level, upper, area)
-        dynamics = None if bodies[0]["weight"] == "sample" else _OF_USERS
+        dynamics = None if area is None else _BESIDE_AREA
         return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now), dynamics)
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
