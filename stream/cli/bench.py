@@ -37,6 +37,7 @@ BENCHMARKS = {
     "split_regret": "how far HTF's cuts are from the best ones",
     "sse": "a thousand event streams on one core",
     "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
+    "weak_signals": "bias and error of smoothed means under participation where noise hides cells, with and without the mean of the area",
     "workers": "processor time per million events when 1, 2 and 4 workers share 16 partitions",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
