@@ -1,6 +1,7 @@
 """The memory of a feed: the state of smoothing over time, and how wide releases show modelled intervals to be.
 
-It is computed from released values alone. A step reads only the bodies of a window's messages, as published. So it
+It is computed from released values alone. A step reads only the bodies of a window's messages and the mean
+of the area in its close marker, as published. So it
 costs no budget under either relation, and every reader of the output topics could compute the same memory. Pure:
 encode, decode, step.
 """
