@@ -1,9 +1,8 @@
 """The memory of a feed: the state of smoothing over time, and how wide releases show modelled intervals to be.
 
-It is computed from released values alone. A step reads only the bodies of a window's messages and the mean
-of the area in its close marker, as published. So it
-costs no budget under either relation, and every reader of the output topics could compute the same memory. Pure:
-encode, decode, step.
+It is computed from released values alone. A step reads only the bodies of a window's messages and the mean of the area in
+its close marker, as published. So it costs no budget under either relation, and every reader of the output topics could
+compute the same memory. Pure: encode, decode, step.
 """
 
 from __future__ import annotations
