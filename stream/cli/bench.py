@@ -25,6 +25,7 @@ BENCHMARKS = {
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
     "papers": "claims of the papers, measured with this implementation (--plot); one part alone: papers.htf, say",
+    "percentile_models": "how well medians under participation could be modelled from means and variances, exact or released",
     "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
     "ratios": "processor time as a multiple of plain work in the same run; fails if it grew by more than 30 %",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
