@@ -93,6 +93,16 @@ def test_removing_a_user_costs_at_most_their_charge_and_planted_bugs_cost_more(
     assert worst[1:].min() > 1
 
 
+def test_a_user_who_cannot_pay_is_absent_from_the_area(tmp_path: Path) -> None:
+    config, rows = with_area(tmp_path), random_rows(3, 100)
+    users = np.unique(rows["user"])
+    without = observe(*planned(config, rows[rows["user"] != users[0]])).integers
+    for left, absent in ((config.privacy.ledger_grant - 1, True), (config.privacy.ledger_grant, False)):
+        budgets = np.full(len(users), config.privacy.ledger_budget)
+        budgets[0] = left
+        assert np.array_equal(observe(*planned(config, rows, budgets)).integers[-2:], without[-2:]) == absent
+
+
 def numbers(config: Config, events: list[Event], noise: Noise, scales: Scales) -> npt.NDArray[np.float64]:
     """Noisy numbers of a town of three cells and of its area, drawn ``N`` times by the shipped functions, (N, 8)."""
     towns = Towns.of_list(planned(config, random_rows(0, 10))[0].cells[:3], 3)
