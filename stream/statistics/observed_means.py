@@ -91,7 +91,8 @@ def _of_expected_users(
     area: dict[str, Any] | None,
 ) -> Releases:
     """The releases of bodies of cells ``at`` (ids, places) under "participation"."""
-    users, together = users_in(past, now), None
+    together = None
+    users = users_in(past, now)
     if area is not None:
         users = users.adding_up_to(area["users"]["raw"], _noise_variance(area["users"], bodies[0]))
         together = _area_mean(area, users, bodies[0], level, upper)
