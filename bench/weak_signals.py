@@ -111,8 +111,8 @@ def _smoothed(
     at = np.searchsorted(plan.cells, counts.cells[listed])
     truth = exact_values(plan, planned.contributions)["mean"][listed]
     events, estimate = counts.by_cell(counts.samples)[listed].astype(float), derived[SMOOTHED]
-    held = (estimate.low[at] <= truth) & (truth <= estimate.high[at])
-    return (estimate.value[at] - truth, events, held), after
+    covered = (estimate.low[at] <= truth) & (truth <= estimate.high[at])
+    return (estimate.value[at] - truth, events, covered), after
 
 
 @dataclass(frozen=True)
@@ -149,23 +149,32 @@ class Truth:
         return min(self._read(epsilon, spread, draws) for spread in SPREADS)
 
     def _read(self, epsilon: float, spread: tuple[float, float], draws: int) -> float:
-        lasting, passing = spread
         day = float((self.events * self.means).sum() / self.events.sum())
-        users = np.maximum(self.users, 1e-6)
-        level = day / UPPER
-        noise_variance = np.square(UPPER / users) * 2 / epsilon**2 * ((1 - level) ** 2 + level**2)
-        own = passing**2 / np.maximum(users, 0.3)
+        level, users = day / UPPER, np.maximum(self.users, 1e-6)
+        variance = np.square(UPPER / users) * 2 / epsilon**2 * ((1 - level) ** 2 + level**2)
         errors = []
         for seed in range(draws):
             noise = np.random.default_rng(seed).laplace(scale=1 / epsilon, size=(2, *users.shape))
             off = UPPER * (self.sums + noise[1] - level * (self.users + noise.sum(axis=0))) / users
-            mean, variance, read = np.zeros(users.shape[1]), np.full(users.shape[1], lasting**2), []
-            for seen, noisy, apart in zip(off, noise_variance, own, strict=True):
-                whole = variance + apart + noisy
-                read.append(day + mean + (variance + apart) / whole * (seen - mean))
-                mean, variance = mean + variance / whole * (seen - mean), variance * (1 - variance / whole)
-            errors.append(self.error(np.clip(read, 0, UPPER)))
+            errors.append(self.error(np.clip(day + filtered(off, variance, users, spread), 0, UPPER)))
         return float(np.mean(errors))
+
+
+def filtered(
+    off: npt.NDArray[np.float64],
+    noise_variance: npt.NDArray[np.float64],
+    users: npt.NDArray[np.float64],
+    spread: tuple[float, float],
+) -> npt.NDArray[np.float64]:
+    """What a Kalman filter of each cell says in each window, from what was seen so far; all (W, C)."""
+    lasting, passing = spread
+    mean, variance, said = np.zeros(off.shape[1]), np.full(off.shape[1], lasting**2), []
+    for seen, noisy, present in zip(off, noise_variance, users, strict=True):
+        now = variance + passing**2 / np.maximum(present, 0.3)
+        said.append(mean + now / (now + noisy) * (seen - mean))
+        gain = variance / (now + noisy)
+        mean, variance = mean + gain * (seen - mean), variance * (1 - gain)
+    return np.array(said)
 
 
 def _exact(planned: PlannedWindow) -> tuple[npt.NDArray[np.float64], ...]:
