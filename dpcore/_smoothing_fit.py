@@ -71,6 +71,47 @@ class Prior:
 
 
 @dataclass(frozen=True)
+class Informing:
+    """The releases that inform the cells under one member of the grid: those of S cells and, if there is one, that of the area.
+
+    ``covariance``: of the mean of each cell with what they observe, (C, S'); ``among``: of what they observe, (S', S');
+    ``trend``: of level and effects with it, (1 + k, S'); ``off``: by how much they differ from what was expected, (S',);
+    ``scales``: of their noise, (S',).
+    """
+
+    covariance: FloatArray
+    among: FloatArray
+    trend: FloatArray
+    off: FloatArray
+    scales: FloatArray
+
+    @classmethod
+    def of(cls, window: Window, prior: Prior, covariance: FloatArray, field: float) -> Informing:
+        """``covariance`` (C, S) with sampling; ``field``: the standard deviation of lasting deviations, a share of U."""
+        releases, seen = window.releases, window.seen
+        trend = window.trend_covariance @ window.design.T
+        off = (releases.means - prior.mean)[seen]
+        cells = cls(covariance, covariance[seen], trend[:, seen], off, releases.scales[seen])
+        if releases.area is None:
+            return cells
+        # The area's mean is the weighted sum of all cells' means. Deviations of cells that do not inform count as unknown.
+        weights = releases.area.weights
+        inside, outside = weights[seen], np.delete(weights, seen)
+        rest = outside @ np.delete(window.design, seen, axis=0)
+        column = covariance @ inside + trend.T @ rest
+        of_trend = cells.trend @ inside + window.trend_covariance @ rest
+        unknown = (outside.sum() * field * window.upper) ** 2
+        own = float(inside @ column[seen] + rest @ of_trend) + unknown
+        return cls(
+            np.column_stack([covariance, column]),
+            np.block([[cells.among, column[seen, None]], [column[None, seen], np.array([[own]])]]),
+            np.column_stack([cells.trend, of_trend]),
+            np.append(off, releases.area.mean - weights @ prior.mean),
+            np.append(cells.scales, releases.area.scale),
+        )
+
+
+@dataclass(frozen=True)
 class Posterior:
     """Mean ``value`` and variance of each cell, (C,); trend and its covariance; what each release says alone, as a Gaussian
     of ``site_precision`` and mean ``site_shift``/``site_precision``, (C,); variance that ``sampling`` its events leaves, (C,).
@@ -137,23 +178,25 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
 
 def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of U)."""
-    releases, seen = window.releases, window.seen
+    releases, seen, S = window.releases, window.seen, len(window.seen)
     sampling = (event * window.upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
     covariance = prior.covariance.copy()
-    covariance[seen, np.arange(len(seen))] += sampling[seen]
+    covariance[seen, np.arange(S)] += sampling[seen]
+    by = Informing.of(window, prior, covariance, max(d.field))
     read = normal_posterior if releases.normal else laplace_posterior
-    sites = read(covariance[seen], (releases.means - prior.mean)[seen], releases.scales[seen])
-    factor = scipy.linalg.cho_factor(covariance[seen] + np.diag(1 / sites.site_precision), lower=True)
+    sites = read(by.among, by.off, by.scales)
+    factor = scipy.linalg.cho_factor(by.among + np.diag(1 / sites.site_precision), lower=True)
     weights = scipy.linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
     precision, shift = unseen_sites(releases, window.upper)
-    precision[seen] = sites.site_precision
-    shift[seen] = sites.site_shift + sites.site_precision * prior.mean[seen]
-    from_trend = (window.trend_covariance @ window.design.T)[:, seen]
+    precision[seen] = sites.site_precision[:S]
+    shift[seen] = sites.site_shift[:S] + sites.site_precision[:S] * prior.mean[seen]
     posterior = Posterior(
-        prior.mean + covariance @ weights,
-        prior.variance + sampling - np.einsum("ij,ji->i", covariance, scipy.linalg.cho_solve(factor, covariance.T)),
-        window.trend + from_trend @ weights,
-        window.trend_covariance - from_trend @ scipy.linalg.cho_solve(factor, from_trend.T),
+        prior.mean + by.covariance @ weights,
+        prior.variance
+        + sampling
+        - np.einsum("ij,ji->i", by.covariance, scipy.linalg.cho_solve(factor, by.covariance.T)),
+        window.trend + by.trend @ weights,
+        window.trend_covariance - by.trend @ scipy.linalg.cho_solve(factor, by.trend.T),
         precision,
         shift,
         sampling,

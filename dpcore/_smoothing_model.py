@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -85,13 +86,23 @@ class SmoothingState:
             raise ParameterError("a state's variances must be above 0")
 
 
+class AreaMean(NamedTuple):
+    """The released ``mean`` of all cells together, in which each has one of the ``weights`` (C,), which sum to 1; the Laplace
+    ``scale`` of noise of the same variance.
+    """
+
+    mean: float
+    scale: float
+    weights: FloatArray
+
+
 @dataclass(frozen=True)
 class Releases:
     """Released means of one window, their Laplace scales (infinite where nothing was released) and numbers of events, (C,).
 
     ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none. ``normal``: whether the
     noise is read as normal, of the variance of its scale; a sum of several Laplace variables over a small count is nearer to that,
-    and the reading is linear, so noise without bias leaves none.
+    and the reading is linear, so noise without bias leaves none. ``area``: a release of all cells together, if there is one.
     """
 
     cells: IdArray
@@ -101,6 +112,7 @@ class Releases:
     events: FloatArray
     covariates: FloatArray
     normal: bool = False
+    area: AreaMean | None = None
 
     def __post_init__(self) -> None:
         C = len(self.cells)
@@ -112,8 +124,20 @@ class Releases:
             raise ParameterError("cells must ascend without repeats, scales be >= 0 and counts >= 1")
         if not (np.all(np.isfinite(self.means[self.known])) and np.all(np.isfinite(self.covariates))):
             raise ParameterError("a released mean is not finite; give unreleased cells an infinite scale")
+        if self.area is not None:
+            _check_area(self.area, C)
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
         """Cells with a release."""
         return np.isfinite(self.scales)
+
+
+def _check_area(area: AreaMean, cells: int) -> None:
+    weights = area.weights
+    if weights.shape != (cells,) or not (np.all(weights >= 0) and np.isclose(weights.sum(), 1.0)):
+        raise ParameterError(
+            f"the mean of the area needs a weight of 0 or more for each of the {cells} cells, 1 in total"
+        )
+    if not (np.isfinite(area.mean) and np.isfinite(area.scale) and area.scale >= 0):
+        raise ParameterError("the mean of the area and its scale must be finite, the scale 0 or more")

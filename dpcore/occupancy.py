@@ -103,6 +103,15 @@ class Users(NamedTuple):
     mean: FloatArray
     variance: FloatArray
 
+    def adding_up_to(self, count: float, variance: float) -> Users:
+        """The same users once a noisy ``count`` of them all is known, whose noise has this ``variance``."""
+        spread = float(self.variance.sum())
+        if spread <= 0:
+            return self
+        gain = spread / (spread + variance)
+        moved = self.mean + self.variance * (gain * (count - self.mean.sum()) / spread)
+        return Users(np.maximum(moved, 0.0), self.variance * (1 - gain * self.variance / spread))
+
 
 def users_in(past: Occupancy | None, now: NoisyCounts) -> Users:
     """Posterior of the number of users in each cell, (C,), from the noisy counts of this window and of the ``past``."""

@@ -2,14 +2,17 @@
 
 To be proved: if all events of one user are removed, the numbers of part p (count and moments of a cell, its users, a level of
 its tree) move in L1 by at most their weight there times :meth:`Participation.sensitivities` of p, over all cells together; so
-they lose at most :meth:`Participation.charges`, which depend on their own data only, as do the cells and samples they give.
+they lose at most :meth:`Participation.charges`, which depend on their own data only, as do the cells and samples they give. The same holds of
+the part of the area, which is the count and mean of all cells together.
 Proof: a sample of weight w adds w to one node of each level, and non-negative numbers of sum w to the polynomials of its cell
 (:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most w. Weights of a user's contribution add up to at most the
-sensitivity, in at most k cells ("share": in all cells together). Discrete Laplace noise of scale b costs L1/b; discrete
+sensitivity, in at most k cells ("share": in all cells together). The area's numbers are sums of such polynomials over all
+samples of all cells. They move in L1 by the sum W of a user's weights, hence in L2 by at most W, not by the root of the sum of
+squares over cells. So the area is offered with "share" only, where W is at most 1. Discrete Laplace noise of scale b costs L1/b; discrete
 Gaussian noise of scale σ costs L2²/(2σ²) in ρ (:mod:`dpcore.accounting`). Parts and cells have independent noise and add up.
 Scales are constants of the configuration, so they reveal nothing, and every cell of a public list is released.
 Tested: over every world of 3 users, 3 windows and 2 cells in ``tests/audit/test_transcript_audit.py``, on samples of the
-shipped path in ``tests/audit/test_participation_audit.py``.
+shipped path in ``tests/audit/test_participation_audit.py``; of the area also in ``tests/stream/statistics/test_area_mean.py``.
 
 Neighbours differ by all events of one user. Integers are in 1/:data:`UNIT`. Source: mechanisms S13, S12.
 """
@@ -28,7 +31,7 @@ from dpcore.bernstein import polynomials
 from dpcore.budget import MICRO
 from dpcore.cdf import bin_edges, bin_tree
 from dpcore.contributions import Contributions, Counts, IdArray, IntArray
-from dpcore.errors import BudgetError
+from dpcore.errors import BudgetError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, split_budget
 from dpcore.noise import Noise
@@ -47,8 +50,9 @@ class Layout:
     """What is released of every cell, in the order of the scales: constants of the configuration.
 
     ``degree``: of the polynomials that hold count, mean and variance. ``users``: whether users are counted apart from
-    their samples. ``tree``: over the bins of the distribution, None without percentiles. ``upper``: U in quanta. Each of
-    them is a part with a noise scale of its own, the tree one per level.
+    their samples. ``tree``: over the bins of the distribution, None without percentiles. ``upper``: U in quanta. ``area``:
+    whether count and mean of all cells together are released, too. Each of them is a part with a noise scale of its own, the
+    tree one per level; the area's is the last. Raises :class:`ParameterError` for an area with a weight other than "share".
     """
 
     degree: int
@@ -57,6 +61,13 @@ class Layout:
     weight: Weight
     upper: int
     bins: int
+    area: bool = False
+
+    def __post_init__(self) -> None:
+        if self.area and self.weight != "share":
+            raise ParameterError(
+                f"weight {self.weight!r} lets one user move the area's mean by more than 1; use 'share'"
+            )
 
     @classmethod
     def of(
@@ -69,14 +80,15 @@ class Layout:
         upper: int,
         bins: int,
         shape: TreeShape = LEAST_ERROR,
+        area: bool = False,
     ) -> Layout:
         """The layout for these statistics of values up to ``upper`` quanta; ``shape`` of the tree over the bins."""
         tree = bin_tree(upper, bins, shape) if percentiles else None
-        return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, bins)
+        return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, bins, area)
 
     @property
     def rows(self) -> IntArray:
-        """Released numbers per cell of each part, shape (parts,)."""
+        """Released numbers per cell of each part but the area, shape (parts,)."""
         nodes = [] if self.tree is None else self.tree.real_nodes()
         return np.array([self.degree + 1] + [1] * self.users + nodes, dtype=np.int64)
 
@@ -87,7 +99,7 @@ class Participation:
 
     ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only where
     ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``. ``shares``:
-    relative shares of polynomials, users and percentiles.
+    relative shares of polynomials, users and percentiles; ``area_share``: of the area, where ``layout`` has it.
     """
 
     layout: Layout
@@ -96,13 +108,14 @@ class Participation:
     grant: int
     gaussian: bool
     shares: tuple[float, float, float]
+    area_share: float = 0.0
 
     @property
     def sensitivities(self) -> IntArray:
         """Most that one full contribution moves each part, in 1/:data:`UNIT`, shape (parts,): in L1, hence also in L2."""
         most = UNIT * (self.samples if self.layout.weight == "sample" else 1)
         levels = 0 if self.layout.tree is None else self.layout.tree.height
-        return np.array([most] + [UNIT] * self.layout.users + [most] * levels, dtype=np.int64)
+        return np.array([most] + [UNIT] * self.layout.users + [most] * (levels + self.layout.area), dtype=np.int64)
 
     def own_choice(self, counts: Counts, listed_cells: IdArray) -> IntArray:
         """Samples kept per pair, shape (P,): of each user the k listed cells with most of their samples, m samples in each.
@@ -141,6 +154,7 @@ class Participation:
             # The variance of a level is ∝ 1/ε², but ∝ 1/ρ: least in total at shares ∝ (n − 1)^(1/3) and (n − 1)^(1/2).
             levels = self.layout.tree.shares() ** (1.5 if self.gaussian else 1.0)
             weights += (percentiles * levels / levels.sum()).tolist()
+        weights += [self.area_share] * self.layout.area
         if self.unit_grant < len(weights):
             raise BudgetError(
                 f"an allowance of {self.grant} {'nρ' if self.gaussian else 'µε'} over "
@@ -171,7 +185,7 @@ class Participation:
         """What each user pays for pairs with ``counts.samples`` kept samples, shape (L,), µε or nρ: by their own data only.
 
         µε: :attr:`unit_grant` for each of their cells, or once with "share". nρ: the exact loss Σ w²/(2σ²) of their weights
-        w, each part's rounded up, for noise on numbers of L2 norm at most w. Never above the grant of a window: with
+        w, in the area (Σ w)²/(2σ²), each part's rounded up, for noise on numbers of L2 norm at most w. Never above the grant of a window: with
         "share" a user's weights add up to 1, otherwise they have at most k cells of at most one full contribution.
         """
         weight = self.layout.weight
@@ -181,10 +195,14 @@ class Participation:
         # Squares in units that fit: of UNIT², or of 1 where a user's weights add up to UNIT.
         unit, of_cell = (1, pair_weights(counts, weight)) if weight == "share" else (UNIT, counts.samples)
         squares = cells if weight == "user" else counts.by_user(np.square(of_cell))
+        moved = [squares] * len(self.sensitivities)
+        if self.layout.users:
+            moved[1] = cells
+        if self.layout.area:
+            moved[-1] = np.square(counts.by_user(of_cell))
         charges = np.zeros(counts.n_users, dtype=np.int64)
-        for part, (t, s) in enumerate(zip(*(column.tolist() for column in self.scales), strict=True)):
-            moved = cells if self.layout.users and part == 1 else squares
-            charges += square_losses(moved, t, s * unit)
+        for squared, t, s in zip(moved, *(column.tolist() for column in self.scales), strict=True):
+            charges += square_losses(squared, t, s * unit)
         return charges
 
 
@@ -224,12 +242,44 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
     return np.array(rows, dtype=np.int64)
 
 
+def area_integers(layout: Layout, kept: Contributions) -> IntArray:
+    """What the noise of the area is added to, in 1/:data:`UNIT`: shape (2,), sums over all cells; never to be shown.
+
+    Values count as they are, whatever the ranges of cells.
+    """
+    check_total(len(kept.values), UNIT)
+    parts = polynomials(kept.values, sample_weights(kept, layout.weight), layout.upper, 1)
+    return np.asarray(parts.sum(axis=1), dtype=np.int64)
+
+
 def draw(
     layout: Layout, exact: IntArray, scales: tuple[IntArray, IntArray], gaussian: bool, noise: Noise
 ) -> FloatArray:
     """The ``exact`` integers (R, C) plus noise of the parts' ``scales``, in one batch; in full weights, shape (R, C)."""
+    t, s = _scales_of_cells(layout, exact, scales)
+    return _noisy(exact, t, s, gaussian, noise)
+
+
+def draw_with_area(
+    layout: Layout, exact: IntArray, area: IntArray, scales: tuple[IntArray, IntArray], gaussian: bool, noise: Noise
+) -> tuple[FloatArray, FloatArray]:
+    """The same and the integers of the ``area``, (2,), plus noise of the last of the ``scales``: shapes (R, C) and (2,)."""
+    t, s = (
+        np.append(of_cells, np.full(len(area), column[-1]))
+        for of_cells, column in zip(_scales_of_cells(layout, exact, scales), scales, strict=True)
+    )
+    noisy = _noisy(np.append(exact, area), t, s, gaussian, noise)
+    return noisy[: exact.size].reshape(exact.shape), noisy[exact.size :]
+
+
+def _scales_of_cells(layout: Layout, exact: IntArray, scales: tuple[IntArray, IntArray]) -> tuple[IntArray, IntArray]:
+    """(t, s) of every number of every cell, (R, C) each."""
     part = np.repeat(np.arange(len(layout.rows)), layout.rows)
     t, s = (np.broadcast_to(column[part][:, None], exact.shape) for column in scales)
+    return t, s
+
+
+def _noisy(exact: IntArray, t: IntArray, s: IntArray, gaussian: bool, noise: Noise) -> FloatArray:
     drawn = discrete_gaussian(noise, t, s) if gaussian else noise.discrete_laplace(t, s)
     return np.asarray((exact + drawn) / UNIT)
 

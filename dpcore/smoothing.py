@@ -3,6 +3,7 @@
 The model: the mean of a cell in a window is the sum of the level of the whole area, the effects of public covariates, the
 cell's lasting deviation, a passing deviation, and what sampling n events leaves. Level and effects are random walks; the
 level also returns to its profile over the day. Deviations are correlated in space. A release adds Laplace noise of known scale.
+A release of all cells together observes the weighted sum of their means.
 
 The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation, which
 fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`); noise of ratios
@@ -20,7 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged, fits_of
-from dpcore._smoothing_model import HOURS_OF_DAY, Dynamics, FloatArray, IdArray, IntArray, Releases, SmoothingState
+from dpcore._smoothing_model import (
+    HOURS_OF_DAY,
+    AreaMean,
+    Dynamics,
+    FloatArray,
+    IdArray,
+    IntArray,
+    Releases,
+    SmoothingState,
+)
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import Observed
 
@@ -30,6 +40,7 @@ __all__ = [
     "MOST_CELLS",
     "MOST_INFORMATIVE",
     "OLDEST_HOURS",
+    "AreaMean",
     "Dynamics",
     "FloatArray",
     "IdArray",

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
     "papers": "claims of the papers, measured with this implementation (--plot); one part alone: papers.htf, say",
+    "percentile_models": "how well medians under participation could be modelled from means and variances, exact or released",
     "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
     "ratios": "processor time as a multiple of plain work in the same run; fails if it grew by more than 30 %",
     "resolution": "accuracy of merged sparse hexagons, on a recorded day",
@@ -37,6 +38,7 @@ BENCHMARKS = {
     "split_regret": "how far HTF's cuts are from the best ones",
     "sse": "a thousand event streams on one core",
     "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
+    "weak_signals": "bias and error of smoothed means under participation where noise hides cells, with and without the mean of the area",
     "workers": "processor time per million events when 1, 2 and 4 workers share 16 partitions",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""

@@ -116,6 +116,23 @@ class Config(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _the_mean_of_the_area_is_smoothed(self) -> Self:
+        settings = self.participation
+        if settings is None or not settings.shares.area:
+            return self
+        needs = {
+            "participation.weight 'share'": settings.weight == "share",
+            "'mean' in speed.statistics": "mean" in self.speed.statistics,
+            "'kalman' in speed.post_processing": "kalman" in self.speed.post_processing,
+        }
+        if missing := [what for what, there in needs.items() if not there]:
+            raise ValueError(
+                f"participation.shares.area {settings.shares.area} needs {' and '.join(missing)}: a user moves the area's mean by "
+                "all their weights, and only smoothing reads it; set that, or area = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _speeds_decide_nothing_public(self) -> Self:
         if self.relation == NeighbouringRelation.VALUES:
             given = [key for key in ("fastest_km_h", "standing_m") if getattr(self.feed.quality, key)]

@@ -136,11 +136,15 @@ class SpeedConfig(Section):
 
 
 class ParticipationShares(Section):
-    """Relative weights by which epsilon, or rho, is divided among the releases; shares are rounded to the ledger's unit."""
+    """Relative weights by which epsilon, or rho, is divided among the releases; shares are rounded to the ledger's unit.
+
+    ``area``: of the mean of all cells together, to which smoothing ties the cells' means; 0: it is not released.
+    """
 
     moments: int = Field(default=4, ge=1, le=1_000_000)
     percentiles: int = Field(default=4, ge=1, le=1_000_000)
     users: int = Field(default=1, ge=1, le=1_000_000)
+    area: int = Field(default=0, ge=0, le=1_000_000)
 
 
 class ParticipationConfig(Section):

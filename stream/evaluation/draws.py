@@ -15,7 +15,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.evaluation.scores import Errors
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import draw, post_process, release_bodies
+from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
 from stream.statistics.plan import CDF, PERCENTS, Columns, Derived, Plan
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_distributions, exact_values
@@ -175,7 +175,7 @@ def _score_participation(
     truth, weight = exact_values(plan, contributions), _events(contributions)[listed]
     columns = draw(plan, contributions, Noise())
     bodies = release_bodies(plan, counts, columns, config)
-    derived, memory = post_process(plan, bodies, config, memory)
+    derived, memory = post_process(plan, bodies, config, memory, area_body(columns))
     released: list[tuple[str, str, Columns | Derived]] = [(name, "released", columns[name]) for name in columns]
     for name, estimator, column in released + [("mean", estimate.method, estimate) for estimate in derived.values()]:
         if name not in truth:

@@ -26,7 +26,7 @@ from stream.statistics.carried_clipping import carry
 from stream.statistics.merging import by_planned_cells, resolutions
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import planned_layout
-from stream.statistics.pipeline import draw, post_process, release_bodies
+from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
 from stream.statistics.plan import Columns, Derived, Plan
 from stream.statistics.smoothing_state import SMOOTHED, Memory
 from stream.statistics.values.draw import exact_values
@@ -191,7 +191,8 @@ def _leading(
     if plan.relation == NeighbouringRelation.VALUES:
         samples = by_planned_cells(plan, samples)
     columns = draw(plan, samples, noise)
-    derived, memory = post_process(plan, release_bodies(plan, samples.counts, columns, config), config, memory)
+    bodies = release_bodies(plan, samples.counts, columns, config)
+    derived, memory = post_process(plan, bodies, config, memory, area_body(columns))
     leading: Columns | Derived = derived.get(SMOOTHED) or derived.get("mean") or columns["mean"]
     return _judged(plan, samples, leading), memory
 

@@ -15,9 +15,9 @@ import h3
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.occupancy import NoisyCounts, Occupancy, users_in
+from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
-from dpcore.smoothing import Releases
+from dpcore.smoothing import AreaMean, Dynamics, Releases
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -30,26 +30,36 @@ _LEAST_VARIANCE = 1e-12
 """Of a count's noise: a count with less is as good as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
+_BESIDE_AREA = Dynamics(event=(0.1, 0.3))
+"""Where the mean of the area is released, every user counts once, with the mean of many samples: it scatters less than one sample.
+Without the area, the usual grid stays, by which intervals of the shipped maps were measured."""
 
 
 @dataclass(frozen=True)
 class ObservedMeans:
     """``releases`` sorted by cell; ``places``: the position of each among the bodies, (C,). ``occupancy``: under "participation"
-    what is known of the users of these cells after the window, None under "values".
+    what is known of the users of these cells after the window, None under "values". ``dynamics``: by which they are smoothed,
+    None: the usual.
     """
 
     releases: Releases
     places: IntArray
     occupancy: Occupancy | None = None
+    dynamics: Dynamics | None = None
 
 
 def observed_means(
-    bodies: Sequence[dict[str, Any]], known: tuple[npt.NDArray[np.uint64], Occupancy] | None, level: float, upper: float
+    bodies: Sequence[dict[str, Any]],
+    known: tuple[npt.NDArray[np.uint64], Occupancy] | None,
+    level: float,
+    upper: float,
+    area: dict[str, Any] | None = None,
 ) -> ObservedMeans:
     """The observations in the ``bodies`` of a window, as published.
 
     ``known``: cells, (K,), and what earlier windows said about their users, at the time of the window; not used if the window has
-    other cells. ``level``: the mean of all cells as earlier windows know it, in the unit of ``upper``, U.
+    other cells. ``level``: the mean of all cells as earlier windows know it, in the unit of ``upper``, U. ``area``: users and mean
+    of all cells together, as the close marker publishes them; only under "participation".
     """
     cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
     order = np.argsort(cells, kind="stable")
@@ -58,10 +68,10 @@ def observed_means(
     places = np.array([h3.cell_to_latlng(body["cell"]) for body in bodies], dtype=np.float64).reshape(-1, 2)
     if bodies and bodies[0]["relation"] == NeighbouringRelation.PARTICIPATION:
         past = known[1] if known is not None and np.array_equal(known[0], cells) else None
-        (means, scales, users), occupancy = _over_expected_users(bodies, past, level, upper)
-        covariates = _CROWDING * np.log1p(users)[:, None]
-        releases = Releases(cells, places, means, scales, np.maximum(users, 1.0), covariates, normal=True)
-        return ObservedMeans(releases, order, occupancy)
+        now = _counted(bodies, _numbers(bodies))
+        releases = _of_expected_users(bodies, (cells, places), now, past, level, upper, area)
+        dynamics = None if area is None else _BESIDE_AREA
+        return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now), dynamics)
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
     events = np.array([body["events"] for body in bodies], dtype=np.float64)
@@ -71,24 +81,62 @@ def observed_means(
     return ObservedMeans(Releases(cells, places, means, scales, events, covariates), order)
 
 
-def _over_expected_users(
-    bodies: Sequence[dict[str, Any]], past: Occupancy | None, level: float, upper: float
-) -> tuple[tuple[FloatArray, FloatArray, FloatArray], Occupancy]:
-    """((Means, scales of Laplace noise of the same variance, users), (C,) each, and the occupancy after the window)."""
-    numbers = 3 if "variance" in bodies[0] else 2
-    now, (lower, width) = _counted(bodies, numbers), _ranges(bodies, upper)
-    counts = now.counts
+def _of_expected_users(
+    bodies: Sequence[dict[str, Any]],
+    at: tuple[npt.NDArray[np.uint64], FloatArray],
+    now: NoisyCounts,
+    past: Occupancy | None,
+    level: float,
+    upper: float,
+    area: dict[str, Any] | None,
+) -> Releases:
+    """The releases of bodies of cells ``at`` (ids, places) under "participation"."""
+    together = None
     users = users_in(past, now)
+    if area is not None:
+        users = users.adding_up_to(area["users"]["raw"], _noise_variance(area["users"], bodies[0]))
+        together = _area_mean(area, users, bodies[0], level, upper)
+    means, scales = _over_expected_users(bodies, now, users, level, upper)
+    covariates = _CROWDING * np.log1p(users.mean)[:, None]
+    events = np.maximum(users.mean, 1.0)
+    return Releases(*at, means, scales, events, covariates, normal=True, area=together)
+
+
+def _over_expected_users(
+    bodies: Sequence[dict[str, Any]], now: NoisyCounts, users: Users, level: float, upper: float
+) -> tuple[FloatArray, FloatArray]:
+    """(Means, scales of Laplace noise of the same variance), (C,) each."""
+    lower, width = _ranges(bodies, upper)
     # The numerator, taken around the middle of the range, where its noise and that of the count are not correlated.
     off_middle = (np.array([body["mean"]["raw"] for body in bodies]) - lower) / width - 0.5
-    numerator = off_middle * np.maximum(counts, 1.0)
+    numerator = off_middle * np.maximum(now.counts, 1.0)
     expected = np.maximum(users.mean, _FEWEST)
     square = np.square((level - lower) / width - 0.5) + np.square(_UNSURE * upper / width)
     # Of polynomials of degree 1 and 2 with noise of variance v each, the half difference of the outer two has v/2.
-    variance = now.variance / numbers / 2 + users.variance * square
+    variance = now.variance / _numbers(bodies) / 2 + users.variance * square
     scales = np.where(users.mean < _FEWEST, np.inf, width * np.sqrt(variance / 2) / expected)
-    means = lower + width * (0.5 + numerator / expected)
-    return (means, scales, users.mean), (past or _nothing(len(counts))).after(now)
+    return lower + width * (0.5 + numerator / expected), scales
+
+
+def _area_mean(area: dict[str, Any], users: Users, body: dict[str, Any], level: float, upper: float) -> AreaMean | None:
+    """What the release of all cells together says about the mean of their expected ``users``; None if none are expected.
+
+    The numerator is taken around the ``level``, so that little depends on how many users the cells have together.
+    """
+    total = float(users.mean.sum())
+    if total < 1:
+        return None
+    count, middle = area["users"]["raw"], level / upper
+    numerator = (area["mean"]["raw"] / upper - 0.5) * max(count, 1.0) + (0.5 - middle) * count
+    each = _noise_variance(area["users"], body) / 2
+    variance = each * ((1 - middle) ** 2 + middle**2) + float(users.variance.sum()) * _UNSURE**2
+    mean, scale = upper * (middle + numerator / total), upper * float(np.sqrt(variance / 2)) / total
+    return AreaMean(mean, scale, users.mean / total)
+
+
+def _numbers(bodies: Sequence[dict[str, Any]]) -> int:
+    """How many noisy numbers each count is the sum of."""
+    return 3 if "variance" in bodies[0] else 2
 
 
 def _counted(bodies: Sequence[dict[str, Any]], numbers: int) -> NoisyCounts:
@@ -96,8 +144,13 @@ def _counted(bodies: Sequence[dict[str, Any]], numbers: int) -> NoisyCounts:
     counted = [body.get("events", body["users"]) for body in bodies]
     counts = np.array([count["raw"] for count in counted], dtype=np.float64)
     normal = bodies[0].get("accounting") == "zcdp"
-    variance = max(counted[0]["scale"] ** 2 * (1 if normal else 2), _LEAST_VARIANCE)
-    return NoisyCounts(counts, variance, np.inf if normal else numbers)
+    return NoisyCounts(counts, _noise_variance(counted[0], bodies[0]), np.inf if normal else numbers)
+
+
+def _noise_variance(count: dict[str, Any], body: dict[str, Any]) -> float:
+    """Variance of the noise of a ``count`` in the window of this ``body``."""
+    normal = body.get("accounting") == "zcdp"
+    return max(float(count["scale"]) ** 2 * (1 if normal else 2), _LEAST_VARIANCE)
 
 
 def _ranges(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[FloatArray, FloatArray]:

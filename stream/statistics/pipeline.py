@@ -30,7 +30,7 @@ from stream.statistics.histograms.histograms import (
     plan_histograms,
 )
 from stream.statistics.merging import excluded
-from stream.statistics.participation.draw import draw_participation
+from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS, draw_participation
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.plan import CDF, DECIMALS, Columns, Derived, Plan
 from stream.statistics.shrinkage import shrinks, too_costly
@@ -130,17 +130,19 @@ def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Co
 
 
 def post_process(
-    plan: Plan, bodies: list[Body], config: Config, memory: Memory | None
+    plan: Plan, bodies: list[Body], config: Config, memory: Memory | None, area: Body | None = None
 ) -> tuple[dict[str, Derived], Memory | None]:
     """Estimates from released values and public facts alone, and the memory after the window; they cost no budget.
 
-    They depend only on ``bodies``, as published, and on ``memory``: see :mod:`stream.statistics.smoothing_state`.
+    They depend only on ``bodies`` and ``area``, as published, and on ``memory``: see :mod:`stream.statistics.smoothing_state`.
     """
     shrinking, upper = shrinks(plan, config), plan.upper_quanta * SPEED_QUANTUM_KMH
     if "kalman" not in config.speed.post_processing or "mean" not in plan.statistics:
         return shrunk(bodies, upper) if shrinking else {}, memory
     zone, typical = config.feed.timezone, _typical(plan, config)
-    after, derived = step(memory, bodies, plan.window, upper=upper, timezone=zone, shrinking=shrinking, typical=typical)
+    after, derived = step(
+        memory, bodies, plan.window, upper=upper, timezone=zone, shrinking=shrinking, typical=typical, area=area
+    )
     return derived, after
 
 
@@ -167,8 +169,8 @@ def compose(
     ``sequence``: position of the window among those committed, from 1.
     """
     bodies = release_bodies(plan, counts, columns, config)
-    before = identity(memory)
-    derived, memory = post_process(plan, bodies, config, memory)
+    before, area = identity(memory), area_body(columns)
+    derived, memory = post_process(plan, bodies, config, memory, area)
     remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
     if remembered and (typical := _typical(plan, config)) is not None:
         remembered["memory"]["typical_km_h"] = typical
@@ -176,7 +178,8 @@ def compose(
         for g, body in enumerate(bodies):
             if body["status"] == "published":
                 body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
-    return _messages(plan, bodies, histograms, config, {"sequence": sequence, **remembered}), memory
+    together = {} if area is None else {"area": area}
+    return _messages(plan, bodies, histograms, config, {**together, "sequence": sequence, **remembered}), memory
 
 
 def compose_withheld(plan: Plan, config: Config, sequence: int) -> list[Message]:
@@ -195,6 +198,13 @@ def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
         "interval": [round(min(max(float(end[g]), 0.0), column.top), decimals) for end in (column.low, column.high)],
         "unit": UNITS[name],
     }
+
+
+def area_body(columns: dict[str, Columns]) -> Body | None:
+    """Users and mean of all cells together, for the close marker; None if they are not released."""
+    if AREA_MEAN not in columns:
+        return None
+    return {"users": _estimate("users", columns[AREA_USERS], 0), "mean": _estimate("mean", columns[AREA_MEAN], 0)}
 
 
 def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:

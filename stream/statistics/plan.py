@@ -47,7 +47,7 @@ CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
 
 
-Form = Literal[1, 2, 3]
+Form = Literal[1, 2, 3, 4]
 """Forms of stored plans. Whoever adds keys that change noise adds a form, which earlier versions refuse to read."""
 
 
@@ -138,8 +138,8 @@ class Plan(
 
     ``zcdp``: None under pure ε. Otherwise charges are in nρ, ``budget_micro`` is 0 (nothing may be charged in µε) and noise is
     discrete Gaussian. ``mean_epsilon_micro``: µε of one cell's mean; 0 if the mean is allocated. ``weight``: what counts
-    equally under "participation": a sample, a user in a cell, or a user in the window. ``sum_cap``: the most that one user adds
-    to Σx of any cell, in quanta; 0 for no caps. Without ``sum_caps`` it is the cap of every cell. ``withheld``: the window
+    equally under "participation": a sample, a user in a cell, or a user in the window. ``area``: whether the mean of all
+    cells is released there. ``sum_cap``: the most that one user adds to Σx of any cell, in quanta; 0 for no caps. Without ``sum_caps`` it is the cap of every cell. ``withheld``: the window
     could not be planned, so nothing is drawn and nobody is charged; its close marker says so.
     ``max_cells_per_user``, ``max_events_per_user``: limits under which the rows were counted, 0 for none. ``cut_short``: what
     public counts made too costly to try in full, "suppression" or "clipping"; only under "values". ``fix_rules``: rules under
@@ -185,12 +185,13 @@ class Plan(
     mean_quantile_percent: int = 10
     cdf_factors: tuple[int, ...] = ()
     cdf_sharing: Sharing = "optimal"
+    area: bool = False
 
     @property
     def form(self) -> Form | None:
         """The oldest form whose versions know all set keys: others would draw other noise. None: all versions know them."""
-        if self.declares_regions or self.sum_caps_bytes:
-            return 3 if self.declares_regions else 2
+        if self.area or self.declares_regions or self.sum_caps_bytes:
+            return 4 if self.area else 3 if self.declares_regions else 2
         departs = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
         return 1 if departs else None
 
@@ -234,7 +235,7 @@ class Plan(
         """Noise scales as flat arrays; under zCDP scales of Gaussians. A numerator of 0 means that no noise is needed.
 
         Under "values": C scales for each of mean and variance, then C·h for the levels of the distribution. Under
-        "participation": one for the polynomials, one for users if they are counted separately, one for each level.
+        "participation": one for the polynomials, one for users if they are counted separately, one for each level, one for the area.
         """
         return LaplaceScales(unpack_integers(self.numerators_bytes), unpack_integers(self.denominators_bytes))
 

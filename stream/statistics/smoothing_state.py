@@ -1,8 +1,8 @@
 """The memory of a feed: the state of smoothing over time, and how wide releases show modelled intervals to be.
 
-It is computed from released values alone. A step reads only the bodies of a window's messages, as published. So it
-costs no budget under either relation, and every reader of the output topics could compute the same memory. Pure:
-encode, decode, step.
+It is computed from released values alone. A step reads only the bodies of a window's messages and the mean of the area in
+its close marker, as published. So it costs no budget under either relation, and every reader of the output topics could
+compute the same memory. Pure: encode, decode, step.
 """
 
 from __future__ import annotations
@@ -107,9 +107,10 @@ def step(
     timezone: str,
     shrinking: bool,
     typical: float | None = None,
+    area: dict[str, Any] | None = None,
 ) -> tuple[Memory | None, dict[str, Derived]]:
-    """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies as published; with
-    ``shrinking`` also the shrunk mean.
+    """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the ``area``'s
+    users and mean as published; with ``shrinking`` also the shrunk mean.
 
     ``upper``: U in km/h. A window that begins before the memory's end is smoothed without the memory and does not change it,
     because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
@@ -120,12 +121,20 @@ def step(
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
-    observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper)
-    releases, places = observed.releases, observed.places
-    state, smoothed = smooth(before, releases, hours=hours, hour_of_day=hour, upper=upper, typical=typical)
+    observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper, area)
+    places = observed.places
+    state, smoothed = smooth(
+        before,
+        observed.releases,
+        hours=hours,
+        hour_of_day=hour,
+        upper=upper,
+        typical=typical,
+        dynamics=observed.dynamics,
+    )
     derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
     if shrinking and len(places):
-        columns = shrink_releases(releases, upper, shrinkage)
+        columns = shrink_releases(observed.releases, upper, shrinkage)
         shrinkage = columns.calibration
         derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
     if late:
@@ -134,16 +143,21 @@ def step(
 
 
 def _observed(
-    bodies: Sequence[dict[str, Any]], memory: Memory | None, hours: float, level: float, upper: float
+    bodies: Sequence[dict[str, Any]],
+    memory: Memory | None,
+    hours: float,
+    level: float,
+    upper: float,
+    area: dict[str, Any] | None,
 ) -> ObservedMeans:
     """What a window says beside the memory before it; ``level``: the mean of all cells if there is no memory."""
     if memory is None:
-        return observed_means(bodies, None, level, upper)
+        return observed_means(bodies, None, level, upper, area)
     known = None
     if memory.counted and hours - memory.hours <= FORGOTTEN_HOURS:
         counted = _occupancy(memory).faded(hours - memory.hours)
         known = np.frombuffer(memory.seen, "<u8").astype(np.uint64), counted
-    return observed_means(bodies, known, float(np.frombuffer(memory.trend, "<f8")[0]), upper)
+    return observed_means(bodies, known, float(np.frombuffer(memory.trend, "<f8")[0]), upper, area)
 
 
 def _derived(method: str, columns: Smoothed | Shrunken, places: npt.NDArray[np.int64], bodies: int) -> Derived:

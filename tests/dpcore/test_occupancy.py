@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpcore.errors import ParameterError
-from dpcore.occupancy import NoisyCounts, Occupancy, users_in
+from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 
 CELLS, SCALE = 300, 4.0
 """Cells of a city, and the scale of the Laplace noise of each of two numbers per cell: ε = 0.25."""
@@ -73,3 +73,13 @@ def test_without_noise_users_are_what_was_counted():
 def test_damaged_knowledge_is_refused(damaged):
     with pytest.raises(ParameterError):
         Occupancy(*damaged)
+
+
+def test_a_count_of_all_users_moves_cells_by_what_is_not_known_of_them_and_an_uncertain_one_does_not() -> None:
+    users = Users(np.array([10.0, 5.0, 0.0]), np.array([4.0, 1.0, 0.0]))
+    assert users.adding_up_to(20.0, 0.0).mean == pytest.approx([14.0, 6.0, 0.0])
+    assert users.adding_up_to(20.0, 1e12).mean == pytest.approx(users.mean)
+    assert users.adding_up_to(20.0, 0.0).variance == pytest.approx([0.8, 0.8, 0.0])
+    assert users.adding_up_to(-100.0, 0.0).mean.min() == 0.0
+    known = Users(np.ones(3), np.zeros(3))
+    assert known.adding_up_to(9.0, 1.0) is known

@@ -12,6 +12,7 @@ from dpcore.errors import ParameterError
 from dpcore.smoothing import (
     MOST_CELLS,
     OLDEST_HOURS,
+    AreaMean,
     Dynamics,
     Releases,
     SmoothingState,
@@ -206,3 +207,50 @@ def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
         covariance[np.ix_(seen, seen)] + np.diag(1 / posterior.site_precision[seen]), observed - mean[seen]
     )
     assert posterior.trend == pytest.approx(past.trend + with_trend @ residual)
+
+
+BUSY = np.repeat([20.0, 2.0], 20)
+"""Users in each of 40 cells."""
+
+
+def weighted_bias(area: AreaMean | None) -> float:
+    """Bias, weighted by users, of the mean of 24 hours: busy cells have 15 km/h, say most and are slow; quiet ones have 35."""
+    rng, state, truth = np.random.default_rng(7), None, np.where(BUSY > 10, 15.0, 35.0)
+    for hour in range(24):
+        scales = 300 / BUSY
+        columns = (truth + rng.laplace(size=40) * scales, scales, BUSY, np.zeros((40, 1)))
+        releases = Releases(CELLS, PLACES, *columns, normal=True, area=area)
+        state, posterior = smooth(state, releases, hours=hour, hour_of_day=hour, upper=UPPER)
+    return float(BUSY @ (posterior.value - truth) / BUSY.sum())
+
+
+def test_a_release_of_the_area_leaves_no_bias_of_the_mean_weighted_by_users():
+    weights = BUSY / BUSY.sum()
+    true = float(weights @ np.where(BUSY > 10, 15.0, 35.0))
+    assert abs(weighted_bias(AreaMean(true, 1.0, weights))) < 0.5
+    assert abs(weighted_bias(None)) > 0.5, "without it, the bias is larger"
+
+
+def test_cells_that_do_not_inform_count_in_the_area(monkeypatch: pytest.MonkeyPatch):
+    """Ten of 40 cells inform the others; the area's exact mean is 50, where cells say nothing."""
+    monkeypatch.setattr("dpcore._smoothing_fit.MOST_INFORMATIVE", 10)
+    area = AreaMean(50.0, 0.0, np.full(40, 1 / 40))
+    columns = (np.full(40, 20.0), np.full(40, 1e4), np.full(40, 5.0), np.zeros((40, 1)))
+    releases = Releases(CELLS, PLACES, *columns, normal=True, area=area)
+    _, posterior = smooth(None, releases, hours=0, hour_of_day=0, upper=UPPER)
+    assert posterior.value.mean() == pytest.approx(50.0, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    "area",
+    [
+        AreaMean(20.0, 1.0, np.full(40, 0.5)),
+        AreaMean(np.nan, 1.0, np.full(40, 1 / 40)),
+        AreaMean(20.0, 1.0, np.ones(1)),
+    ],
+    ids=["weights", "mean", "shape"],
+)
+def test_an_area_that_does_not_fit_its_cells_is_refused(area: AreaMean):
+    columns = (np.full(40, 20.0), np.ones(40), np.ones(40), np.zeros((40, 1)))
+    with pytest.raises(ParameterError, match="area"):
+        Releases(CELLS, PLACES, *columns, area=area)

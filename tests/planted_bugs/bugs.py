@@ -18,6 +18,7 @@ class Bug(NamedTuple):
 
 _VALUES = "tests/audit/test_values_audit.py"
 _THERE = "tests/audit/test_participation_audit.py"
+_AREA = "tests/stream/statistics/test_area_mean.py"
 _LEDGER = "tests/audit/test_ledger_audit.py"
 _HISTORIES = "tests/audit/test_exact_ledger_audit.py"
 _EXACT = "test_what_the_draw_itself"
@@ -209,6 +210,30 @@ PLAN = (
         f"{_EXACT} and 0-pure-sample",
     ),
     Bug(
+        "participation: under zCDP the area is charged as if it were cells",
+        "dpcore/participation.py",
+        "moved[-1] = np.square(counts.by_user(of_cell))",
+        "moved[-1] = squares",
+        _AREA,
+        "removing_a_user",
+    ),
+    Bug(
+        "participation: users who cannot pay count in the area",
+        "stream/statistics/participation/draw.py",
+        "area_integers(layout, contributions.retain(plan.retained))",
+        "area_integers(layout, contributions)",
+        _AREA,
+        "cannot_pay",
+    ),
+    Bug(
+        "participation: the area has half its noise",
+        "dpcore/participation.py",
+        "np.full(len(area), column[-1])",
+        "np.full(len(area), column[-1] if column is scales[0] else 2 * column[-1])",
+        _AREA,
+        "removing_a_user or observer",
+    ),
+    Bug(
         "participation: a partial grant is admitted",
         "stream/statistics/participation/plan.py",
         "pays = charges <= left",
@@ -269,8 +294,8 @@ CHARGE = (
     Bug(
         "zCDP: only the last part is charged",
         "dpcore/participation.py",
-        "charges += square_losses(moved, t, s * unit)",
-        "charges = square_losses(moved, t, s * unit)",
+        "charges += square_losses(squared, t, s * unit)",
+        "charges = square_losses(squared, t, s * unit)",
         _THERE,
         f"{_EXACT} and 0-zcdp-user",
     ),
@@ -754,7 +779,7 @@ SMOOTHING = (
         "smoothing: numerators are divided by noisy counts",
         "stream/statistics/observed_means.py",
         "users = users_in(past, now)",
-        "users = users_in(None, now)._replace(mean=np.maximum(counts, 1.0))",
+        "users = users_in(None, now)._replace(mean=np.maximum(now.counts, 1.0))",
         "tests/stream/statistics/test_low_signal.py",
         "near_the_truth",
     ),

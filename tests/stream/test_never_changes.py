@@ -146,7 +146,7 @@ def test_versions_that_do_not_know_a_key_cannot_read_a_plan_that_sets_it(tmp_pat
     with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
         msgspec.msgpack.decode(encode_plan(plan), type=Plan)
     with pytest.raises(PlanError, match="upgrade this worker"):
-        decode_plan(msgspec.msgpack.encode((4, plan)))
+        decode_plan(msgspec.msgpack.encode((5, plan)))
 
 
 def test_versions_with_one_cap_for_all_cells_cannot_read_a_plan_with_a_cap_for_each(tmp_path: Path) -> None:
@@ -158,6 +158,17 @@ def test_versions_with_one_cap_for_all_cells_cannot_read_a_plan_with_a_cap_for_e
         assert decode_plan(encode_plan(plan)) == plan
         with pytest.raises(msgspec.ValidationError):
             msgspec.msgpack.decode(encode_plan(plan), type=Plan | tuple[Literal[1], Plan])
+
+
+def test_versions_without_the_mean_of_the_area_cannot_read_a_plan_with_it(tmp_path: Path) -> None:
+    """Otherwise they would look for scales of fewer parts, or take the area's for a level's."""
+    plain = empty_plan(
+        riders_config(tmp_path), Window(SLOT, SLOT + 3600), riders_config(tmp_path).slotting.period_of(SLOT), ""
+    )
+    plan = msgspec.structs.replace(plain, area=True)
+    assert decode_plan(encode_plan(plan)) == plan
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(encode_plan(plan), type=Plan | tuple[Literal[1, 2, 3], Plan])
 
 
 def test_a_plan_of_a_version_with_one_cap_keeps_it_for_every_cell(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dpcore.cdf import ONE_SIDED, bin_edges, consistent_cells
 from dpcore.contributions import Contributions
 from dpcore.level_tree import LevelTree
 from dpcore.noise import Noise
-from dpcore.participation import UNIT, PublicCells, draw, integers
+from dpcore.participation import UNIT, PublicCells, area_integers, draw, draw_with_area, integers
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.distributions import share_columns, too_large
@@ -27,6 +27,8 @@ _NO_BOUND = float(2**53)
 _LAPLACE = (ONE_SIDED, 2.61)
 """97.5 % and 98.75 % quantiles of a Laplace variable, in standard deviations; sums of independent ones have smaller quantiles.
 Two intervals with the latter contain both numbers with 95 %."""
+AREA_USERS, AREA_MEAN = "area_users", "area_mean"
+"""Names of the columns, of one row, of the area as a whole."""
 _NORMAL = (1.96, 2.2415)
 """The same for a normal variable."""
 
@@ -44,13 +46,17 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
     """
     check_rows(plan, contributions)
     layout, scales = planned_layout(plan), (plan.scales.numerator, plan.scales.denominator)
-    if len(scales[0]) != len(layout.rows):
+    if len(scales[0]) != (parts := len(layout.rows) + layout.area):
         raise PlanError(
-            f"the plan has {len(scales[0])} noise scales for {len(layout.rows)} parts, so it was stored by another "
+            f"the plan has {len(scales[0])} noise scales for {parts} parts, so it was stored by another "
             "version; release its window with that version"
         )
-    noisy = draw(layout, exact_integers(plan, contributions), scales, plan.zcdp is not None, noise)
-    return columns_of(plan, noisy)
+    exact, gaussian = exact_integers(plan, contributions), plan.zcdp is not None
+    if not layout.area:
+        return columns_of(plan, draw(layout, exact, scales, gaussian, noise))
+    area = area_integers(layout, contributions.retain(plan.retained))
+    noisy, noisy_area = draw_with_area(layout, exact, area, scales, gaussian, noise)
+    return columns_of(plan, noisy) | area_columns(plan, noisy_area)
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,17 @@ def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
     return columns
 
 
+def area_columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
+    """Users and mean of all cells together, columns of one row, from the area's ``noisy`` numbers (2,), in full weights."""
+    law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.zcdp is not None)
+    sums = NoisyPolynomials(noisy[:, None], float(law.deviations[-1]))
+    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    return {
+        AREA_USERS: _count(sums.count, sums.count_deviation, law),
+        AREA_MEAN: _ratio("mean", sums.mean(law.two_sided[0]), upper, upper, law),
+    }
+
+
 def _count(raw: FloatArray, deviation: float, law: _Law) -> Columns:
     raw = np.round(raw, DECIMALS["users"])
     half = law.two_sided[0] * deviation + 0.5 * 10.0 ** -DECIMALS["users"]
@@ -134,7 +151,8 @@ def _distribution(
     """
     listed = nodes.shape[1]
     # Laplace scales with the same standard deviations, on which alone weights and widths of intervals depend.
-    equal = np.tile(law.deviations[-tree.height :] / np.sqrt(2), (listed, 1))
+    first = 1 + planned_layout(plan).users
+    equal = np.tile(law.deviations[first : first + tree.height] / np.sqrt(2), (listed, 1))
     root = sums.count, np.full(listed, sums.count_deviation / np.sqrt(2))
     drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, _levels(tree, nodes), equal)
     upper = plan.upper_quanta * SPEED_QUANTUM_KMH

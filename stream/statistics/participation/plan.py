@@ -33,8 +33,10 @@ from stream.windows import Period, Window
 IntArray = npt.NDArray[np.int64]
 
 
-def layout_of(statistics: tuple[str, ...], weight: Weight, upper: int, bins: int, shape: TreeShape) -> Layout:
-    """The numbers that are released of every cell for the named ``statistics``."""
+def layout_of(
+    statistics: tuple[str, ...], weight: Weight, upper: int, bins: int, shape: TreeShape, area: bool
+) -> Layout:
+    """The numbers that are released of every cell for the named ``statistics``, and of the ``area`` as a whole."""
     return Layout.of(
         mean="mean" in statistics,
         variance="variance" in statistics,
@@ -43,26 +45,28 @@ def layout_of(statistics: tuple[str, ...], weight: Weight, upper: int, bins: int
         upper=upper,
         bins=bins,
         shape=shape,
+        area=area,
     )
 
 
 def planned_layout(plan: Plan) -> Layout:
     """The layout of a stored plan."""
-    return layout_of(plan.statistics, plan.weight, plan.upper_quanta, plan.cdf_bins, plan.cdf_shape)
+    return layout_of(plan.statistics, plan.weight, plan.upper_quanta, plan.cdf_bins, plan.cdf_shape, plan.area)
 
 
 def participation_of(config: Config) -> Participation:
     """The rules by which users contribute, from the configuration."""
     settings, speed = config.participation, config.speed
     assert settings is not None, "the configuration has the section under this relation"
-    shares = settings.shares
+    shares, bins, shape = settings.shares, speed.cdf_bins, speed.cdf_shape
     return Participation(
-        layout_of(speed.statistics, settings.weight, speed.upper_quanta, speed.cdf_bins, speed.cdf_shape),
+        layout_of(speed.statistics, settings.weight, speed.upper_quanta, bins, shape, shares.area > 0),
         cells=settings.cells_per_user,
         samples=settings.samples_per_cell,
         grant=config.privacy.ledger_grant,
         gaussian=config.privacy.accounting == "zcdp",
         shares=(float(shares.moments), float(shares.users), float(shares.percentiles)),
+        area_share=float(shares.area),
     )
 
 
@@ -87,6 +91,7 @@ def plan_participation(
     return msgspec.structs.replace(
         empty_plan(config, window, period, generation),
         weight=terms.layout.weight,
+        area=terms.layout.area,
         counts_digest=counts_digest(counts),
         cells_bytes=pack_ids(cells),
         users_bytes=pack_ids(counts.users),

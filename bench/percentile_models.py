@@ -1,0 +1,135 @@
+"""How well any smooth model of a cell's median can do that is fed by moments, under "participation". NOT PRIVATE.
+
+A model computes p50 of each cell from its mean, or from mean and variance. Here the model is the best one in hindsight: a
+combination of powers of these moments is fitted to the true medians of the same cells, by least absolute errors weighted by
+events. No model of this form that knows less does better on that day. It is fed exact moments, or released ones. Beside
+it stand the medians that are released today, for a third of ε each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.cities import KINDS, rows_of
+from bench.defaults import CITY_SEED, path_of
+from bench.hourly import hourly_config
+from bench.progress import shown
+from bench.recordings import absent, recordings
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.evaluation.evaluate import PlannedWindow, planned_windows
+from stream.evaluation.tuning import Recording
+from stream.ingestion.pseudonyms import KEY_BYTES
+from stream.offline import read_recording
+from stream.statistics.carried_clipping import carry
+from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
+from stream.statistics.smoothing_state import SMOOTHED, Memory
+from stream.statistics.values.draw import exact_values
+
+DAYS = ("2017-03-21", "2016-11-26")
+DRAWS = 2
+MOMENTS, ALL = ("mean", "variance"), ("mean", "variance", "p50")
+"""Statistics that share ε: without a distribution, and with it."""
+_ROUNDS = 40
+"""Rounds of reweighted least squares, which end in least absolute errors."""
+_LEAST_OFF = 0.2
+FloatArray = npt.NDArray[np.float64]
+
+
+def config_of(statistics: tuple[str, ...], folder: Path) -> Config:
+    """Hourly riders at resolution 6; the user key, in ``folder``, is always the same."""
+    key = folder / "key"
+    if not key.exists():
+        key.write_bytes(bytes(KEY_BYTES))
+        key.chmod(0o600)
+    settings = {"privacy.user_key_file": str(key), "privacy.budget": 48.0, "speed.statistics": statistics}
+    return hourly_config("riders", **settings)
+
+
+def windows_of(feed: str, config: Config) -> list[PlannedWindow]:
+    """The planned windows of a generated city or a recorded day."""
+    if feed in KINDS:
+        rows = rows_of(feed, CITY_SEED)
+    else:
+        rows = read_recording(config, recordings() / path_of(feed), "capmetro")[0]
+    return list(planned_windows(config, Recording(rows).windows(config)))
+
+
+def powers(mean: FloatArray, variance: FloatArray | None) -> FloatArray:
+    """What a model combines, (n, 3) from means or (n, 6) with variances."""
+    of_mean = [np.ones(len(mean)), mean, mean**2]
+    if variance is None:
+        return np.column_stack(of_mean)
+    return np.column_stack([*of_mean, variance, np.sqrt(variance), variance / np.maximum(mean, 2.0)])
+
+
+def best_error(inputs: FloatArray, truth: FloatArray, weight: FloatArray) -> float:
+    """Mean absolute error, by ``weight`` (n,), of the combination of ``inputs`` (n, d) that is nearest to ``truth`` (n,)."""
+    share = weight / weight.sum()
+    off = np.ones(len(truth))
+    for _ in range(_ROUNDS):
+        root = np.sqrt(share / np.maximum(np.abs(off), _LEAST_OFF))
+        combination = np.linalg.lstsq(inputs * root[:, None], truth * root, rcond=None)[0]
+        off = inputs @ combination - truth
+    return round(float(share @ np.abs(off)), 2)
+
+
+def released(planned: list[PlannedWindow], config: Config, draws: int) -> dict[str, FloatArray]:
+    """Smoothed mean, variance and, where it is released, p50 of the visited cells, (n,) each, of all windows and draws."""
+    memories: list[Memory | None] = [None] * draws
+    parts: list[dict[str, FloatArray]] = []
+    for each in planned:
+        counts = each.contributions.counts
+        for number, memory in enumerate(memories):
+            plan = carry(each.plan, memory, config)
+            noise = Noise(np.random.default_rng([number, plan.window.start]).bytes)
+            columns = draw(plan, each.contributions, noise)
+            bodies = release_bodies(plan, counts, columns, config)
+            derived, memories[number] = post_process(plan, bodies, config, memory, area_body(columns))
+            at = np.searchsorted(plan.cells, counts.cells[np.isin(counts.cells, plan.cells)])
+            names = [name for name in ("variance", "p50") if name in columns]
+            parts.append({"mean": derived[SMOOTHED].value[at]} | {name: columns[name].value[at] for name in names})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def exact(planned: list[PlannedWindow], draws: int) -> dict[str, FloatArray]:
+    """Events and exact statistics of the visited cells, each window ``draws`` times."""
+    parts = []
+    for each in planned:
+        counts = each.contributions.counts
+        listed = np.isin(counts.cells, each.plan.cells)
+        columns = {name: column[listed] for name, column in exact_values(each.plan, each.contributions).items()}
+        parts += [columns | {"events": counts.by_cell(counts.samples)[listed].astype(np.float64)}] * draws
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def measured(feed: str, draws: int) -> dict[str, Any]:
+    """Errors of p50 on one day, in km/h."""
+    with tempfile.TemporaryDirectory() as folder:
+        moments, everything = (config_of(statistics, Path(folder)) for statistics in (MOMENTS, ALL))
+        planned, with_median = windows_of(feed, moments), windows_of(feed, everything)
+    true = exact(with_median, draws)
+    noisy, today = released(planned, moments, draws), released(with_median, everything, draws)
+    truth, weight = true["p50"], true["events"]
+    share = weight / weight.sum()
+    return {
+        "feed": feed,
+        "released_km_h": round(float(share @ np.abs(today["p50"] - truth)), 2),
+        "exact_mean_km_h": best_error(powers(true["mean"], None), truth, weight),
+        "exact_mean_variance_km_h": best_error(powers(true["mean"], true["variance"]), truth, weight),
+        "released_mean_km_h": best_error(powers(noisy["mean"], None), truth, weight),
+        "released_mean_variance_km_h": best_error(powers(noisy["mean"], noisy["variance"]), truth, weight),
+    }
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Errors of the median of every day."""
+    feeds, draws = (("dense and slow",), 1) if quick else (DAYS, DRAWS)
+    if missing := absent(*(path_of(feed) for feed in feeds if feed[0].isdigit())):
+        return {"skipped": missing}
+    return {"draws": draws, "days": [measured(feed, draws) for feed in shown(feeds, "percentile models")]}
