@@ -10,8 +10,7 @@ The rule for reading space as empty was chosen on :data:`EVEN` grids, which have
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -20,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.progress import shown
-from bench.recordings import absent, recordings
+from bench.recordings import absent
 from bench.spatial import SANITY
+from bench.spatial_grids import ALIKE, DAYS, EVEN, HELD_OUT, NESTED, TUNING, UNSEEN, Counts, Grids, path_of
 from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
@@ -43,8 +43,8 @@ from dpcore.spatial import _mixture as mixture
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 
-Counts = npt.NDArray[np.int64]
 EPSILONS = (100_000, 1_000_000)
+CHOICE_EPSILONS = (50_000, 200_000, 1_000_000, 4_000_000)
 SWEPT: dict[str, tuple[Any, ...]] = {
     "ZERO_ADVANTAGE": (0.5, 0.6, 0.75, 0.9, 1.0),
     "ZERO_PSEUDO_COUNT": (0.05, 1.0, 5.0, 20.0),
@@ -77,202 +77,6 @@ class Sizes:
 
 FULL = Sizes(grids=None, values=None, epsilons=2, trials=2, choices=4)
 QUICK = Sizes(grids=1, values=1, epsilons=1, trials=1, choices=1)
-
-
-def path_of(day: str) -> str:
-    """File of a recorded day."""
-    return f"capmetro/{day}.csv.gz"
-
-
-def bus_fixes(cells: int, *days: str) -> Counts:
-    """Bus positions of whole days on ``cells`` × ``cells`` over Austin."""
-    counts = np.zeros((cells, cells), dtype=np.int64)
-    domain = Domain(30.10, -98.00, 30.60, -97.45, cells, cells)
-    for day in days:
-        with gzip.open(recordings() / path_of(day), "rt", encoding="utf-8") as lines:
-            header = next(lines).strip().split(",")
-            at = [header.index(name) for name in ("latitude", "longitude")]
-            rows = [[parts[i] for i in at] for parts in (line.split(",") for line in lines) if len(parts) > max(at)]
-        points = np.array([row for row in rows if all(row)], dtype=np.float64)
-        counts += domain.count(points).counts
-    return counts
-
-
-def counted(points: npt.NDArray[np.float64], cells: int = 256) -> Counts:
-    """Counts of points in the unit square; what falls outside is left out."""
-    return Domain(0, 0, 1, 1, cells, cells).count(points).counts
-
-
-def clusters(seed: int, points: int, number: int, width: float, tail: float) -> Counts:
-    """Gaussian clusters of Pareto sizes in a part of the box."""
-    rng = np.random.default_rng(seed)
-    weight = rng.pareto(tail, number) + 0.01
-    centre = rng.random((number, 2)) * 0.4 + rng.random(2) * 0.4 + 0.1
-    spread = 0.5 * width * rng.lognormal(0, 0.7, (number, 1))
-    which = rng.choice(number, points, p=weight / weight.sum())
-    return counted(centre[which] + rng.normal(0, 1, (points, 2)) * spread[which])
-
-
-def roads(seed: int, points: int, lines: int, tail: float) -> Counts:
-    """Points along bent lines out of four hubs, traffic of Pareto sizes."""
-    rng = np.random.default_rng(seed)
-    weight = rng.pareto(tail, lines) + 0.02
-    hub = rng.random((4, 2)) * 0.25 + rng.random(2) * 0.5 + 0.1
-    parts = []
-    for share in weight / weight.sum():
-        m = int(share * points)
-        start, turn, angle = hub[rng.integers(4)] + rng.normal(0, 0.08, 2), rng.normal(0, 0.4), rng.random() * 2 * np.pi
-        along = (rng.random() * 0.25 + 0.05) * rng.beta(1, 1.6, m)
-        direction = np.column_stack([np.cos(angle + turn * along), np.sin(angle + turn * along)])
-        parts.append(start + along[:, None] * direction + rng.normal(0, 0.0015, (m, 2)))
-    return counted(np.concatenate(parts))
-
-
-def spots(seed: int, points: int, cells: int, sigma: float, number: int) -> Counts:
-    """Few cells with log-normal counts, gathered around centres; all others empty."""
-    rng = np.random.default_rng(seed)
-    centre = rng.random((number, 2)) * 0.5 + rng.random(2) * 0.4
-    spread = 0.03 * rng.lognormal(0, 0.8, (number, 1))
-    weight = rng.pareto(1.0, number) + 0.05
-    which = rng.choice(number, cells, p=weight / weight.sum())
-    at = np.clip(np.floor((centre[which] + rng.normal(0, 1, (cells, 2)) * spread[which]) * 256), 0, 255).astype(int)
-    size = rng.lognormal(0, sigma, cells)
-    counts = np.zeros((256, 256), dtype=np.int64)
-    np.add.at(counts, tuple(at.T), rng.poisson(size * points / size.sum()))
-    return counts
-
-
-def hills(seed: int, points: int, width: float) -> Counts:
-    """A few wide Gaussian hills that cover much of the box."""
-    rng = np.random.default_rng(seed)
-    number = rng.integers(2, 6)
-    centre, share = rng.random((number, 2)) * 0.6 + 0.2, rng.dirichlet(np.ones(number))
-    which = rng.choice(number, points, p=share)
-    spread = width * (0.5 + rng.random(number))[which, None]
-    return counted(centre[which] + rng.standard_normal((points, 2)) * spread)
-
-
-def terraces(seed: int, points: int, steps: int, contrast: float) -> Counts:
-    """Nested rectangles, each ``contrast`` times as dense as the one around it, even inside."""
-    rng = np.random.default_rng(seed)
-    low, high = np.zeros(2), np.ones(2)
-    parts, weight = [], contrast ** np.arange(steps)
-    for share in weight / weight.sum():
-        parts.append(low + rng.random((round(share * points), 2)) * (high - low))
-        cut = rng.random((2, 2)) * 0.25 * (high - low)
-        low, high = low + cut[0], high - cut[1]
-    return counted(np.concatenate(parts))
-
-
-def rings(seed: int, points: int, number: int, width: float) -> Counts:
-    """Ring roads of random radius and traffic around one middle."""
-    rng = np.random.default_rng(seed)
-    middle, radius = rng.random(2) * 0.3 + 0.35, rng.random(number) * 0.4 + 0.03
-    which, angle = rng.choice(number, points, p=rng.dirichlet(np.ones(number))), rng.random(points) * 2 * np.pi
-    along = np.column_stack([np.cos(angle), np.sin(angle)]) * radius[which, None]
-    return counted(middle + along + rng.normal(0, width, (points, 2)))
-
-
-def ridges(seed: int, points: int, number: int, width: float) -> Counts:
-    """Parallel stripes across the box, each even along its length, over a thin even ground of a tenth of the points."""
-    rng = np.random.default_rng(seed)
-    ground = rng.random((points // 10, 2))
-    angle, at = rng.random() * np.pi, rng.random(number) * 1.2 - 0.6
-    which = rng.choice(number, points - len(ground), p=rng.dirichlet(np.ones(number)))
-    along, across = rng.random(len(which)) * 1.6 - 0.8, at[which] + rng.normal(0, width, len(which))
-    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    return counted(np.concatenate([ground, np.column_stack([along, across]) @ turn + 0.5]))
-
-
-def core(seed: int, points: int, scale: float) -> Counts:
-    """A dense core from which density falls exponentially with distance."""
-    rng = np.random.default_rng(seed)
-    distance, angle = rng.gamma(2.0, scale, points), rng.random(points) * 2 * np.pi
-    middle = rng.random(2) * 0.4 + 0.3
-    return counted(middle + distance[:, None] * np.column_stack([np.cos(angle), np.sin(angle)]))
-
-
-def districts(seed: int, points: int, per_axis: int, contrast: float) -> Counts:
-    """A checkerboard of districts, even inside, every other ``contrast`` times as dense."""
-    rng = np.random.default_rng(seed)
-    weight = np.where(np.indices((per_axis, per_axis)).sum(axis=0) % 2, contrast, 1.0).ravel()
-    which = rng.choice(per_axis**2, points, p=weight / weight.sum())
-    corner = np.column_stack([which // per_axis, which % per_axis])
-    return counted((corner + rng.random((points, 2))) / per_axis)
-
-
-def fractal(seed: int, points: int, spread: float) -> Counts:
-    """Points shared out among quarters of quarters down to cells, log-normally at every scale."""
-    rng, weight = np.random.default_rng(seed), np.ones((1, 1))
-    while len(weight) < 256:
-        weight = np.kron(weight, np.ones((2, 2)))
-        weight *= rng.lognormal(0, spread, weight.shape)
-    return rng.multinomial(points, (weight / weight.sum()).ravel()).reshape(weight.shape).astype(np.int64)
-
-
-def even(seed: int, points: int) -> Counts:
-    """Points anywhere."""
-    return counted(np.random.default_rng(seed).random((points, 2)))
-
-
-TUNING: dict[str, Callable[[], Counts]] = {
-    "bus day": lambda: bus_fixes(256, "2017-03-16"),
-    "bus autumn, coarse": lambda: bus_fixes(128, "2016-11-24", "2016-11-25"),
-    "clusters 4M": lambda: clusters(1, 4_000_000, 40, 0.02, 1.2),
-    "clusters 500k": lambda: clusters(2, 500_000, 15, 0.012, 0.9),
-    "roads 1M": lambda: roads(3, 1_000_000, 300, 1.1),
-    "roads 3M": lambda: roads(4, 3_000_000, 1500, 1.0),
-}
-"""What parameters are chosen on."""
-ALIKE: dict[str, Callable[[], Counts]] = {
-    "spots 460k": lambda: spots(5, 460_000, 700, 2.8, 12),
-    "spots 6M": lambda: spots(6, 6_000_000, 4000, 2.6, 40),
-}
-"""As many points and empty cells as cabspottingE and checkin: parameters were once chosen on these two, too."""
-EVEN: dict[str, Callable[[], Counts]] = {
-    "even 2k": lambda: even(8, 2_000),
-    "even 20k": lambda: even(4, 20_000),
-    "hills 5k": lambda: hills(7, 5_000, 0.1),
-    "hills 20k": lambda: hills(3, 20_000, 0.15),
-    "hills 200k": lambda: hills(2, 200_000, 0.05),
-}
-"""What the rule for even space was chosen on."""
-NESTED: dict[str, Callable[[], Counts]] = {
-    "terraces 3k": lambda: terraces(21, 3_000, 3, 2.0),
-    "terraces 30k": lambda: terraces(22, 30_000, 5, 3.0),
-    "terraces 300k": lambda: terraces(23, 300_000, 4, 6.0),
-    "rings 4k": lambda: rings(24, 4_000, 3, 0.02),
-    "rings 40k": lambda: rings(25, 40_000, 8, 0.004),
-    "rings 190k": lambda: rings(26, 190_000, 20, 0.002),
-}
-"""Where an earlier rule failed, and what the present one was chosen on besides."""
-UNSEEN: dict[str, Callable[[], Counts]] = {
-    "ridges 5k": lambda: ridges(31, 5_000, 6, 0.02),
-    "ridges 60k": lambda: ridges(32, 60_000, 12, 0.004),
-    "core 10k": lambda: core(33, 10_000, 0.08),
-    "core 100k": lambda: core(34, 100_000, 0.05),
-    "core 1M": lambda: core(35, 1_000_000, 0.03),
-    "districts 3k": lambda: districts(36, 3_000, 5, 4.0),
-    "districts 30k": lambda: districts(37, 30_000, 7, 10.0),
-    "districts 300k": lambda: districts(38, 300_000, 11, 30.0),
-    "fractal 20k": lambda: fractal(39, 20_000, 0.8),
-    "fractal 200k": lambda: fractal(40, 200_000, 1.2),
-    "fractal 2M": lambda: fractal(41, 2_000_000, 1.0),
-}
-"""What it is reported on: other families, drawn once the rule was fixed."""
-CHOICE_EPSILONS = (50_000, 200_000, 1_000_000, 4_000_000)
-HELD_OUT: dict[str, Callable[[], Counts]] = {
-    "another bus day": lambda: bus_fixes(256, "2017-03-21"),
-    "bus days, coarse": lambda: bus_fixes(64, "2016-11-26", "2016-11-27"),
-    "clusters 2M": lambda: clusters(11, 2_000_000, 60, 0.02, 1.1),
-    "clusters 300k": lambda: clusters(12, 300_000, 20, 0.015, 1.0),
-    "roads 2M": lambda: roads(13, 2_000_000, 600, 1.1),
-    "roads 600k": lambda: roads(14, 600_000, 200, 1.2),
-    "spots 500k": lambda: spots(15, 500_000, 1000, 2.7, 15),
-    "spots 5M": lambda: spots(16, 5_000_000, 5000, 2.5, 50),
-}
-"""What they are validated on, once."""
-DAYS = ("2016-11-24", "2016-11-25", "2016-11-26", "2016-11-27", "2017-03-16", "2017-03-21")
 
 
 def workloads(cells: int, seed: int = 99, queries: int = 1000) -> list[Rectangles]:
@@ -314,7 +118,7 @@ class Case:
         return total / len(seeds)
 
 
-def cases(grids: dict[str, Callable[[], Counts]], sizes: Sizes) -> Iterator[tuple[str, Case]]:
+def cases(grids: Grids, sizes: Sizes) -> Iterator[tuple[str, Case]]:
     """Every grid at every ε."""
     for name, make in list(grids.items())[: sizes.grids]:
         counts = make()
@@ -351,7 +155,7 @@ def sweep(cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, 
     return result
 
 
-def beside_absolute(grids: dict[str, Callable[[], Counts]], sizes: Sizes) -> dict[str, dict[str, list[float]]]:
+def beside_absolute(grids: Grids, sizes: Sizes) -> dict[str, dict[str, list[float]]]:
     """grid → ε → mean relative error of goal "relative" over that of goal "absolute" on the same draws, per workload."""
     rows: dict[str, dict[str, list[float]]] = {}
     for name, make in shown(list(grids.items())[: sizes.grids], "beside absolute"):
