@@ -28,6 +28,8 @@ KEPT, DROPPED = 2.5, 4.0
 share is no step, because noise moves the unevenness by some tenths."""
 SIBLINGS = 4
 """Fewest leaves of one parent that show how uneven they are."""
+DENSE = 3.0
+"""Mean of siblings, in standard deviations of one, above which those of the last level are dense: their level divides none."""
 SIGMAS = 3.0
 """Standard deviations of noise that the squared counts must exceed to be measured."""
 
@@ -35,8 +37,9 @@ SIGMAS = 3.0
 def unevenness(tree: Tree, z: FloatArray, variance: FloatArray) -> FloatArray:
     """Mean square of leaf siblings' counts over their squared mean, of all siblings of a level together, shape (levels,).
 
-    ``z``, ``variance``: unbiased counts of the nodes and of their noise. Infinite where noise hides it, and where leaves have
-    too few siblings.
+    ``z``, ``variance``: unbiased counts of the nodes and of their noise. A level where noise hides it, or leaves have too few
+    siblings, is as uneven as the one above or below; if all are hidden, infinitely. On the last level, where dense nodes are
+    leaves too, dense siblings are left out.
     """
     ratio, leaf = np.full(len(tree.levels), np.inf), ~tree.parents
     for depth, level in enumerate(tree.levels[1:], start=1):
@@ -46,10 +49,19 @@ def unevenness(tree: Tree, z: FloatArray, variance: FloatArray) -> FloatArray:
             for each in (np.ones(len(thin)), z[thin], variance[thin], z[thin] ** 2)
         )
         several = number >= SIBLINGS
+        if len(thin) == len(level):
+            several &= total <= DENSE * np.sqrt(number * noise)
         squared = float((total**2 - noise)[several].sum())
         if squared > SIGMAS * math.sqrt(2 * float((noise[several] ** 2).sum())):
             ratio[depth] = float((number * (square - noise))[several].sum()) / squared
-    return ratio
+    return _of_nearest_level(ratio)
+
+
+def _of_nearest_level(ratio: FloatArray) -> FloatArray:
+    """``ratio`` with those that are not known, which are infinite, taken from the next known one above, else below."""
+    known = np.isfinite(ratio)
+    above = np.maximum.accumulate(np.where(known, np.arange(len(ratio)), -1))
+    return ratio[np.where(above < 0, int(np.argmax(known)), above)]
 
 
 def even_box(tree: Tree, z: FloatArray, variance: FloatArray) -> bool:
