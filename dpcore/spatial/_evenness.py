@@ -38,7 +38,7 @@ def unevenness(tree: Tree, z: FloatArray, variance: FloatArray) -> FloatArray:
     """Mean square of leaf siblings' counts over their squared mean, of all siblings of a level together, shape (levels,).
 
     ``z``, ``variance``: unbiased counts of the nodes and of their noise. A level where noise hides it, or leaves have too few
-    siblings, is as even as the one above or below if that is clearly even; else its ratio is infinite. On the last level, where dense nodes are
+    siblings, is as even as the one above or below if that is even; else its ratio is infinite. On the last level, where dense nodes are
     leaves too, dense siblings are left out.
     """
     ratio, leaf = np.full(len(tree.levels), np.inf), ~tree.parents
@@ -59,12 +59,12 @@ def unevenness(tree: Tree, z: FloatArray, variance: FloatArray) -> FloatArray:
 
 def _of_nearest_level(ratio: FloatArray) -> FloatArray:
     """``ratio`` with those that are not known, which are infinite, taken from the next known one above, else below, where that
-    is clearly even.
+    is even.
     """
     known = np.isfinite(ratio)
     above = np.maximum.accumulate(np.where(known, np.arange(len(ratio)), -1))
     nearest = ratio[np.where(above < 0, int(np.argmax(known)), above)]
-    return np.where(known | (nearest <= KEPT), nearest, np.inf)
+    return np.where(known | (nearest <= EVEN), nearest, np.inf)
 
 
 def even_box(tree: Tree, z: FloatArray, variance: FloatArray) -> bool:

@@ -304,7 +304,7 @@ def test_unevenness_is_that_of_leaves_without_their_divided_sibling(leaves: Floa
     tree = of_sixteen_leaves_and_a_town(leaves)
     measured = unevenness(tree, tree.counts, tree.variances)
     assert measured[1] == pytest.approx(uneven, rel=0.01)
-    assert measured[2] == (measured[1] if uneven < 2.5 else np.inf)
+    assert measured[2] == (measured[1] if uneven < 1.5 else np.inf)
 
 
 def test_unevenness_of_noisy_leaves_is_that_of_their_counts() -> None:
