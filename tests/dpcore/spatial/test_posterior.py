@@ -317,8 +317,8 @@ def test_unevenness_of_noisy_leaves_is_that_of_their_counts() -> None:
     for _ in range(100):
         drawn = leaves + rng.laplace(0, 30 / np.sqrt(2), 15)
         tree = of_sixteen_leaves_and_a_town(drawn)
-        for variance, found in measured.items():
-            found.append(unevenness(tree, tree.counts, np.full(len(tree.counts), variance))[1])
+        for variance, ratios in measured.items():
+            ratios.append(unevenness(tree, tree.counts, np.full(len(tree.counts), variance))[1])
     finite = [each for each in measured[900.0] if np.isfinite(each)]
     assert len(finite) >= 50
     assert np.median(finite) == pytest.approx(3.0, abs=0.5)
