@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from dpcore.spatial._evenness import EVEN, kept_share
 from dpcore.spatial.domain import FloatArray
 from dpcore.spatial.partition import IntArray
 
@@ -25,9 +26,10 @@ PARENT_BINS = np.array([-3, -2, -1, -0.3, 0.4, 1.1, 2, 3, 4.5])
 SURROUNDINGS_BINS = np.array([-4, -3, -2, -1, 0, 1, 2])
 """Edges of the groups of like places: logarithms of counts suggested, in standard deviations of the node's noise."""
 ZERO_PSEUDO_COUNT = 5.0
+ZERO_IN_EVEN_SPACE = 0.3
 PART_PSEUDO_COUNT = 0.05
 """Nodes that each part of the prior is assumed to have had before: a group of few nodes is taken for empty unless its draws
-say otherwise."""
+say otherwise. Large leaves in even space are few and not empty: they are taken so much less."""
 ITERATIONS = 30
 LEARNT_FROM = 2000
 """Most nodes of one group from which expectation maximisation learns."""
@@ -36,21 +38,26 @@ CHUNK = 1024
 ZERO_ADVANTAGE = 0.75
 """A node is dropped unless keeping it promises less than this share of the error of dropping it."""
 THIN = 1.0
-"""Points per cell below which a large leaf is dropped: it would spread fractions of points over many cells."""
+"""Points per cell below which a large leaf is thin: it spreads fractions of points over many cells."""
+LARGE = 40
+"""Cells of the largest leaf that cannot be thin, since thin leaves hold more than 2·sanity points."""
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Posterior ``mean`` and ``variance`` of nodes (n,), and which of them are better taken for ``empty``."""
+    """Posterior ``mean`` and ``variance`` of nodes (n,), which of them are better taken for ``empty``, and the ``share`` of
+    their counts that is kept where they are sparse.
+    """
 
     mean: FloatArray
     variance: FloatArray
     empty: BoolArray
+    share: FloatArray
 
     def put(self, nodes: IntArray, estimates: Estimates) -> None:
         """Set those of ``nodes``."""
         self.mean[nodes], self.variance[nodes] = estimates.mean, estimates.variance
-        self.empty[nodes] = estimates.empty
+        self.empty[nodes], self.share[nodes] = estimates.empty, estimates.share
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Nodes:
     """n nodes of one level before their own draws are read, (n,) each; counts in standard deviations of the node's noise.
 
     ``expected``, ``around``: the count at the density of the parent, and of the surroundings. ``variance``: of the node's
-    noise, in points². ``inner``: it has children, so that its draw adds up many; ``uneven``: its parent's space is.
+    noise, in points². ``inner``: it has children, so that its draw adds up many. ``uneven``: how much so the thin space of the level is.
     """
 
     drawn: FloatArray
@@ -67,7 +74,7 @@ class Nodes:
     variance: FloatArray
     area: IntArray
     inner: BoolArray
-    uneven: BoolArray
+    uneven: float
 
     def groups(self) -> list[IntArray]:
         """Positions of the nodes in like places: these learn one prior together."""
@@ -76,6 +83,11 @@ class Nodes:
         place = 2 * place + self.inner
         order = np.argsort(place.astype(np.int16), kind="stable")
         return np.split(order, np.flatnonzero(np.diff(place[order])) + 1)
+
+    def empty_before(self, group: IntArray) -> float:
+        """Empty nodes that ``group`` is assumed to have had before."""
+        even = kept_share(self.uneven) if self.area[group].min() > LARGE else 0.0
+        return float(ZERO_PSEUDO_COUNT ** (1 - even) * ZERO_IN_EVEN_SPACE**even)
 
 
 @dataclass(frozen=True)
@@ -116,15 +128,16 @@ class Mixture:
 def estimates_of(nodes: Nodes, sanity: float | None) -> Estimates:
     """Posterior of ``nodes``; without a ``sanity`` none is taken for empty."""
     size = len(nodes.drawn)
-    mean, variance, empty = np.zeros(size), np.zeros(size), np.zeros(size, dtype=bool)
+    mean, variance, empty, share = np.zeros(size), np.zeros(size), np.zeros(size, dtype=bool), np.ones(size)
+    sanity = None if nodes.uneven <= EVEN else sanity
     for group in nodes.groups():
         parts = gaussian_parts if nodes.inner[group[0]] else laplace_parts
         sample = group[:: max(1, len(group) // LEARNT_FROM)]
-        share = _shares(parts(nodes.drawn[sample], _scales(nodes.expected[sample]))[0])
+        prior = _prior(parts(nodes.drawn[sample], _scales(nodes.expected[sample]))[0], nodes.empty_before(group))
         for start in range(0, len(group), CHUNK):
             at = group[start : start + CHUNK]
             evidence, first, second = parts(nodes.drawn[at], _scales(nodes.expected[at]))
-            weight = evidence * share[:, None]
+            weight = evidence * prior[:, None]
             posterior = Mixture(weight / weight.sum(axis=0), first, second)
             deviation = np.sqrt(nodes.variance[at])
             mean[at] = posterior.mean * deviation
@@ -132,9 +145,10 @@ def estimates_of(nodes: Nodes, sanity: float | None) -> Estimates:
             if sanity is not None:
                 empty[at] = posterior.better_empty(deviation, sanity)
     if sanity is not None:
-        empty |= (mean < THIN * nodes.area) & (mean > 2 * sanity) & ~nodes.inner & nodes.uneven
+        share[(mean < THIN * nodes.area) & (mean > 2 * sanity) & ~nodes.inner] = kept_share(nodes.uneven)
+        empty |= share == 0
     mean[empty] = variance[empty] = 0.0
-    return Estimates(mean, variance, empty)
+    return Estimates(mean, variance, empty, share)
 
 
 def _scales(expected: FloatArray) -> FloatArray:
@@ -142,11 +156,13 @@ def _scales(expected: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(np.maximum(expected, 0.02) * SCALES[:, None], 0.05), dtype=np.float64)
 
 
-def _shares(evidence: FloatArray) -> FloatArray:
-    """Shares of the parts of the prior, learnt from the nodes whose ``evidence`` this is, shape (1+S,)."""
+def _prior(evidence: FloatArray, empty_before: float) -> FloatArray:
+    """Shares of the parts of the prior, learnt from the nodes whose ``evidence`` this is and from so many empty ones, shape
+    (1+S,).
+    """
     share = np.full(len(evidence), 1 / len(evidence))
     pseudo = np.full(len(evidence), PART_PSEUDO_COUNT)
-    pseudo[0] = ZERO_PSEUDO_COUNT
+    pseudo[0] = empty_before
     for _ in range(ITERATIONS):
         # Σ over the nodes of their posterior weights share·evidence / Σ share·evidence.
         share = share * (evidence @ (1 / (share @ evidence))) + pseudo

@@ -6,7 +6,8 @@ more harm than good to relative error.
 The prior of a node's count is 0 or exponential around what its place suggests. How often it is which is learnt by expectation
 maximisation from the nodes in like places: those for which the parent's estimate, and the draws around, stand in the same
 ratio to the noise. The sparse reading sets a node to 0 where that promises the smaller error relative to
-max(count, ``sanity``).
+max(count, ``sanity``), unless the thin space of its level is even (:mod:`dpcore.spatial._evenness`): in even space most
+ranges hold their share of a thin leaf, in uneven space next to nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
+from dpcore.spatial._evenness import even_box, unevenness
 from dpcore.spatial._mixture import BoolArray, Estimates, Nodes, estimates_of
 from dpcore.spatial._surroundings import Surroundings
 from dpcore.spatial.domain import FloatArray
@@ -28,17 +30,9 @@ Goal = Literal["absolute", "relative"]
 """What post-processing aims at: squared error, or error relative to max(count, sanity)."""
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
-TRUSTED = 100.0
-"""In s/ε: answers from this size on, about 70 standard deviations of one draw, are those of the expected counts."""
+TRUSTED = 50.0
+"""In s/ε: answers from this size on, about 35 standard deviations of one draw, are those of the expected counts."""
 
-UNEVEN = 3.0
-"""Space is uneven where siblings' counts have a mean square above this multiple of their squared mean, as if all points lay on a
-third of it. Most ranges inside a thin leaf then hold next to nothing. In even space they hold their share, so no thin leaf is
-dropped there, and nothing at all is dropped where the box as a whole is even.
-"""
-MEASURED = 11.0
-"""Squared count of all siblings together, in variances of its noise, that is needed to measure how uneven they are (to about
-±0.5 for 16 of them). Below it they are taken to be as uneven as their parent and its siblings."""
 CONFORMING_ROUNDS = 3
 MOST = 3.0
 """A kept node takes over what its dropped siblings leave, but rises at most this many standard deviations above its own
@@ -85,12 +79,12 @@ def _descend(tree: Tree, sanities: tuple[float | None, ...]) -> list[_Reading]:
     evidence = _Evidence.of(tree)
     readings = [_Reading.of(evidence, sanity) for sanity in sanities]
     stopped = np.zeros(0, dtype=np.int64)
-    for level in tree.levels[1:]:
+    for level, uneven in zip(tree.levels[1:], evidence.unevenness[1:], strict=True):
         known = np.concatenate([stopped, level])
         shape = int(tree.boxes[0, 1]), int(tree.boxes[0, 3])
         rings = Surroundings.of(paint(shape, tree.boxes[known]), tree.boxes[level[0] : level[-1] + 1])
         for reading in readings:
-            reading.read(level, stopped, rings)
+            reading.read(level, float(uneven), stopped, rings)
         stopped = known[~evidence.parents[known]]
     return readings
 
@@ -98,7 +92,7 @@ def _descend(tree: Tree, sanities: tuple[float | None, ...]) -> list[_Reading]:
 @dataclass(frozen=True)
 class _Evidence:
     """What the draws of a ``tree`` say before any prior, (M,) each: best unbiased counts ``z`` from a node's own subtree and
-    their ``variance``, ``area`` in cells, which nodes are ``parents``, and whose children are ``uneven``.
+    their ``variance``, ``area`` in cells, and which nodes are ``parents``; the ``unevenness`` (levels,) of thin space.
     """
 
     tree: Tree
@@ -106,12 +100,12 @@ class _Evidence:
     variance: FloatArray
     area: IntArray
     parents: BoolArray
-    uneven: BoolArray
+    unevenness: FloatArray
 
     @classmethod
     def of(cls, tree: Tree) -> _Evidence:
         z, variance = tree.upward()
-        return cls(tree, z, variance, areas(tree.boxes), tree.parents, _uneven(tree, z, variance))
+        return cls(tree, z, variance, areas(tree.boxes), tree.parents, unevenness(tree, z, variance))
 
 
 @dataclass(frozen=True)
@@ -129,11 +123,14 @@ class _Reading:
         nodes = len(evidence.z)
         counts = np.zeros(nodes)
         counts[0] = max(evidence.z[0], 0.0)
-        estimates = Estimates(np.zeros(nodes), np.zeros(nodes), np.ones(nodes, dtype=bool))
-        return cls(evidence, sanity if evidence.uneven[0] else None, counts, estimates)
+        estimates = Estimates(np.zeros(nodes), np.zeros(nodes), np.ones(nodes, dtype=bool), np.ones(nodes))
+        even = even_box(evidence.tree, evidence.z, evidence.variance)
+        return cls(evidence, None if even else sanity, counts, estimates)
 
-    def read(self, level: IntArray, stopped: IntArray, rings: Surroundings) -> None:
-        """Estimate the nodes of ``level``. ``rings``: theirs, among the ``stopped`` nodes above them and themselves."""
+    def read(self, level: IntArray, uneven: float, stopped: IntArray, rings: Surroundings) -> None:
+        """Estimate the nodes of ``level``, whose thin space is so ``uneven``. ``rings``: theirs, among the ``stopped`` nodes
+        above them and themselves.
+        """
         given, counts = self.evidence, self.counts
         around = self._suggested(level, stopped, rings)
         alive = level[counts[given.tree.parent[level]] > 0]
@@ -146,7 +143,7 @@ class _Reading:
                 variance=given.variance[alive],
                 area=area,
                 inner=given.parents[alive],
-                uneven=given.uneven[above],
+                uneven=uneven,
             )
             self.estimates.put(alive, estimates_of(nodes, self.sanity))
             _conform(given.tree, alive, self.estimates, counts)
@@ -174,25 +171,7 @@ class _Reading:
             kept = level[~empty[level]]
             _conform(tree, kept, estimates, counts)
             counts[kept] = np.minimum(counts[kept], estimates.mean[kept] + MOST * np.sqrt(estimates.variance[kept]))
-        return counts
-
-
-def _uneven(tree: Tree, z: FloatArray, variance: FloatArray) -> BoolArray:
-    """Which nodes have children that differ by more than noise and :data:`UNEVEN`, shape (M,), from draws alone. Where noise or
-    too few children hide it a node is as its parent; the root is uneven then, and so all of a binary tree.
-    """
-    up = tree.parent[1:]
-
-    def below(values: FloatArray) -> FloatArray:
-        return np.asarray(np.bincount(up, weights=values[1:], minlength=len(z)), dtype=np.float64)
-
-    children, noise, square = below(np.ones(len(z))), below(variance), below(z) ** 2
-    uneven = np.asarray(children * (below(z**2) - noise) > UNEVEN * np.maximum(square - noise, 0.0))
-    hidden = (square <= MEASURED * noise) | (children <= UNEVEN)
-    uneven[0] |= hidden[0]
-    for level in tree.levels[1:]:
-        uneven[level] = np.where(hidden[level], uneven[tree.parent[level]], uneven[level])
-    return uneven
+        return counts * estimates.share
 
 
 def _conform(tree: Tree, nodes: IntArray, estimates: Estimates, counts: FloatArray) -> None:

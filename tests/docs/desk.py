@@ -23,8 +23,8 @@ import numpy as np
 
 from bench.spatial import EPSILONS, GRIDS, METRICS, PEERS_FILE, WORKLOADS, WORKLOADS_FILE
 from bench.spatial import path_of as path_of_grid
-from bench.spatial_tuning import DAYS
-from bench.spatial_tuning import path_of as path_of_day
+from bench.spatial_grids import DAYS
+from bench.spatial_grids import path_of as path_of_day
 from stream.local import REPO_ROOT
 from tests.docs.pages import Block
 

@@ -13,6 +13,7 @@ from scipy import integrate, stats
 
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
+from dpcore.spatial._evenness import unevenness
 from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts
 from dpcore.spatial._surroundings import Surroundings
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading, paint
@@ -121,7 +122,7 @@ def test_every_node_learns_in_exactly_one_group_of_like_places() -> None:
     rng = np.random.default_rng(6)
     n = 500
     columns = [10 ** rng.uniform(-3, 3, n) for _ in range(4)]
-    nodes = Nodes(*columns, np.full(n, 4), rng.random(n) < 0.5, rng.random(n) < 0.5)
+    nodes = Nodes(*columns, np.full(n, 4), rng.random(n) < 0.5, 3.0)
     groups = nodes.groups()
     assert sorted(np.concatenate(groups).tolist()) == list(range(n))
     assert all(len(set(nodes.inner[group].tolist())) == 1 for group in groups)
@@ -210,8 +211,118 @@ def test_thin_but_even_space_is_not_read_as_empty(monkeypatch: pytest.MonkeyPatc
 
     absolute = error("absolute")
     assert error("relative") < 1.05 * absolute
-    monkeypatch.setattr("dpcore.spatial.posterior.UNEVEN", -1e9)
+    monkeypatch.setattr("dpcore.spatial.posterior.even_box", lambda tree, z, variance: False)
+    monkeypatch.setattr(
+        "dpcore.spatial.posterior.unevenness", lambda tree, z, variance: np.full(len(tree.levels), np.inf)
+    )
     assert error("relative") > 3 * absolute
+
+
+def plain_with_town() -> np.ndarray:
+    """30 000 points lie densely in a corner of 128 × 128 cells, 6 000 evenly over the whole."""
+    rng = np.random.default_rng(3)
+    counts = np.zeros((128, 128), dtype=np.int64)
+    np.add.at(counts, tuple(rng.integers(0, 128, (2, 6_000))), 1)
+    np.add.at(counts, tuple(rng.integers(3, 20, (2, 30_000))), 1)
+    return counts
+
+
+def streets_with_town() -> np.ndarray:
+    """The same town, but beside it 3 000 lie along two streets, one cell wide."""
+    rng = np.random.default_rng(3)
+    counts = np.zeros((128, 128), dtype=np.int64)
+    np.add.at(counts, (rng.integers(0, 128, 1_500), 77), 1)
+    np.add.at(counts, (91, rng.integers(0, 128, 1_500)), 1)
+    np.add.at(counts, tuple(rng.integers(3, 20, (2, 30_000))), 1)
+    return counts
+
+
+def squares() -> Rectangles:
+    """400 squares of 20 × 20 among 128 × 128 cells."""
+    x, y = np.random.default_rng(4).integers(0, 109, (2, 400))
+    return Rectangles.of_cells(np.column_stack([x, x + 19, y, y + 19]))
+
+
+def relative_errors(counts: np.ndarray, epsilon_micro: int) -> tuple[float, float]:
+    """(relative, absolute): mean error relative to max(count, 20) on the same draws of five tapes, answers to squares."""
+    truth, total = answer(image_of(counts), squares()), np.zeros(2)
+    for seed in range(5):
+        drawn = SparseHierarchy(goal="relative").fit(counts, Domain.unit_cells(128, 128), epsilon_micro, tape(seed))
+        for at, histogram in enumerate((drawn, replace(drawn, sparse=None))):
+            total[at] += (np.abs(histogram.answers(squares()) - truth) / np.maximum(truth, 20)).mean()
+    return total[0] / 5, total[1] / 5
+
+
+@pytest.mark.parametrize(("epsilon_micro", "harm"), [(50_000, 1.5), (200_000, 1.1)])
+def test_thin_even_space_beside_a_dense_middle_is_not_read_as_empty(
+    monkeypatch: pytest.MonkeyPatch, epsilon_micro: int, harm: float
+) -> None:
+    """Recorded noise, five releases. The twin drops thin leaves wherever the box as a whole is uneven, as an earlier rule did."""
+    relative, absolute = relative_errors(plain_with_town(), epsilon_micro)
+    assert relative < 1.05 * absolute
+    monkeypatch.setattr(
+        "dpcore.spatial.posterior.unevenness", lambda tree, z, variance: np.full(len(tree.levels), np.inf)
+    )
+    dropped, _ = relative_errors(plain_with_town(), epsilon_micro)
+    assert dropped > harm * absolute
+
+
+def test_thin_streets_beside_a_dense_middle_are_still_read_as_empty_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded noise, five releases at ε = 0.2. The twin takes every level for even and errs more, so evenness decides."""
+    relative, absolute = relative_errors(streets_with_town(), 200_000)
+    assert relative < 0.75 * absolute
+    monkeypatch.setattr("dpcore.spatial.posterior.unevenness", lambda tree, z, variance: np.ones(len(tree.levels)))
+    kept, _ = relative_errors(streets_with_town(), 200_000)
+    assert kept > 1.15 * relative
+
+
+def of_sixteen_leaves_and_a_town(leaves: FloatArray) -> Tree:
+    """A root whose first child is divided, and whose other 15 are ``leaves``, all known to ±2."""
+    root = np.array([[0, 16, 0, 16]])
+    children, above = split_boxes(root, 4)
+    cells, parent = split_boxes(children[:1], 4)
+    return Tree.of_levels(
+        [
+            (root, np.array([-1]), unpaid(np.array([9_000.0]), np.array([4.0]))),
+            (children, above, unpaid(np.append(8_000.0, leaves), np.full(16, 4.0))),
+            (cells, parent, unpaid(np.full(16, 500.0), np.full(16, 4.0))),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("leaves", "uneven"),
+    [
+        (np.full(15, 60.0), 1.0),
+        (np.append(np.full(5, 180.0), np.zeros(10)), 3.0),
+        (np.append(900.0, np.zeros(14)), 15.0),
+        (np.tile([2.0, -2.0, 0.0], 5), np.inf),
+    ],
+    ids=["even", "on a third", "in one", "noise"],
+)
+def test_unevenness_is_that_of_leaves_without_their_divided_sibling(leaves: FloatArray, uneven: float) -> None:
+    tree = of_sixteen_leaves_and_a_town(leaves)
+    measured = unevenness(tree, tree.counts, tree.variances)
+    assert measured[1] == pytest.approx(uneven, rel=0.01)
+    assert measured[2] == (measured[1] if uneven < 1.5 else np.inf)
+
+
+def test_unevenness_of_noisy_leaves_is_that_of_their_counts() -> None:
+    """100 draws of leaves of which a third hold 90 points ± 30 each: 3.0 on average ± 0.1. The twin that forgets the noise
+    finds more.
+    """
+    rng = np.random.default_rng(8)
+    leaves = np.append(np.full(5, 90.0), np.zeros(10))
+    measured: dict[float, list[float]] = {900.0: [], 1e-9: []}
+    for _ in range(100):
+        drawn = leaves + rng.laplace(0, 30 / np.sqrt(2), 15)
+        tree = of_sixteen_leaves_and_a_town(drawn)
+        for variance, ratios in measured.items():
+            ratios.append(unevenness(tree, tree.counts, np.full(len(tree.counts), variance))[1])
+    finite = [each for each in measured[900.0] if np.isfinite(each)]
+    assert len(finite) >= 50
+    assert np.median(finite) == pytest.approx(3.0, abs=0.5)
+    assert np.median(measured[1e-9]) > 3.5
 
 
 def test_large_answers_for_relative_error_are_expected_counts_and_all_are_whole() -> None:
