@@ -100,7 +100,8 @@ def _report(seen: Observations, feed: FeedConfig | None, plot: Path | None, as_j
 def _observe(source: str, limit: int, config: Path | None) -> Observations:
     """The fixes of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
     from stream.config import ConfigError, load_config
-    from stream.inspection.reading import InspectionError, observe_answer, observe_file
+    from stream.inspection.observations import InspectionError
+    from stream.inspection.reading import observe_answer, observe_file
     from stream.inspection.topic import TopicUnreachableError, observe_topic
     from stream.sources.polling import FetchError
 
@@ -120,7 +121,7 @@ def _observe(source: str, limit: int, config: Path | None) -> Observations:
 
 
 async def _fetched(url: str) -> bytes:
-    from stream.inspection.reading import InspectionError
+    from stream.inspection.observations import InspectionError
     from stream.sources.polling import Poller, PollSettings
 
     try:

@@ -57,6 +57,11 @@ def is_gtfs_realtime(head: bytes) -> bool:
     return is_binary or _GTFS_RT_OTHER_FORMS.match(head) is not None
 
 
+def is_html(head: bytes) -> bool:
+    """Whether the first bytes are those of a page, as servers send in place of a feed."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower().startswith((b"<html", b"<!doctype html"))
+
+
 def unpacked(head: bytes) -> bytes:
     """The first bytes of a file, decompressed if they are of gzip; none if they are damaged."""
     try:

@@ -15,7 +15,8 @@ from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.config.section import BoundingBox
 from stream.inspection.comparison import contradictions
 from stream.inspection.measures import measure
-from stream.inspection.reading import InspectionError, observe_answer, observe_file
+from stream.inspection.observations import InspectionError
+from stream.inspection.reading import observe_answer, observe_file
 from stream.inspection.suggestion import problems, suggestions
 from tests.stream.sources.agency import Agency, answer
 

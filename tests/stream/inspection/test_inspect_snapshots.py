@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.inspection.measures import measure
-from stream.inspection.observations import Observations
-from stream.inspection.reading import InspectionError, observe_file
+from stream.inspection.observations import InspectionError, Observations
+from stream.inspection.reading import observe_file
 from stream.inspection.suggestion import problems, suggestions
 from tests.stream.sources.gtfs import START
 
