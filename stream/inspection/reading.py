@@ -151,7 +151,7 @@ def _texts(lines: Iterable[bytes], unread: Counter[str]) -> Iterator[str]:
         except UnicodeDecodeError:
             unread["no UTF-8"] += 1
             continue
-        if text.count('"') % 2 or "\0" in text or len(text) > 1 << 16:
+        if text.count('"') % 2 or "\0" in text or "\r" in text or len(text) > 1 << 16:
             unread["no row of a table"] += 1
         else:
             yield text

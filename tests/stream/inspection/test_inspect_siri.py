@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
@@ -83,6 +84,21 @@ def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged
     outcome = CliRunner().invoke(app, ["inspect", "-", "--json"], input=document(0))
     assert (outcome.exit_code, json.loads(outcome.stdout)["kind"]) == (0, "SIRI-VM")
     assert "secret-" not in outcome.output
+
+
+def test_a_folders_form_is_that_of_most_of_its_files_and_not_of_the_first(tmp_path: Path) -> None:
+    folder = archive(tmp_path / "day")
+    (folder / "0-README.txt").write_text("what this is")
+    (folder / "000-error.html").write_bytes(b"<!DOCTYPE html><html>busy</html>")
+    seen = observe_file(folder, 10**6)
+    assert (seen.kind, len(seen), seen.unread["no document"]) == ("a folder of SIRI-VM", VEHICLES * STEPS, 2)
+    for file in list(folder.glob("*.xml"))[5:]:
+        file.unlink()
+    message = gtfs_realtime_pb2.FeedMessage.FromString(b"\x0a\x05\x0a\x032.0")
+    for k in range(6):
+        (folder / f"{k}.pb").write_bytes(message.SerializeToString())
+    with pytest.raises(InspectionError, match="no vehicle positions in it"):
+        observe_file(folder, 10**6)
 
 
 def test_xml_that_is_no_siri_is_refused_with_what_it_lacks(tmp_path: Path) -> None:

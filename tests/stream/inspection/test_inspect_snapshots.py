@@ -82,6 +82,30 @@ def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_ar
     assert seen.unread["no snapshot"] == 2
 
 
+def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_path: Path) -> None:
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    message.entity[0].is_deleted = True
+    message.entity[1].ClearField("vehicle")
+    (tmp_path / "0.pb").write_bytes(message.SerializeToString())
+    seen = observe_file(tmp_path / "0.pb", 100)
+    assert (len(seen), dict(seen.unread)) == (VEHICLES - 2, {"deleted": 1, "no-vehicle": 1})
+
+
+def test_an_address_of_trip_updates_is_named_as_such(tmp_path: Path) -> None:
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    for entity in message.entity:
+        entity.ClearField("vehicle")
+    (tmp_path / "0.pb").write_bytes(message.SerializeToString())
+    with pytest.raises(InspectionError, match="Likely the feed has trip updates or alerts and no vehicle position"):
+        observe_file(tmp_path / "0.pb", 100)
+
+
+def test_a_folder_of_recordings_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "day.csv").write_text("user,time,lat,lng,speed\na,1490097600000,30.2,-97.7,1\n")
+    with pytest.raises(InspectionError, match="if they are recordings, inspect one of them"):
+        observe_file(tmp_path, 100)
+
+
 def test_a_folder_of_nothing_but_damaged_files_names_the_first(tmp_path: Path) -> None:
     (tmp_path / "0.pb.gz").write_bytes(gzip.compress(snapshot(0))[:-9])
     with pytest.raises(InspectionError, match=r"0\.pb\.gz: \d+ bytes of gzip that are damaged or cut short"):
