@@ -125,6 +125,18 @@ def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_pa
     assert reasons(tmp_path)["domain"] == "where the fixes are, with a margin; check it on a map"
 
 
+@pytest.mark.parametrize(("share", "is_far"), [(0.004, True), (0.05, False)])
+def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent(share: float, is_far: bool) -> None:
+    seen = grid(28.6, 77.2, exchanged=False)
+    wrong = np.arange(len(seen)) < share * len(seen)
+    seen = replace(seen, lat=np.where(wrong, 1.0, seen.lat), lng=np.where(wrong, 2.0, seen.lng))
+    measures = measure(seen)
+    assert measures.box is not None
+    assert (measures.box[0] > 28) is is_far
+    assert measures.far == (wrong.sum() if is_far else 0)
+    assert any("lie far from the others" in sentence for sentence in problems(seen, measures)) is is_far
+
+
 @pytest.mark.parametrize(("vehicles", "few"), [(12, True), (99, True), (100, False)])
 def test_of_a_small_fleet_the_suggestion_names_what_searches_for_other_settings(
     vehicles: int, few: bool, tmp_path: Path
