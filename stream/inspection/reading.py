@@ -21,7 +21,7 @@ from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
 from stream.inspection.observations import InspectionError, Observations, as_numbers, as_times, numbered
 from stream.inspection.snapshots import form_of, observe_folder, observe_snapshot
-from stream.sources.file_kinds import HEAD_BYTES, PARQUET, SEPARATORS, header_readings, seems_to_be, unpacked
+from stream.sources.file_kinds import HEAD_BYTES, PARQUET, SEPARATORS, header_readings, is_row, seems_to_be, unpacked
 from stream.sources.lines import Lines, RecordingError, open_stored
 from stream.sources.standard_input import StandardInput
 
@@ -166,6 +166,10 @@ def _roles(paths: set[str], path: Path | None) -> dict[str, str]:
             nothing = "no JSON objects, no header of a table, no Parquet and no GTFS-realtime in it"
             raise InspectionError(
                 f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
+            )
+        if is_row(paths):
+            raise InspectionError(
+                "its first line has numbers, so it is no header: write the names of its columns before it, like user,time,lat,lng,speed"
             )
         shown = ", ".join(sorted(paths))[:200]
         raise InspectionError(

@@ -294,6 +294,7 @@ def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Pat
     code, _, stderr = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
     assert code == 2
     assert "two positions of the vehicle" in stderr
+    assert "name a folder of snapshots, or the agency's address" in stderr
 
 
 @pytest.mark.parametrize(
