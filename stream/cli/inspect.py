@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,7 +110,7 @@ def _observe(source: str, limit: int, config: Path | None) -> Observations:
     try:
         if source.lower().startswith(("http://", "https://")):
             return observe_answer(asyncio.run(_fetched(source)), limit)
-        if source == "-" or path.exists():
+        if source == "-" or os.path.exists(source):  # Path.exists raises for a name that is too long
             return observe_file(path, limit)
         if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
             raise InspectionError(f"{source}: no such file")

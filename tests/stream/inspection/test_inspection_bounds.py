@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from stream.cli import app
 from stream.inspection.reading import observe_file, observe_messages
 from stream.sources.standard_input import StandardInput
 
@@ -55,3 +57,10 @@ def test_of_an_endless_snapshot_on_standard_input_no_more_is_read_than_a_snapsho
     sys.stdin.close()
     writer.join(10)
     assert not writer.is_alive()
+
+
+def test_a_source_whose_name_is_too_long_for_a_file_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    outcome = CliRunner().invoke(app, ["inspect", "a" * 300])
+    assert outcome.exit_code == 3
+    assert isinstance(outcome.exception, SystemExit)
