@@ -96,23 +96,23 @@ def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | 
     unread: Counter[str] = Counter()
     source = _objects(messages, unread)
     sample = list(islice(source, _SAMPLE))
-    paths = set(chain.from_iterable(paths_of(found.tree) for found in sample))
+    paths = set(chain.from_iterable(paths_of(parsed.tree) for parsed in sample))
     roles = _roles(paths, None)
     keys = {role: field_path(path) for role, path in roles.items()}
     columns: dict[str, list[Any]] = {role: [] for role in ROLES}
     readable: list[int] = []
     arrays = False
-    for found in islice(chain(sample, source), limit):
-        readable.append(found.message)
-        arrays = arrays or found.is_element
+    for parsed in islice(chain(sample, source), limit):
+        readable.append(parsed.message)
+        arrays = arrays or parsed.is_element
         for role in ROLES:
-            columns[role].append(_value(found.tree, keys[role]) if role in keys else None)
+            columns[role].append(_value_at(parsed.tree, keys[role]) if role in keys else None)
     arrived = None if arrived_us is None else arrived_us[readable]
     kind = "JSON, arrays of objects" if arrays else "JSON, one object per line"
     return _observations(kind, paths, roles, columns, unread, arrived)
 
 
-class _Found(NamedTuple):
+class _Parsed(NamedTuple):
     """A JSON object: the index of its message, and whether it is an element of an array there."""
 
     tree: dict[str, Any]
@@ -120,7 +120,7 @@ class _Found(NamedTuple):
     is_element: bool
 
 
-def _objects(messages: Iterable[bytes], unread: Counter[str]) -> Iterator[_Found]:
+def _objects(messages: Iterable[bytes], unread: Counter[str]) -> Iterator[_Parsed]:
     """The JSON objects of messages. ``unread`` counts what is none, once it is passed."""
     for at, message in enumerate(messages):
         several = elements(message) if may_hold_several(message) else None
@@ -131,12 +131,12 @@ def _objects(messages: Iterable[bytes], unread: Counter[str]) -> Iterator[_Found
                 unread["no JSON"] += 1
                 continue
             if isinstance(tree, dict):
-                yield _Found(tree, at, several is not None)
+                yield _Parsed(tree, at, several is not None)
             else:
                 unread["no JSON object"] += 1
 
 
-def _value(tree: dict[str, Any], keys: tuple[str | int, ...]) -> int | float | str | None:
+def _value_at(tree: dict[str, Any], keys: tuple[str | int, ...]) -> int | float | str | None:
     try:
         value = walk(tree, keys)
     except LookupError:

@@ -259,7 +259,7 @@ def test_of_hostile_messages_no_more_is_kept_than_of_sound_ones_however_many_the
     for length in ((1 << 16) - 200, (1 << 18) - 200):
         assert kept(config, hostile_messages(length), 50) < usual
     assert kept(config, hostile_messages(1_000), 1_200) < kept(config, sound, 400)
-    monkeypatch.setattr("stream.app.doubts._LONGEST_TEXT", 1 << 16)
+    monkeypatch.setattr("stream.app.doubts.LONGEST_TEXT", 1 << 16)
     assert kept(config, hostile_messages((1 << 16) - 200), 50) > usual + (1 << 15)
 
 
