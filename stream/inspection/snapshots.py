@@ -36,9 +36,16 @@ _LOCAL_TIME = re.compile(rb"RecordedAtTime>\s*[0-9-]{10}T\d\d:\d\d(:\d\d(\.\d+)?
 
 def form_of(head: bytes) -> Form | None:
     """The form of a snapshot by its first bytes, decompressed; None if it seems to be none."""
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"<":
+    if _without_marks(head).lstrip()[:1] == b"<":
         return "SIRI-VM"
     return "GTFS-realtime" if is_gtfs_realtime(head) else None
+
+
+def _without_marks(text: bytes) -> bytes:
+    """ASCII of UTF-8 or UTF-16, without a mark of its order of bytes."""
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return text[2:].replace(b"\0", b"")
+    return text.removeprefix(b"\xef\xbb\xbf")
 
 
 def observe_snapshot(path: Path, stored: Stored, form: Form, limit: int) -> Observations:
@@ -159,7 +166,7 @@ def _of_siri(bodies: Bodies, kind: str, limit: int) -> Observations:
         snapshots.append(snapshot)
         unread += snapshot.refused
         fixes += len(snapshot.vehicles)
-        local = local or _LOCAL_TIME.search(document) is not None
+        local = local or _LOCAL_TIME.search(_without_marks(document)) is not None
     if not fixes:
         raise _nothing(unread)
     headers = [(-1 if each.header is None else each.header, len(each.vehicles)) for each in snapshots]

@@ -73,6 +73,15 @@ def test_times_without_a_zone_and_missing_speeds_are_said(tmp_path: Path) -> Non
     assert "100% of the fixes have no speed; let speeds be derived" in sentences
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "iso-8859-1"])
+def test_a_document_is_recognised_in_any_encoding_that_it_declares(encoding: str, tmp_path: Path) -> None:
+    declared = encoding.removesuffix("-sig")
+    text = document(0, zone=False).decode().replace('"1.0"', f'"1.0" encoding="{declared}"', 1)
+    (tmp_path / "vm.xml").write_bytes(text.encode(encoding))
+    seen = observe_file(tmp_path / "vm.xml", 100)
+    assert (seen.kind, len(seen), seen.local) == ("SIRI-VM", VEHICLES, True)
+
+
 def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged_ones(tmp_path: Path) -> None:
     folder = archive(tmp_path / "day")
     assert len(observe_file(folder / "001.xml", 10**6)) == VEHICLES
