@@ -20,6 +20,7 @@ _HEADS = (
     "<!DOCTYPE Siri [<!ENTITY a 'b'>]>",
     "<?xml version='1.0' encoding='utf-7'?>",
 )
+_ROOTS = ("Siri",) * 6 + ("Siri xmlns='http://www.siri.org.uk/siri'", f"Siri xmlns='{'u' * 2_000}'")
 
 
 class SiriDocuments(Target):
@@ -36,29 +37,31 @@ class SiriDocuments(Target):
         """Sixty documents into a source of their own."""
         source, mutator = SiriVehicleMonitoring(self._config.feed, self._config.slotting), Mutator(rng)
         for number in range(60):
-            data = self._document(rng, number)
+            data = siri_document(rng, number)
             data = mutator.octets(data) if rng.random() < 0.5 else data
             hunt.attempt(data, lambda body: check_snapshot(source, body, self._decoder))
 
-    @staticmethod
-    def _document(rng: random.Random, number: int) -> bytes:
-        def value(sound: str) -> str:
-            if rng.random() < 0.9:
-                return sound
-            return rng.choice(NUMBERS).decode() if rng.random() < 0.6 else escape(rng.choice(TEXTS))
 
-        moment = datetime.fromtimestamp(NOW_US // 1_000_000 + (number - 59) * 15, UTC).isoformat()
-        activities = "".join(
-            f"<VehicleActivity><RecordedAtTime>{value(moment)}</RecordedAtTime><MonitoredVehicleJourney>"
-            f"<OperatorRef>{value('op')}</OperatorRef><VehicleRef>{value(f'bus-{vehicle}')}</VehicleRef>"
-            f"<Velocity>{value('20')}</Velocity><VehicleLocation srsName='{value('WGS84')}'>"
-            f"<Longitude>{value('-97.7')}</Longitude><Latitude>{value('30.2')}</Latitude></VehicleLocation>"
-            "</MonitoredVehicleJourney></VehicleActivity>"
-            for vehicle in range(rng.randrange(6))
-        )
-        head = rng.choice(_HEADS) if rng.random() < 0.1 else ""
-        text = (
-            f"{head}<Siri><ServiceDelivery><ResponseTimestamp>{value(moment)}</ResponseTimestamp><VehicleMonitoringDelivery>"
-            f"{activities}</VehicleMonitoringDelivery></ServiceDelivery></Siri>"
-        )
-        return text.encode(errors="surrogatepass")
+def siri_document(rng: random.Random, number: int) -> bytes:
+    """A document of so many times 15 s, with an odd value now and then, and now and then a long namespace."""
+
+    def value(sound: str) -> str:
+        if rng.random() < 0.9:
+            return sound
+        return rng.choice(NUMBERS).decode() if rng.random() < 0.6 else escape(rng.choice(TEXTS))
+
+    moment = datetime.fromtimestamp(NOW_US // 1_000_000 + (number - 59) * 15, UTC).isoformat()
+    activities = "".join(
+        f"<VehicleActivity><RecordedAtTime>{value(moment)}</RecordedAtTime><MonitoredVehicleJourney>"
+        f"<OperatorRef>{value('op')}</OperatorRef><VehicleRef>{value(f'bus-{vehicle}')}</VehicleRef>"
+        f"<Velocity>{value('20')}</Velocity><VehicleLocation srsName='{value('WGS84')}'>"
+        f"<Longitude>{value('-97.7')}</Longitude><Latitude>{value('30.2')}</Latitude></VehicleLocation>"
+        "</MonitoredVehicleJourney></VehicleActivity>"
+        for vehicle in range(rng.randrange(6))
+    )
+    head = rng.choice(_HEADS) if rng.random() < 0.1 else ""
+    text = (
+        f"{head}<{rng.choice(_ROOTS)}><ServiceDelivery><ResponseTimestamp>{value(moment)}</ResponseTimestamp><VehicleMonitoringDelivery>"
+        f"{activities}</VehicleMonitoringDelivery></ServiceDelivery></Siri>"
+    )
+    return text.encode(errors="surrogatepass")

@@ -62,42 +62,48 @@ class Snapshots(Target):
         source = GtfsRealtime(self._config.feed, self._config.slotting)
         mutator = Mutator(rng, ("entity", "header", "vehicle", "timestamp", "position", "latitude", "isDeleted"))
         for number in range(_SNAPSHOTS):
-            message = self._message(rng, number)
-            form = rng.random()
-            if form < 0.5:
-                data = message.SerializeToString()
-                data = mutator.octets(data) if rng.random() < 0.7 else data
-            elif form < 0.85:
-                data = mutator.json(json_format.MessageToDict(message))
-            else:
-                data = mutator.octets(text_format.MessageToString(message).encode())
-            if rng.random() < 0.1:
-                packed = gzip.compress(data, 1)
-                data = mutator.octets(packed) if rng.random() < 0.5 else packed
+            data = stored_snapshot(rng, mutator, number)
             hunt.attempt(data, lambda body: check_snapshot(source, body, self._decoder))
         hunt.attempt(b"", lambda _: _check_heard(source), mutated=())
 
-    @staticmethod
-    def _message(rng: random.Random, number: int) -> Any:
-        """The last is of the time of arrival. Now and then a clock is ahead, or one field is odd."""
-        moment = _NOW_S + (number + 1 - _SNAPSHOTS) * 15 + (rng.choice((240, 1500, 3000)) if rng.random() < 0.05 else 0)
-        message = gtfs_realtime_pb2.FeedMessage()
-        message.header.gtfs_realtime_version = "2.0"
+
+def stored_snapshot(rng: random.Random, mutator: Mutator, number: int) -> bytes:
+    """A snapshot of so many times 15 s in one of the three forms, most of them mutated, some gzipped."""
+    message = _message(rng, number)
+    form = rng.random()
+    if form < 0.5:
+        data: bytes = message.SerializeToString()
+        data = mutator.octets(data) if rng.random() < 0.7 else data
+    elif form < 0.85:
+        data = mutator.json(json_format.MessageToDict(message))
+    else:
+        data = mutator.octets(text_format.MessageToString(message).encode())
+    if rng.random() < 0.1:
+        packed = gzip.compress(data, 1)
+        data = mutator.octets(packed) if rng.random() < 0.5 else packed
+    return data
+
+
+def _message(rng: random.Random, number: int) -> Any:
+    """The last is of the time of arrival. Now and then a clock is ahead, or one field is odd."""
+    moment = _NOW_S + (number + 1 - _SNAPSHOTS) * 15 + (rng.choice((240, 1500, 3000)) if rng.random() < 0.05 else 0)
+    message = gtfs_realtime_pb2.FeedMessage()
+    message.header.gtfs_realtime_version = "2.0"
+    if rng.random() < 0.9:
+        message.header.timestamp = moment if rng.random() < 0.9 else rng.choice(_TIMES)
+    for vehicle in range(rng.randrange(6)):
+        entity = message.entity.add(id=str(vehicle))
+        odd = rng.random() < 0.3
+        entity.vehicle.vehicle.id = rng.choice(_NAMES) if odd else f"bus-{vehicle}"
+        place = entity.vehicle.position
+        place.latitude = rng.choice(_FLOATS) if odd else 30.2 + rng.random() / 10
+        place.longitude = rng.choice(_FLOATS) if odd else -97.7 - rng.random() / 10
+        if rng.random() < 0.5:
+            place.speed = rng.choice(_FLOATS) if odd else rng.random() * 20
         if rng.random() < 0.9:
-            message.header.timestamp = moment if rng.random() < 0.9 else rng.choice(_TIMES)
-        for vehicle in range(rng.randrange(6)):
-            entity = message.entity.add(id=str(vehicle))
-            odd = rng.random() < 0.3
-            entity.vehicle.vehicle.id = rng.choice(_NAMES) if odd else f"bus-{vehicle}"
-            place = entity.vehicle.position
-            place.latitude = rng.choice(_FLOATS) if odd else 30.2 + rng.random() / 10
-            place.longitude = rng.choice(_FLOATS) if odd else -97.7 - rng.random() / 10
-            if rng.random() < 0.5:
-                place.speed = rng.choice(_FLOATS) if odd else rng.random() * 20
-            if rng.random() < 0.9:
-                entity.vehicle.timestamp = rng.choice(_TIMES) if odd else moment
-            entity.is_deleted = rng.random() < 0.05
-        return message
+            entity.vehicle.timestamp = rng.choice(_TIMES) if odd else moment
+        entity.is_deleted = rng.random() < 0.05
+    return message
 
 
 def _check_heard(source: SnapshotEvents) -> None:

@@ -8,6 +8,7 @@ from bench.fuzzing.batches import Batches
 from bench.fuzzing.configuration import Configuration
 from bench.fuzzing.hfp import HfpPublications
 from bench.fuzzing.hunting import Target
+from bench.fuzzing.inspections import Inspections
 from bench.fuzzing.messages import FORMATS, Messages
 from bench.fuzzing.parquet import ParquetFiles
 from bench.fuzzing.pushed import PushedBodies
@@ -16,6 +17,7 @@ from bench.fuzzing.releases import Files, IntakeOfMessages, Query, Readers
 from bench.fuzzing.requests import OperatorPort, PublicApi
 from bench.fuzzing.siri import SiriDocuments
 from bench.fuzzing.snapshots import Snapshots
+from bench.fuzzing.timetables import Timetables
 
 TARGETS: dict[str, Callable[[], Target]] = {
     **{f"messages-{name}": lambda name=name: Messages(name) for name in FORMATS},  # type: ignore[misc]
@@ -29,6 +31,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
             SiriDocuments,
             HfpPublications,
             PushedBodies,
+            Inspections,
+            Timetables,
             Batches,
             IntakeOfMessages,
             Readers,

@@ -36,7 +36,7 @@ _UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
 """Number of each unit of time per second."""
 _PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
 """Messages whose fields are looked at: of a batch, until the next judgement, kept, and without which nothing is said."""
-_LONGEST_TEXT = 64
+LONGEST_TEXT = 64
 """Characters of the longest text that may be a time."""
 _MOST = 0.8
 _NUMBER = re.compile(r"\d{1,20}(\.\d{1,9})?")
@@ -209,7 +209,7 @@ class FeedDoubts:
 def _raw_time(time: Any) -> float | str | None:
     """A number or text that can be a time; None for anything else."""
     if isinstance(time, str):
-        return time if len(time) <= _LONGEST_TEXT else None
+        return time if len(time) <= LONGEST_TEXT else None
     return time if isinstance(time, float) and math.isfinite(time) else None
 
 

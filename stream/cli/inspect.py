@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -100,7 +101,8 @@ def _report(seen: Observations, feed: FeedConfig | None, plot: Path | None, as_j
 def _observe(source: str, limit: int, config: Path | None) -> Observations:
     """The fixes of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
     from stream.config import ConfigError, load_config
-    from stream.inspection.reading import InspectionError, observe_answer, observe_file
+    from stream.inspection.observations import InspectionError
+    from stream.inspection.reading import observe_answer, observe_file
     from stream.inspection.topic import TopicUnreachableError, observe_topic
     from stream.sources.polling import FetchError
 
@@ -108,7 +110,7 @@ def _observe(source: str, limit: int, config: Path | None) -> Observations:
     try:
         if source.lower().startswith(("http://", "https://")):
             return observe_answer(asyncio.run(_fetched(source)), limit)
-        if source == "-" or path.exists():
+        if source == "-" or os.path.exists(source):  # Path.exists raises for a name that is too long
             return observe_file(path, limit)
         if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
             raise InspectionError(f"{source}: no such file")
@@ -120,7 +122,7 @@ def _observe(source: str, limit: int, config: Path | None) -> Observations:
 
 
 async def _fetched(url: str) -> bytes:
-    from stream.inspection.reading import InspectionError
+    from stream.inspection.observations import InspectionError
     from stream.sources.polling import Poller, PollSettings
 
     try:

@@ -30,6 +30,7 @@ def plot_feed(seen: Observations, measures: Measures, path: Path) -> None:
             cmin=1,
         )
         figure.colorbar(counts[3], ax=places, shrink=0.8, label="fixes")
+        places.locator_params(axis="x", nbins=4)
         places.set_aspect(1 / max(math.cos(math.radians((south + north) / 2)), 0.05))
     places.set(title=f"{measures.usable} fixes of {measures.vehicles} vehicles", xlabel="longitude", ylabel="latitude")
     order = np.lexsort((seen.time_us, seen.user))

@@ -90,7 +90,12 @@ def run_live(
     if offline and out is not None:
         _release(config, feed, source, out, force=force)
     elif out is not None:
-        _run(feed, lambda stopping: FileSink(out))
+        try:
+            _run(feed, lambda stopping: FileSink(out))
+        except OSError as error:
+            raise refuse(
+                f"{out}: {error.strerror or error}; --out needs a file that you may write to", FAILED
+            ) from None
     else:
         from stream.sources.fix_memory import fix_memory
 

@@ -88,9 +88,10 @@ def why_no_event(reader: SnapshotEvents) -> str:
     """The likely reason why no snapshot gave an event."""
     tally = reader.tally
     if tally.without_speed:
+        remedy = "; name a folder of snapshots, or the agency's address" if tally.snapshots == 1 else ""
         return (
             f"{tally.without_speed} vehicles have no speed; a derived one needs two positions of the vehicle, "
-            "8 s to 5 min apart, in one ledger period"
+            f"8 s to 5 min apart, in one ledger period{remedy}"
         )
     if tally.refused:
         reasons = ", ".join(f"{count} {reason}" for reason, count in tally.refused.most_common(5))

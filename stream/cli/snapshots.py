@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -192,9 +193,9 @@ def _files(paths: list[Path]) -> list[Path]:
     """Files in order of name, folders opened one level deep."""
     files: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if os.path.isdir(path):
             files += sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-        elif path.is_file() or path == STDIN:
+        elif os.path.exists(path) or path == STDIN:  # also a pipe, as shells make of <(…)
             files.append(path)
         else:
             raise refuse(f"{redacted(str(path))} is neither a file, nor a folder, nor an http or https address")

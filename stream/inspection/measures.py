@@ -21,6 +21,8 @@ TELEPORT_KMH, TELEPORT_M = 200.0, 1_000.0
 """A step that is faster and farther is an error of position, or two vehicles share one identifier."""
 _ORIGIN_DEG = 0.01
 _NEAR_DEG = 2.0
+_FAR_TIMES, _FAR_DEG = 3.0, 0.5
+"""Fixes that are farther from the others than these are across, and half a degree, are errors of position."""
 _MOVES_KMH, _MOSTLY = 3.0, 1.5
 """Steps whose direction is judged: the slowest, and how much longer they are along one axis than along the other."""
 _HOUR_US = 3_600_000_000
@@ -65,7 +67,8 @@ class Measures:
     """What an inspection found. Counts are of fixes if nothing else is said; times are µs UTC.
 
     ``middle``: median latitude and longitude of usable fixes. ``direction_quotient``: reported over derived speed along meridians,
-    divided by the same along parallels; None if there are too few steps.
+    divided by the same along parallels; None if there are too few steps. ``box``: where the fixes are; ``far``: those that lie
+    farther from it than its vehicles may.
     """
 
     rows: int
@@ -91,6 +94,7 @@ class Measures:
     middle: tuple[float, float] | None
     direction_quotient: float | None
     box: tuple[float, float, float, float] | None
+    far: int
     densities: list[Density]
 
     def as_dict(self) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def measure(seen: Observations) -> Measures:
     fixes = _Sorted(seen.user[order], seen.time_us[order], lat[order], lng[order], seen.speed[order])
     moves = steps(fixes.user, fixes.time_us, fixes.lat, fixes.lng)
     teleports = (moves.kmh > TELEPORT_KMH) & (moves.metres > TELEPORT_M)
-    times = fixes.time_us
+    times, box = fixes.time_us, _box(fixes)
     return Measures(
         rows=len(seen),
         unread=dict(seen.unread),
@@ -148,7 +152,8 @@ def measure(seen: Observations) -> Measures:
         speeds=_speeds(fixes, moves),
         middle=(float(np.median(fixes.lat)), float(np.median(fixes.lng))) if len(order) else None,
         direction_quotient=_direction_quotient(fixes, moves),
-        box=_box(fixes),
+        box=box,
+        far=_far(fixes, box),
         densities=[_density(fixes, resolution) for resolution in RESOLUTIONS] if len(order) else [],
     )
 
@@ -258,12 +263,30 @@ def _direction_quotient(fixes: _Sorted, moves: Steps) -> float | None:
 
 
 def _box(fixes: _Sorted) -> tuple[float, float, float, float] | None:
-    """South, west, north and east of all but the outermost thousandth of the fixes on each side."""
+    """South, west, north and east of all but the outermost thousandth of the fixes on each side.
+
+    Of all but the outermost hundredth if the others lie far from them: a few units with wrong positions must not make a place of
+    half a continent.
+    """
     if not len(fixes.lat):
         return None
-    south, north = np.quantile(fixes.lat, (0.001, 0.999)).tolist()
-    west, east = np.quantile(fixes.lng, (0.001, 0.999)).tolist()
+    (south, north), (west, east) = _extent(fixes.lat), _extent(fixes.lng)
     return south, west, north, east
+
+
+def _extent(degrees: NDArray[np.float64]) -> tuple[float, float]:
+    low, inner_low, inner_high, high = np.quantile(degrees, (0.001, 0.01, 0.99, 0.999)).tolist()
+    room = _FAR_TIMES * (inner_high - inner_low) + _FAR_DEG
+    return inner_low if inner_low - low > room else low, inner_high if high - inner_high > room else high
+
+
+def _far(fixes: _Sorted, box: tuple[float, float, float, float] | None) -> int:
+    """How many fixes lie farther outside of the box than vehicles of the place may."""
+    if box is None:
+        return 0
+    south, west, north, east = box
+    away = np.maximum.reduce([south - fixes.lat, fixes.lat - north, west - fixes.lng, fixes.lng - east])
+    return int((away > _FAR_DEG).sum())
 
 
 def _density(fixes: _Sorted, resolution: int) -> Density:

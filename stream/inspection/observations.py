@@ -14,6 +14,10 @@ from stream.config.feed import TIME_UNIT_US, FeedFields
 from stream.windows import EARLIEST_S, LATEST_S
 
 
+class InspectionError(ValueError):
+    """A source that cannot be inspected; the message says why and what to do."""
+
+
 @dataclass(frozen=True)
 class Observations:
     """Fixes in order of arrival, shape (n,).

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import re
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
-from zoneinfo import ZoneInfo
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,36 +19,16 @@ from numpy.typing import NDArray
 from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import field_path, walk
 from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
-from stream.inspection.observations import Observations, as_numbers, as_times, numbered
-from stream.sources.file_kinds import (
-    HEAD_BYTES,
-    PARQUET,
-    SEPARATORS,
-    header_readings,
-    is_gtfs_realtime,
-    seems_to_be,
-    unpacked,
-)
-from stream.sources.lines import Lines, RecordingError, Stored, open_stored
-from stream.sources.siri import decode_siri
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, decompressed
+from stream.inspection.observations import InspectionError, Observations, as_numbers, as_times, numbered
+from stream.inspection.snapshots import form_of, observe_folder, observe_snapshot
+from stream.sources.file_kinds import HEAD_BYTES, PARQUET, SEPARATORS, header_readings, is_row, seems_to_be, unpacked
+from stream.sources.lines import Lines, RecordingError, open_stored
 from stream.sources.standard_input import StandardInput
-from stream.windows import EARLIEST_S, LATEST_S
 
 _decode = msgspec.json.Decoder().decode
 _SAMPLE = 50
 """Number of objects whose fields are looked at."""
-_NO_TIME_S = 1 << 42
-"""Seconds since 1970 that are no time, and as microseconds an integer of 64 bits; larger ones of a feed count as this."""
-_AS_SENT = 3.6
-"""As km/h of a unit, it leaves the numbers of SIRI as they are, because snapshots have m/s."""
-_LOCAL_TIME = re.compile(rb"RecordedAtTime>\s*[0-9-]{10}T\d\d:\d\d(:\d\d(\.\d+)?)?\s*<")
-"""A time without a zone."""
 _CALLED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
-
-
-class InspectionError(ValueError):
-    """A source that cannot be inspected; the message says why and what to do."""
 
 
 def observe_file(path: Path, limit: int) -> Observations:
@@ -63,19 +40,13 @@ def observe_file(path: Path, limit: int) -> Observations:
     """
     try:
         if path.is_dir():
-            files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-            bodies = ((str(file), partial(_body_of_file, file)) for file in files)
-            if files and _is_xml(_head_of_file(files[0])):
-                return _of_siri(bodies, "a folder of SIRI-VM", limit)
-            return _of_snapshots(bodies, "a folder of snapshots", limit)
+            return observe_folder(path, limit)
         stored = open_stored(path)
         head = stored.peek(HEAD_BYTES)
-        if _is_xml(unpacked(head)):
-            return _of_siri([(str(path), partial(_body, stored))], "SIRI-VM", limit)
+        if (form := form_of(unpacked(head))) is not None:
+            return observe_snapshot(path, stored, form, limit)
         if head.startswith(PARQUET):
-            return _parquet(path, _whole(stored), limit)
-        if is_gtfs_realtime(unpacked(head)):
-            return _of_snapshots([(str(path), partial(_body, stored))], "GTFS-realtime", limit)
+            return _parquet(path, stored.spool() if isinstance(stored, StandardInput) else stored, limit)
         lines = chain.from_iterable(Lines(path, stored))
         return observe_lines(islice(filter(None, (line.rstrip(b"\r") for line in lines)), limit + 1), limit, path)
     except (RecordingError, OSError, EOFError, zlib.error) as error:
@@ -93,40 +64,12 @@ def observe_answer(body: bytes, limit: int) -> Observations:
             raise InspectionError(str(error).replace(file.name, "the answer")) from None
 
 
-def _is_xml(head: bytes) -> bool:
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"<"
-
-
-def _head_of_file(path: Path) -> bytes:
-    """The first bytes, decompressed; none if the file cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return unpacked(file.read(HEAD_BYTES))
-    except OSError:
-        return b""
-
-
-def _whole(stored: Stored) -> IO[bytes]:
-    """All of a file or of standard input, to be read from any place."""
-    return stored.spool() if isinstance(stored, StandardInput) else stored
-
-
-def _body(stored: Stored) -> bytes:
-    """One snapshot as it is stored; at most as much as a snapshot may have, and one byte."""
-    with _whole(stored) as file:
-        return file.read(LARGEST_SNAPSHOT + 1)
-
-
-def _body_of_file(path: Path) -> bytes:
-    return _body(open_stored(path))
-
-
 def observe_lines(lines: Iterable[bytes], limit: int, path: Path | None = None) -> Observations:
     """Observations of lines of JSON, or of a table whose first line is its header."""
     source = iter(lines)
     first = next(source, b"").removeprefix(b"\xef\xbb\xbf")
     if first.lstrip()[:1] in (b"{", b"["):
-        return observe_messages(islice(chain([first], source), limit), None)
+        return observe_messages(chain([first], source), None, limit)
     separator, names = max(header_readings(first), key=_sense)
     roles = _roles(set(names), path)
     index = {role: names.index(name) for role, name in roles.items()}
@@ -148,15 +91,39 @@ def _sense(reading: tuple[str, list[str]]) -> tuple[int, bool, int]:
     return len(guess_fields(names)), separator in SEPARATORS and len(names) > 1, len(names)
 
 
-def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | None) -> Observations:
-    """Observations of JSON objects, and of the elements of arrays. ``arrived_us``: when each message arrived, µs UTC."""
-    trees: list[Any] = []
+def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | None, limit: int) -> Observations:
+    """Observations of at most ``limit`` JSON objects, elements of arrays among them. ``arrived_us``: when each message arrived, µs UTC."""
     unread: Counter[str] = Counter()
+    source = _objects(messages, unread)
+    sample = list(islice(source, _SAMPLE))
+    paths = set(chain.from_iterable(paths_of(parsed.tree) for parsed in sample))
+    roles = _roles(paths, None)
+    keys = {role: field_path(path) for role, path in roles.items()}
+    columns: dict[str, list[Any]] = {role: [] for role in ROLES}
     readable: list[int] = []
-    arrays = 0
+    arrays = False
+    for parsed in islice(chain(sample, source), limit):
+        readable.append(parsed.message)
+        arrays = arrays or parsed.is_element
+        for role in ROLES:
+            columns[role].append(_value_at(parsed.tree, keys[role]) if role in keys else None)
+    arrived = None if arrived_us is None else arrived_us[readable]
+    kind = "JSON, arrays of objects" if arrays else "JSON, one object per line"
+    return _observations(kind, paths, roles, columns, unread, arrived)
+
+
+class _Parsed(NamedTuple):
+    """A JSON object: the index of its message, and whether it is an element of an array there."""
+
+    tree: dict[str, Any]
+    message: int
+    is_element: bool
+
+
+def _objects(messages: Iterable[bytes], unread: Counter[str]) -> Iterator[_Parsed]:
+    """The JSON objects of messages. ``unread`` counts what is none, once it is passed."""
     for at, message in enumerate(messages):
         several = elements(message) if may_hold_several(message) else None
-        arrays += several is not None
         for event in several or [message]:
             try:
                 tree = _decode(event)
@@ -164,30 +131,17 @@ def observe_messages(messages: Iterable[bytes], arrived_us: NDArray[np.int64] | 
                 unread["no JSON"] += 1
                 continue
             if isinstance(tree, dict):
-                trees.append(tree)
-                readable.append(at)
+                yield _Parsed(tree, at, several is not None)
             else:
                 unread["no JSON object"] += 1
-    paths = set(chain.from_iterable(map(paths_of, trees[:_SAMPLE])))
-    roles = _roles(paths, None)
-    columns = {role: _values(trees, roles.get(role)) for role in ROLES}
-    arrived = None if arrived_us is None else arrived_us[readable]
-    kind = "JSON, arrays of objects" if arrays else "JSON, one object per line"
-    return _observations(kind, paths, roles, columns, unread, arrived)
 
 
-def _values(trees: Sequence[Any], path: str | None) -> list[Any]:
-    if path is None:
-        return [None] * len(trees)
-    keys = field_path(path)
-    values: list[Any] = []
-    for tree in trees:
-        try:
-            value = walk(tree, keys)
-        except LookupError:
-            value = None
-        values.append(value if isinstance(value, int | float | str) else None)
-    return values
+def _value_at(tree: dict[str, Any], keys: tuple[str | int, ...]) -> int | float | str | None:
+    try:
+        value = walk(tree, keys)
+    except LookupError:
+        return None
+    return value if isinstance(value, int | float | str) else None
 
 
 def _texts(lines: Iterable[bytes], unread: Counter[str]) -> Iterator[str]:
@@ -197,7 +151,7 @@ def _texts(lines: Iterable[bytes], unread: Counter[str]) -> Iterator[str]:
         except UnicodeDecodeError:
             unread["no UTF-8"] += 1
             continue
-        if text.count('"') % 2 or "\0" in text or len(text) > 1 << 16:
+        if text.count('"') % 2 or "\0" in text or "\r" in text or len(text) > 1 << 16:
             unread["no row of a table"] += 1
         else:
             yield text
@@ -212,6 +166,10 @@ def _roles(paths: set[str], path: Path | None) -> dict[str, str]:
             nothing = "no JSON objects, no header of a table, no Parquet and no GTFS-realtime in it"
             raise InspectionError(
                 f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
+            )
+        if is_row(paths):
+            raise InspectionError(
+                "its first line has numbers, so it is no header: write the names of its columns before it, like user,time,lat,lng,speed"
             )
         shown = ", ".join(sorted(paths))[:200]
         raise InspectionError(
@@ -296,94 +254,3 @@ def _stamped(seen: Observations, zone: str | None) -> Observations:
         named and named.model_copy(update={"time_format": "rfc3339"}) for named in (seen.fields, seen.own_fields)
     )
     return replace(seen, fields=fields, own_fields=own_fields, local=zone is None)
-
-
-def _of_snapshots(bodies: Iterable[tuple[str, Callable[[], bytes]]], kind: str, limit: int) -> Observations:
-    """Observations of snapshots, each with its name, until there are ``limit`` fixes. One that cannot be read is counted."""
-    try:
-        from stream.sources.vehicle_positions import parse_feed, vehicle_name
-    except ModuleNotFoundError:
-        raise InspectionError("GTFS-realtime needs its bindings; pip install 'hexveil[gtfs]'") from None
-    columns: dict[str, list[Any]] = {role: [] for role in ROLES}
-    arrived: list[int] = []
-    unread: Counter[str] = Counter()
-    for name, body in bodies:
-        if len(arrived) >= limit:
-            break
-        try:
-            message = parse_feed(decompressed(body()))
-        except (SnapshotError, RecordingError, OSError) as error:
-            unread["no snapshot"] += 1
-            if not arrived:
-                unread[f"{name}: {error}"] += 1
-            continue
-        header = message.header.timestamp
-        for entity in message.entity:
-            vehicle = entity.vehicle
-            if not entity.HasField("vehicle") or not vehicle.HasField("position"):
-                unread["no position"] += 1
-                continue
-            where = vehicle.position
-            columns["user"].append(vehicle_name(vehicle.vehicle))
-            columns["time"].append(vehicle.timestamp or header)
-            columns["lat"].append(where.latitude)
-            columns["lng"].append(where.longitude)
-            columns["speed"].append(where.speed if where.HasField("speed") else None)
-            arrived.append(header * 1_000_000 if EARLIEST_S <= header < LATEST_S else -1)
-    if not arrived:
-        raise InspectionError(f"no vehicle positions in it: {', '.join(unread) or 'it is empty'}")
-    _, time_unit, _ = as_times(columns["time"])
-    return Observations(
-        kind=kind,
-        format="canonical",
-        fields=None,
-        user=numbered(columns["user"]),
-        time_us=np.array([min(seconds, _NO_TIME_S) for seconds in columns["time"]], dtype=np.int64) * 1_000_000,
-        lat=as_numbers(columns["lat"]).round(6),
-        lng=as_numbers(columns["lng"]).round(6),
-        speed=as_numbers(columns["speed"]),
-        arrived_us=np.array(arrived, dtype=np.int64),
-        speed_unit="m/s",
-        time_format=time_unit,
-        unread=unread,
-    )
-
-
-def _of_siri(bodies: Iterable[tuple[str, Callable[[], bytes]]], kind: str, limit: int) -> Observations:
-    """Observations of SIRI-VM documents, until there are ``limit`` fixes, with speeds as they are sent. Times without a zone are
-    taken as UTC.
-    """
-    snapshots: list[Snapshot] = []
-    unread: Counter[str] = Counter()
-    fixes, local = 0, False
-    for name, body in bodies:
-        if fixes >= limit:
-            break
-        try:
-            document = decompressed(body())
-            snapshot = decode_siri(document, None, ZoneInfo("UTC"), _AS_SENT, LATEST_S * 1_000_000)
-        except (SnapshotError, RecordingError, OSError) as error:
-            unread["no document"] += 1
-            if not fixes:
-                unread[f"{name}: {error}"] += 1
-            continue
-        snapshots.append(snapshot)
-        unread += snapshot.refused
-        fixes += len(snapshot.vehicles)
-        local = local or _LOCAL_TIME.search(document) is not None
-    if not fixes:
-        raise InspectionError(f"no vehicle positions in it: {', '.join(unread) or 'it is empty'}")
-    headers = [(-1 if each.header is None else each.header, len(each.vehicles)) for each in snapshots]
-    return Observations(
-        kind=kind,
-        format="canonical",
-        fields=None,
-        user=numbered([name for each in snapshots for name in each.vehicles]),
-        time_us=np.concatenate([each.time for each in snapshots]),
-        lat=np.concatenate([each.lat for each in snapshots]),
-        lng=np.concatenate([each.lng for each in snapshots]),
-        speed=np.concatenate([each.speed for each in snapshots]),
-        arrived_us=np.repeat(*np.array(headers, dtype=np.int64).T),
-        local=local,
-        unread=unread,
-    )

@@ -56,6 +56,10 @@ def problems(seen: Observations, measures: Measures) -> list[str]:
     shares = (
         (measures.origin, "lie at 0, 0: units without reception. They are refused as at-origin"),
         (measures.swapped, "have latitude and longitude exchanged. They are refused as swapped-axes"),
+        (
+            measures.far,
+            "lie far from the others, outside of the domain that is suggested. They are refused as out-of-domain",
+        ),
         (measures.outside_globe, "lie outside the globe. They are refused as out-of-domain"),
         (measures.bad_time, "have a time before 2000 or after 2100: clocks that were never set. They are refused"),
         (measures.without_user, "name no vehicle, so nobody's budget could be charged. They are refused"),

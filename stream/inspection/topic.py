@@ -17,8 +17,8 @@ from stream.config.servers import KafkaConfig
 from stream.connection import start_client
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import MAX_BATCH_BYTES, BoundedConsumer, FeedRecord
-from stream.inspection.observations import Observations
-from stream.inspection.reading import InspectionError, observe_messages
+from stream.inspection.observations import InspectionError, Observations
+from stream.inspection.reading import observe_messages
 
 _READ_SECONDS = 30.0
 _AT_ONCE = 5_000
@@ -51,7 +51,7 @@ async def observe_topic(kafka: KafkaConfig, topic: str, limit: int) -> Observati
             f"{topic} is neither a file, nor an address, nor a topic with messages of Kafka at {kafka.bootstrap}"
         )
     try:
-        seen = observe_messages(values[:limit], np.array(arrived[:limit], dtype=np.int64))
+        seen = observe_messages(values, np.array(arrived, dtype=np.int64), limit)
     except InspectionError as error:
         left_out = "".join(f"; {count} {reason}" for reason, count in unread.items())
         raise InspectionError(f"{error}{left_out}") from None

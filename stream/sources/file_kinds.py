@@ -6,6 +6,7 @@ import csv
 import re
 import string
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from stream.config.feed import FeedFields
@@ -31,6 +32,7 @@ _BEGINNINGS = (
     (b"\xfe\xff", "text in UTF-16: convert it to UTF-8"),
     (b"<", "XML, as SIRI is: send its vehicle positions with 'hexveil siri-vm'"),
 )
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _GTFS_RT_VERSION = b"\x0a"  # field 1 (header), length-delimited; within it field 1, the version
 _GTFS_RT_OTHER_FORMS = re.compile(
     rb'\s*(header\s*:?\s*\{[^{}]*gtfs_realtime_version|\{\s*"header"\s*:\s*\{[^{}]*"gtfs_?realtime_?version"|'
@@ -55,6 +57,11 @@ def is_gtfs_realtime(head: bytes) -> bool:
     """Whether the first bytes are those of a GTFS-realtime message in protobuf, JSON or text form: its header with the version."""
     is_binary = head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
     return is_binary or _GTFS_RT_OTHER_FORMS.match(head) is not None
+
+
+def is_html(head: bytes) -> bool:
+    """Whether the first bytes are those of a page, as servers send in place of a feed."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower().startswith((b"<html", b"<!doctype html"))
 
 
 def unpacked(head: bytes) -> bytes:
@@ -109,10 +116,17 @@ def _split(header: bytes, separator: str) -> list[str]:
         return []
 
 
+def is_row(names: Iterable[str]) -> bool:
+    """Whether the first line of a table is already a row of it. Whoever says so must not quote it."""
+    return sum(_NUMBER.fullmatch(name.strip()) is not None for name in names) >= 2
+
+
 def wrong_header(names: list[str], missing: set[str], fields: FeedFields) -> str:
     """Why a CSV with the columns ``names`` does not fit the format, with the remedy."""
     fitting = next((name for name, known in known_fields().items() if set(known.paths) <= set(names)), None)
     hint = "" if fitting is None else f"; its header has the columns of {fitting!r}: give --format {fitting}"
+    if is_row(names):
+        return f"its first line has numbers, so it is no header: write the names of its columns before it, like {','.join(fields.paths)}"
     if any("." in path for path in fields.paths):
         return f"the format is nested, and nested formats are not read from CSV; write one JSON object a line{hint}"
     if hint:

@@ -1,8 +1,9 @@
 """Decodes SIRI Vehicle Monitoring (XML) into columns, with a reason for each refused activity.
 
 Source: CEN/TS 15531-3 (SIRI), VehicleMonitoringDelivery with VehicleActivity. Element names are read without their namespace,
-because producers use several. The XML is parsed by expat without entities: a document with a document type is refused before any
-of its declarations is read, so nothing is expanded and nothing is fetched.
+because producers use several: what stands before the colon is not looked up, as each element would otherwise be a copy of the
+whole name of its namespace. The XML is parsed by expat without entities: a document with a document type is refused before any of
+its declarations is read, so nothing is expanded and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class _Document:
         self._size = 0
         self._elements = 0
         self._is_siri = False
-        parser = ParserCreate(namespace_separator=" ")
+        parser = ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
         parser.CharacterDataHandler = self._characters
@@ -136,7 +137,7 @@ class _Document:
         )
 
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
-        local = name.rpartition(" ")[2]
+        local = name.rpartition(":")[2]
         self._path.append(local)
         self._elements += 1
         if self._elements > MOST_ELEMENTS:

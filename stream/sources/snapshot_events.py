@@ -28,7 +28,7 @@ from stream.sources.snapshots import (
     SnapshotError,
     decompressed,
 )
-from stream.sources.timestamps import Judged, TimestampWatch
+from stream.sources.timestamps import BEHIND_US, Judged, TimestampWatch
 from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import LATEST_S, Slotting
 
@@ -133,6 +133,7 @@ class SnapshotEvents:
         """Those of them whose kept fixes are to be replaced, because their clock was ahead."""
         self._newest: dict[str, int] = {}
         self._clock = 0
+        self._behind = 0
         self._watch, self._refusals = TimestampWatch(), RefusalWatch()
 
     @property
@@ -188,7 +189,7 @@ class SnapshotEvents:
         messages = self.take(snapshot)
         ahead, vehicles = snapshot.refused[IN_FUTURE], len(snapshot.vehicles)
         fresh = vehicles - (tally.repeated - repeated)
-        document = Judged(fresh, tally.earlier - earlier, ahead, vehicles + ahead)
+        document = Judged(fresh, self._behind, tally.earlier - earlier, ahead, vehicles + ahead)
         moment = snapshot.clock if snapshot.arrival is None else snapshot.arrival
         trouble = self._watch.judged(document, self._clock if moment is None else moment)
         if trouble is not None:
@@ -248,11 +249,20 @@ class SnapshotEvents:
             newest[vehicle] = moment
             fresh.append(index)
         self.tally.repeated += len(snapshot.vehicles) - len(fresh)
+        self._behind = self._number_behind(snapshot, fresh)
         if set_back:
             self._forget_after(set_back)
         if len(newest) > 2 * len(snapshot.vehicles) + 4096:
             self._newest = self._remembered(newest)
         return np.array(fresh, dtype=np.int64)
+
+    def _number_behind(self, snapshot: Snapshot, fresh: list[int]) -> int:
+        """How many of these vehicles are far behind. The first document does not tell, because it also has the last fixes of those
+        that are parked.
+        """
+        if snapshot.arrival is None or self.tally.snapshots < 2:
+            return 0
+        return int(np.count_nonzero(snapshot.time[fresh] < snapshot.arrival - BEHIND_US))
 
     def _latest(self, snapshot: Snapshot) -> int:
         """A timestamp of an earlier document that is after this (µs UTC) came from a clock that was ahead.

@@ -45,6 +45,15 @@ class StandardInput:
             return None
         return self._take(size)
 
+    def read_whole(self, most: int) -> bytes:
+        """All of it, at most so many bytes; waits for the other program to end."""
+        blocks, left = [self._head[:most]], most - len(self._head)
+        self._head = b""
+        while left > 0 and (block := self._take(left)):
+            blocks.append(block)
+            left -= len(block)
+        return b"".join(blocks)
+
     def close(self) -> None:
         """Do nothing: standard input belongs to the process."""
 

@@ -15,13 +15,27 @@ _AHEAD = (
     "most vehicles have a timestamp that is more than window.max_future ahead, so they are refused: correct the clock of this "
     "machine, or feed.timezone if times have no zone, or ask the agency"
 )
+_BEHIND = (
+    "most new timestamps are more than 25 min behind their arrival, so that events are late for their windows: they are local times "
+    "read in another zone, or of a clock that is behind; ask the agency, or correct feed.timezone if times have no zone, or the "
+    "clock of this machine"
+)
 _UNMOVED = f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no event is sent; ask the agency"
 
 
+BEHIND_US = 1_500_000_000
+"""A new timestamp that is older than this at its arrival may be late for its window. Zones differ by 30 minutes and more."""
+_ENOUGH = 10
+"""New timestamps that are judged at once, of which most are behind."""
+
+
 class Judged(NamedTuple):
-    """Vehicles of a document: those with a new timestamp, with an earlier one than was sent, with one too far ahead; all."""
+    """Vehicles of a document: those with a new timestamp, of which some are behind; with an earlier one than was sent, with one too
+    far ahead; all.
+    """
 
     fresh: int
+    behind: int
     earlier: int
     ahead: int
     entries: int
@@ -34,6 +48,7 @@ class TimestampWatch:
         self._unmoved_since: int | None = None
         self._said_us: int | None = None
         self._documents = 0
+        self._fresh = self._behind = 0
 
     def judged(self, document: Judged, at_us: int) -> tuple[str, int] | None:
         """Take one document, at its arrival or, if that is unknown, its header (µs UTC).
@@ -59,5 +74,16 @@ class TimestampWatch:
             return _AHEAD
         if 2 * document.earlier > document.entries:
             return _EARLIER
+        if self._are_behind(document):
+            return _BEHIND
         unmoved = self._unmoved_since
         return _UNMOVED if unmoved is not None and at_us - unmoved >= _STALE_US else None
+
+    def _are_behind(self, document: Judged) -> bool:
+        self._fresh += document.fresh
+        self._behind += document.behind
+        if self._fresh < _ENOUGH:
+            return False
+        mostly = 2 * self._behind > self._fresh
+        self._fresh = self._behind = 0
+        return mostly

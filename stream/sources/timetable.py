@@ -167,8 +167,9 @@ class _Reading:
             trip_of.append(trips[trip])
             stop_of.append(stops[stop])
             order.append(int(sequence))
-            arrivals.append(_seconds(arrival or departure))
-            departures.append(_seconds(departure or arrival))
+            arrives, departs = _seconds(arrival), _seconds(departure)
+            arrivals.append(departs if math.isnan(arrives) else arrives)
+            departures.append(arrives if math.isnan(departs) else departs)
         by_trip = np.lexsort((np.array(order), np.array(trip_of)))
         trips_in_order, stops_in_order = (np.array(column, np.int64)[by_trip] for column in (trip_of, stop_of))
         return trips_in_order, stops_in_order, np.array(arrivals)[by_trip], np.array(departures)[by_trip]

@@ -24,9 +24,14 @@ from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, 
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
 _INCREMENTALITY = gtfs_realtime_pb2.FeedHeader.INCREMENTALITY_FIELD_NUMBER
+_NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
+"""What the parser of protobuf's text form says of one."""
 _UNREADABLE = (json.JSONDecodeError, UnicodeError, RecursionError)
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half of a surrogate pair."""
+_BEGIN = re.compile(r"(Failed to parse \w+ field: )*")
+"""How an error of protobuf's JSON begins: with names of the format, before any value."""
+_NAMED = re.compile(r"parse (\w+) field")
 
 
 def decode_snapshot(body: bytes, received_us: int | None = None, max_future_us: int = MAX_FUTURE_US) -> Snapshot:
@@ -88,11 +93,22 @@ def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
             message.ParseFromString(body)
             _check_numbered(message)
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
-        first = " ".join(str(error).split())[:120] or type(error).__name__
-        raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({first})") from None
+        raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({_found(error)})") from None
     if not message.HasField("header") and not message.entity:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
     return message
+
+
+def _found(error: Exception) -> str:
+    """What a parser found, or where. Its own words may quote what a vehicle sent, which no log may show."""
+    if isinstance(error, text_format.ParseError):
+        what = "incrementality is none of the format: " if _NO_INCREMENTALITY in str(error) else ""
+        return f"{what}line {error.GetLine()}, column {error.GetColumn()} of its text"
+    if isinstance(error, json_format.ParseError):
+        begin = _BEGIN.match(str(error))
+        path = ".".join(_NAMED.findall(begin[0] if begin else ""))
+        return f"another type of value than the format has{path and f' in {path}'}"
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 def _check_named(tree: Any, message: gtfs_realtime_pb2.FeedMessage) -> None:
@@ -134,7 +150,7 @@ def _tree(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise json_format.ParseError("a name occurs twice in one object")
+        raise SnapshotError("not a GTFS-realtime feed: a name occurs twice in one object of its JSON")
     return fields
 
 

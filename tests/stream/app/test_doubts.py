@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import subprocess
+import sys
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from stream.app.doubts import FeedDoubts
 from stream.config import Config
@@ -227,20 +230,49 @@ def test_a_failure_of_the_judgement_does_not_reach_the_reader_and_is_forgotten(
     assert list(observed(doubts, decoder, values, now)) == ["speed"]
 
 
-def test_what_is_kept_of_hostile_messages_is_bounded(tmp_path: Path) -> None:
-    config, now = bus_config(tmp_path), time.time()
+def held(judge: FeedDoubts) -> int:
+    """Bytes of all objects that a judge holds, its configuration and what belongs to modules aside: the same in every process."""
+    passed: set[int] = set()
+    left: list[object] = [judge]
+    size = 0
+    while left:
+        thing = left.pop()
+        if id(thing) not in passed and not isinstance(thing, type | ModuleType | FunctionType | BaseModel):
+            passed.add(id(thing))
+            size += sys.getsizeof(thing)
+            left += gc.get_referents(thing)
+    return size
+
+
+def kept(config: Config, values: list[bytes], looks: int) -> int:
+    """Bytes that a judge holds of so many messages at which it looked."""
+    arrived_us = round(time.time() * 1e6)
+    batch = Decoder(config, bytes(32)).decode_part(values, arrived_us)
     doubts = FeedDoubts(config)
-    for length in ((1 << 16) - 200, (1 << 18) - 200):
-        nested = b'{"user":"a","lat":30.2,"lng":-97.7,"speed":1,"time":[' + b"{}," * (length // 3 - 40) + b"0]}"
-        text = b'{"user":"a","lat":30.2,"lng":-97.7,"speed":1,"time":"' + b"x" * (length - 200) + b'"}'
-        values = [nested, text] * 5
-        batch = Decoder(config, bytes(32)).decode_part(values, round(now * 1e6))
-        tracemalloc.start()
-        for _ in range(12):
-            doubts.observe(values, batch, round(now * 1e6))
-        kept, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert kept < 100_000
+    doubts.found()
+    empty = held(doubts)
+    for _ in range(looks // len(values)):
+        doubts.found()
+        doubts.observe(values, batch, arrived_us)
+    return held(doubts) - empty
+
+
+def hostile_messages(length: int) -> list[bytes]:
+    begin = b'{"user":"a","lat":30.2,"lng":-97.7,"speed":1,"time":'
+    nested = begin + b"[" + b"{}," * (length // 3 - 40) + b"0]}"
+    return [nested, begin + b'"' + b"x" * (length - 200) + b'"}'] * 5
+
+
+def test_of_a_hostile_message_less_than_a_kilobyte_is_kept_and_of_no_more_than_the_newest_400(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, long = bus_config(tmp_path), (1 << 16) - 200
+    for length in (long, (1 << 18) - 200):
+        assert 0 < kept(config, hostile_messages(length), 50) < 50 * 1_000
+    most = kept(config, hostile_messages(1_000), 400)
+    assert kept(config, hostile_messages(1_000), 1_200) <= most < 400 * 1_000
+    monkeypatch.setattr("stream.app.doubts.LONGEST_TEXT", 1 << 16)
+    assert kept(config, hostile_messages(long), 50) > 50 * 1_000
 
 
 @pytest.mark.parametrize(("buses", "every", "most_s"), [(100, 15, 60), (60, 60, 320), (60, 120, 620), (10, 300, 6600)])

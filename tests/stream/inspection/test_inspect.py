@@ -28,8 +28,8 @@ from stream.config.servers import KafkaConfig
 from stream.inspection.columns import guess_fields, paths_of
 from stream.inspection.comparison import contradictions
 from stream.inspection.measures import measure
-from stream.inspection.observations import Observations
-from stream.inspection.reading import InspectionError, observe_answer, observe_file, observe_messages
+from stream.inspection.observations import InspectionError, Observations
+from stream.inspection.reading import observe_answer, observe_file, observe_messages
 from stream.inspection.suggestion import problems, suggestions
 from stream.inspection.topic import TopicUnreachableError, observe_topic
 from tests.support.builders import SLOT
@@ -540,6 +540,6 @@ async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka: str, topi
 def test_arrays_and_deep_objects_are_counted_and_not_followed() -> None:
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     event = b'{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":1}'
-    seen = observe_messages([event, b"[1]", deep, b"\xff"], None)
+    seen = observe_messages([event, b"[1]", deep, b"\xff"], None, 10)
     assert len(seen) == 1
     assert sum(seen.unread.values()) == 3

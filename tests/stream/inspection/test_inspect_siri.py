@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
@@ -15,7 +16,8 @@ from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.config.section import BoundingBox
 from stream.inspection.comparison import contradictions
 from stream.inspection.measures import measure
-from stream.inspection.reading import InspectionError, observe_answer, observe_file
+from stream.inspection.observations import InspectionError
+from stream.inspection.reading import observe_answer, observe_file
 from stream.inspection.suggestion import problems, suggestions
 from tests.stream.sources.agency import Agency, answer
 
@@ -71,6 +73,15 @@ def test_times_without_a_zone_and_missing_speeds_are_said(tmp_path: Path) -> Non
     assert "100% of the fixes have no speed; let speeds be derived" in sentences
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "iso-8859-1"])
+def test_a_document_is_recognised_in_any_encoding_that_it_declares(encoding: str, tmp_path: Path) -> None:
+    declared = encoding.removesuffix("-sig")
+    text = document(0, zone=False).decode().replace('"1.0"', f'"1.0" encoding="{declared}"', 1)
+    (tmp_path / "vm.xml").write_bytes(text.encode(encoding))
+    seen = observe_file(tmp_path / "vm.xml", 100)
+    assert (seen.kind, len(seen), seen.local) == ("SIRI-VM", VEHICLES, True)
+
+
 def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged_ones(tmp_path: Path) -> None:
     folder = archive(tmp_path / "day")
     assert len(observe_file(folder / "001.xml", 10**6)) == VEHICLES
@@ -82,6 +93,21 @@ def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged
     outcome = CliRunner().invoke(app, ["inspect", "-", "--json"], input=document(0))
     assert (outcome.exit_code, json.loads(outcome.stdout)["kind"]) == (0, "SIRI-VM")
     assert "secret-" not in outcome.output
+
+
+def test_a_folders_form_is_that_of_most_of_its_files_and_not_of_the_first(tmp_path: Path) -> None:
+    folder = archive(tmp_path / "day")
+    (folder / "0-README.txt").write_text("what this is")
+    (folder / "000-error.html").write_bytes(b"<!DOCTYPE html><html>busy</html>")
+    seen = observe_file(folder, 10**6)
+    assert (seen.kind, len(seen), seen.unread["no document"]) == ("a folder of SIRI-VM", VEHICLES * STEPS, 2)
+    for file in list(folder.glob("*.xml"))[5:]:
+        file.unlink()
+    message = gtfs_realtime_pb2.FeedMessage.FromString(b"\x0a\x05\x0a\x032.0")
+    for k in range(6):
+        (folder / f"{k}.pb").write_bytes(message.SerializeToString())
+    with pytest.raises(InspectionError, match="no vehicle positions in it"):
+        observe_file(folder, 10**6)
 
 
 def test_xml_that_is_no_siri_is_refused_with_what_it_lacks(tmp_path: Path) -> None:

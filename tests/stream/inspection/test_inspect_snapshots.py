@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.inspection.measures import measure
-from stream.inspection.observations import Observations
-from stream.inspection.reading import InspectionError, observe_file
+from stream.inspection.observations import InspectionError, Observations
+from stream.inspection.reading import observe_file
 from stream.inspection.suggestion import problems, suggestions
 from tests.stream.sources.gtfs import START
 
@@ -82,6 +82,30 @@ def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_ar
     assert seen.unread["no snapshot"] == 2
 
 
+def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_path: Path) -> None:
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    message.entity[0].is_deleted = True
+    message.entity[1].ClearField("vehicle")
+    (tmp_path / "0.pb").write_bytes(message.SerializeToString())
+    seen = observe_file(tmp_path / "0.pb", 100)
+    assert (len(seen), dict(seen.unread)) == (VEHICLES - 2, {"deleted": 1, "no-vehicle": 1})
+
+
+def test_an_address_of_trip_updates_is_named_as_such(tmp_path: Path) -> None:
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    for entity in message.entity:
+        entity.ClearField("vehicle")
+    (tmp_path / "0.pb").write_bytes(message.SerializeToString())
+    with pytest.raises(InspectionError, match="Likely the feed has trip updates or alerts and no vehicle position"):
+        observe_file(tmp_path / "0.pb", 100)
+
+
+def test_a_folder_of_recordings_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "day.csv").write_text("user,time,lat,lng,speed\na,1490097600000,30.2,-97.7,1\n")
+    with pytest.raises(InspectionError, match="if they are recordings, inspect one of them"):
+        observe_file(tmp_path, 100)
+
+
 def test_a_folder_of_nothing_but_damaged_files_names_the_first(tmp_path: Path) -> None:
     (tmp_path / "0.pb.gz").write_bytes(gzip.compress(snapshot(0))[:-9])
     with pytest.raises(InspectionError, match=r"0\.pb\.gz: \d+ bytes of gzip that are damaged or cut short"):
@@ -99,6 +123,18 @@ def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_pa
     assert "of this one moment" in reasons(tmp_path / "0.pb")["domain"]
     (tmp_path / "1.pb").write_bytes(snapshot(1))
     assert reasons(tmp_path)["domain"] == "where the fixes are, with a margin; check it on a map"
+
+
+@pytest.mark.parametrize(("share", "is_far"), [(0.004, True), (0.05, False)])
+def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent(share: float, is_far: bool) -> None:
+    seen = grid(28.6, 77.2, exchanged=False)
+    wrong = np.arange(len(seen)) < share * len(seen)
+    seen = replace(seen, lat=np.where(wrong, 1.0, seen.lat), lng=np.where(wrong, 2.0, seen.lng))
+    measures = measure(seen)
+    assert measures.box is not None
+    assert (measures.box[0] > 28) is is_far
+    assert measures.far == (wrong.sum() if is_far else 0)
+    assert any("lie far from the others" in sentence for sentence in problems(seen, measures)) is is_far
 
 
 @pytest.mark.parametrize(("vehicles", "few"), [(12, True), (99, True), (100, False)])

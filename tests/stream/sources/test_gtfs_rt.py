@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import math
+import os
 import signal
 import subprocess
 import time
@@ -294,12 +295,32 @@ def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Pat
     code, _, stderr = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
     assert code == 2
     assert "two positions of the vehicle" in stderr
+    assert "name a folder of snapshots, or the agency's address" in stderr
+
+
+def test_a_pipe_that_a_shell_names_as_a_file_is_read(config: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(fleet(0, speed=5.0))
+    code, out, _ = run(f"/dev/fd/{reading}", "--config", str(config), "--out", "-")
+    os.close(reading)
+    assert (code, len(out.splitlines())) == (0, 3)
+
+
+@pytest.mark.parametrize("out", ["/dev/full", "/nowhere/events.ndjson"])
+def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out: str, config: Path) -> None:
+    with Agency([answer(200, fleet(0, speed=5.0))]) as agency:
+        code, _, stderr = run(agency.url, "--once", "--config", str(config), "--out", out)
+    assert code == 1
+    assert f"{out}: " in stderr
+    assert "--out needs a file that you may write to" in stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["nothing.pb"], "neither a file, nor a folder"),
+        (["a" * 300], "neither a file, nor a folder"),
         (["http://127.0.0.1:9/x", "also.pb"], "give one address"),
         (["http://127.0.0.1:9/x", "--interval", "100ms"], "outside 1 s to 1 h"),
         (["http://city:hidden\u2100@127.0.0.1:9/x"], "is not an http or https address"),

@@ -175,3 +175,14 @@ def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
         (desk / "day.ndjson").write_bytes(rng.bytes(int(rng.integers(1, 3_000))) + nasty[n % 2] * (n % 3))
         code, _, stderr = run("replay", "day.ndjson", "--config", BUS)
         assert code == 2, stderr
+
+
+@pytest.mark.parametrize("command", [("replay", "--offline", "--format", "capmetro", "--config", BUS), ("inspect",)])
+def test_a_table_without_a_header_is_said_to_have_none_and_its_first_row_is_not_quoted(
+    command: tuple[str, ...], desk: Path
+) -> None:
+    (desk / "day.csv").write_text("secret-17,2017-03-21T07:00:00-05:00,30.19,-97.77,5\n" * 20)
+    code, _, stderr = run(command[0], "day.csv", *command[1:])
+    assert code == 2
+    assert "its first line has numbers, so it is no header: write the names of its columns before it" in stderr
+    assert "secret" not in stderr

@@ -101,8 +101,15 @@ def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "times",
-    ["7:00:00,,7:04:00", "7:00:00,nonsense,7:04:00", "7:00:00,7:00:00,7:04:00", "7:00:00,7:04:00,7:04:00"],
-    ids=["blank", "no-time", "rounded-at-the-start", "rounded-at-the-end"],
+    [
+        "7:00:00,,7:04:00",
+        "7:00:00,nonsense,7:04:00",
+        "7:00:00,7:02:00 nonsense,7:04:00",
+        "7:00:00,nonsense 7:02:00,7:04:00",
+        "7:00:00,7:00:00,7:04:00",
+        "7:00:00,7:04:00,7:04:00",
+    ],
+    ids=["blank", "no-time", "no-departure", "no-arrival", "rounded-at-the-start", "rounded-at-the-end"],
 )
 def test_times_that_are_missing_or_rounded_are_filled_by_distance(tmp_path: Path, times: str) -> None:
     made = speeds(tmp_path, schedule(times))

@@ -173,6 +173,28 @@ def test_json_with_half_a_surrogate_pair_is_refused_wherever_it_is(where: str) -
         decode_snapshot(NO_TEXT[where].encode())
 
 
+HEADER = '"header":{"gtfsRealtimeVersion":"2.0"}'
+TEXT = 'header { gtfs_realtime_version: "2.0" } entity { id: "1" vehicle { %s } }'
+QUOTED = {
+    "latitude": f'{{{HEADER},"entity":[{{"id":"1","vehicle":{{"position":{{"latitude":"secret 1"}}}}}}]}}',
+    "id": f'{{{HEADER},"entity":[{{"id":"1","vehicle":{{"vehicle":{{"id":["secret"]}}}}}}]}}',
+    "timestamp": f'{{{HEADER},"entity":[{{"id":"1","vehicle":{{"timestamp":"secret"}}}}]}}',
+    "entity": f'{{{HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}',
+    "occurs twice": f'{{{HEADER},"entity":[{{"secret":1,"secret":2}}]}}',
+    "char 1": '{"secret',
+    "column 82": TEXT % 'vehicle { id: "secret }',
+    "column 89": TEXT % "position { latitude: secret }",
+}
+
+
+@pytest.mark.parametrize("where", QUOTED)
+def test_what_is_said_of_an_unreadable_feed_names_the_place_and_quotes_nothing(where: str) -> None:
+    with pytest.raises(SnapshotError) as refused:
+        decode_snapshot(QUOTED[where].encode())
+    assert where in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 def test_json_with_whole_surrogate_pairs_is_text() -> None:
     body = json_format.MessageToJson(feed_message([("\U0001f68c", START, 28.6, 77.2, 1.0)]))
     assert "\\ud83d\\ude8c" in body

@@ -230,6 +230,29 @@ def test_a_clock_of_this_machine_that_is_behind_is_said_with_the_remedy() -> Non
     assert source.tally.refused == {"time-in-future": 9}
 
 
+@pytest.mark.parametrize(("behind", "said"), [(5.5 * 3600, 1), (1800, 1), (1200, 0), (0, 0)])
+def test_timestamps_that_are_behind_by_a_zone_are_said_within_a_minute_and_once(behind: float, said: int) -> None:
+    source = reader("reported")
+    with capture_logs() as logs:
+        for step in range(5):
+            source.events(body_at(step, {}), round(START + behind + EVERY_S * step) * 1_000_000)
+        within_a_minute = len(logs)
+        for step in range(5, 20):
+            source.events(body_at(step, {}), round(START + behind + EVERY_S * step) * 1_000_000)
+    assert (within_a_minute, len(logs)) == (said, said)
+    assert all("behind their arrival" in log["event"] for log in logs)
+
+
+def test_a_parked_fleet_whose_last_fixes_are_old_is_no_trouble() -> None:
+    source = reader("reported")
+    with capture_logs() as logs:
+        for step in range(1000, 1015):
+            old = [fix for fix in fixes(0, {}) if fix[0] != "a"]
+            body = snapshot_bytes([*old, fixes(step, {})[0]], START + EVERY_S * step)
+            source.events(body, (START + EVERY_S * step) * 1_000_000)
+    assert logs == []
+
+
 def test_vehicles_that_report_less_often_than_the_document_changes_are_no_trouble() -> None:
     source = reader("reported")
     with capture_logs() as logs:
@@ -252,5 +275,5 @@ def test_documents_without_vehicles_or_with_news_are_no_trouble() -> None:
     watch = TimestampWatch()
     for second in range(0, 4000, 15):
         at_us = (START + second) * 1_000_000
-        assert watch.judged(Judged(fresh=0, earlier=0, ahead=0, entries=0), at_us) is None
-        assert watch.judged(Judged(fresh=1, earlier=4, ahead=0, entries=9), at_us) is None
+        assert watch.judged(Judged(fresh=0, behind=0, earlier=0, ahead=0, entries=0), at_us) is None
+        assert watch.judged(Judged(fresh=1, behind=0, earlier=4, ahead=0, entries=9), at_us) is None
