@@ -109,5 +109,5 @@ def alternatives(setting: Setting, config: Config, half_width: float | None) -> 
             yield replace(setting, cells_per_user=cells)
     if setting.weight != "share":
         yield replace(setting, weight="share")
-    else:
+    elif config.participation is None or not config.participation.shares.area:  # which needs weight "share"
         yield replace(setting, weight="user", cells_per_user=1)

@@ -4,6 +4,8 @@ back.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -207,6 +209,34 @@ def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
         covariance[np.ix_(seen, seen)] + np.diag(1 / posterior.site_precision[seen]), observed - mean[seen]
     )
     assert posterior.trend == pytest.approx(past.trend + with_trend @ residual)
+
+
+@pytest.mark.parametrize("of_unseen", [0.0, 0.3])
+def test_the_area_is_one_more_normal_observation_of_the_weighted_sum_of_the_means(of_unseen: float):
+    """Cell 2 informs no other: the area sees what the trend says of it, and a deviation of its own that nobody knows."""
+    past, window = window_beside_a_past()
+    weights = (1 - of_unseen) * np.array([0.1, 0.4, 0.0, 0.2, 0.25, 0.05])
+    weights[2] = of_unseen
+    window = replace(window, releases=replace(window.releases, normal=True, area=AreaMean(31.0, 1.5, weights)))
+    posterior = fit_of(window, prior_of(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics()).posterior
+    mean, covariance = joint(window, past, 0.06, 4.0)
+    covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
+    design, level = window.design, past.trend_covariance
+    # Level and effect, the six cells, and cell 2 as the area sees it; then what is observed of them.
+    with_trend, seen_by_area = design @ level, np.append(covariance[:, [0, 1, 3, 4, 5]], np.zeros((6, 1)), axis=1)
+    seen_by_area[:, 5] = design @ level @ design[2]
+    among = seen_by_area[[0, 1, 3, 4, 5, 2]]
+    among[5] = np.append(among[:5, 5], design[2] @ level @ design[2] + (0.06 * UPPER) ** 2)
+    observing = np.vstack([np.eye(6)[:5], weights[[0, 1, 3, 4, 5, 2]]])
+    noise = np.append(2 * np.square(window.releases.scales[window.seen]), 2 * 1.5**2)
+    inverse = np.linalg.inv(observing @ among @ observing.T + np.diag(noise))
+    off = np.append(window.releases.means[window.seen] - mean[window.seen], 31.0 - weights @ mean)
+    gain = seen_by_area @ observing.T @ inverse
+    of_trend = np.column_stack([with_trend[[0, 1, 3, 4, 5]].T, level @ design[2]]) @ observing.T
+    assert posterior.value == pytest.approx(mean + gain @ off)
+    assert posterior.variance == pytest.approx(np.diag(covariance - gain @ observing @ seen_by_area.T))
+    assert posterior.trend == pytest.approx(past.trend + of_trend @ inverse @ off)
+    assert posterior.trend_covariance == pytest.approx(level - of_trend @ inverse @ of_trend.T)
 
 
 BUSY = np.repeat([20.0, 2.0], 20)

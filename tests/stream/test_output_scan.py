@@ -125,6 +125,7 @@ def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path
         overrides["speed.statistics"] = ["mean", "variance", *percentiles]
         return zcdp_config(tmp_path, rho=0.05, rho_budget=0.08, **overrides)
     overrides |= {"speed.statistics": ["mean", *percentiles], "speed.clipping": "carried"}
+    overrides |= {"participation.weight": "share", "participation.shares": {"area": 1}}
     return riders_config(tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 5.0}, **overrides)
 
 
@@ -145,7 +146,8 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
     """Five histories and the empty one, each a neighbour of the next or a few users away, give the same transcript byte
     for byte.
 
-    It covers every statistic, every spatial histogram, smoothing, carried clipping, and every answer of the public API.
+    It covers every statistic, the mean of the area (pure ε), every spatial histogram, smoothing, carried clipping, and
+    every answer of the public API.
     """
     empty = await observe(config, redis, nobody, clock)
     assert await spent(redis, config) == []

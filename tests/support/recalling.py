@@ -18,8 +18,8 @@ def recalled(bodies: Sequence[dict[str, Any]], marker: dict[str, Any], memory: M
     upper, timezone = marker["clipping"]["upper"], marker["period"]["timezone"]
     shrinking = any("mean" in body.get("post_processed", {}) for body in bodies)
     typical = marker["memory"].get("typical_km_h")
-    window = Window(*ends)
-    return step(memory, bodies, window, upper=upper, timezone=timezone, shrinking=shrinking, typical=typical)[0]
+    named = {"upper": upper, "timezone": timezone, "shrinking": shrinking, "typical": typical}
+    return step(memory, bodies, Window(*ends), **named, area=marker.get("area"))[0]
 
 
 def recalled_from(windows: Sequence[Sequence[Message]]) -> Memory | None:

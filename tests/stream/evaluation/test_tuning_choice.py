@@ -14,9 +14,10 @@ import pytest
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
 from stream.evaluation.leading import Outcome, Spending
-from stream.evaluation.settings import Setting
+from stream.evaluation.settings import Setting, alternatives
 from stream.evaluation.tuning import EPSILONS, Search, Trial, Tuning, terms_of
 from stream.evaluation.wants import Want
+from stream.statistics.participation.plan import participation_of
 from stream.statistics.plan import Plan, empty_plan, pack_ids, pack_integers
 from stream.storage.row_store import ROW
 from stream.windows import Slotting
@@ -70,6 +71,16 @@ def test_under_zcdp_the_limit_is_of_the_converted_budget() -> None:
     written = load_config(hourly.RIDERS, privacy=ZCDP["privacy"] | {"rho_budget": terms["privacy.rho_budget"]})
     assert written.privacy.budget <= 12.0
     assert written.privacy.ledger_budget == 2_085_123_456
+
+
+@pytest.mark.parametrize("area", [0, 1])
+def test_no_setting_that_is_tried_takes_the_area_from_weights_that_it_needs(area: int) -> None:
+    """Users who count once in each of their cells move the mean of all cells by more than 1, which no plan allows."""
+    shares = {"participation.weight": "share", "participation.shares": {"area": area}}
+    config = load_config(hourly.RIDERS, **shares, **{"speed.statistics": ["mean"], "speed.post_processing": ["kalman"]})
+    tried = list(alternatives(Setting.of(config), config, None))
+    weights = {participation_of(setting.applied(config)).layout.weight for setting in tried}
+    assert weights == ({"share"} if area else {"share", "user"})
 
 
 def test_a_grid_that_other_noise_refutes_leaves_the_choice_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

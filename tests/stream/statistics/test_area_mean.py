@@ -25,7 +25,7 @@ from stream.messages.message import WINDOW, validator
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of, planned_layout
 from stream.statistics.pipeline import draw
-from stream.statistics.plan import Plan, pack_integers
+from stream.statistics.plan import Plan, decode_plan, encode_plan, pack_integers
 from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bound
 from tests.audit.observed import loss_between, observe
 from tests.audit.shipped import Event, Towns, recorded
@@ -145,6 +145,20 @@ def test_the_close_marker_states_the_area_and_only_where_it_is_released(tmp_path
         assert ("area" in marker) == stated
     without = planned(riders(tmp_path), random_rows(1, 50))[0]
     assert b"area" not in msgspec.msgpack.encode(without), "plans without it are as they were"
+
+
+def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Path) -> None:
+    """A worker whose configuration was changed after the charge releases what was planned and charged, noise for noise."""
+    with_it, without = with_area(tmp_path), riders(tmp_path, **(AREA | {"participation.shares": {"moments": 1}}))
+    for mine, others in ((with_it, without), (without, with_it)):
+        plan, contributions = planned(mine, random_rows(1, 50))
+        taken_over = decode_plan(encode_plan(plan))
+        one, other = (
+            build_messages(each, contributions, recorded(1), config, None)[0]
+            for each, config in ((plan, mine), (taken_over, others))
+        )
+        assert [message.value for message in one] == [message.value for message in other]
+        assert ("area" in json.loads(other[-1].value)) == (mine is with_it)
 
 
 @pytest.mark.parametrize(

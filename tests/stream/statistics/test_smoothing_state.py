@@ -69,7 +69,13 @@ def without_models(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return bodies
 
 
-@pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config])
+def area_config(tmp_path: Path, **overrides: Any) -> Config:
+    """Riders whose close markers state the mean of the area."""
+    area = {"participation.weight": "share", "participation.shares": {"moments": 1, "area": 1}}
+    return riders_config(tmp_path, **area, **{"speed.statistics": ["mean"]}, **overrides)
+
+
+@pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config, area_config])
 def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path: Path, build: Any) -> None:
     config = build(tmp_path, **{"speed.post_processing": ["kalman"]})
     windows, memory = released(config, [0, 1, 2, 5])
