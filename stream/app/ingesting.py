@@ -19,6 +19,7 @@ from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
 from stream.storage.ledger import LedgerError
+from stream.storage.taking_over import take_over
 
 log = structlog.get_logger()
 
@@ -49,6 +50,8 @@ class Ingesting(Service):
             log.error("ledger refused", reason=str(error))
             raise
         log.info("ledger verified", generation=generation)
+        if windows := await take_over(worker.redis, worker.config):
+            log.info("rows that an earlier version stored are taken over", windows=windows)
         self.producer = await connect(lambda: make_producer(worker.config.kafka), lambda: self.should_stop)
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = ingestor = Ingestor(

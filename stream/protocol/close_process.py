@@ -28,13 +28,14 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.release_store import Released
 from stream.storage.row_store import RowStore
+from stream.storage.sealed_rows import NotSealedError
 
 
 @dataclass(frozen=True)
 class CloseReport:
     """The result of one attempt to close or publish a window.
 
-    ``failure``: ledger, publish, redis, content or unexpected; None if the window was committed. ``shared``: the next window
+    ``failure``: ledger, publish, redis, content, unsealed or unexpected; None if the window was committed. ``shared``: the next window
     would fail, too. ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was
     published after its first instant; None if windows are published as soon as they are committed. ``beyond_limits``: number
     of events that do not count, because their user exceeds a limit of the window. ``refused``: number of events that a rule
@@ -57,6 +58,7 @@ FAILURES: dict[type[Exception], str] = {
     LedgerError: "ledger",
     PlanError: "ledger",
     ContentError: "content",
+    NotSealedError: "unsealed",
     RedisError: "redis",
     PublishError: "publish",
     KafkaError: "publish",

@@ -14,7 +14,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import RowStore
+from stream.storage.row_store import Look, RowStore
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
@@ -84,9 +84,9 @@ class DueWindows:
 
     async def look(self) -> Due:
         """The windows that are due now. Also deletes rows of windows that can never be released."""
-        aside = await self.store.slots_set_aside()
-        open_slots = await self._releasable(sorted(set(await self.rows.open_slots()) - aside))
-        since, mark_us = await self.since(), await self.mark_us()
+        aside, seen = await self.store.slots_set_aside(), await self.rows.look()
+        open_slots = await self._releasable([slot for slot in seen.slots if slot not in aside])
+        since, mark_us = await self.since(), await self.mark_of(seen)
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
             due = await self._ticked_slots(open_slots, since, mark_us or 0, aside)
         else:
@@ -100,7 +100,11 @@ class DueWindows:
 
     async def mark_us(self) -> int | None:
         """The mark (µs UTC): windows that end by this time take no more events. None while it is unknown."""
-        window, partitions = self.config.window, await self.rows.partition_times()
+        return await self.mark_of(await self.rows.look())
+
+    async def mark_of(self, seen: Look) -> int | None:
+        """The mark by what was ``seen``."""
+        window, partitions = self.config.window, seen.times
         if window.lateness == "event-time":
             return watermark(partitions, await self.rows.now_us(), window.allowed_delay, window.idle_timeout)
         read = read_through(partitions)
@@ -125,8 +129,7 @@ class DueWindows:
                 kept.append(slot)
                 continue
             log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
-            await self.rows.seal(slot)
-            await self.rows.drop_rows(slot)
+            await self.rows.discard(slot)
         return kept
 
     async def _begins_a_window(self, slot: int) -> bool:
@@ -138,8 +141,7 @@ class DueWindows:
         slot = await self.rows.first_slot(slotting.window(now // 1_000_000).start)
         for before in open_slots:
             if before < slot:  # older than the feed, so it will never be released
-                await self.rows.seal(before)
-                await self.rows.drop_rows(before)
+                await self.rows.discard(before)
         due = []
         while (end := slotting.window(slot).end) * 1_000_000 <= mark_us:
             released = slot not in aside and slotting.period_of(slot).start >= since

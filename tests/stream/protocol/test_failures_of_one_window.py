@@ -33,6 +33,7 @@ from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.hourly import BUS
 from tests.support.stored_rows import HOUR, fill, read_clock
 from tests.support.topics_reader import read_all
+from tests.support.stored_rows import rows_in
 
 
 def fails_for_the_first(error: BaseException) -> Callable[..., Any]:
@@ -151,7 +152,7 @@ async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(
         assert await worker.store.reasons() == {SLOT: "planted"}
         assert await worker.store.take_up(SLOT)
         assert SLOT in await worker.due_slots()
-        assert len(await worker.rows.read_rows(SLOT)) == 60, "its rows are there still"
+        assert len(await rows_in(redis, "bus", SLOT)) == 60, "its rows are there still"
         assert not await worker.store.take_up(SLOT), "it is set aside no more"
     finally:
         await worker.redis.aclose()

@@ -19,6 +19,7 @@ from stream.storage.ledger import LedgerError
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.stored_rows import store
+from tests.support.stored_rows import rows_in
 
 LEDGER = FeedKeys("bus").ledger("2017-03-21")
 
@@ -55,7 +56,7 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     planning = protocol_of(redis, config, Collected()).planning
     window, _, planned = await planning.window(SLOT)
     assert planned is None
-    rows = planning.statistics.arrange(await state.read_rows(SLOT), window)
+    rows = planning.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
     first = await planning.first(window, rows)
     kept = await planning.store.store_plan(SLOT, b"of a worker that saw no plan while it made its own")
     assert kept == await planning.store.plan(SLOT) == first.stored
@@ -87,7 +88,7 @@ async def test_a_window_that_another_version_planned_with_other_scales_is_charge
     state, publisher, ours = await store(redis, config, rows), Collected(), Collected()
     protocol = protocol_of(redis, config, publisher)
     window = config.slotting.window(SLOT)
-    contributions = protocol.statistics.arrange(await state.read_rows(SLOT), window)
+    contributions = protocol.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
     plan = await protocol.planning.make(window, contributions, NOBODY)
     charges = np.where(plan.charges > 0, plan.charges // 3 + 1, 0)
     theirs = msgspec.structs.replace(

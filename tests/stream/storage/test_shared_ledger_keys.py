@@ -18,7 +18,7 @@ from stream.app.retiring import Retiring
 from stream.app.worker import Worker
 from stream.cli import app
 from stream.local import REPO_ROOT
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, RetiredError
 from stream.storage.retirement import Retirement
 from stream.windows import Period, Slotting
@@ -132,10 +132,10 @@ async def test_a_worker_asks_for_its_feed_and_deletes_once_the_other_feed_has_as
     now, marks = (await redis.time())[0], []
     for config in both:
         await fill(redis, config, 1)
-        await redis.delete(FeedKeys.of(config).slots)
-        await redis.hset(FeedKeys.of(config).watermarks, "t/0", now * 1_000_000)
+        part = PartKeys(FeedKeys.of(config), "t/0")
+        await redis.delete(part.slots)
+        await redis.hset(part.progress, mapping={"event": now * 1_000_000, "moved": now * 1_000_000})
         await redis.hset(FeedKeys.of(config).partitions, "t/0", now * 1_000_000)
-        await redis.hset(FeedKeys.of(config).seen, "t/0", now * 1_000_000)
     for config in both:
         worker = Worker(config)
         await Retiring(worker).retire()
