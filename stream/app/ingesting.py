@@ -18,7 +18,11 @@ from stream.messages.message import Message
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
+from stream.storage.client import misconfigured
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
+from stream.storage.partitions import server_info
+from stream.storage.row_store import StateError
 from stream.storage.taking_over import take_over
 
 log = structlog.get_logger()
@@ -41,7 +45,10 @@ class Ingesting(Service):
     async def on_start(self) -> None:
         """Connect and start reading. Raises if the ledger is lost or the server is too old."""
         worker = self._worker
-        server = require_supported(await worker.redis.info("server"), redacted(worker.config.redis.url))
+        info = await server_info(worker.redis, FeedKeys.of(worker.config).generation, "server")
+        server = require_supported(info, redacted(worker.config.redis.url))
+        if (problem := misconfigured(info, worker.config.redis)) is not None:
+            raise StateError(problem)
         log.info("state and ledger", server=str(server))
         try:
             generation = await verify_ledger(worker.config, worker.redis)

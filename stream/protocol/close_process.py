@@ -18,7 +18,9 @@ from stream.connection import start_client
 from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.protocol.content import ContentError
+from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
+from stream.protocol.parts import SlotRows
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
@@ -26,7 +28,8 @@ from stream.statistics.window_release import WindowRows
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
-from stream.storage.release_store import Released
+from stream.storage.partitions import spans_servers
+from stream.storage.release_store import Released, ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.storage.sealed_rows import NotSealedError
 
@@ -161,11 +164,19 @@ class _Servers:
     def rows(self) -> RowStore:
         return RowStore.of(self.check.redis, self.config)
 
+    @property
+    def slot_rows(self) -> SlotRows:
+        """The rows as the release protocol uses them."""
+        check, rows = self.check, self.rows
+        if not spans_servers(check.redis):
+            return rows
+        return RowsOfCluster(DueWindows(self.config, rows, ReleaseStore.of(check.redis, self.config), check.ledger))
+
     def _protocol(self, **hooks: Unpack[Hooks]) -> ReleaseProtocol:
         check = self.check
         hooks["before_publishing"] = self.verify
         return ReleaseProtocol.connect(
-            self.config, check.redis, self.rows, check.ledger, self.publisher, Noise(), **hooks
+            self.config, check.redis, self.slot_rows, check.ledger, self.publisher, Noise(), **hooks
         )
 
     async def verify(self) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from dpcore.relation import NeighbouringRelation
@@ -15,6 +17,7 @@ from stream.config import Config
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Look, RowStore
+from stream.storage.sealed_rows import NotSealedError
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
@@ -121,6 +124,17 @@ class DueWindows:
             log.info("windows are released of periods that begin from this time on", since=text)
         return since
 
+    async def seal(self, slot: int) -> None:
+        """Seal a window on a cluster by a look of this moment.
+
+        Servers of a cluster are set back one by one, so each partition seals the window only if it still holds what it was found due
+        by. Raises :class:`NotSealedError` if one does not, or if the window is no longer due.
+        """
+        seen = await self.rows.look()
+        if self.config.slotting.window(slot).end * 1_000_000 > (await self.mark_of(seen) or 0):
+            raise NotSealedError(slot, [])
+        await self.rows.seal(slot, seen.offsets)
+
     async def _releasable(self, open_slots: list[int]) -> list[int]:
         """Slots that begin a window or are in progress. Others are from before ``window.slot`` was changed; their rows are deleted."""
         kept = []
@@ -157,3 +171,22 @@ class DueWindows:
         if await self.rows.is_closed(slot):
             return await self.rows.in_progress(slot)
         return await self._begins_a_window(slot)
+
+
+@dataclass(frozen=True)
+class RowsOfCluster:
+    """The rows of a feed on a cluster, as the release protocol uses them."""
+
+    due: DueWindows
+
+    async def seal(self, slot: int) -> None:
+        """As :meth:`DueWindows.seal`."""
+        await self.due.seal(slot)
+
+    async def read_rows(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
+        """As :meth:`SealedRows.read_rows`."""
+        return await self.due.rows.read_rows(slot, positions=positions)
+
+    async def drop_rows(self, slot: int) -> None:
+        """As :meth:`SealedRows.drop_rows`."""
+        await self.due.rows.drop_rows(slot)

@@ -17,7 +17,9 @@ from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import UserKeyError, existing_user_key, key_fingerprint, load_user_key
 from stream.messages.message import decode_outbox
 from stream.protocol.markers import Marker, Published, read_markers
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import AFRESH, Ledger, LedgerError
+from stream.storage.partitions import server_info
 from stream.storage.release_store import ReleaseStore
 from stream.storage.shared_ledger import Common, SharedLedger
 
@@ -89,7 +91,7 @@ class LedgerCheck:
 
     async def look(self) -> Published:
         """The checks alone, which write nothing: of the close markers, and of what feeds must have in common."""
-        _refuse_eviction(await self.redis.info())
+        _refuse_eviction(await server_info(self.redis, FeedKeys.of(self.config).generation))
         feed, shared = self.config.feed, SharedLedger.of(self.redis, self.config)
         members = {} if shared is None else await shared.feeds()
         published = await read_markers(

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import ssl
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import redis as blocking
 from redis.asyncio import Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from stream.config.addresses import host_and_port, redacted
 from stream.config.servers import RedisConfig
 from stream.connection import first_line, tls_context
+
+_CLUSTER_SECONDS = 5.0
+"""How long a node of a cluster has to answer. After that another one is asked which node has taken its place."""
+_CLUSTER_RETRIES = 2
 
 
 def redis_client(redis: RedisConfig) -> Redis:
     """A client that connects when it is first used. Raises :class:`ConfigError` for a file that cannot be used.
 
     Over ``rediss://`` it verifies the server's certificate and name by ``ca_file`` (default: the system's authorities), and
-    shows its own certificate if it has one.
+    shows its own certificate if it has one. That of a cluster has the same commands, each on keys of one shard.
     """
+    if redis.cluster:
+        nodes = [ClusterNode(*host_and_port(node)) for node in redis.cluster]
+        limits = {"socket_timeout": _CLUSTER_SECONDS, "socket_connect_timeout": _CLUSTER_SECONDS}
+        spanning: Any = RedisCluster.from_url(
+            redis.url, startup_nodes=nodes, retry=Retry(NoBackoff(), _CLUSTER_RETRIES), **limits, **_options(redis)
+        )
+        return cast(Redis, spanning)
     client: Redis = Redis.from_url(redis.url, **_options(redis))
     return client
 
@@ -27,8 +41,22 @@ def redis_client(redis: RedisConfig) -> Redis:
 def blocking_client(redis: RedisConfig, timeout_s: float) -> blocking.Redis:
     """The same for use in a thread. A connection or an answer that takes longer than ``timeout_s`` is an error at once."""
     limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
+    if redis.cluster:
+        nodes = [blocking.cluster.ClusterNode(*host_and_port(node)) for node in redis.cluster]
+        spanning: Any = blocking.RedisCluster.from_url(redis.url, startup_nodes=nodes, **limits, **_options(redis))
+        return cast(blocking.Redis, spanning)
     client: blocking.Redis = blocking.Redis.from_url(redis.url, **_options(redis), **limits)
     return client
+
+
+def misconfigured(info: Mapping[str, Any], redis: RedisConfig) -> str | None:
+    """Why the configuration does not fit a server that says this in section "server" of INFO; None if it does."""
+    if info.get("redis_mode") != "cluster" or redis.cluster:
+        return None
+    return (
+        f"{redacted(redis.url)} is a node of a Redis Cluster, and the configuration has one server; name other nodes of the cluster in "
+        "redis.cluster, like ['redis-2.example:6379']"
+    )
 
 
 def _options(redis: RedisConfig) -> dict[str, Any]:

@@ -30,6 +30,14 @@ def spans_servers(redis: Redis) -> bool:
     return isinstance(redis, RedisCluster)
 
 
+async def server_info(redis: Any, key: str, *sections: str) -> dict[str, Any]:
+    """INFO of the server that holds ``key``."""
+    if not spans_servers(redis):
+        return dict(await redis.info(*sections))
+    await redis.initialize()
+    return dict(await redis.info(*sections, target_nodes=redis.get_node_from_key(key)))
+
+
 async def each(redis: Any, script: str, calls: Sequence[Call]) -> list[Any]:
     """The answers of ``script`` to ``calls``, which are sent to all servers at once. Raises the first error."""
     if len(calls) == 1:

@@ -95,8 +95,7 @@ class NotSealedError(RuntimeError):
     def __init__(self, slot: int, partitions: list[str]) -> None:
         named = ", ".join(partitions[:5]) + (" and others" if len(partitions) > 5 else "")
         super().__init__(
-            f"window {utc_text(slot)} is not sealed in {named}: the shard of that partition was set back, and what it lost is read "
-            "again first"
+            f"window {utc_text(slot)} is not sealed in {named or 'any partition'}: what a shard lost when it was set back is read again first"
         )
 
 

@@ -31,9 +31,8 @@ from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.hourly import BUS
-from tests.support.stored_rows import HOUR, fill, read_clock
+from tests.support.stored_rows import HOUR, fill, read_clock, rows_in
 from tests.support.topics_reader import read_all
-from tests.support.stored_rows import rows_in
 
 
 def fails_for_the_first(error: BaseException) -> Callable[..., Any]:

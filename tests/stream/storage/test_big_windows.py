@@ -29,7 +29,10 @@ async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(re
     for at, name in enumerate(ROW.names or ()):
         rows[name] = np.arange(len(rows)) * (at + 1) % 2**31
     await RowStore(redis, "bus").move("t/0", 0, 0)  # which opens the partition
-    await redis.rpush(PartKeys(FeedKeys("bus"), "t/0").rows(SLOT), *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])])
+    await redis.rpush(
+        PartKeys(FeedKeys("bus"), "t/0").rows(SLOT),
+        *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])],
+    )
     await RowStore(redis, "bus").seal(SLOT)
     whole = await RowStore(redis, "bus").read_rows(SLOT)
     assert whole.tobytes() == rows.tobytes()

@@ -1,0 +1,208 @@
+"""On a Redis Cluster every window is released once, with the rows of one server, whichever master dies or hangs meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.protocol.due_windows import DueWindows, RowsOfCluster
+from stream.protocol.release_protocol import ReleaseProtocol
+from stream.storage.client import redis_client
+from stream.storage.keys import FeedKeys, PartKeys
+from stream.storage.ledger import Ledger
+from stream.storage.release_store import ReleaseStore
+from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore, StateError
+from stream.storage.sealed_rows import NotSealedError
+from stream.storage.taking_over import take_over
+from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.redis_cluster import LocalCluster, Node
+
+PARTITIONS = [f"bus/{number}" for number in range(6)]
+N, HOUR = 20, 3600
+AFTER_US = (SLOT + 24 * HOUR) * 1_000_000
+"""When everything of these windows was read, µs UTC."""
+
+
+@pytest.fixture(scope="module")
+def cluster(redis_binary: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster") / "nodes", redis_binary) as servers:
+        yield servers
+
+
+@pytest.fixture
+def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
+    return bus_config(tmp_path, **{"redis.url": cluster.url, "redis.cluster": cluster.others, "feed.name": topic_name})
+
+
+@pytest.fixture
+async def client(config: Config) -> AsyncIterator[Redis]:
+    redis = redis_client(config.redis)
+    yield redis
+    await redis.aclose()
+
+
+def batch(partition: int, slot: int) -> np.ndarray:
+    return random_rows(partition + slot // HOUR % 97, N, slot=slot)
+
+
+async def outlasting(call: Callable[[], Awaitable[Any]], seconds: float = 40.0) -> Any:
+    """The answer of ``call``, repeated as a worker repeats it while a shard is away or has to be read again."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return await call()
+        except (RedisError, OSError, NotSealedError):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+
+
+async def read_on(state: RowStore, partition: int, log: list[np.ndarray], first: int) -> None:
+    """Store what lies in the log from batch ``first`` on, as a reader does: from where Redis is."""
+    following = first
+    while following < len(log):
+        rows = log[following]
+        slot = int(rows["time"][0]) // 3_600_000_000 * HOUR
+        offsets, at = np.arange(following * N, (following + 1) * N), int(rows["time"].max())
+        arrivals = Arrivals(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
+        name, slots, begins = PARTITIONS[partition], np.full(N, slot), following * N
+        try:
+            await outlasting(
+                lambda: state.append(name, begins, begins + N, rows, offsets, slots, arrivals, begun=first > 0)
+            )
+            following += 1
+        except Behind as behind:
+            following = behind.stored // N
+
+
+async def note_ends(state: RowStore, logs: list[list[np.ndarray]]) -> None:
+    """As a reader does that was at the ends of all partitions; it reads again what a shard lost."""
+    while True:
+        ends = [ReadThrough(name, len(log) * N, len(log) * N, AFTER_US) for name, log in zip(PARTITIONS, logs, strict=True)]
+        behind = await outlasting(lambda: state.read_through(ends))
+        if not behind:
+            return
+        for name, offset in behind.items():
+            await read_on(state, PARTITIONS.index(name), logs[PARTITIONS.index(name)], offset // N)
+
+
+def closing(redis: Redis, config: Config, publisher: Collected, **hooks: Any) -> ReleaseProtocol:
+    """The release protocol, as the closing process connects it on a cluster."""
+    rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
+    rows_of_cluster = RowsOfCluster(DueWindows(config, rows, store, ledger))
+    return ReleaseProtocol.connect(config, redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
+
+
+def counts(publisher: Collected) -> list[tuple[Any, ...]]:
+    """What a release says that noise does not touch."""
+    bodies = [json.loads(message.value) for message in publisher.messages]
+    return sorted((body["window"]["start"], body.get("cell", ""), body.get("events", 0), body.get("users", 0)) for body in bodies)
+
+
+def other_master(cluster: LocalCluster, config: Config) -> Node:
+    """A master that holds rows, and not the ledger."""
+    ledger = cluster.master_of(FeedKeys.of(config).generation)
+    masters = [cluster.master_of(PartKeys(FeedKeys.of(config), name).progress) for name in PARTITIONS]
+    return next(node for node in masters if node is not ledger)
+
+
+def stopped(node: Node) -> None:
+    node.process.send_signal(signal.SIGSTOP)
+
+
+def killed(node: Node) -> None:
+    node.process.kill()
+    node.process.wait()
+
+
+async def released_on_one_server(redis: Redis, config: Config, logs: list[list[np.ndarray]], slots: list[int]) -> Collected:
+    publisher, state = Collected(), RowStore.of(redis, config)
+    await Ledger.of(redis, config).start_generation(birth=0)
+    for partition, log in enumerate(logs):
+        await read_on(state, partition, log, 0)
+    for slot in slots:
+        await protocol_of(redis, config, publisher).close(slot)
+    return publisher
+
+
+async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_master_dies_or_hangs(
+    cluster: LocalCluster, client: Redis, redis: Redis, config: Config
+) -> None:
+    slots = [SLOT + HOUR * hour for hour in range(3)]
+    logs = [[batch(number, slot) for slot in slots] for number in range(len(PARTITIONS))]
+    expected = await released_on_one_server(redis, config, logs, slots)
+    state, publisher = RowStore.of(client, config), Collected()
+    await Ledger.of(client, config).start_generation(birth=0)
+    await state.list_partitions(PARTITIONS, AFTER_US)
+    for number, log in enumerate(logs):
+        await read_on(state, number, log[:1], 0)
+    # A master dies while rows of the second window come in.
+    first = other_master(cluster, config)
+    killed(first)
+    for number, log in enumerate(logs):
+        await read_on(state, number, log, 1)
+    await note_ends(state, logs)
+    await outlasting(lambda: closing(client, config, publisher).close(slots[0]))
+    first.start()
+    cluster.wait()
+    # Another one dies after the second window was sealed; the attempt after it begins anew.
+    await close_until(closing(client, config, publisher), slots[1], "seal")
+    second = other_master(cluster, config)
+    killed(second)
+    await note_ends(state, logs)
+    await outlasting(lambda: closing(client, config, publisher).close(slots[1]))
+    second.start()
+    cluster.wait()
+    # One hangs after the third window was charged.
+    await close_until(closing(client, config, publisher), slots[2], "charge")
+    third = other_master(cluster, config)
+    stopped(third)
+    begun = time.monotonic()
+    await note_ends(state, logs)
+    await outlasting(lambda: closing(client, config, publisher).close(slots[2]))
+    print(f"closed {time.monotonic() - begun:.1f} s after a master hung")
+    third.process.send_signal(signal.SIGCONT)
+    cluster.wait()
+    assert counts(publisher) == counts(expected)
+    assert (await state.look()).slots == [], "what was released is deleted"
+    period = config.slotting.period_of(SLOT).key
+    assert await Ledger.of(client, config).total(period) == await Ledger.of(redis, config).total(period)
+
+
+async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that_was_set_back_does(
+    client: Redis, config: Config
+) -> None:
+    state = RowStore.of(client, config)
+    for number in range(2):
+        await read_on(state, number, [batch(number, SLOT)], 0)
+    seen = await state.look()
+    await read_on(state, 0, [batch(0, SLOT), batch(0, SLOT + HOUR)], 1)
+    await state.seal(SLOT, seen.offsets)
+    assert len(await state.read_rows(SLOT)) == 2 * N
+    later = (await state.look()).offsets | {PARTITIONS[1]: 2 * N}
+    with pytest.raises(NotSealedError, match="bus/1"):
+        await state.seal(SLOT + HOUR, later)
+    with pytest.raises(NotSealedError, match="bus/1"):
+        await state.read_rows(SLOT + HOUR)
+
+
+async def test_rows_that_an_earlier_version_stored_are_refused_on_a_cluster(client: Redis, config: Config) -> None:
+    keys = FeedKeys.of(config)
+    await client.hset(keys.offsets, "bus/0", 10)
+    with pytest.raises(StateError, match="cannot be taken over"):
+        await take_over(client, config)
+    await client.delete(keys.offsets)
+    assert await take_over(client, config) == 0
+    assert await take_over(client, config) == 0
