@@ -22,11 +22,12 @@ async def take_over(redis: Redis, config: Config) -> int:
 
     Repeating it is harmless. Raises :class:`StateError` where it is impossible.
     """
-    named, calls = FeedKeys.of(config), _calls(redis)
+    client: Any = redis  # typed by redis-py as answering str too; this client answers bytes
+    named = FeedKeys.of(config)
     keys = [named.offsets, named.watermarks, named.seen, named.read, named.slots, named.sealed, named.partitions]
     keys += [named.retired, named.opened, named.set_aside]
     if spans_servers(redis):
-        if not await calls.set(named.offsets, MOVED, nx=True) and await calls.type(named.offsets) != b"string":
+        if not await client.set(named.offsets, MOVED, nx=True) and await client.type(named.offsets) != b"string":
             raise StateError(
                 f"Redis holds rows of feed {config.feed.name!r} that an earlier version stored, and on a cluster they cannot be taken "
                 "over. Start that version again, stop the source, and let it release the windows that are open; then give the feed a "
@@ -36,7 +37,7 @@ async def take_over(redis: Redis, config: Config) -> int:
     script = resources.files("stream.storage").joinpath("lua", "take_over.lua").read_text(encoding="utf-8")
     try:
         begins = named.rows(0).removesuffix("0"), PartKeys.begin(named)
-        return int(await calls.eval(script, len(keys), *keys, *begins, MOVED))
+        return int(await client.eval(script, len(keys), *keys, *begins, MOVED))
     except ResponseError as error:
         if "MIXED" not in str(error) and "NAMELESS" not in str(error):
             raise
@@ -45,8 +46,3 @@ async def take_over(redis: Redis, config: Config) -> int:
             f"both. Start the version that was stopped last, let it release the windows that are open, and delete {named.offsets}, or "
             "give the feed a new name"
         ) from None
-
-
-def _calls(redis: Redis) -> Any:
-    """The client, which redis-py types as answering str too; this one answers bytes."""
-    return redis

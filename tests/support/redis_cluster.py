@@ -90,19 +90,27 @@ class LocalCluster:
             end_process(node.process, 10)
             node.client.close()
 
+    def grant(self, user: str, password: str, *rights: str) -> None:
+        """Let ``user`` log in to every node that answers, with ``rights``."""
+        for node in self.nodes:
+            if node.answers():
+                node.client.execute_command("ACL SETUSER", user, "reset", "on", f">{password}", *rights)
+
     def master_of(self, key: str) -> Node:
         """The server that holds ``key`` now."""
         slot = next(node for node in self.nodes if node.answers()).client.execute_command("CLUSTER KEYSLOT", key)
         for node in self.nodes:
             if not node.answers() or node.client.execute_command("ROLE")[0] != b"master":
                 continue
-            for first, last, *_ in node.client.execute_command("CLUSTER SLOTS"):
-                pass
             mine = node.client.execute_command("CLUSTER MYID").decode()
             for first, last, master, *_ in node.client.execute_command("CLUSTER SLOTS"):
                 if first <= slot <= last and master[2].decode() == mine:
                     return node
         raise AssertionError(f"no master holds {key}")
+
+    def replicated(self, master: Node) -> None:
+        """Wait until the replica of ``master`` has stored all that it was sent."""
+        until(lambda: master.client.execute_command("WAIT", 1, 1000) == 1, "a replica has what its master has")
 
     def _join(self) -> None:
         masters, replicas = self.nodes[:MASTERS], self.nodes[MASTERS:]
