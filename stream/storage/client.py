@@ -51,7 +51,7 @@ def blocking_client(redis: RedisConfig, timeout_s: float) -> blocking.Redis:
 
 def misconfigured(info: Mapping[str, Any], redis: RedisConfig) -> str | None:
     """Why the configuration does not fit a server that says this in section "server" of INFO; None if it does."""
-    if info.get("redis_mode") != "cluster" or redis.cluster:
+    if "cluster" not in (info.get("redis_mode"), info.get("server_mode")) or redis.cluster:  # Redis, Valkey
         return None
     return (
         f"{redacted(redis.url)} is a node of a Redis Cluster, and the configuration has one server; name other nodes of the cluster in "

@@ -14,7 +14,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from stream.storage.keys import FeedKeys, PartKeys
-from stream.storage.partitions import each
+from stream.storage.partitions import Call, each
 from stream.storage.release_store import Released
 from stream.windows import Slotting
 
@@ -101,7 +101,7 @@ class Retirement:
         named = self._keys
         names = {*await self._redis.hkeys(named.opened), *await self._redis.hkeys(named.partitions)}
         parts = [PartKeys(named, name.decode()) for name in sorted(names)]
-        calls = [
+        calls: list[Call] = [
             ([part.progress, part.slots, part.sealed], [boundary, part.rows(0).removesuffix("0")]) for part in parts
         ]
         if calls:

@@ -292,7 +292,7 @@ class RowStore(SealedRows):
         times = {}
         for partition, time_us in listed.items():
             _, read, event, moved = found[partition.decode()][0]
-            moved_us = int(moved or seen.get(partition, time_us))
+            moved_us = int(moved or seen.get(partition) or time_us)
             largest = None if event is None else int(event)
             times[partition.decode()] = PartitionTime(largest, moved_us, min(int(read or 0), int(time_us)))
         offsets = {name: int(progress[0]) for name, (progress, _) in found.items() if progress[0] is not None}

@@ -649,11 +649,12 @@ COMMIT = (
         "first_stored_plan",
     ),
 )
+_PARTITIONS = "tests/stream/storage/test_partitions.py"
 STATE = (
     Bug(
         "append: a sealed slot takes rows",
         "stream/storage/lua/append.lua",
-        "redis.call('SISMEMBER', KEYS[6], slot) == 1",
+        "redis.call('HEXISTS', KEYS[3], slot) == 1",
         "false",
         "tests/stream/storage/test_row_store.py",
         "sealed_slot_never_grows",
@@ -668,11 +669,51 @@ STATE = (
     ),
     Bug(
         "append: rows that Redis lost are not read again",
-        "stream/storage/lua/append.lua",
-        "(ARGV[6] == '1' and 0) or first",
-        "first",
+        "stream/storage/row_store.py",
+        "await self._opening.open(partition, 0 if begun else first_offset)",
+        "await self._opening.open(partition, first_offset)",
         "tests/stream/storage/test_row_store.py",
         "redis_lost",
+    ),
+    Bug(
+        "opening: a lost partition seals windows of which it lost the rows",
+        "stream/storage/opening.py",
+        "if redis.call('HEXISTS', KEYS[3], slot) == 1 then",
+        "if true then",
+        _PARTITIONS,
+        "read_again_from_where_it_began",
+    ),
+    Bug(
+        "sealing: a partition that stored less than what the window was found due by is sealed",
+        "stream/storage/sealed_rows.py",
+        "if ARGV[2] ~= '' and tonumber(offset) < tonumber(ARGV[2]) then return 0 end",
+        "",
+        "tests/stream/storage/test_cluster.py",
+        "set_back",
+    ),
+    Bug(
+        "sealing: traffic after the look keeps a window from being sealed",
+        "stream/storage/sealed_rows.py",
+        "tonumber(offset) < tonumber(ARGV[2])",
+        "offset ~= ARGV[2]",
+        "tests/stream/storage/test_cluster.py",
+        "set_back",
+    ),
+    Bug(
+        "reading: rows of two seals",
+        "stream/storage/sealed_rows.py",
+        "place.seal not in (None, answer[0])",
+        "False",
+        _PARTITIONS,
+        "one_seal",
+    ),
+    Bug(
+        "taking over: an earlier version goes on storing",
+        "stream/storage/lua/take_over.lua",
+        "if kind == 'none' and redis.call('EXISTS', KEYS[5]) == 0 then\n  redis.call('SET', KEYS[1], ARGV[3])",
+        "if kind == 'none' and redis.call('EXISTS', KEYS[5]) == 0 then",
+        "tests/stream/storage/test_taking_over.py",
+        "cannot_store_any_more",
     ),
 )
 HISTOGRAMS = (

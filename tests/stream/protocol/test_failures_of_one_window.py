@@ -29,6 +29,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
+from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.hourly import BUS
 from tests.support.stored_rows import HOUR, fill, read_clock, rows_in
@@ -59,6 +60,7 @@ async def starts_of_markers(kafka: str, feed: str) -> list[str]:
         (LedgerError("planted"), "ledger"),
         (KeyError("planted"), "unexpected"),
         (AssertionError("planted"), "unexpected"),
+        (NotSealedError(SLOT, ["t/0"]), "unsealed"),
     ],
 )
 async def test_the_windows_after_it_are_closed_in_the_same_round(

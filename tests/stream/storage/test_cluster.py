@@ -19,9 +19,11 @@ from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.local import REPO_ROOT
+from stream.doctor import examine
+from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.release_protocol import ReleaseProtocol
+from stream.storage import client as clients
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
@@ -58,7 +60,9 @@ def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
 
 
 @pytest.fixture
-async def client(config: Config) -> AsyncIterator[Redis]:
+async def client(config: Config, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Redis]:
+    """Less patient with a node that does not answer than a worker's, so that the tests are over sooner."""
+    monkeypatch.setattr(clients, "_CLUSTER_SECONDS", 1.5)
     redis = redis_client(config.redis)
     yield redis
     await redis.aclose()
@@ -169,6 +173,35 @@ async def test_rows_that_an_earlier_version_stored_are_refused_on_a_cluster(clie
     assert await take_over(client, config) == 0
 
 
+async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
+    cluster: LocalCluster, config: Config, tmp_path: Path
+) -> None:
+    """The configuration of its own has no broker, so the last finding is that Kafka does not answer."""
+    away = {"kafka.bootstrap": f"{LOOPBACK}:{free_port()}"}
+    found = {
+        finding.check: finding
+        for finding in await examine(
+            bus_config(tmp_path, **{"redis.url": cluster.url, "redis.cluster": cluster.others}, **away)
+        )
+    }
+    assert found["redis cluster"].found == "3 masters, 3 replicas, state ok"
+    assert found["clock skew"].found.endswith("s between this machine and 6 nodes of Redis")
+    assert all(finding.ok for check, finding in found.items() if check != "kafka")
+    cluster.nodes[4].client.config_set("appendfsync", "everysec")
+    single = {
+        finding.check: finding for finding in await examine(bus_config(tmp_path, **{"redis.url": cluster.url}, **away))
+    }
+    assert not single["redis cluster"].ok
+    assert "name other nodes of the cluster in redis.cluster" in single["redis cluster"].found
+    both = {"redis.url": cluster.url, "redis.cluster": cluster.others}
+    differs = next(
+        finding for finding in await examine(bus_config(tmp_path, **both, **away)) if finding.check == "redis fsync"
+    )
+    assert not differs.ok
+    assert f"{LOOPBACK}:{cluster.nodes[4].port} everysec" in differs.found
+    cluster.nodes[4].client.config_set("appendfsync", "always")
+
+
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
     cluster: LocalCluster, client: Redis, redis: Redis, config: Config
 ) -> None:
@@ -198,6 +231,7 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_m
     await note_ends(state, logs)
     await outlasting(lambda: closing(client, config, publisher).close(slots[2]))
     print(f"closed {time.monotonic() - begun:.1f} s after the ledger's master hung")
+    assert sum(events for _, _, events, _ in counts(expected)) == len(slots) * len(PARTITIONS) * N
     assert counts(publisher) == counts(expected)
     assert (await state.look()).slots == [], "what was released is deleted"
     period = config.slotting.period_of(SLOT).key
