@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import redis as blocking
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from stream.config.addresses import host_and_port, redacted
@@ -21,6 +24,35 @@ _CLUSTER_SECONDS = 5.0
 _CLUSTER_RETRIES = 2
 
 
+class _Spanning(RedisCluster):
+    """A client of a cluster; of a cluster that cannot be reached it says so as that of one server does."""
+
+    async def initialize(self, *given: Any, **named: Any) -> Any:
+        with _as_connection_error():
+            return await super().initialize(*given, **named)
+
+    async def execute_command(self, *given: Any, **named: Any) -> Any:
+        with _as_connection_error():
+            return await super().execute_command(*given, **named)
+
+
+class _BlockingSpanning(blocking.RedisCluster):
+    """The same for use in a thread."""
+
+    def execute_command(self, *given: Any, **named: Any) -> Any:
+        with _as_connection_error():
+            return super().execute_command(*given, **named)
+
+
+@contextmanager
+def _as_connection_error() -> Iterator[None]:
+    """Errors of redis-py's clients of clusters are no :class:`RedisError`, so nobody would try again after one."""
+    try:
+        yield
+    except RedisClusterException as error:
+        raise RedisConnectionError(str(error)) from error
+
+
 def redis_client(redis: RedisConfig) -> Redis:
     """A client that connects when it is first used. Raises :class:`ConfigError` for a file that cannot be used.
 
@@ -30,7 +62,7 @@ def redis_client(redis: RedisConfig) -> Redis:
     if redis.cluster:
         nodes = [ClusterNode(*host_and_port(node)) for node in redis.cluster]
         limits = {"socket_timeout": _CLUSTER_SECONDS, "socket_connect_timeout": _CLUSTER_SECONDS}
-        spanning: Any = RedisCluster.from_url(
+        spanning: Any = _Spanning.from_url(
             redis.url, startup_nodes=nodes, retry=Retry(NoBackoff(), _CLUSTER_RETRIES), **limits, **_options(redis)
         )
         return cast(Redis, spanning)
@@ -39,12 +71,16 @@ def redis_client(redis: RedisConfig) -> Redis:
 
 
 def blocking_client(redis: RedisConfig, timeout_s: float) -> blocking.Redis:
-    """The same for use in a thread. A connection or an answer that takes longer than ``timeout_s`` is an error at once."""
+    """The same for use in a thread. A connection or an answer that takes longer than ``timeout_s`` is an error at once.
+
+    That of a cluster connects here, so this raises :class:`RedisError` if no node answers.
+    """
     limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
     if redis.cluster:
         nodes = [blocking.cluster.ClusterNode(*host_and_port(node)) for node in redis.cluster]
-        spanning: Any = blocking.RedisCluster.from_url(redis.url, startup_nodes=nodes, **limits, **_options(redis))
-        return cast(blocking.Redis, spanning)
+        with _as_connection_error():
+            spanning: Any = _BlockingSpanning.from_url(redis.url, startup_nodes=nodes, **limits, **_options(redis))
+            return cast(blocking.Redis, spanning)
     client: blocking.Redis = blocking.Redis.from_url(redis.url, **_options(redis), **limits)
     return client
 

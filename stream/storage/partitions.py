@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException
 
 from stream.storage.keys import FeedKeys, PartKeys
 
@@ -46,7 +48,10 @@ async def each(redis: Any, script: str, calls: Sequence[Call]) -> list[Any]:
     async with redis.pipeline(transaction=False) as pipe:
         for keys, args in calls:
             pipe.execute_command("EVAL", script, len(keys), *keys, *args)
-        answers: list[Any] = await pipe.execute()
+        try:
+            answers: list[Any] = await pipe.execute()
+        except RedisClusterException as error:  # which is no RedisError, so nobody would try again after it
+            raise RedisConnectionError(str(error)) from error
         return answers
 
 

@@ -74,7 +74,7 @@ while size < tonumber(ARGV[3]) do
     break
   end
   -- After a quiet night, blobs may be a thousand times as long as those before.
-  step = math.min(2 * step, 32, math.max(1, math.floor((tonumber(ARGV[3]) - size) * (#answer - 2) / size)))
+  step = math.min(2 * step, 16, math.max(1, math.floor((tonumber(ARGV[3]) - size) * (#answer - 2) / size)))
 end
 return answer
 """

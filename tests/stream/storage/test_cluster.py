@@ -24,9 +24,10 @@ from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage import client as clients
-from stream.storage.client import redis_client
+from stream.storage.client import blocking_client, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
+from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore, StateError
 from stream.storage.sealed_rows import NotSealedError
@@ -171,6 +172,23 @@ async def test_rows_that_an_earlier_version_stored_are_refused_on_a_cluster(clie
     await client.delete(keys.offsets)
     assert await take_over(client, config) == 0
     assert await take_over(client, config) == 0
+
+
+async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_try_again(tmp_path: Path) -> None:
+    """redis-py's own error is none that says so."""
+    ports = [free_port(), free_port()]
+    config = bus_config(
+        tmp_path, **{"redis.url": f"redis://{LOOPBACK}:{ports[0]}", "redis.cluster": [f"{LOOPBACK}:{ports[1]}"]}
+    )
+    client = redis_client(config.redis)
+    for call in (client.ping, RowStore.of(client, config).look):
+        with pytest.raises(RedisError):
+            await call()
+    with pytest.raises(RedisError):
+        await each(client, "return 1", [(["a"], []), (["b"], [])])
+    with pytest.raises(RedisError):
+        blocking_client(config.redis, 1.0)
+    await client.aclose()
 
 
 async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
