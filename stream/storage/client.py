@@ -24,7 +24,7 @@ _CLUSTER_SECONDS = 5.0
 _CLUSTER_RETRIES = 2
 
 
-class _Spanning(RedisCluster):
+class _Spanning(RedisCluster):  # type: ignore[misc]  # mypy does not follow where it is defined
     """A client of a cluster; of a cluster that cannot be reached it says so as that of one server does."""
 
     async def initialize(self, *given: Any, **named: Any) -> Any:
@@ -36,7 +36,7 @@ class _Spanning(RedisCluster):
             return await super().execute_command(*given, **named)
 
 
-class _BlockingSpanning(blocking.RedisCluster):
+class _BlockingSpanning(blocking.RedisCluster):  # type: ignore[misc]
     """The same for use in a thread."""
 
     def execute_command(self, *given: Any, **named: Any) -> Any:

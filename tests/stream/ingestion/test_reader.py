@@ -158,7 +158,7 @@ async def test_redis_may_die_and_come_back_while_the_feed_runs(kafka, topic, tmp
             server.start()
             async with Redis.from_url(server.url) as after:
                 await until(all_read(after, len(values)))
-                assert await rows_in(after) == expected_rows(ingesting.config, values)
+                assert await stored_rows(after) == expected_rows(ingesting.config, values)
             assert ingesting.count("redis_errors_total") >= 1
 
 
@@ -173,7 +173,7 @@ async def test_stopping_while_redis_is_away_ends_at_once_and_loses_nothing(kafka
         server.start()
         async with Redis.from_url(server.url) as after, Ingesting(topic, kafka, server.url) as ingesting:
             await until(all_read(after, len(values)))
-            assert await rows_in(after) == expected_rows(ingesting.config, values)
+            assert await stored_rows(after) == expected_rows(ingesting.config, values)
 
 
 @pytest.mark.parametrize("following", [1_000, 1, 0])
