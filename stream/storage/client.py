@@ -19,7 +19,7 @@ from stream.config.addresses import host_and_port, redacted
 from stream.config.servers import RedisConfig
 from stream.connection import first_line, tls_context
 
-_CLUSTER_SECONDS = 5.0
+CLUSTER_SECONDS = 5.0
 """How long a node of a cluster has to answer. After that another one is asked which node has taken its place."""
 _CLUSTER_RETRIES = 2
 
@@ -61,7 +61,7 @@ def redis_client(redis: RedisConfig) -> Redis:
     """
     if redis.cluster:
         nodes = [ClusterNode(*host_and_port(node)) for node in redis.cluster]
-        limits = {"socket_timeout": _CLUSTER_SECONDS, "socket_connect_timeout": _CLUSTER_SECONDS}
+        limits = {"socket_timeout": CLUSTER_SECONDS, "socket_connect_timeout": CLUSTER_SECONDS}
         spanning: Any = _Spanning.from_url(
             redis.url, startup_nodes=nodes, retry=Retry(NoBackoff(), _CLUSTER_RETRIES), **limits, **_options(redis)
         )

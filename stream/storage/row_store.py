@@ -270,7 +270,7 @@ class RowStore(SealedRows):
 
     async def next_offsets(self) -> dict[str, int]:
         """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read again from."""
-        partitions = await self._partitions()
+        partitions = await self.partitions()
         stored = await self._each_part(partitions, _OFFSET)
         next_ = {name: known.restart for name, known in partitions.items()}
         next_ |= {name: int(offset) for name, offset in stored.items() if offset is not None}
@@ -288,15 +288,13 @@ class RowStore(SealedRows):
         named = self._keys
         answers = await self._redis.eval(_LOOK, 3, named.partitions, named.seen, named.opened)
         listed, seen, opened = (dict(zip(pairs[::2], pairs[1::2], strict=True)) for pairs in answers)
-        found = await self._each_part(known_partitions(opened, listed, ()), _LOOK_PART)
-        times = {}
-        for partition, time_us in listed.items():
-            _, read, event, moved = found[partition.decode()][0]
-            moved_us = int(moved or seen.get(partition) or time_us)
-            largest = None if event is None else int(event)
-            times[partition.decode()] = PartitionTime(largest, moved_us, min(int(read or 0), int(time_us)))
-        offsets = {name: int(progress[0]) for name, (progress, _) in found.items() if progress[0] is not None}
-        return Look(times, offsets, sorted({int(slot) for _, slots in found.values() for slot in slots}))
+        parts = await self._each_part(known_partitions(opened, listed, ()), _LOOK_PART)
+        times = {
+            name.decode(): _time_of(parts[name.decode()][0], int(time_us), int(seen.get(name) or time_us))
+            for name, time_us in listed.items()
+        }
+        offsets = {name: int(progress[0]) for name, (progress, _) in parts.items() if progress[0] is not None}
+        return Look(times, offsets, sorted({int(slot) for _, slots in parts.values() for slot in slots}))
 
     async def partition_times(self) -> dict[str, PartitionTime]:
         """How far each partition of the topic was read, at most up to the time when the topic was last listed."""
@@ -322,6 +320,12 @@ class RowStore(SealedRows):
     async def is_closed(self, slot: int) -> bool:
         """Whether the slot was released."""
         return bool(await self._redis.hexists(self._keys.closed, str(slot)))
+
+
+def _time_of(progress: Sequence[bytes | None], listed_us: int, first_us: int) -> PartitionTime:
+    """How far a partition was read that the topic was listed with now and at first."""
+    _, read, event, moved = progress
+    return PartitionTime(None if event is None else int(event), int(moved or first_us), min(int(read or 0), listed_us))
 
 
 def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:

@@ -114,12 +114,12 @@ class SealedRows:
         self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
         self._keys = FeedKeys(feed, shared_ledger)
 
-    async def _partitions(self) -> dict[str, Known]:
+    async def partitions(self) -> dict[str, Known]:
         """The partitions that may hold rows."""
         named = self._keys
         return _known(*await self._redis.eval(_NAMES, 3, named.opened, named.partitions, named.gone))
 
-    async def _seal_others(self, slot: int) -> dict[str, Known]:
+    async def seal_others(self, slot: int) -> dict[str, Known]:
         """Seal ``slot`` in partitions that are opened later. Returns the others, which may hold rows."""
         named = self._keys
         keys = [named.opened, named.partitions, named.gone, named.sealed]
@@ -131,7 +131,7 @@ class SealedRows:
         ``least``: next offsets by which the window was found due; a partition that stored less is not sealed, because its shard was
         set back since. Raises :class:`NotSealedError` if a partition is not sealed.
         """
-        partitions, bounds = await self._seal_others(slot), least or {}
+        partitions, bounds = await self.seal_others(slot), least or {}
         calls: list[Call] = []
         for name, known in partitions.items():
             part = PartKeys(self._keys, name)
@@ -146,7 +146,7 @@ class SealedRows:
 
         Raises :class:`NotSealedError` unless every partition has sealed it.
         """
-        stored, names = bytearray(), list(partitions := await self._partitions())
+        stored, names = bytearray(), list(partitions := await self.partitions())
         waiting = [_Place(number, None, 0) for number in range(len(names))]
         while waiting:
             turn, waiting = waiting[:_PARTITIONS_AT_ONCE], waiting[_PARTITIONS_AT_ONCE:]
@@ -169,11 +169,11 @@ class SealedRows:
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of a released slot. It stays sealed; where a shard is away, it stays named and is deleted later."""
-        await self._drop(slot, await self._partitions())
+        await self._drop(slot, await self.partitions())
 
     async def discard(self, slot: int) -> None:
         """Delete the rows of a slot that is never released, and let no more of it come."""
-        await self._drop(slot, await self._seal_others(slot))
+        await self._drop(slot, await self.seal_others(slot))
 
     async def _drop(self, slot: int, partitions: dict[str, Known]) -> None:
         calls: list[Call] = []

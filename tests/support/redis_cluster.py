@@ -141,8 +141,8 @@ def _sound(node: Node) -> bool:
     state = node.client.execute_command("CLUSTER INFO")
     replication = node.client.info("replication")
     linked = replication["role"] == "master" or replication["master_link_status"] == "up"
-    held = replication["role"] == "slave" or replication["connected_slaves"] == 1
-    return state["cluster_state"] == "ok" and linked and held
+    copied = replication["role"] == "slave" or replication["connected_slaves"] == 1
+    return state["cluster_state"] == "ok" and linked and copied
 
 
 def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:

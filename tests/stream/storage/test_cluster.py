@@ -63,7 +63,7 @@ def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
 @pytest.fixture
 async def client(config: Config, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Redis]:
     """Less patient with a node that does not answer than a worker's, so that the tests are over sooner."""
-    monkeypatch.setattr(clients, "_CLUSTER_SECONDS", 1.5)
+    monkeypatch.setattr(clients, "CLUSTER_SECONDS", 1.5)
     redis = redis_client(config.redis)
     yield redis
     await redis.aclose()
@@ -196,15 +196,15 @@ async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
 ) -> None:
     """The configuration of its own has no broker, so the last finding is that Kafka does not answer."""
     away = {"kafka.bootstrap": f"{LOOPBACK}:{free_port()}"}
-    found = {
+    findings = {
         finding.check: finding
         for finding in await examine(
             bus_config(tmp_path, **{"redis.url": cluster.url, "redis.cluster": cluster.others}, **away)
         )
     }
-    assert found["redis cluster"].found == "3 masters, 3 replicas, state ok"
-    assert found["clock skew"].found.endswith("s between this machine and 6 nodes of Redis")
-    assert all(finding.ok for check, finding in found.items() if check != "kafka")
+    assert findings["redis cluster"].found == "3 masters, 3 replicas, state ok"
+    assert findings["clock skew"].found.endswith("s between this machine and 6 nodes of Redis")
+    assert all(finding.ok for check, finding in findings.items() if check != "kafka")
     cluster.nodes[4].client.config_set("appendfsync", "everysec")
     single = {
         finding.check: finding for finding in await examine(bus_config(tmp_path, **{"redis.url": cluster.url}, **away))

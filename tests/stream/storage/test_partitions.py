@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,9 +138,9 @@ async def test_rows_are_read_only_under_one_seal(redis: Redis) -> None:
             await redis.hset(PART.sealed, "0", reads)
         return await evaluate(script, *given)
 
-    state._redis = type("Resealing", (), {"eval": staticmethod(resealed)})
+    client = SimpleNamespace(eval=resealed, register_script=redis.register_script)
     with pytest.raises(NotSealedError):
-        await state.read_rows(0)
+        await RowStore(client, "bus").read_rows(0)
     assert reads == 2
 
 
@@ -200,8 +201,8 @@ async def missed(redis: Redis, kind: type[RowStore]) -> int:
                     order[:] = [name for name in order if name != "opens"]
                     turned.notify_all()
 
-        stored, found = await asyncio.gather(store(), read())
-        wrong += found is not None and len(found) != stored.appended
+        stored, rows = await asyncio.gather(store(), read())
+        wrong += rows is not None and len(rows) != stored.appended
     await redis.config_set("appendfsync", "always")
     return wrong
 
@@ -216,12 +217,12 @@ async def test_who_seals_by_names_that_were_read_before_the_seal_misses_rows(red
     class NamesFirst(RowStore):
         names: Any = None
 
-        async def _partitions(self) -> Any:
+        async def partitions(self) -> Any:
             return self.names
 
-        async def _seal_others(self, slot: int) -> Any:
-            self.names = await super()._partitions()
-            await super()._seal_others(slot)
+        async def seal_others(self, slot: int) -> Any:
+            self.names = await super().partitions()
+            await super().seal_others(slot)
             return self.names
 
     assert await missed(redis, NamesFirst) > 0

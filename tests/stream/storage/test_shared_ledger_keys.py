@@ -68,7 +68,7 @@ def acl_patterns(keys: FeedKeys) -> list[str]:
     """What docs/security.md grants to the workers of a feed."""
     own = "{bus}" if keys.shared_ledger is None else "{ledger:NAME}"
     page = (REPO_ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    patterns = next(found for found in re.findall(r"(~hv:\S+ ~hv:\S+?)[ `]", page) if own in found)
+    patterns = next(pair for pair in re.findall(r"(~hv:\S+ ~hv:\S+?)[ `]", page) if own in pair)
     old, new = ("bus", keys.feed) if keys.shared_ledger is None else ("NAME", keys.shared_ledger)
     return [pattern[1:].replace(old, new) for pattern in patterns.split()]
 
