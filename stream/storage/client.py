@@ -11,8 +11,8 @@ import redis as blocking
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from stream.config.addresses import host_and_port, redacted
@@ -46,10 +46,15 @@ class _BlockingSpanning(blocking.RedisCluster):  # type: ignore[misc]
 
 @contextmanager
 def _as_connection_error() -> Iterator[None]:
-    """Errors of redis-py's clients of clusters are no :class:`RedisError`, so nobody would try again after one."""
+    """Errors of redis-py's clients of clusters are no :class:`RedisError`, so nobody would try again after one.
+
+    After a node refused the user, trying again does not help: then this raises what the node said.
+    """
     try:
         yield
     except RedisClusterException as error:
+        if isinstance(error.__cause__, AuthenticationError | NoPermissionError):
+            raise error.__cause__ from None
         raise RedisConnectionError(str(error)) from error
 
 

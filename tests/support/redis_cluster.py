@@ -142,7 +142,8 @@ def _sound(node: Node) -> bool:
     replication = node.client.info("replication")
     linked = replication["role"] == "master" or replication["master_link_status"] == "up"
     copied = replication["role"] == "slave" or replication["connected_slaves"] == 1
-    return state["cluster_state"] == "ok" and linked and copied
+    known = all(len(part) == 4 for part in node.client.execute_command("CLUSTER SLOTS"))  # from, to, master, replica
+    return state["cluster_state"] == "ok" and linked and copied and known
 
 
 def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:

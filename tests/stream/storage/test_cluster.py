@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
@@ -26,6 +26,7 @@ from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage import client as clients
 from stream.storage.client import blocking_client, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
+from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger
 from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
@@ -189,6 +190,22 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_
     with pytest.raises(RedisError):
         blocking_client(config.redis, 1.0)
     await client.aclose()
+
+
+async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("guess")
+    refused = redis_client(config.redis)
+    with pytest.raises(AuthenticationError):
+        await refused.ping()
+    await refused.aclose()
+
+
+async def test_sources_keep_their_last_fixes_on_a_cluster(config: Config) -> None:
+    with blocking_client(config.redis, 2.0) as client:
+        kept = LastFixes(client, config.feed.name, "key", 300.0, 10.0)
+        fix = np.array([(SLOT * 1_000_000, SLOT * 1_000_000, 30.2, -97.7)], FIX).tobytes()
+        assert kept.keep({7: fix}) == 0
+        assert kept.recall([7, 8]) == {7: fix}
 
 
 async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
