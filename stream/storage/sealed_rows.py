@@ -26,11 +26,11 @@ _PLACELESS = [name for name in ROW.names or () if name not in ("lat", "lng")]
 PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
 """What is read of an event where no statistic needs its position: 28 bytes."""
 
-_BYTES_PER_READ = 2**21
+_BYTES_PER_READ = 2**20
 """What one read of a partition takes at least, unless fewer are left: it takes Redis a millisecond or two, in which it serves
 nobody else."""
 _PARTITIONS_AT_ONCE = 16
-"""Partitions that are read at once: with 2 MiB each, what is on its way stays small beside a window."""
+"""Partitions that are read at once: with 1 MiB each, what is on its way stays small beside a window."""
 
 _NAMES = """
 -- KEYS: opened, partitions, gone
