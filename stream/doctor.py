@@ -110,9 +110,9 @@ async def _topology(config: Config, redis: Redis) -> Finding:
         return Finding("redis cluster", problem is None, problem or "none: one server", "correct redis.cluster")
     client: Any = redis
     state = (await client.cluster_info())["cluster_state"]
-    masters = {node.name for node in client.get_primaries()}
-    alone = [name for name in sorted(masters) if not await _replicas(client, name)]
-    text = f"{len(masters)} masters, {len(client.get_replicas())} replicas, state {state}"
+    replicas = {node.name: await _replicas(client, node.name) for node in client.get_primaries()}
+    alone = [name for name, count in sorted(replicas.items()) if not count]
+    text = f"{len(replicas)} masters, {sum(replicas.values())} replicas, state {state}"
     text += f"; without a replica: {', '.join(alone)}" if alone else ""
     return Finding(
         "redis cluster",
