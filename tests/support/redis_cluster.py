@@ -23,8 +23,13 @@ class Node:
     """One server of the cluster."""
 
     def __init__(self, folder: Path, binary: str) -> None:
-        self.folder, self.port, self._bus, self._binary = folder, free_port(), free_port(), binary
+        self.folder, self._binary = folder, binary
         folder.mkdir(parents=True)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the server on ports that are free now."""
+        self.port, self._bus = free_port(), free_port()
         self.client = redis.Redis(LOOPBACK, self.port)
         self.start()
 
@@ -114,7 +119,7 @@ class LocalCluster:
 
     def _join(self) -> None:
         masters, replicas = self.nodes[:MASTERS], self.nodes[MASTERS:]
-        until(lambda: all(node.answers() for node in self.nodes), "the servers start")
+        until(lambda: all(list(map(_began, self.nodes))), "the servers start")
         for number, node in enumerate(masters):
             first, last = _SLOTS * number // MASTERS, _SLOTS * (number + 1) // MASTERS - 1
             node.client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
@@ -129,6 +134,14 @@ class LocalCluster:
     def wait(self) -> None:
         """Wait until all slots are served and every replica has what its master has."""
         until(lambda: all(map(_sound, self.nodes)), "the cluster is sound")
+
+
+def _began(node: Node) -> bool:
+    """Whether the server answers; one that ended, because another one took its port meanwhile, begins again."""
+    if node.process.poll() is not None:
+        node.client.close()
+        node.begin()
+    return node.answers()
 
 
 def _known(node: Node) -> int:
