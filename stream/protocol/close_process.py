@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Unpack
@@ -181,16 +181,13 @@ class _Servers:
 
     async def verify(self) -> None:
         """Check the ledger; raises :class:`_RefusedError`."""
-        try:
-            await self.check.verify()
-        except tuple(FAILURES) as error:
-            raise _RefusedError from error
+        await _accepted(self.check.verify())
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:
         """Verify the ledger, commit one window, and publish it at once if asked to."""
         started, redraws, arranged = time.monotonic(), list[int](), list[WindowRows]()
         try:
-            await self.verify()
+            await _accepted(self.check.verify_all())
         except _RefusedError as error:
             return _failed(slot, error, started)
         protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
@@ -212,6 +209,14 @@ class _Servers:
         except Exception as error:
             return _failed(slot, error, started)
         return CloseReport(slot, time.monotonic() - started, released)
+
+
+async def _accepted(check: Awaitable[None]) -> None:
+    """Await a check of the ledger; raises :class:`_RefusedError`."""
+    try:
+        await check
+    except tuple(FAILURES) as error:
+        raise _RefusedError from error
 
 
 @asynccontextmanager

@@ -40,6 +40,12 @@ async def server_info(redis: Any, key: str, *sections: str) -> dict[str, Any]:
     return dict(await redis.info(*sections, target_nodes=redis.get_node_from_key(key)))
 
 
+async def info_of_masters(cluster: Any) -> list[dict[str, Any]]:
+    """INFO of every server of a cluster that holds keys."""
+    await cluster.initialize()
+    return [dict(await cluster.info(target_nodes=node)) for node in cluster.get_primaries()]
+
+
 async def each(redis: Any, script: str, calls: Sequence[Call]) -> list[Any]:
     """The answers of ``script`` to ``calls``, which are sent to all servers at once. Raises the first error."""
     if len(calls) == 1:

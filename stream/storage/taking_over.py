@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from importlib import resources
 from typing import Any
 
@@ -14,7 +15,10 @@ from stream.storage.partitions import spans_servers
 from stream.storage.row_store import StateError
 
 MOVED = "rows are kept by partition"
-"""Takes the place of the offsets of earlier versions. They fail on it, so none stores rows that nobody would read."""
+"""Takes the place of the offsets and rows of earlier versions. They fail on it, so none stores rows that nobody would read, nor
+releases a window without those that it did not read before they were taken over."""
+_IN_PLACE_OF_ROWS = timedelta(days=1)
+"""How long it stays in place of rows. An attempt to close a window takes minutes, and a later one finds none due."""
 
 
 async def take_over(redis: Redis, config: Config) -> int:
@@ -37,7 +41,8 @@ async def take_over(redis: Redis, config: Config) -> int:
     script = resources.files("stream.storage").joinpath("lua", "take_over.lua").read_text(encoding="utf-8")
     try:
         begins = named.rows(0).removesuffix("0"), PartKeys.begin(named)
-        return int(await client.eval(script, len(keys), *keys, *begins, MOVED))
+        seconds = _IN_PLACE_OF_ROWS // timedelta(seconds=1)
+        return int(await client.eval(script, len(keys), *keys, *begins, MOVED, seconds))
     except ResponseError as error:
         if "MIXED" not in str(error) and "NAMELESS" not in str(error):
             raise

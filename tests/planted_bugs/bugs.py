@@ -715,6 +715,14 @@ STATE = (
         "tests/stream/storage/test_taking_over.py",
         "cannot_store_any_more",
     ),
+    Bug(
+        "taking over: an earlier version releases a window without the rows that moved while it read",
+        "stream/storage/lua/take_over.lua",
+        "redis.call('SET', old, ARGV[3], 'EX', ARGV[4])",
+        "",
+        "tests/stream/storage/test_taking_over.py",
+        "before_the_rest_moved",
+    ),
 )
 HISTOGRAMS = (
     Bug(

@@ -1,7 +1,8 @@
 -- Takes over what an earlier version stored of a feed, on one server, at once. It did not store of which partition a row is, so all of
 -- a window's become rows of the first partition.
 -- KEYS: offsets, watermarks, seen, read, slots, sealed, partitions, end of the retired periods, opened, windows set aside
--- ARGV: how the names of old rows begin, how the names of keys of partitions begin, what takes the place of the offsets
+-- ARGV: how the names of old rows begin, how the names of keys of partitions begin, what takes the place of offsets and rows, seconds
+--       for which it stays in place of rows: an old worker that is about to read them fails instead of releasing what it read so far
 -- Returns the number of windows with rows that were taken over; an error if partitions hold rows already.
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind == 'string' then return 0 end
@@ -40,8 +41,9 @@ end
 local windows = 0
 local function take(slot)
   local old = ARGV[1] .. slot
-  if redis.call('EXISTS', old) == 1 then
+  if redis.call('TYPE', old).ok == 'list' then
     redis.call('RENAME', old, key(names[1], 'rows:' .. slot))
+    redis.call('SET', old, ARGV[3], 'EX', ARGV[4])
     redis.call('HSET', key(names[1], 'slots'), slot, '0')
     windows = windows + 1
   end

@@ -22,12 +22,13 @@ from stream.config import Config
 from stream.doctor import examine
 from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
+from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage import client as clients
 from stream.storage.client import blocking_client, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.last_fixes import FIX, LastFixes
-from stream.storage.ledger import Ledger
+from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore, StateError
@@ -198,6 +199,27 @@ async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path
     with pytest.raises(AuthenticationError):
         await refused.ping()
     await refused.aclose()
+
+
+async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is_closed(
+    cluster: LocalCluster, client: Redis, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows could go while their seal stays, and the window would be released without them. Kafka is not asked here."""
+
+    async def sound(_: LedgerCheck) -> None:
+        return
+
+    monkeypatch.setattr(LedgerCheck, "verify", sound)
+    check, (_, (rows_only, *_)) = LedgerCheck(config, client, Ledger.of(client, config), Known()), masters(cluster, config)
+    await check.verify_all()
+    rows_only.client.config_set("maxmemory", "1gb")
+    rows_only.client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(LedgerError, match="or rows"):
+            await check.verify_all()
+    finally:
+        rows_only.client.config_set("maxmemory-policy", "noeviction")
+        rows_only.client.config_set("maxmemory", "0")
 
 
 async def test_sources_keep_their_last_fixes_on_a_cluster(config: Config) -> None:

@@ -82,6 +82,27 @@ async def test_a_version_that_kept_rows_together_cannot_store_any_more(redis: Re
             await redis.hget(FeedKeys.of(config).offsets, "bus/0")
 
 
+async def test_a_version_that_kept_rows_together_cannot_release_what_it_read_of_a_window_before_the_rest_moved(
+    redis: Redis, tmp_path: Path
+) -> None:
+    """Its closing process reads blobs until none is left, so it would take a window whose rows moved for one without more rows."""
+    config = bus_config(tmp_path)
+    keys, rows = FeedKeys.of(config), await stored_before(redis, config)
+    (read,) = await redis.lrange(keys.rows(OPEN), 0, 0)
+    assert await take_over(redis, config) == 2
+    for slot in (OPEN, ASIDE):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await redis.lrange(keys.rows(slot), 1, 1)
+        assert 0 < await redis.ttl(keys.rows(slot)) <= 86_400
+    assert read == rows[:50].tobytes(), "what it had read is part of the window"
+    await redis.unlink(keys.offsets)  # as somebody does who goes back at once, and forward again
+    await redis.hset(keys.offsets, "bus/0", 0)
+    for slot in (OPEN, ASIDE):
+        await RowStore.of(redis, config).discard(slot)
+    await redis.zadd(keys.slots, {str(OPEN): OPEN})
+    assert await take_over(redis, config) == 0, "what stands in place of rows is not taken for rows"
+
+
 async def test_rows_of_both_versions_are_refused(redis: Redis, tmp_path: Path) -> None:
     config = bus_config(tmp_path)
     await take_over(redis, config)
