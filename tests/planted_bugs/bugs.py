@@ -708,6 +708,14 @@ STATE = (
         "one_seal",
     ),
     Bug(
+        "reading: rows of a partition that lost its seal",
+        "stream/storage/sealed_rows.py",
+        "  return {}\nend\nlocal answer",
+        "  seal = ''\nend\nlocal answer",
+        "tests/stream/protocol/test_set_back_of_a_shard.py",
+        "seal and goes",
+    ),
+    Bug(
         "taking over: an earlier version goes on storing",
         "stream/storage/lua/take_over.lua",
         "if kind == 'none' and redis.call('EXISTS', KEYS[5]) == 0 then\n  redis.call('SET', KEYS[1], ARGV[3])",

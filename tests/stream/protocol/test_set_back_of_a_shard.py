@@ -6,6 +6,8 @@ A shard that takes over has done the first of what its master did, so its states
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,13 @@ from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import SLOT, bus_config, random_rows
-from tests.support.closing import Collected, close_until
+from tests.support.closing import Collected, Stopped
 
 NAMES, N, HOUR = ("bus/0", "bus/1"), 20, 3600
 AFTER_US = (SLOT + 24 * HOUR) * 1_000_000
 LOGS = {name: [random_rows(2 * number + part, N, slot=SLOT) for part in range(2)] for number, name in enumerate(NAMES)}
 STATES = ("nothing", "opened", "half of the rows", "all rows", "read to the end", "sealed")
-STEPS = ("", "seal", "read", "plan", "charge", "commit", "publish", "confirm")
+STEPS = ("seal", "read", "plan", "charge", "commit", "publish", "confirm")
 
 
 async def store_from(state: RowStore, name: str, batch: int) -> None:
@@ -104,9 +106,46 @@ async def outcome(redis: Redis, config: Config, publisher: Collected) -> tuple[A
     return counts, await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key)
 
 
-@pytest.mark.parametrize("step", STEPS, ids=[f"after {step}" if step else "before" for step in STEPS])
+async def closed_with_set_back(
+    redis: Redis, config: Config, publisher: Collected, back: str, step: str, *, killed: bool
+) -> tuple[RowStore, int]:
+    """Close the window while the shard is set back after ``step`` of the first attempt, whose worker may be killed then.
+
+    Returns how often the window had to wait.
+    """
+    state, shard = await fill(redis, config)
+
+    async def set_back(reached: str) -> None:
+        if reached == step:
+            await shard.remember("sealed")
+            await shard.set_back(back)
+            if killed:
+                raise Stopped
+
+    with suppress(Stopped):
+        try:
+            await replace(protocol(redis, config, publisher), after_step=set_back).close(SLOT)
+        except NotSealedError:
+            await read_on(state)
+            return state, 1 + await waits(redis, config, publisher, state)
+    return state, await waits(redis, config, publisher, state)
+
+
+async def waits(redis: Redis, config: Config, publisher: Collected, state: RowStore) -> int:
+    """How often the window has to be read again before it is released."""
+    try:
+        await protocol(redis, config, publisher).close(SLOT)
+    except NotSealedError:
+        await read_on(state)
+        await protocol(redis, config, publisher).close(SLOT)
+        return 1
+    return 0
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
+@pytest.mark.parametrize("step", STEPS)
 async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(
-    redis: Redis, tmp_path: Path, step: str
+    redis: Redis, tmp_path: Path, step: str, killed: bool
 ) -> None:
     config, expected = bus_config(tmp_path), Collected()
     await redis.config_set("appendfsync", "no")
@@ -114,25 +153,20 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
     await protocol(redis, config, expected).close(SLOT)
     right = await outcome(redis, config, expected)
     assert sum(events or 0 for _, events, _ in right[0]) == 4 * N
-    for back in STATES if step else STATES[:-1]:
-        state, shard = await fill(redis, config)
-        publisher, waited = Collected(), 0
-        if step:
-            await close_until(protocol(redis, config, publisher), SLOT, step)
-            await shard.remember("sealed")
-        await shard.set_back(back)
-        for _ in range(2):
-            try:
-                await protocol(redis, config, publisher).close(SLOT)
-                break
-            except NotSealedError:
-                waited += 1
-                await read_on(state)
+    waited = set()
+    for back in STATES:
+        publisher = Collected()
+        state, times = await closed_with_set_back(redis, config, publisher, back, step, killed=killed)
+        waited |= {back} if times else set()
         assert await outcome(redis, config, publisher) == right, back
-        assert waited == (back not in ("read to the end", "sealed") and step not in ("commit", "publish", "confirm")), back
         await read_on(state)
         for slot in (await state.look()).slots:
             await protocol(redis, config, publisher).close(slot)
         assert (await state.look()).slots == []
         assert await outcome(redis, config, publisher) == right, back
+    unread = set(STATES[: STATES.index("read to the end")])
+    if killed:  # the next attempt seals and reads again, unless the bytes are committed
+        assert waited == (unread if step in STEPS[: STEPS.index("commit")] else set())
+    else:
+        assert waited == (unread | {"read to the end"} if step == "seal" else set()), "afterwards it has read all rows"
     await redis.config_set("appendfsync", "always")

@@ -210,7 +210,10 @@ async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is
         return
 
     monkeypatch.setattr(LedgerCheck, "verify", sound)
-    check, (_, (rows_only, *_)) = LedgerCheck(config, client, Ledger.of(client, config), Known()), masters(cluster, config)
+    check, (_, (rows_only, *_)) = (
+        LedgerCheck(config, client, Ledger.of(client, config), Known()),
+        masters(cluster, config),
+    )
     await check.verify_all()
     rows_only.client.config_set("maxmemory", "1gb")
     rows_only.client.config_set("maxmemory-policy", "allkeys-lru")
