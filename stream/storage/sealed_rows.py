@@ -29,6 +29,8 @@ PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
 _BYTES_PER_READ = 2**20
 """What one read of a partition takes at least, unless fewer are left: it takes Redis a millisecond or two, in which it serves
 nobody else."""
+_BLOBS_PER_READ = 2_000
+"""Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as long."""
 _PARTITIONS_AT_ONCE = 16
 """Partitions that are read at once: with 1 MiB each, what is on its way stays small beside a window."""
 
@@ -54,7 +56,8 @@ redis.call('HSETNX', KEYS[2], ARGV[1], string.format('%d%06d', now[1], now[2]))
 return 1
 """
 _READ_PART = """
--- KEYS: sealed, rows, and slots if the topic no longer has the partition; ARGV: window, number of its first blob, least bytes
+-- KEYS: sealed, rows, and slots if the topic no longer has the partition; ARGV: window, number of its first blob, least bytes, and
+-- most blobs.
 -- Returns the seal, whether these are the last blobs, and the blobs; nothing if the window is not sealed.
 local seal = redis.call('HGET', KEYS[1], ARGV[1])
 if not seal then
@@ -62,7 +65,7 @@ if not seal then
   return {}
 end
 local answer, size, at, step = {seal, 0}, 0, tonumber(ARGV[2]), 1
-while size < tonumber(ARGV[3]) do
+while size < tonumber(ARGV[3]) and at - tonumber(ARGV[2]) < tonumber(ARGV[4]) do
   local blobs = redis.call('LRANGE', KEYS[2], at, at + step - 1)
   for _, blob in ipairs(blobs) do
     answer[#answer + 1] = blob
@@ -154,7 +157,7 @@ class SealedRows:
             for place in turn:
                 part, gone = PartKeys(self._keys, names[place.number]), partitions[names[place.number]].gone
                 keys = [part.sealed, part.rows(slot), *([part.slots] if gone else [])]
-                calls.append((keys, [slot, place.blob, _BYTES_PER_READ]))
+                calls.append((keys, [slot, place.blob, _BYTES_PER_READ, _BLOBS_PER_READ]))
             left = []
             for place, answer in zip(turn, await each(self._redis, _READ_PART, calls), strict=True):
                 if not answer or place.seal not in (None, answer[0]):
