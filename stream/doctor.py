@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -22,8 +23,9 @@ from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import topic_plans
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
 from stream.server_version import NEEDED, REMEDY, ServerVersion
-from stream.storage.client import redis_client
+from stream.storage.client import misconfigured, redis_client
 from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.partitions import spans_servers
 from stream.storage.row_store import RowStore, StateError
 from stream.storage.shared_ledger import SharedLedger, budgets_that_differ, configured_otherwise, retirement_held_by
 from stream.windows import CLOCK_MARGIN_US, utc_text
@@ -72,49 +74,119 @@ def _user_key(config: Config) -> Finding:
     return Finding("user key", True, f"{path} is readable by its owner only")
 
 
+@dataclass(frozen=True)
+class _Server:
+    """What one server of Redis said. ``ahead``: seconds by which its clock is ahead of this machine's."""
+
+    name: str
+    version: ServerVersion
+    ahead: float
+    settings: dict[str, str]
+
+
+async def _servers(redis: Redis) -> list[_Server]:
+    """Every server: of a cluster all nodes, also replicas, because each may have to take the place of its master."""
+    if not spans_servers(redis):
+        return [await _server("Redis", redis)]
+    client: Any = redis
+    await client.initialize()
+    nodes = sorted(client.get_nodes(), key=lambda node: (node.host, node.port))
+    return [await _server(f"{node.host}:{node.port}", client, target_nodes=node) for node in nodes]
+
+
+async def _server(name: str, client: Any, **where: Any) -> _Server:
+    before = time.time()
+    seconds, micros = await client.time(**where)
+    ahead = seconds + micros / 1e6 - (before + time.time()) / 2
+    version = ServerVersion.from_info(await client.info("server", **where))
+    settings = await client.config_get("append*", "maxmemory-policy", **where) if version.supported else {}
+    return _Server(name, version, ahead, settings)
+
+
+async def _topology(config: Config, redis: Redis) -> Finding:
+    """Whether the servers are what the configuration says: one, or a cluster in which each master has a replica."""
+    if not spans_servers(redis):
+        problem = misconfigured(await redis.info("server"), config.redis)
+        return Finding("redis cluster", problem is None, problem or "none: one server", "correct redis.cluster")
+    client: Any = redis
+    state = (await client.cluster_info())["cluster_state"]
+    replicas = {node.name: await _replicas(client, node.name) for node in client.get_primaries()}
+    alone = [name for name, count in sorted(replicas.items()) if not count]
+    text = f"{len(replicas)} masters, {sum(replicas.values())} replicas, state {state}"
+    text += f"; without a replica: {', '.join(alone)}" if alone else ""
+    return Finding(
+        "redis cluster",
+        state == "ok" and not alone,
+        text,
+        "give each master a replica on another machine: rows, or the ledger, are gone with a master that has none",
+    )
+
+
+async def _replicas(client: Any, master: str) -> int:
+    info = await client.info("replication", target_nodes=client.get_node(node_name=master))
+    return int(info["connected_slaves"])
+
+
+def _of_all(servers: list[_Server], setting: str) -> tuple[str, str]:
+    """The value of a setting that all servers share, and a text; where they differ, the text names who has which."""
+    values = {server.name: server.settings.get(setting, "?") for server in servers}
+    if len(set(values.values())) == 1:
+        value = next(iter(values.values()))
+        return value, f"{setting} {value}"
+    return "?", f"{setting} differs: " + ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _skew(servers: list[_Server]) -> Finding:
+    """Of a cluster's clocks each may decide what is late once its server has taken over, so all are compared."""
+    clocks = [0.0, *(server.ahead for server in servers)]
+    skew = max(clocks) - min(clocks)
+    who = "this machine and Redis" if len(servers) == 1 else f"this machine and {len(servers)} nodes of Redis"
+    return Finding(
+        "clock skew",
+        skew <= _MAX_SKEW_SECONDS,
+        f"{skew:.3f} s between {who}",
+        f"synchronise the clocks to within {_MAX_SKEW_SECONDS:.0f} s (NTP)",
+    )
+
+
 async def _redis(config: Config, redis: Redis) -> list[Finding]:
     try:
-        before = time.time()
-        seconds, micros = await redis.time()
-        skew = abs(seconds + micros / 1e6 - (before + time.time()) / 2)
-        version = ServerVersion.from_info(await redis.info("server"))
+        servers = await _servers(redis)
+        versions = sorted({str(server.version) for server in servers})
+        supported = all(server.version.supported for server in servers)
         answers = Finding("redis", True, f"{redacted(config.redis.url)} answers")
-        known = Finding("redis version", version.supported, f"{version}; needed: {NEEDED}", REMEDY)
-        if not version.supported:
+        known = Finding("redis version", supported, f"{' and '.join(versions)}; needed: {NEEDED}", REMEDY)
+        if not supported:
             return [answers, known]
-        settings = await redis.config_get("append*", "maxmemory-policy")
+        topology = await _topology(config, redis)
     except (RedisError, OSError) as error:
-        remedy = f"start {NEEDED}, or correct redis.url"
+        remedy = f"start {NEEDED}, or correct redis.url" + (" and redis.cluster" if config.redis.cluster else "")
         return [Finding("redis", False, f"{redacted(config.redis.url)}: {error}", remedy, True)]
-    policy = settings.get("maxmemory-policy", "?")
-    appendonly, fsync = settings.get("appendonly", "?"), settings.get("appendfsync", "?")
+    (appendonly, of_log), (fsync, of_sync) = _of_all(servers, "appendonly"), _of_all(servers, "appendfsync")
+    policy, of_policy = _of_all(servers, "maxmemory-policy")
     return [
         answers,
         known,
+        topology,
         Finding(
             "redis append-only file",
             appendonly == "yes",
-            f"appendonly {appendonly}",
+            of_log,
             "CONFIG SET appendonly yes, and set it in redis.conf, because losing the ledger means losing privacy",
         ),
         Finding(
             "redis fsync",
             fsync == "always",
-            f"appendfsync {fsync}",
+            of_sync,
             "CONFIG SET appendfsync always, because charges must be on disk before noise is drawn",
         ),
         Finding(
             "redis eviction",
             policy == "noeviction",
-            f"maxmemory-policy {policy}",
+            of_policy,
             "CONFIG SET maxmemory-policy noeviction, because evicting the ledger means losing privacy",
         ),
-        Finding(
-            "clock skew",
-            skew <= _MAX_SKEW_SECONDS,
-            f"{skew:.3f} s between this machine and Redis",
-            f"synchronise the clocks to within {_MAX_SKEW_SECONDS:.0f} s (NTP)",
-        ),
+        _skew(servers),
     ]
 
 

@@ -31,6 +31,7 @@ settings.register_profile("hexveil", deadline=None, suppress_health_check=[Healt
 settings.load_profile("hexveil")
 
 LONG = (
+    "test_cluster.py",
     "test_demo.py",
     "test_documents.py",
     "test_faults.py",
@@ -39,6 +40,7 @@ LONG = (
     "test_prometheus.py",
     "test_publication.py",
     "test_worker.py",
+    "test_worker_cluster.py",
     "test_worker_histograms.py",
     "test_worker_outages.py",
     "test_worker_participation.py",

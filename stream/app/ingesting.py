@@ -18,7 +18,12 @@ from stream.messages.message import Message
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
 from stream.server_version import require_supported
+from stream.storage.client import misconfigured
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
+from stream.storage.partitions import server_info
+from stream.storage.row_store import StateError
+from stream.storage.taking_over import take_over
 
 log = structlog.get_logger()
 
@@ -40,7 +45,10 @@ class Ingesting(Service):
     async def on_start(self) -> None:
         """Connect and start reading. Raises if the ledger is lost or the server is too old."""
         worker = self._worker
-        server = require_supported(await worker.redis.info("server"), redacted(worker.config.redis.url))
+        info = await server_info(worker.redis, FeedKeys.of(worker.config).generation, "server")
+        server = require_supported(info, redacted(worker.config.redis.url))
+        if (problem := misconfigured(info, worker.config.redis)) is not None:
+            raise StateError(problem)
         log.info("state and ledger", server=str(server))
         try:
             generation = await verify_ledger(worker.config, worker.redis)
@@ -49,6 +57,8 @@ class Ingesting(Service):
             log.error("ledger refused", reason=str(error))
             raise
         log.info("ledger verified", generation=generation)
+        if windows := await take_over(worker.redis, worker.config):
+            log.info("rows that an earlier version stored are taken over", windows=windows)
         self.producer = await connect(lambda: make_producer(worker.config.kafka), lambda: self.should_stop)
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = ingestor = Ingestor(

@@ -68,7 +68,9 @@ class Retiring(Looking):
         if worker.config.window.lateness == "event-time":
             oldest.append(now - worker.config.window.max_age // timedelta(seconds=1))
         since = await worker.due.since()
-        oldest += [slot for slot in await worker.rows.open_slots() if slotting.period_of(slot).start >= since]
+        aside = await worker.store.slots_set_aside()
+        waiting = [slot for slot in await worker.rows.open_slots() if slot not in aside]
+        oldest += [slot for slot in waiting if slotting.period_of(slot).start >= since]
         if worker.config.relation == NeighbouringRelation.PARTICIPATION:
             oldest.append(await worker.rows.first_slot(slotting.window(now_us // 1_000_000).start))
         return slotting.period_of(max(0, min(oldest)))

@@ -20,6 +20,11 @@ def _brokers(text: str) -> str:
     return text
 
 
+def _node(text: str) -> str:
+    host_and_port(text)
+    return text
+
+
 def _redis_address(url: str) -> str:
     try:
         parts = urlsplit(url)
@@ -100,7 +105,11 @@ class KafkaConfig(ServerConfig):
 
 
 class RedisConfig(ServerConfig):
-    """The Redis that holds state and ledger, and the credentials for it."""
+    """The Redis that holds state and ledger, and the credentials for it.
+
+    ``cluster``: further nodes of a Redis Cluster of which ``url`` names one; empty for a server that is no part of a cluster. Clients
+    learn the other nodes from whichever of these answers.
+    """
 
     url: Annotated[str, AfterValidator(_redis_address)] = Field(
         default="redis://127.0.0.1:6379/0",
@@ -108,11 +117,21 @@ class RedisConfig(ServerConfig):
         description="an address like 'redis://127.0.0.1:6379/0', 'rediss://redis.example:6380/0' or 'unix:///run/redis.sock'",
     )
     username: str | None = Field(default=None, min_length=1)
+    cluster: tuple[Annotated[str, AfterValidator(_node)], ...] = ()
 
     @property
     def encrypted(self) -> bool:
         """Whether connections use TLS."""
         return self.url.startswith("rediss://")
+
+    @model_validator(mode="after")
+    def _a_cluster_has_one_database(self) -> Self:
+        if self.cluster and (self.url.startswith("unix://") or urlsplit(self.url).path not in ("", "/", "/0")):
+            raise ValueError(
+                f"cluster names nodes of a Redis Cluster, which has hosts and database 0 only; write a url like "
+                f"'redis://127.0.0.1:6379/0' instead of {redacted(self.url)!r}, or leave cluster out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _credentials_fit_the_address(self) -> Self:
@@ -130,9 +149,10 @@ class RedisConfig(ServerConfig):
 
     @property
     def addresses(self) -> list[Address]:
-        """Address of the server; empty for a socket in the file system."""
+        """Addresses of the server, or of nodes of the cluster; empty for a socket in the file system."""
         parts = urlsplit(self.url)
-        return [] if parts.hostname is None else [Address("redis.url", parts.hostname, parts.port or 6379)]
+        first = [] if parts.hostname is None else [Address("redis.url", parts.hostname, parts.port or 6379)]
+        return first + [Address("redis.cluster", *host_and_port(node)) for node in self.cluster]
 
 
 class SurfaceConfig(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Unpack
@@ -18,7 +18,9 @@ from stream.connection import start_client
 from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.protocol.content import ContentError
+from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
+from stream.protocol.parts import SlotRows
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
@@ -26,15 +28,17 @@ from stream.statistics.window_release import WindowRows
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
-from stream.storage.release_store import Released
+from stream.storage.partitions import spans_servers
+from stream.storage.release_store import Released, ReleaseStore
 from stream.storage.row_store import RowStore
+from stream.storage.sealed_rows import NotSealedError
 
 
 @dataclass(frozen=True)
 class CloseReport:
     """The result of one attempt to close or publish a window.
 
-    ``failure``: ledger, publish, redis, content or unexpected; None if the window was committed. ``shared``: the next window
+    ``failure``: ledger, publish, redis, content, unsealed or unexpected; None if the window was committed. ``shared``: the next window
     would fail, too. ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was
     published after its first instant; None if windows are published as soon as they are committed. ``beyond_limits``: number
     of events that do not count, because their user exceeds a limit of the window. ``refused``: number of events that a rule
@@ -57,6 +61,7 @@ FAILURES: dict[type[Exception], str] = {
     LedgerError: "ledger",
     PlanError: "ledger",
     ContentError: "content",
+    NotSealedError: "unsealed",
     RedisError: "redis",
     PublishError: "publish",
     KafkaError: "publish",
@@ -159,25 +164,30 @@ class _Servers:
     def rows(self) -> RowStore:
         return RowStore.of(self.check.redis, self.config)
 
+    @property
+    def slot_rows(self) -> SlotRows:
+        """The rows as the release protocol uses them."""
+        check, rows = self.check, self.rows
+        if not spans_servers(check.redis):
+            return rows
+        return RowsOfCluster(DueWindows(self.config, rows, ReleaseStore.of(check.redis, self.config), check.ledger))
+
     def _protocol(self, **hooks: Unpack[Hooks]) -> ReleaseProtocol:
         check = self.check
         hooks["before_publishing"] = self.verify
         return ReleaseProtocol.connect(
-            self.config, check.redis, self.rows, check.ledger, self.publisher, Noise(), **hooks
+            self.config, check.redis, self.slot_rows, check.ledger, self.publisher, Noise(), **hooks
         )
 
     async def verify(self) -> None:
         """Check the ledger; raises :class:`_RefusedError`."""
-        try:
-            await self.check.verify()
-        except tuple(FAILURES) as error:
-            raise _RefusedError from error
+        await _accepted(self.check.verify())
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:
         """Verify the ledger, commit one window, and publish it at once if asked to."""
         started, redraws, arranged = time.monotonic(), list[int](), list[WindowRows]()
         try:
-            await self.verify()
+            await _accepted(self.check.verify_all())
         except _RefusedError as error:
             return _failed(slot, error, started)
         protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
@@ -199,6 +209,14 @@ class _Servers:
         except Exception as error:
             return _failed(slot, error, started)
         return CloseReport(slot, time.monotonic() - started, released)
+
+
+async def _accepted(check: Awaitable[None]) -> None:
+    """Await a check of the ledger; raises :class:`_RefusedError`."""
+    try:
+        await check
+    except tuple(FAILURES) as error:
+        raise _RefusedError from error
 
 
 @asynccontextmanager

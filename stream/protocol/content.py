@@ -15,6 +15,7 @@ from stream.messages.message import Message
 from stream.protocol.parts import Statistics
 from stream.statistics.plan import Plan, PlanError
 from stream.statistics.window_release import Allowance, Drawn, WindowRows
+from stream.storage.sealed_rows import NotSealedError
 from stream.windows import Window, utc_text
 
 
@@ -30,10 +31,12 @@ class ContentError(RuntimeError):
 
 @contextmanager
 def content_of(slot: int, step: str) -> Iterator[None]:
-    """Turn errors of the block into :class:`ContentError`, except if rows and plan do not match or Redis does not answer."""
+    """Turn errors of the block into :class:`ContentError`, except if rows and plan do not match, or Redis does not answer or was set
+    back.
+    """
     try:
         yield
-    except (ContentError, PlanError, RedisError):
+    except (ContentError, NotSealedError, PlanError, RedisError):
         raise
     except Exception as error:
         raise ContentError(slot, step, error) from error

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import RowStore
+from stream.storage.row_store import Look, RowStore
+from stream.storage.sealed_rows import NotSealedError
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
@@ -84,9 +87,9 @@ class DueWindows:
 
     async def look(self) -> Due:
         """The windows that are due now. Also deletes rows of windows that can never be released."""
-        aside = await self.store.slots_set_aside()
-        open_slots = await self._releasable(sorted(set(await self.rows.open_slots()) - aside))
-        since, mark_us = await self.since(), await self.mark_us()
+        aside, seen = await self.store.slots_set_aside(), await self.rows.look()
+        open_slots = await self._releasable([slot for slot in seen.slots if slot not in aside])
+        since, mark_us = await self.since(), await self.mark_of(seen)
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
             due = await self._ticked_slots(open_slots, since, mark_us or 0, aside)
         else:
@@ -100,7 +103,11 @@ class DueWindows:
 
     async def mark_us(self) -> int | None:
         """The mark (µs UTC): windows that end by this time take no more events. None while it is unknown."""
-        window, partitions = self.config.window, await self.rows.partition_times()
+        return await self.mark_of(await self.rows.look())
+
+    async def mark_of(self, seen: Look) -> int | None:
+        """The mark by what was ``seen``."""
+        window, partitions = self.config.window, seen.times
         if window.lateness == "event-time":
             return watermark(partitions, await self.rows.now_us(), window.allowed_delay, window.idle_timeout)
         read = read_through(partitions)
@@ -117,6 +124,17 @@ class DueWindows:
             log.info("windows are released of periods that begin from this time on", since=text)
         return since
 
+    async def seal(self, slot: int) -> None:
+        """Seal a window on a cluster by a look of this moment.
+
+        Servers of a cluster are set back one by one, so each partition seals the window only if it still holds what it was found due
+        by. Raises :class:`NotSealedError` if one does not, or if the window is no longer due.
+        """
+        seen = await self.rows.look()
+        if self.config.slotting.window(slot).end * 1_000_000 > (await self.mark_of(seen) or 0):
+            raise NotSealedError(slot, [])
+        await self.rows.seal(slot, seen.offsets)
+
     async def _releasable(self, open_slots: list[int]) -> list[int]:
         """Slots that begin a window or are in progress. Others are from before ``window.slot`` was changed; their rows are deleted."""
         kept = []
@@ -125,8 +143,7 @@ class DueWindows:
                 kept.append(slot)
                 continue
             log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
-            await self.rows.seal(slot)
-            await self.rows.drop_rows(slot)
+            await self.rows.discard(slot)
         return kept
 
     async def _begins_a_window(self, slot: int) -> bool:
@@ -138,8 +155,7 @@ class DueWindows:
         slot = await self.rows.first_slot(slotting.window(now // 1_000_000).start)
         for before in open_slots:
             if before < slot:  # older than the feed, so it will never be released
-                await self.rows.seal(before)
-                await self.rows.drop_rows(before)
+                await self.rows.discard(before)
         due = []
         while (end := slotting.window(slot).end) * 1_000_000 <= mark_us:
             released = slot not in aside and slotting.period_of(slot).start >= since
@@ -155,3 +171,22 @@ class DueWindows:
         if await self.rows.is_closed(slot):
             return await self.rows.in_progress(slot)
         return await self._begins_a_window(slot)
+
+
+@dataclass(frozen=True)
+class RowsOfCluster:
+    """The rows of a feed on a cluster, as the release protocol uses them."""
+
+    due: DueWindows
+
+    async def seal(self, slot: int) -> None:
+        """As :meth:`DueWindows.seal`."""
+        await self.due.seal(slot)
+
+    async def read_rows(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
+        """As :meth:`SealedRows.read_rows`."""
+        return await self.due.rows.read_rows(slot, positions=positions)
+
+    async def drop_rows(self, slot: int) -> None:
+        """As :meth:`SealedRows.drop_rows`."""
+        await self.due.rows.drop_rows(slot)

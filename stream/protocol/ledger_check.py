@@ -17,7 +17,9 @@ from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import UserKeyError, existing_user_key, key_fingerprint, load_user_key
 from stream.messages.message import decode_outbox
 from stream.protocol.markers import Marker, Published, read_markers
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import AFRESH, Ledger, LedgerError
+from stream.storage.partitions import info_of_masters, server_info, spans_servers
 from stream.storage.release_store import ReleaseStore
 from stream.storage.shared_ledger import Common, SharedLedger
 
@@ -87,9 +89,16 @@ class LedgerCheck:
             await self.ledger.start_generation()
         self.known.published = published
 
+    async def verify_all(self) -> None:
+        """As :meth:`verify`, and that no server of a cluster may evict rows: a window would be released without them."""
+        await self.verify()
+        if spans_servers(self.redis):
+            for info in await info_of_masters(self.redis):
+                _refuse_eviction(info)
+
     async def look(self) -> Published:
         """The checks alone, which write nothing: of the close markers, and of what feeds must have in common."""
-        _refuse_eviction(await self.redis.info())
+        _refuse_eviction(await server_info(self.redis, FeedKeys.of(self.config).generation))
         feed, shared = self.config.feed, SharedLedger.of(self.redis, self.config)
         members = {} if shared is None else await shared.feeds()
         published = await read_markers(
@@ -161,6 +170,6 @@ class LedgerCheck:
 def _refuse_eviction(info: dict[str, Any]) -> None:
     if int(info["maxmemory"]) > 0 and str(info["maxmemory_policy"]).startswith("allkeys"):
         raise LedgerError(
-            f"Redis may evict the ledger: maxmemory-policy {info['maxmemory_policy']} with maxmemory {info['maxmemory']}; an "
-            "evicted budget is granted again, so nothing is released. CONFIG SET maxmemory-policy noeviction"
+            f"Redis may evict the ledger, or rows: maxmemory-policy {info['maxmemory_policy']} with maxmemory "
+            f"{info['maxmemory']}; an evicted budget is granted again, so nothing is released. CONFIG SET maxmemory-policy noeviction"
         )

@@ -109,9 +109,13 @@ class FixMemory:
 
     def _open(self) -> None:
         """Try to get the user key and the client; say why not if it is another reason than before."""
+        if self._clock() < self._again_at:
+            return
         try:
             self._opened = self._opens()
-        except (UserKeyError, ConfigError) as error:
+        except (UserKeyError, ConfigError, RedisError, OSError) as error:
+            if not isinstance(error, UserKeyError | ConfigError):  # a client of a cluster connects as it is made
+                self._again_at = self._clock() + PAUSE_S
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 log.warning(

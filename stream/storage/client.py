@@ -3,32 +3,101 @@
 from __future__ import annotations
 
 import ssl
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
 import redis as blocking
 from redis.asyncio import Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
+from stream.config.addresses import host_and_port, redacted
 from stream.config.servers import RedisConfig
 from stream.connection import first_line, tls_context
+
+CLUSTER_SECONDS = 5.0
+"""How long a node of a cluster has to answer. After that another one is asked which node has taken its place."""
+_CLUSTER_RETRIES = 2
+
+
+class _Spanning(RedisCluster):  # type: ignore[misc]  # mypy does not follow where it is defined
+    """A client of a cluster; of a cluster that cannot be reached it says so as that of one server does."""
+
+    async def initialize(self, *given: Any, **named: Any) -> Any:
+        with _as_connection_error():
+            return await super().initialize(*given, **named)
+
+    async def execute_command(self, *given: Any, **named: Any) -> Any:
+        with _as_connection_error():
+            return await super().execute_command(*given, **named)
+
+
+class _BlockingSpanning(blocking.RedisCluster):  # type: ignore[misc]
+    """The same for use in a thread."""
+
+    def execute_command(self, *given: Any, **named: Any) -> Any:
+        with _as_connection_error():
+            return super().execute_command(*given, **named)
+
+
+@contextmanager
+def _as_connection_error() -> Iterator[None]:
+    """Errors of redis-py's clients of clusters are no :class:`RedisError`, so nobody would try again after one.
+
+    After a node refused the user, trying again does not help: then this raises what the node said.
+    """
+    try:
+        yield
+    except RedisClusterException as error:
+        if isinstance(error.__cause__, AuthenticationError | NoPermissionError):
+            raise error.__cause__ from None
+        raise RedisConnectionError(str(error)) from error
 
 
 def redis_client(redis: RedisConfig) -> Redis:
     """A client that connects when it is first used. Raises :class:`ConfigError` for a file that cannot be used.
 
     Over ``rediss://`` it verifies the server's certificate and name by ``ca_file`` (default: the system's authorities), and
-    shows its own certificate if it has one.
+    shows its own certificate if it has one. That of a cluster has the same commands, each on keys of one shard.
     """
+    if redis.cluster:
+        nodes = [ClusterNode(*host_and_port(node)) for node in redis.cluster]
+        limits = {"socket_timeout": CLUSTER_SECONDS, "socket_connect_timeout": CLUSTER_SECONDS}
+        spanning: Any = _Spanning.from_url(
+            redis.url, startup_nodes=nodes, retry=Retry(NoBackoff(), _CLUSTER_RETRIES), **limits, **_options(redis)
+        )
+        return cast(Redis, spanning)
     client: Redis = Redis.from_url(redis.url, **_options(redis))
     return client
 
 
 def blocking_client(redis: RedisConfig, timeout_s: float) -> blocking.Redis:
-    """The same for use in a thread. A connection or an answer that takes longer than ``timeout_s`` is an error at once."""
+    """The same for use in a thread. A connection or an answer that takes longer than ``timeout_s`` is an error at once.
+
+    That of a cluster connects here, so this raises :class:`RedisError` if no node answers.
+    """
     limits = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s, "retry": Retry(NoBackoff(), 0)}
+    if redis.cluster:
+        nodes = [blocking.cluster.ClusterNode(*host_and_port(node)) for node in redis.cluster]
+        with _as_connection_error():
+            spanning: Any = _BlockingSpanning.from_url(redis.url, startup_nodes=nodes, **limits, **_options(redis))
+            return cast(blocking.Redis, spanning)
     client: blocking.Redis = blocking.Redis.from_url(redis.url, **_options(redis), **limits)
     return client
+
+
+def misconfigured(info: Mapping[str, Any], redis: RedisConfig) -> str | None:
+    """Why the configuration does not fit a server that says this in section "server" of INFO; None if it does."""
+    if "cluster" not in (info.get("redis_mode"), info.get("server_mode")) or redis.cluster:  # Redis, Valkey
+        return None
+    return (
+        f"{redacted(redis.url)} is a node of a Redis Cluster, and the configuration has one server; name other nodes of the cluster in "
+        "redis.cluster, like ['redis-2.example:6379']"
+    )
 
 
 def _options(redis: RedisConfig) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""The names of all Redis keys. The braces put all keys of a feed into one hash slot of a Redis Cluster.
+"""The names of all Redis keys. What is between braces decides on which shard of a Redis Cluster a key is.
 
-Feeds that share a ledger have all their keys in one slot, because one call reads and writes keys of a feed and of the ledger.
+Ledger, plans, committed bytes and marks of a feed are on one shard, and so are those of feeds that share a ledger, because one call
+reads and writes keys of a feed and of the ledger. The rows of each partition are on a shard of their own. No name of a feed or ledger
+has a colon, so no two tags are equal, and a pattern with one feed's name matches no key of another.
 """
 
 from __future__ import annotations
@@ -40,24 +42,17 @@ class FeedKeys:
     # How far the feed was read.
 
     @property
-    def offsets(self) -> str:
-        """Hash, partition -> first offset that is not stored yet."""
-        return self._named("offsets")
+    def opened(self) -> str:
+        """Hash, partition that may hold rows -> offset from which it is read again should its shard be lost, and who opened it.
 
-    @property
-    def watermarks(self) -> str:
-        """Hash, partition -> largest event time, µs."""
-        return self._named("watermarks")
+        Empty until that is known, while the partition is being opened.
+        """
+        return self._named("opened")
 
     @property
     def seen(self) -> str:
-        """Hash, partition -> when its largest event time last grew, µs."""
+        """Hash, partition -> when the topic was first listed with it, µs."""
         return self._named("seen")
-
-    @property
-    def read(self) -> str:
-        """Hash, partition -> time before which everything appended to it has been read, µs."""
-        return self._named("read")
 
     @property
     def partitions(self) -> str:
@@ -65,13 +60,14 @@ class FeedKeys:
         return self._named("partitions")
 
     @property
+    def gone(self) -> str:
+        """Set of partitions that the topic had, and no longer has."""
+        return self._named("gone")
+
+    @property
     def user_key(self) -> str:
         """Fingerprint of the user key, which makes the pseudonyms."""
         return self._shared("user-key")
-
-    def rows(self, slot: int) -> str:
-        """List of blobs of rows."""
-        return self._named(f"rows:{slot}")
 
     def last_fixes(self, turn: int) -> str:
         """Hash, user -> the fixes with which their next one is compared. Two hashes (0 and 1) take turns, so that both expire."""
@@ -80,13 +76,8 @@ class FeedKeys:
     # Which windows are open, sealed and released.
 
     @property
-    def slots(self) -> str:
-        """Sorted set of timeslots that hold rows."""
-        return self._named("slots")
-
-    @property
     def sealed(self) -> str:
-        """Set of timeslots that take no more rows."""
+        """Set of timeslots that take no more rows. Partitions that are opened later copy it."""
         return self._named("sealed")
 
     @property
@@ -197,3 +188,68 @@ class FeedKeys:
     def terms(self, period: str) -> str:
         """Hash: the lowest budget of the period, and whether its charges depended on counts."""
         return self._shared(f"terms:{period}")
+
+    # Where earlier versions kept rows and how far they were read. A worker that starts takes them over.
+
+    @property
+    def offsets(self) -> str:
+        """A text that such a version cannot write to, so that none stores rows which nobody would read; before: a hash."""
+        return self._named("offsets")
+
+    @property
+    def watermarks(self) -> str:
+        """Hash, partition -> largest event time, µs."""
+        return self._named("watermarks")
+
+    @property
+    def read(self) -> str:
+        """Hash, partition -> time before which everything appended to it has been read, µs."""
+        return self._named("read")
+
+    @property
+    def slots(self) -> str:
+        """Sorted set of timeslots that hold rows."""
+        return self._named("slots")
+
+    def rows(self, slot: int) -> str:
+        """List of blobs of rows."""
+        return self._named(f"rows:{slot}")
+
+
+@dataclass(frozen=True)
+class PartKeys:
+    """Names of the keys of one partition ("topic/number") of a feed, which are on that partition's shard."""
+
+    keys: FeedKeys
+    partition: str
+
+    @classmethod
+    def begin(cls, keys: FeedKeys) -> str:
+        """How the names of the keys of all partitions of a feed begin."""
+        shared = keys.shared_ledger
+        return f"hv:{{part:{keys.feed}:" if shared is None else f"hv:{{ledger-part:{shared}:{keys.feed}:"
+
+    def _named(self, name: str) -> str:
+        return f"{self.begin(self.keys)}{self.partition}}}:{name}"
+
+    @property
+    def progress(self) -> str:
+        """Hash. ``offset``: first offset that is not stored yet; missing until the partition is opened. ``read``: time before
+        which everything appended has been read, µs. ``event``: largest event time, µs; ``moved``: when it last grew. ``mark``: copy
+        of the end of the retired periods. ``opener``: who opened it.
+        """
+        return self._named("progress")
+
+    @property
+    def slots(self) -> str:
+        """Hash, timeslot that holds rows -> offset of the first of them."""
+        return self._named("slots")
+
+    @property
+    def sealed(self) -> str:
+        """Hash, timeslot that takes no more rows -> when it was sealed here, µs."""
+        return self._named("sealed")
+
+    def rows(self, slot: int) -> str:
+        """List of blobs of rows."""
+        return self._named(f"rows:{slot}")

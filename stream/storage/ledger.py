@@ -15,7 +15,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from importlib import resources
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,9 @@ _ADOPT = """
 local birth = redis.call('GET', KEYS[1])
 if not birth or tonumber(ARGV[1]) < tonumber(birth) then redis.call('SET', KEYS[1], ARGV[1]) end
 """
+
+_CLOCK = "return redis.call('TIME')"
+_COUNTS = "return redis.call('MGET', unpack(KEYS))"
 
 AFRESH = (
     "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each of them, and "
@@ -119,6 +122,7 @@ class Ledger:
         """Number of windows known to be committed, of all feeds of the ledger. If Redis remembers fewer, it neither charges nor
         commits."""
         self._redis = redis
+        self._calls: Any = redis  # typed by redis-py as answering str too; this client answers bytes
         self._keys = FeedKeys(feed, shared_ledger)
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
         self.charge_script = redis.register_script(script)
@@ -142,7 +146,7 @@ class Ledger:
         ``budget``: the budget that it states to the others if it stated none yet, or a higher one.
         """
         if birth is None:
-            birth, _ = await self._redis.time()
+            birth = int((await self._calls.eval(_CLOCK, 1, self._keys.generation))[0])
         keys, given = [self._keys.generation, self._keys.birth], [str(uuid.uuid4()), birth]
         if self._keys.shared_ledger is None:
             await self._redis.eval(_BEGIN, len(keys), *keys, *given)
@@ -206,10 +210,8 @@ class Ledger:
 
     async def _remembered(self, feeds: list[str]) -> list[int]:
         """Number of windows of each of ``feeds`` committed, read at the same moment as the number of all."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            for key in (self._keys.commits, *(self._keys.beside(feed).sequence for feed in feeds)):
-                pipe.get(key)
-            commits, *sequences = [int(count or 0) for count in await pipe.execute()]
+        keys = [self._keys.commits, *(self._keys.beside(feed).sequence for feed in feeds)]
+        commits, *sequences = [int(count or 0) for count in await self._calls.eval(_COUNTS, len(keys), *keys)]
         if commits < self.committed:
             raise SetBackError(commits, self.committed, self._whose)
         self.committed = commits

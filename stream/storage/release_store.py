@@ -32,13 +32,18 @@ _FORGET = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
 """
 _TAKE_UP = """
--- KEYS: windows set aside, slots, oldest slot that may not be released yet; ARGV: window. Returns whether it was set aside.
+-- KEYS: windows set aside, oldest slot that may not be released yet; ARGV: window. Returns whether it was set aside.
 if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
-redis.call('ZADD', KEYS[2], ARGV[1], ARGV[1])
-local first = redis.call('GET', KEYS[3])
-if first and tonumber(first) > tonumber(ARGV[1]) then redis.call('SET', KEYS[3], ARGV[1]) end
+local first = redis.call('GET', KEYS[2])
+if first and tonumber(first) > tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
 return 1
 """
+_SET_ASIDE = """
+-- KEYS: windows set aside, sealed windows; ARGV: window, reason
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('SADD', KEYS[2], ARGV[1])
+"""
+_RELEASED_OR_COMMITTED = "return {redis.call('HGET', KEYS[1], ARGV[1]), redis.call('GET', KEYS[2])}"
 
 
 class ChargesGoneError(RuntimeError):
@@ -100,11 +105,7 @@ class ReleaseStore:
 
     async def set_aside(self, slot: int, reason: str) -> None:
         """Set the window aside, because its content fails. Its rows are kept until its period can no longer be released."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(self._keys.set_aside, str(slot), reason)
-            pipe.sadd(self._keys.sealed, slot)
-            pipe.zrem(self._keys.slots, slot)
-            await pipe.execute()
+        await self._redis.eval(_SET_ASIDE, 2, self._keys.set_aside, self._keys.sealed, slot, reason)
 
     async def slots_set_aside(self) -> set[int]:
         """Timeslots of windows that were set aside."""
@@ -118,15 +119,13 @@ class ReleaseStore:
     async def take_up(self, slot: int) -> bool:
         """Let a window that was set aside be closed again, after the step that it reached. False if it was not set aside."""
         named = self._keys
-        keys = (named.set_aside, named.slots, named.first_slot)
+        keys = (named.set_aside, named.first_slot)
         return bool(await self._redis.eval(_TAKE_UP, len(keys), *keys, slot))
 
     async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
         """The record of the release and the committed bytes, read at the same moment."""
-        async with self._redis.pipeline(transaction=True) as both:
-            both.hget(self._keys.closed, str(slot))
-            both.get(self._keys.outbox(slot))
-            record, outbox = await both.execute()
+        keys = self._keys.closed, self._keys.outbox(slot)
+        record, outbox = await self._redis.eval(_RELEASED_OR_COMMITTED, len(keys), *keys, slot)
         return None if record is None else msgspec.json.decode(record, type=Released), outbox
 
     async def committed(self, slots: Sequence[int]) -> list[int]:

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
+from stream.storage.partitions import Call, each
 from stream.storage.release_store import Released
 from stream.windows import Slotting
 
@@ -33,6 +34,21 @@ _MARK = """
 local before = redis.call('GET', KEYS[1])
 if not before or tonumber(before) < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
 return redis.call('GET', KEYS[1])
+"""
+_RETIRE_PART = """
+-- KEYS: progress, slots, sealed; ARGV: mark, how the names of rows begin, which are in the hash slot of KEYS
+local mark = tonumber(ARGV[1])
+local before = redis.call('HGET', KEYS[1], 'mark')
+if before and tonumber(before) < mark then redis.call('HSET', KEYS[1], 'mark', ARGV[1]) end
+for _, slot in ipairs(redis.call('HKEYS', KEYS[2])) do
+  if tonumber(slot) < mark then
+    redis.call('UNLINK', ARGV[2] .. slot)
+    redis.call('HDEL', KEYS[2], slot)
+  end
+end
+for _, slot in ipairs(redis.call('HKEYS', KEYS[3])) do
+  if tonumber(slot) < mark then redis.call('HDEL', KEYS[3], slot) end
+end
 """
 
 
@@ -62,13 +78,13 @@ class Retirement:
         sealed = [int(slot) async for slot in redis.sscan_iter(named.sealed, count=_CHUNK)]
         released = await self._released()
         aside = [int(slot) for slot in await redis.hkeys(named.set_aside)]
-        waiting = [int(slot) for slot in await redis.zrange(named.slots, 0, -1)]
-        # As long as anything of a window or its period is stored, one of these four keys names the window, so they are deleted last.
-        old = sorted({slot for slot in (*sealed, *released, *aside, *waiting) if slot < boundary})
+        # As long as anything of a window or its period is stored, one of these three keys names the window, so they are deleted last;
+        # each partition names those of which it has rows.
+        old = sorted({slot for slot in (*sealed, *released, *aside) if slot < boundary})
         await self._unlink(old)
+        await self._retire_rows(boundary)
         newest = max(released.values(), default=0)
         for part in _parts(old):
-            await redis.zrem(named.slots, *part)
             await redis.hdel(named.set_aside, *part)
             if gone := [slot for slot in part if released.get(slot, newest) < newest]:
                 await redis.hdel(named.closed, *gone)
@@ -80,13 +96,24 @@ class Retirement:
         records = self._redis.hscan_iter(self._keys.closed, count=_CHUNK)
         return {int(slot): msgspec.json.decode(record, type=Released).sequence async for slot, record in records}
 
+    async def _retire_rows(self, boundary: int) -> None:
+        """Delete the rows and seals of old windows in every partition, each of which takes no more rows of them from now on."""
+        named = self._keys
+        names = {*await self._redis.hkeys(named.opened), *await self._redis.hkeys(named.partitions)}
+        parts = [PartKeys(named, name.decode()) for name in sorted(names)]
+        calls: list[Call] = [
+            ([part.progress, part.slots, part.sealed], [boundary, part.rows(0).removesuffix("0")]) for part in parts
+        ]
+        if calls:
+            await each(self._redis, _RETIRE_PART, calls)
+
     async def _unlink(self, slots: list[int]) -> None:
-        """Delete the charges and terms of the periods of ``slots``, and rows, plan, charges and bytes of their windows."""
+        """Delete the charges and terms of the periods of ``slots``, and plan, charges and bytes of their windows."""
         named = self._keys
         periods = {self._slotting.period_of(slot).key for slot in slots}
         keys = [key for period in sorted(periods) for key in (named.ledger(period), named.terms(period))]
         for slot in slots:
-            keys += [named.rows(slot), named.plan(slot), named.charged(slot), named.outbox(slot)]
+            keys += [named.plan(slot), named.charged(slot), named.outbox(slot)]
         for part in _parts(keys):
             await self._redis.unlink(*part)
 

@@ -1,10 +1,10 @@
-"""Rows of a feed in Redis, by timeslot, with offsets and watermarks. Rows are stored exactly once, even if redelivered.
+"""Rows of a feed in Redis, by partition and timeslot, with offsets and times. Rows are stored exactly once, even if redelivered.
 
 A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
 rows below the stored offset are skipped, so a second delivery changes nothing, even with other batch boundaries or by a
 former owner of the partition. A batch that begins beyond the stored offset is refused, so nothing is skipped if Redis
 was set back. Sealed slots, and slots of retired periods, take no more rows, and no slot takes rows that the broker
-appended after its deadline. The call that stores the rows decides this.
+appended after its deadline. The call that stores the rows decides this. All that it touches is on the partition's shard.
 """
 
 from __future__ import annotations
@@ -16,30 +16,21 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
 
 from stream.config import Config
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import PartKeys
 from stream.storage.ledger import AFRESH
+from stream.storage.opening import Opening
+from stream.storage.partitions import Known, each, known_partitions
+from stream.storage.sealed_rows import ROW, SealedRows
 from stream.windows import PartitionTime
 
-ROW = np.dtype(
-    [("cell", "<u8"), ("user", "<u8"), ("time", "<i8"), ("lat", "<i4"), ("lng", "<i4"), ("value", "<i4")], align=False
-)
-"""One event in Redis: 36 bytes; time in µs UTC, lat and lng in 1e-7 degree, value in quanta."""
+__all__ = ["ROW", "Appended", "Arrivals", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
 
-_PLACELESS = [name for name in ROW.names or () if name not in ("lat", "lng")]
-PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
-"""What is read of an event where no statistic needs its position: 28 bytes."""
-
-_BYTES_PER_READ = 2**21
-"""About what one read asks Redis for, which serves nobody else meanwhile: 2 MiB take it a millisecond."""
-_BLOBS_PER_READ = 512
-"""Most blobs of one read, because after a quiet night they may be a thousand times as long as those before."""
-
-_MOVE = """
--- Of a partition that Redis lost, it stored no offset: the reader begins with it at 0.
-if (redis.call('HGET', KEYS[1], ARGV[1]) or '0') == ARGV[2] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
-"""
+_CLOCK = "return redis.call('TIME')"
+_OFFSET = "return redis.call('HGET', KEYS[1], 'offset')"
+_MOVE = "if redis.call('HGET', KEYS[1], 'offset') == ARGV[1] then redis.call('HSET', KEYS[1], 'offset', ARGV[2]) end"
 
 
 class StateError(RuntimeError):
@@ -55,31 +46,53 @@ class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
 
 
 _READ_THROUGH = """
--- KEYS: offsets, read; ARGV per partition: name, offset that the reader stored up to ('' = none), its position, time (µs)
--- A position may lie beyond what was stored: marks of transactions take offsets. Returns each partition of which the store
--- knows less than the reader stored, and the offset up to which it does, with nothing written for it.
-local behind = {}
-for i = 1, #ARGV, 4 do
-  local known = redis.call('HGET', KEYS[1], ARGV[i])
-  if ARGV[i + 1] ~= '' and (not known or tonumber(known) < tonumber(ARGV[i + 1])) then
-    behind[#behind + 1] = ARGV[i]
-    behind[#behind + 1] = known or '0'
-  else
-    if not known or tonumber(known) < tonumber(ARGV[i + 2]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2]) end
-    local read = redis.call('HGET', KEYS[2], ARGV[i])
-    if not read or tonumber(read) < tonumber(ARGV[i + 3]) then redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 3]) end
+-- KEYS: progress, slots; ARGV: offset that the reader stored up to ('' = none), its position, time (µs), end of the retired periods
+-- A position may lie beyond what was stored: marks of transactions take offsets. Returns {0, stored offset} if the store knows less
+-- than the reader stored, with nothing written for it; {1, offset below which all rows are of windows that are over}; or {} if the
+-- partition was not opened.
+local known = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark')
+local offset = tonumber(known[1])
+if not offset then return {} end
+if tonumber(known[3] or '0') < tonumber(ARGV[4]) then redis.call('HSET', KEYS[1], 'mark', ARGV[4]) end
+if ARGV[1] ~= '' and offset < tonumber(ARGV[1]) then return {0, known[1]} end
+if offset < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'offset', ARGV[2]) end
+if tonumber(known[2] or '0') < tonumber(ARGV[3]) then redis.call('HSET', KEYS[1], 'read', ARGV[3]) end
+local least = math.max(offset, tonumber(ARGV[2]))
+for _, first in ipairs(redis.call('HVALS', KEYS[2])) do least = math.min(least, tonumber(first)) end
+return {1, string.format('%.0f', least)}
+"""
+
+_RESTART = """
+-- KEYS: opened; ARGV: partition, offset, … A name that this shard lost is put back.
+for i = 1, #ARGV, 2 do
+  local note = redis.call('HGET', KEYS[1], ARGV[i]) or ''
+  local space = string.find(note, ' ', 1, true)
+  if not space then
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1] .. ' ')
+  elseif tonumber(string.sub(note, 1, space)) < tonumber(ARGV[i + 1]) then
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1] .. string.sub(note, space))
   end
 end
-return behind
 """
 
 _LIST = """
--- KEYS: partitions, seen; ARGV: time (µs), then every partition of the topic
+-- KEYS: partitions, seen, gone; ARGV: time (µs), then every partition of the topic
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('SADD', KEYS[3], name) end
 redis.call('DEL', KEYS[1])
 for i = 2, #ARGV do
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[1])
   redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[1])
+  redis.call('SREM', KEYS[3], ARGV[i])
 end
+"""
+
+_LOOK = """
+-- KEYS: partitions, seen, opened
+return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
+"""
+_LOOK_PART = """
+-- KEYS: progress, slots
+return {redis.call('HMGET', KEYS[1], 'offset', 'read', 'event', 'moved'), redis.call('HKEYS', KEYS[2])}
 """
 
 _ADVANCE = """
@@ -125,14 +138,24 @@ class ReadThrough(NamedTuple):
     time_us: int
 
 
-class RowStore:
-    """Rows, offsets and watermarks of one feed; all keys share one hash slot."""
+class Look(NamedTuple):
+    """What a look at all partitions saw: how far each partition of the topic was read, at most up to the time when the topic was
+    last listed; the next offset of each that is opened; and the starts of timeslots with rows, oldest first.
+    """
+
+    times: dict[str, PartitionTime]
+    offsets: dict[str, int]
+    slots: list[int]
+
+
+class RowStore(SealedRows):
+    """Rows, offsets and times of one feed. The keys of each partition are on one shard, the feed's own on another."""
 
     def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
-        self._redis: Any = redis  # typed by redis-py as answering str too; this client answers bytes
-        self._keys = FeedKeys(feed, shared_ledger)
-        script = resources.files("stream.storage").joinpath("lua", "append.lua").read_text(encoding="utf-8")
-        self._append = redis.register_script(script)
+        super().__init__(redis, feed, shared_ledger)
+        self._opening = Opening(redis, self._keys)
+        self._lua = resources.files("stream.storage").joinpath("lua", "append.lua").read_text(encoding="utf-8")
+        self._append = redis.register_script(self._lua)
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
@@ -140,8 +163,8 @@ class RowStore:
         return cls(redis, config.feed.name, config.shared_ledger)
 
     async def now_us(self) -> int:
-        """Redis's clock, µs UTC, which is the same for all workers."""
-        seconds, micros = await self._redis.time()
+        """The clock of the feed's shard, µs UTC, which is the same for all workers."""
+        seconds, micros = await self._redis.eval(_CLOCK, 1, self._keys.partitions)
         return int(seconds) * 1_000_000 + int(micros)
 
     async def append(
@@ -165,37 +188,63 @@ class RowStore:
         ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so Redis must know
         it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
-        named = self._keys
+        part = PartKeys(self._keys, partition)
         largest = str(int(rows["time"].max())) if len(rows) else ""
-        keys = [named.offsets, named.watermarks, named.seen, named.read, named.slots, named.sealed, named.retired]
-        args: list[str | int | bytes] = [partition, first_offset, next_offset, largest]
-        args += ["" if arrivals is None else arrivals.last, int(begun)]
-        for slot, part in _by_slot(slots):
-            keys.append(named.rows(slot))
-            in_time, deadline = rows[part], ""
+        keys: list[str] = [part.progress, part.slots, part.sealed]
+        args: list[str | int | bytes] = [first_offset, next_offset, largest, "" if arrivals is None else arrivals.last]
+        for slot, chosen in _by_slot(slots):
+            keys.append(part.rows(slot))
+            in_time, deadline = rows[chosen], ""
             if arrivals is not None:
                 deadline = str(arrivals.deadline(slot))
-                in_time = in_time[: np.searchsorted(arrivals.rows[part], int(deadline), side="right")]
-            args += [slot, deadline, in_time.tobytes(), offsets[part].astype("<i8").tobytes()]
-        answer = await self._append(keys=keys, args=args)
+                in_time = in_time[: np.searchsorted(arrivals.rows[chosen], int(deadline), side="right")]
+            args += [slot, deadline, in_time.tobytes(), offsets[chosen].astype("<i8").tobytes()]
+        while not (answer := await self._store(keys, args)):
+            await self._opening.open(partition, 0 if begun else first_offset)
         if len(answer) == 1:
             raise Behind(partition, answer[0])
         return Appended(*answer)
+
+    async def _store(self, keys: list[str], args: list[str | int | bytes]) -> list[int]:
+        try:
+            answer: list[int] = await self._redis.evalsha(self._append.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            # Loading it would ask every shard, of which one may be away; this one learns it by running it once.
+            answer = await self._redis.eval(self._lua, len(keys), *keys, *args)
+        return answer
 
     async def read_through(self, partitions: Sequence[ReadThrough]) -> dict[str, int]:
         """Record partitions that were read to their end.
 
         Returns those of which Redis lost rows that had been stored, each with the offset from which it must be read again.
         """
-        if not partitions:
-            return {}
-        arguments = [("" if part is None else part) for entry in partitions for part in entry]
-        behind = await self._redis.eval(_READ_THROUGH, 2, self._keys.offsets, self._keys.read, *arguments)
-        return {name.decode(): int(offset) for name, offset in zip(behind[::2], behind[1::2], strict=True)}
+        behind, restarts, left = dict[str, int](), dict[str, str](), list(partitions)
+        while left:
+            mark = await self._redis.get(self._keys.retired) or b"0"
+            parts = [PartKeys(self._keys, entry.partition) for entry in left]
+            facts = [
+                ["" if entry.stored is None else entry.stored, entry.position, entry.time_us, mark] for entry in left
+            ]
+            calls = [([part.progress, part.slots], fact) for part, fact in zip(parts, facts, strict=True)]
+            unopened = []
+            for entry, answer in zip(left, await each(self._redis, _READ_THROUGH, calls), strict=True):
+                if not answer:
+                    await self._opening.open(entry.partition, entry.position if entry.stored is None else 0)
+                    unopened.append(entry)
+                elif answer[0]:
+                    restarts[entry.partition] = answer[1].decode()
+                else:
+                    behind[entry.partition] = int(answer[1])
+            left = unopened
+        if restarts:
+            notes = [part for pair in restarts.items() for part in pair]
+            await self._redis.eval(_RESTART, 1, self._keys.opened, *notes)
+        return behind
 
     async def list_partitions(self, partitions: Iterable[str], time_us: int) -> None:
         """Record which partitions the topic had at ``time_us`` (µs UTC). Windows wait for each of them."""
-        await self._redis.eval(_LIST, 2, self._keys.partitions, self._keys.seen, time_us, *partitions)
+        named = self._keys
+        await self._redis.eval(_LIST, 3, named.partitions, named.seen, named.gone, time_us, *partitions)
 
     async def claim_key(self, fingerprint: str) -> None:
         """Bind the feed, or its shared ledger, to one user key, because with two keys a user would have two pseudonyms and two budgets.
@@ -216,32 +265,44 @@ class RowStore:
 
     async def move(self, partition: str, stored: int, offset: int) -> None:
         """Continue ``partition`` at ``offset``, because its log no longer has ``stored``. No change if another worker did so."""
-        await self._redis.eval(_MOVE, 1, self._keys.offsets, partition, stored, offset)
+        await self._opening.open(partition, stored)
+        await self._redis.eval(_MOVE, 1, PartKeys(self._keys, partition).progress, stored, offset)
 
     async def next_offsets(self) -> dict[str, int]:
-        """The next offset to store of each partition."""
-        offsets = await self._redis.hgetall(self._keys.offsets)
-        return {partition.decode(): int(offset) for partition, offset in offsets.items()}
+        """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read again from."""
+        partitions = await self.partitions()
+        stored = await self._each_part(partitions, _OFFSET)
+        next_ = {name: known.restart for name, known in partitions.items()}
+        next_ |= {name: int(offset) for name, offset in stored.items() if offset is not None}
+        return {name: offset for name, offset in next_.items() if offset is not None}
+
+    async def _each_part(self, partitions: dict[str, Known], script: str) -> dict[str, Any]:
+        parts = [PartKeys(self._keys, name) for name in partitions]
+        if not parts:
+            return {}
+        answers = await each(self._redis, script, [([part.progress, part.slots], []) for part in parts])
+        return dict(zip(partitions, answers, strict=True))
+
+    async def look(self) -> Look:
+        """Look at all partitions."""
+        named = self._keys
+        answers = await self._redis.eval(_LOOK, 3, named.partitions, named.seen, named.opened)
+        listed, seen, opened = (dict(zip(pairs[::2], pairs[1::2], strict=True)) for pairs in answers)
+        parts = await self._each_part(known_partitions(opened, listed, ()), _LOOK_PART)
+        times = {
+            name.decode(): _time_of(parts[name.decode()][0], int(time_us), int(seen.get(name) or time_us))
+            for name, time_us in listed.items()
+        }
+        offsets = {name: int(progress[0]) for name, (progress, _) in parts.items() if progress[0] is not None}
+        return Look(times, offsets, sorted({int(slot) for _, slots in parts.values() for slot in slots}))
 
     async def partition_times(self) -> dict[str, PartitionTime]:
         """How far each partition of the topic was read, at most up to the time when the topic was last listed."""
-        named = self._keys
-        async with self._redis.pipeline(transaction=True) as pipe:
-            for key in (named.partitions, named.watermarks, named.seen, named.read):
-                pipe.hgetall(key)
-            listed, largest, moved, read = await pipe.execute()
-        return {
-            partition.decode(): PartitionTime(
-                int(largest[partition]) if partition in largest else None,
-                int(moved.get(partition, time_us)),
-                min(int(read.get(partition, 0)), int(time_us)),
-            )
-            for partition, time_us in listed.items()
-        }
+        return (await self.look()).times
 
     async def open_slots(self) -> list[int]:
-        """Starts of timeslots with rows, oldest first."""
-        return [int(slot) for slot in await self._redis.zrange(self._keys.slots, 0, -1)]
+        """Starts of timeslots with rows, oldest first; also of windows that were set aside."""
+        return (await self.look()).slots
 
     async def first_slot(self, default: int) -> int:
         """Under "participation": the oldest slot that may not be released yet; ``default`` when the feed starts."""
@@ -260,30 +321,11 @@ class RowStore:
         """Whether the slot was released."""
         return bool(await self._redis.hexists(self._keys.closed, str(slot)))
 
-    async def seal(self, slot: int) -> None:
-        """Seal ``slot``: later rows are late, and the stored rows are those that will be released."""
-        await self._redis.sadd(self._keys.sealed, slot)
 
-    async def read_rows(self, slot: int, *, positions: bool = True) -> NDArray[np.void]:
-        """Every row of ``slot``, in order of arrival; without lat and lng if ``positions`` are not needed."""
-        key, kind = self._keys.rows(slot), ROW if positions else PLACELESS_ROW
-        stored, blobs, size = bytearray(), 0, 0
-        while True:
-            # A worker's blobs are mostly of one kind of size, so those that come are as long as those that came.
-            step = min(max(_BYTES_PER_READ * blobs // max(size, 1), 1), 2 * max(blobs, 1), _BLOBS_PER_READ)
-            read = await self._redis.lrange(key, blobs, blobs + step - 1)
-            if not read:
-                return np.frombuffer(stored, dtype=kind)
-            rows = np.frombuffer(b"".join(read), dtype=ROW)
-            blobs, size = blobs + len(read), size + rows.nbytes
-            stored += (rows if positions else rows[_PLACELESS].astype(PLACELESS_ROW)).data.cast("B")
-
-    async def drop_rows(self, slot: int) -> None:
-        """Delete the rows of a released slot. The slot stays sealed."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.unlink(self._keys.rows(slot))
-            pipe.zrem(self._keys.slots, slot)
-            await pipe.execute()
+def _time_of(progress: Sequence[bytes | None], listed_us: int, first_us: int) -> PartitionTime:
+    """How far a partition was read that the topic was listed with now and at first."""
+    _, read, event, moved = progress
+    return PartitionTime(None if event is None else int(event), int(moved or first_us), min(int(read or 0), listed_us))
 
 
 def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:

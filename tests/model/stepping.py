@@ -31,6 +31,7 @@ from stream.protocol.publishing import PublishError
 from stream.statistics.plan import Plan, pack_ids, pack_integers
 from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
+from stream.storage.opening import Opening
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text
@@ -74,17 +75,10 @@ class SteppedRedis(Redis):
         return dict(zip(answer[::2], answer[1::2], strict=True)) if args[0] == "HGETALL" else answer
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
-        assert transaction, "a pipeline without a transaction is several requests"
-        return SteppedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        raise AssertionError("a pipeline is several requests, of which others see some")
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         """There is no connection."""
-
-
-class SteppedPipeline(Pipeline):
-    async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        commands, self.command_stack = tuple(tuple(args) for args, _ in self.command_stack), []
-        return await Request("redis", commands)
 
 
 class SteppedPublisher:
@@ -291,6 +285,7 @@ _STATELESS = (
     FeedKeys,
     ReleaseStore,
     RowStore,
+    Opening,
     Planning,
     GuardedStatistics,
 )

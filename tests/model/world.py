@@ -19,7 +19,7 @@ from stream.messages.message import WINDOW, Message, decode_outbox
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.markers import Marker, Published, Ranked
 from stream.statistics.plan import Plan
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from tests.model.server import StateServer
@@ -31,6 +31,7 @@ Part = tuple[int, bool, bytes]
 """What was published of a window: its start, whether it is the close marker, the bytes."""
 IDLE = -1
 """A worker that does nothing."""
+PARTITION = "bus/0"
 NEVER, MAY, WAS = -3, -2, -1
 """Redis is never set back; it may be, to a state that is yet to come; it was."""
 
@@ -122,6 +123,8 @@ class World:
             for key in (
                 *(keys.generation, keys.birth, keys.retired, keys.policy, keys.user_identity, keys.sealed),
                 *(keys.feeds, keys.budgets, keys.user_field, keys.marker_topic, keys.user_key),
+                *(keys.opened, keys.partitions, keys.gone),
+                *(PartKeys(keys, PARTITION).progress, PartKeys(keys, PARTITION).sealed),
             )
         }
         """Keys that closing never changes once the feed began, so it does not matter when they are read."""
@@ -147,7 +150,7 @@ class World:
             preparing += [ledger.start_generation(birth=0), LedgerCheck(config, redis, ledger, Known()).verify()]
             row = np.zeros(1, dtype=ROW)
             row["user"], row["time"] = 1, slot * 1_000_000
-            preparing += [rows.append("bus/0", number, number + 1, row, np.array([number]), np.array([slot]))]
+            preparing += [rows.append(PARTITION, number, number + 1, row, np.array([number]), np.array([slot]))]
             preparing += [rows.seal(slot)]
         for coroutine in preparing:
             answer: Any = None
@@ -285,7 +288,8 @@ class World:
     def _open(self, redis: int) -> tuple[int, ...]:
         """The windows that have rows."""
         waiting = (
-            self.server.content(redis).get(keys.slots.encode(), ()) for keys in dict.fromkeys(self.keys.values())
+            self.server.content(redis).get(PartKeys(keys, PARTITION).slots.encode(), {})
+            for keys in dict.fromkeys(self.keys.values())
         )
         return tuple(int(slot) for slots in waiting for slot in slots)
 

@@ -25,11 +25,12 @@ from stream.offline import ageless, replay_offline
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text
 from tests.support.builders import SLOT, bus_config, riders_config
+from tests.support.stored_rows import rows_in
 
 HOUR_US = 3_600_000_000
 NOON_US = SLOT * 1_000_000
@@ -99,7 +100,7 @@ async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_th
     assert (feed.late, await feed.due_slots()) == (0, [])
     await feed.send(arriving(late))
     assert (feed.late, await feed.due_slots()) == (1, [SLOT])
-    assert len(await RowStore(redis, "bus").read_rows(SLOT)) == 2
+    assert len(await rows_in(redis, "bus", SLOT)) == 2
     feed.ended = True
     await feed.send(arriving((deadline + 2, deadline)))
     assert await feed.due_slots() == [SLOT, SLOT + 3600]
@@ -145,7 +146,8 @@ async def test_a_window_whose_rows_cannot_be_read_names_the_step_outside_of_its_
     redis_url: str, redis: Redis, tmp_path: Path
 ) -> None:
     config = with_redis(riders_config(tmp_path), redis_url)
-    await redis.rpush(FeedKeys(config.feed.name).rows(SLOT), b"half a row")
+    await RowStore(redis, config.feed.name).move("t/0", 0, 0)  # which opens the partition
+    await redis.rpush(PartKeys(FeedKeys(config.feed.name), "t/0").rows(SLOT), b"half a row")
     reason = await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson")
     assert reason is not None
     assert reason.startswith("ContentError: ")

@@ -7,6 +7,7 @@ import json
 from redis.asyncio import Redis
 
 from stream.storage.row_store import RowStore
+from tests.support.stored_rows import rows_in
 
 
 def event(user: str, moment: float, speed: float = 20.0) -> bytes:
@@ -17,7 +18,7 @@ def event(user: str, moment: float, speed: float = 20.0) -> bytes:
 async def speeds(redis: Redis) -> dict[int, list[int]]:
     """Values of the rows of every open slot; each event has a value of its own."""
     state = RowStore(redis, "bus")
-    return {slot: sorted((await state.read_rows(slot))["value"].tolist()) for slot in await state.open_slots()}
+    return {slot: sorted((await rows_in(redis, "bus", slot))["value"].tolist()) for slot in await state.open_slots()}
 
 
 async def every_speed(redis: Redis) -> list[int]:

@@ -1,18 +1,17 @@
--- Stores one batch of one partition, exactly once.
--- KEYS: offsets, watermarks, seen, read, slots, sealed, end of the periods that are retired, then one rows key per slot
--- ARGV: partition field, first offset, next offset, largest event time (µs, '' = none), append time of its last message (µs,
---       '' = lateness is not decided by it), whether its reader stored the partition before (1 or 0), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then,
---       blob of the offsets of all rows (int64 LE, not descending; the late ones come last; the rows of one message share its
---       offset, and are in one call)
+-- Stores one batch of one partition, exactly once. All keys are of this partition.
+-- KEYS: progress, slots, sealed, then one rows key per slot
+-- ARGV: first offset, next offset, largest event time (µs, '' = none), append time of its last message (µs, '' = lateness is not
+--       decided by it), then per slot: slot, deadline (µs, '' = none), blob of the rows appended by then, blob of the offsets of all
+--       rows (int64 LE, not descending; the late ones come last; the rows of one message share its offset, and are in one call)
 -- Returns {appended rows, duplicate rows, late rows, late rows that were in time by the broker's timestamp}. If the batch begins
 -- beyond the stored offset, nothing is written and {stored offset} is returned: Redis was set back, and the messages between
--- must be read again. The first batch of a partition may begin anywhere, unless its reader stored one before.
+-- must be read again. Returns {} if the partition was not opened.
 local ROW, OFFSET = 36, 8
-local first, next_offset = tonumber(ARGV[2]), tonumber(ARGV[3])
-local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or (ARGV[6] == '1' and 0) or first)
+local progress = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark', 'event')
+local first, next_offset, stored = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(progress[1])
+if not stored then return {} end
 if first > stored then return {stored} end
-local read = tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
-local retired = tonumber(redis.call('GET', KEYS[7]) or '0')
+local read, retired = tonumber(progress[2] or '0'), tonumber(progress[3] or '0')
 local appended, duplicates, late, skewed = 0, 0, 0, 0
 
 local function below(offsets, limit)
@@ -24,9 +23,9 @@ local function below(offsets, limit)
   return low
 end
 
-local n = (#ARGV - 6) / 4
+local n = (#ARGV - 4) / 4
 for i = 1, n do
-  local slot, deadline, blob, offsets = ARGV[4 * i + 3], ARGV[4 * i + 4], ARGV[4 * i + 5], ARGV[4 * i + 6]
+  local slot, deadline, blob, offsets = ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3], ARGV[4 * i + 4]
   local known = 0
   if first < stored then known = below(offsets, stored) end
   local fresh = #offsets / OFFSET - known
@@ -35,27 +34,26 @@ for i = 1, n do
   if in_time > 0 and deadline ~= '' and read > tonumber(deadline) then
     skewed = skewed + in_time
     in_time = 0
-  elseif in_time > 0 and (tonumber(slot) < retired or redis.call('SISMEMBER', KEYS[6], slot) == 1) then
+  elseif in_time > 0 and (tonumber(slot) < retired or redis.call('HEXISTS', KEYS[3], slot) == 1) then
     in_time = 0
   end
   late = late + fresh - in_time
   if in_time > 0 then
     if known > 0 then blob = string.sub(blob, known * ROW + 1) end
-    redis.call('RPUSH', KEYS[7 + i], blob)
-    redis.call('ZADD', KEYS[5], slot, slot)
+    redis.call('RPUSH', KEYS[3 + i], blob)
+    redis.call('HSETNX', KEYS[2], slot, string.format('%.0f', struct.unpack('<i8', offsets, known * OFFSET + 1)))
     appended = appended + in_time
   end
 end
 if next_offset > stored then
-  redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-  if ARGV[5] ~= '' and tonumber(ARGV[5]) > read then redis.call('HSET', KEYS[4], ARGV[1], ARGV[5]) end
-  if ARGV[4] ~= '' then
-    local known = redis.call('HGET', KEYS[2], ARGV[1])
-    if not known or tonumber(known) < tonumber(ARGV[4]) then
-      local now = redis.call('TIME')
-      redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
-      redis.call('HSET', KEYS[3], ARGV[1], string.format('%d%06d', now[1], now[2]))
-    end
+  local changed = {'offset', ARGV[2]}
+  if ARGV[4] ~= '' and tonumber(ARGV[4]) > read then
+    changed[3], changed[4] = 'read', ARGV[4]
   end
+  if ARGV[3] ~= '' and (not progress[4] or tonumber(progress[4]) < tonumber(ARGV[3])) then
+    local now = redis.call('TIME')
+    for _, part in ipairs({'event', ARGV[3], 'moved', string.format('%d%06d', now[1], now[2])}) do changed[#changed + 1] = part end
+  end
+  redis.call('HSET', KEYS[1], unpack(changed))
 end
 return {appended, duplicates, late, skewed}

@@ -106,6 +106,8 @@ def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic(path: tu
         ("kafka.bootstrap", "broker:9092,other:x", "'x' of 'other:x'"),
         ("redis.url", "redis://127.0.0.1:x/0", "is not a number"),
         ("redis.url", "redis://127.0.0.1:6379/zero", "port or database"),
+        ("redis.cluster", ["redis-2"], "has no port"),
+        ("redis.cluster", ["127.0.0.1:6066"], "operator.port and redis.cluster both take port 6066"),
         ("operator.port", 8080, "operator.port and public.port both take port 8080"),
         ("operator.port", 6379, "operator.port and redis.url both take port 6379"),
     ],
@@ -133,3 +135,9 @@ def test_a_password_in_a_refused_address_is_not_repeated() -> None:
         with pytest.raises(ConfigError, match="redis") as refused:
             load_config(BUS, **{"redis.url": url})
         assert "ret" not in str(refused.value).replace("redis", "")
+
+
+@pytest.mark.parametrize("url", ["unix:///run/redis.sock", "redis://127.0.0.1:6379/1"])
+def test_a_cluster_has_hosts_and_one_database(url: str) -> None:
+    with pytest.raises(ConfigError, match="hosts and database 0 only"):
+        load_config(BUS, **{"redis.url": url, "redis.cluster": ["127.0.0.1:6380"]})

@@ -32,6 +32,7 @@ from tests.support.feeding import (
     until,
 )
 from tests.support.ingesting import Ingesting
+from tests.support.stored_rows import rows_in
 
 PARTITIONS = 3
 
@@ -42,9 +43,8 @@ async def topic(kafka, topic_name):
     return topic_name
 
 
-async def rows_in(redis) -> list[bytes]:
-    state = RowStore(redis, "bus")
-    parts = [await state.read_rows(slot) for slot in await state.open_slots()]
+async def stored_rows(redis) -> list[bytes]:
+    parts = [await rows_in(redis, "bus", slot) for slot in await RowStore(redis, "bus").open_slots()]
     return sorted(row.tobytes() for part in parts for row in part)
 
 
@@ -68,7 +68,7 @@ async def test_every_good_message_is_stored_and_every_bad_one_reported_without_i
         await until(all_read(redis, len(values)))
         assert ingesting.ingestor.assigned.is_set()
     config = make_config(topic)
-    assert await rows_in(redis) == expected_rows(config, values)
+    assert await stored_rows(redis) == expected_rows(config, values)
     batch = Decoder(config, KEY).decode(values, NOW_US)
     expected = Counter(REASONS[code].value for code in batch.reason)
     reported = Counter()
@@ -87,7 +87,7 @@ async def test_redelivery_to_another_group_and_shuffled_partitions_leave_the_sam
     await produce(kafka, topic, values, PARTITIONS)
     async with Ingesting(topic, kafka, redis_url):
         await until(all_read(redis, 4000))
-    once = await rows_in(redis)
+    once = await stored_rows(redis)
     assert once == expected_rows(make_config(topic), values)
 
     # The same events in another order over a new topic give the same rows in an emptied state.
@@ -97,14 +97,14 @@ async def test_redelivery_to_another_group_and_shuffled_partitions_leave_the_sam
     await redis.flushall()
     async with Ingesting(f"{topic}-b", kafka, redis_url):
         await until(all_read(redis, 4000))
-    assert await rows_in(redis) == once
+    assert await stored_rows(redis) == once
 
     # A consumer group that is new to Kafka begins at the offset that Redis stores.
     more = messages(50, seed=1)
     await produce(kafka, f"{topic}-b", more, 5)
     async with Ingesting(f"{topic}-b", kafka, redis_url, group="unknown"):
         await until(all_read(redis, 4050))
-    assert await rows_in(redis) == expected_rows(make_config(topic), [*values, *more])
+    assert await stored_rows(redis) == expected_rows(make_config(topic), [*values, *more])
 
 
 async def test_a_second_consumer_that_joins_and_leaves_mid_stream_doubles_and_loses_nothing(
@@ -124,7 +124,7 @@ async def test_a_second_consumer_that_joins_and_leaves_mid_stream_doubles_and_lo
             await asyncio.wait_for(second.ingestor.assigned.wait(), 60)
         await feeding
         await until(all_read(redis, len(values)))
-    assert await rows_in(redis) == expected_rows(make_config(topic), values)
+    assert await stored_rows(redis) == expected_rows(make_config(topic), values)
     assert first.count("events_lost_total") == 0
 
 
@@ -143,7 +143,7 @@ async def test_killing_the_ingesting_process_again_and_again_doubles_and_loses_n
             process.wait()
     async with Ingesting(topic, kafka, redis_url):
         await until(all_read(redis, len(values)))
-    assert await rows_in(redis) == expected_rows(make_config(topic), values)
+    assert await stored_rows(redis) == expected_rows(make_config(topic), values)
 
 
 async def test_redis_may_die_and_come_back_while_the_feed_runs(kafka, topic, tmp_path):
@@ -158,7 +158,7 @@ async def test_redis_may_die_and_come_back_while_the_feed_runs(kafka, topic, tmp
             server.start()
             async with Redis.from_url(server.url) as after:
                 await until(all_read(after, len(values)))
-                assert await rows_in(after) == expected_rows(ingesting.config, values)
+                assert await stored_rows(after) == expected_rows(ingesting.config, values)
             assert ingesting.count("redis_errors_total") >= 1
 
 
@@ -173,7 +173,7 @@ async def test_stopping_while_redis_is_away_ends_at_once_and_loses_nothing(kafka
         server.start()
         async with Redis.from_url(server.url) as after, Ingesting(topic, kafka, server.url) as ingesting:
             await until(all_read(after, len(values)))
-            assert await rows_in(after) == expected_rows(ingesting.config, values)
+            assert await stored_rows(after) == expected_rows(ingesting.config, values)
 
 
 @pytest.mark.parametrize("following", [1_000, 1, 0])
@@ -197,7 +197,7 @@ async def test_a_redis_that_was_set_back_under_a_running_worker_is_filled_again_
             await pipe.execute()
         await produce(kafka, topic, values[2_000:], PARTITIONS, first=2_000)
         await until(all_read(redis, len(values)))
-    assert await rows_in(redis) == expected_rows(make_config(topic), values)
+    assert await stored_rows(redis) == expected_rows(make_config(topic), values)
 
 
 async def test_a_partition_that_redis_lost_and_whose_log_was_cut_is_read_from_where_the_log_begins(
@@ -213,7 +213,7 @@ async def test_a_partition_that_redis_lost_and_whose_log_was_cut_is_read_from_wh
         await until(all_read(redis, 900))
         assert ingesting.count("events_lost_total") == 100
     kept = [value for i, value in enumerate(values) if i % PARTITIONS != 1 or i // PARTITIONS >= 100]
-    assert await rows_in(redis) == expected_rows(make_config(topic), kept)
+    assert await stored_rows(redis) == expected_rows(make_config(topic), kept)
 
 
 async def test_messages_that_retention_removed_are_counted_and_reading_goes_on(kafka, redis, redis_url, topic):
@@ -228,7 +228,7 @@ async def test_messages_that_retention_removed_are_counted_and_reading_goes_on(k
         await until(all_read(redis, 3_000))
     assert ingesting.count("events_lost_total") == 200
     kept = [value for i, value in enumerate(values) if i < 1_500 or i % PARTITIONS or i // PARTITIONS >= 700]
-    assert await rows_in(redis) == expected_rows(make_config(topic), kept)
+    assert await stored_rows(redis) == expected_rows(make_config(topic), kept)
 
 
 async def test_a_log_that_lost_its_beginning_before_the_first_reader_came_is_read_from_where_it_begins(
@@ -242,7 +242,7 @@ async def test_a_log_that_lost_its_beginning_before_the_first_reader_came_is_rea
         await until(all_read(redis, 900))
     assert ingesting.count("events_lost_total") == 0
     kept = [value for i, value in enumerate(values) if i % PARTITIONS != 1 or i // PARTITIONS >= 100]
-    assert await rows_in(redis) == expected_rows(make_config(topic), kept)
+    assert await stored_rows(redis) == expected_rows(make_config(topic), kept)
 
 
 async def test_a_topic_made_anew_is_read_from_its_beginning(kafka, redis, redis_url, topic):
@@ -258,11 +258,11 @@ async def test_a_topic_made_anew_is_read_from_its_beginning(kafka, redis, redis_
     everything = expected_rows(make_config(topic), values)
 
     async def complete() -> bool:
-        return len(await rows_in(redis)) >= len(everything)
+        return len(await stored_rows(redis)) >= len(everything)
 
     async with Ingesting(topic, kafka, redis_url):
         await until(complete)
-    assert await rows_in(redis) == everything
+    assert await stored_rows(redis) == everything
 
 
 async def test_a_worker_with_another_user_key_does_not_start(kafka, redis, redis_url, topic):

@@ -24,6 +24,7 @@ from stream.statistics.plan import encode_plan
 from stream.storage.row_store import Appended, RowStore
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.feeding import administering
+from tests.support.stored_rows import rows_in
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -44,7 +45,7 @@ async def test_overlapping_redeliveries_with_any_boundaries_leave_each_row_once(
         high = max(high, following)
     assert taken == len(rows)
     assert await state.next_offsets() == {"t/0": 900}
-    stored = [await state.read_rows(slot) for slot in await state.open_slots()]
+    stored = [await rows_in(redis, "bus", slot) for slot in await state.open_slots()]
     assert sorted(np.concatenate(stored).tolist()) == sorted(rows.tolist())
 
 
@@ -125,7 +126,7 @@ async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_give
         state, slotting = RowStore(redis, config.feed.name), config.slotting
         outcome = {}
         for slot in await state.open_slots():
-            contributions = contributions_of(await state.read_rows(slot), config)
+            contributions = contributions_of(await rows_in(redis, config.feed.name, slot), config)
             left = np.full(contributions.counts.n_users, config.privacy.budget_micro)
             plan = plan_window(
                 contributions.counts, left, config, slotting.window(slot), slotting.period_of(slot), "generation"

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from stream.config import Config
 from stream.protocol.planning import NOBODY
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, TermsError
 from stream.storage.shared_ledger import SharedLedger
 from stream.windows import Period
@@ -41,7 +41,8 @@ async def with_budgets(redis: Redis, folder: Path, bus: float, tram: float) -> t
 
 async def hold(redis: Redis, config: Config, seed: int, slot: int) -> None:
     """Rows of twelve users in one more window, from a topic that begins anew."""
-    await redis.delete(FeedKeys.of(config).offsets)
+    keys = FeedKeys.of(config)
+    await redis.delete(keys.opened, PartKeys(keys, "bus/0").progress)
     await store(redis, config, random_rows(seed, 100, slot=slot), slot)
 
 

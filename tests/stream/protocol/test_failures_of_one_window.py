@@ -29,9 +29,10 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
+from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.hourly import BUS
-from tests.support.stored_rows import HOUR, fill, read_clock
+from tests.support.stored_rows import HOUR, fill, read_clock, rows_in
 from tests.support.topics_reader import read_all
 
 
@@ -59,6 +60,7 @@ async def starts_of_markers(kafka: str, feed: str) -> list[str]:
         (LedgerError("planted"), "ledger"),
         (KeyError("planted"), "unexpected"),
         (AssertionError("planted"), "unexpected"),
+        (NotSealedError(SLOT, ["t/0"]), "unsealed"),
     ],
 )
 async def test_the_windows_after_it_are_closed_in_the_same_round(
@@ -151,7 +153,7 @@ async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(
         assert await worker.store.reasons() == {SLOT: "planted"}
         assert await worker.store.take_up(SLOT)
         assert SLOT in await worker.due_slots()
-        assert len(await worker.rows.read_rows(SLOT)) == 60, "its rows are there still"
+        assert len(await rows_in(redis, "bus", SLOT)) == 60, "its rows are there still"
         assert not await worker.store.take_up(SLOT), "it is set aside no more"
     finally:
         await worker.redis.aclose()

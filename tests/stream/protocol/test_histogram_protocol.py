@@ -80,18 +80,18 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
     await store(redis, config, located_rows(2, 200))
     await protocol_of(redis, config, Collected()).close(SLOT)
     assert {key.decode() for key in await redis.keys()} == {
-        f"hv:{{bus}}:{name}"
+        f"hv:{name}"
         for name in (
-            "birth",
-            "closed",
-            "generation",
-            "ledger:2017-03-21",
-            "offsets",
-            "sealed",
-            "seen",
-            "sequence",
-            "terms:2017-03-21",
-            "watermarks",
+            "{bus}:birth",
+            "{bus}:closed",
+            "{bus}:generation",
+            "{bus}:ledger:2017-03-21",
+            "{bus}:opened",
+            "{bus}:sealed",
+            "{bus}:sequence",
+            "{bus}:terms:2017-03-21",
+            "{part:bus:bus/0}:progress",
+            "{part:bus:bus/0}:sealed",
         )
     }
 

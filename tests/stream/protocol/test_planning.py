@@ -18,7 +18,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.stored_rows import store
+from tests.support.stored_rows import rows_in, store
 
 LEDGER = FeedKeys("bus").ledger("2017-03-21")
 
@@ -51,11 +51,11 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     redis: Redis, tmp_path: Path
 ) -> None:
     config = bus_config(tmp_path)
-    state = await store(redis, config, random_rows(6, 120))
+    await store(redis, config, random_rows(6, 120))
     planning = protocol_of(redis, config, Collected()).planning
     window, _, planned = await planning.window(SLOT)
     assert planned is None
-    rows = planning.statistics.arrange(await state.read_rows(SLOT), window)
+    rows = planning.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
     first = await planning.first(window, rows)
     kept = await planning.store.store_plan(SLOT, b"of a worker that saw no plan while it made its own")
     assert kept == await planning.store.plan(SLOT) == first.stored
@@ -84,10 +84,11 @@ async def test_a_window_that_another_version_planned_with_other_scales_is_charge
 ) -> None:
     """The other version's worker dies after step ``last``; its scales are three times ours, its charges a third, and 1 µε."""
     config, rows = bus_config(tmp_path), random_rows(6, 120)
-    state, publisher, ours = await store(redis, config, rows), Collected(), Collected()
+    publisher, ours = Collected(), Collected()
+    await store(redis, config, rows)
     protocol = protocol_of(redis, config, publisher)
     window = config.slotting.window(SLOT)
-    contributions = protocol.statistics.arrange(await state.read_rows(SLOT), window)
+    contributions = protocol.statistics.arrange(await rows_in(redis, config.feed.name, SLOT), window)
     plan = await protocol.planning.make(window, contributions, NOBODY)
     charges = np.where(plan.charges > 0, plan.charges // 3 + 1, 0)
     theirs = msgspec.structs.replace(

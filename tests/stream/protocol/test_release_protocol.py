@@ -24,7 +24,7 @@ from stream.statistics import window_release
 from stream.statistics.pipeline import contributions_of, draw, plan_window
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
 from stream.windows import Period
@@ -284,7 +284,7 @@ async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp
 
     async def tamper(step: str) -> None:
         if step == "seal":
-            await redis.delete(FeedKeys("bus").rows(SLOT))
+            await redis.delete(PartKeys(FeedKeys("bus"), "bus/0").rows(SLOT))
 
     await close_until(protocol_of(redis, config, publisher), SLOT, "charge")
     with pytest.raises(PlanError, match="changed after they were planned"):

@@ -147,6 +147,6 @@ async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_a
             await closing.close([SLOT, SLOT + HOUR])
         assert tried == [[SLOT, SLOT + HOUR], [SLOT], [SLOT]]
         assert await worker.store.slots_set_aside() == {SLOT}
-        assert await RowStore(redis, "bus").open_slots() == [SLOT + HOUR]
+        assert (await worker.due.look()).open == [SLOT + HOUR]
     finally:
         await worker.redis.aclose()

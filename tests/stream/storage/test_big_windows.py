@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from stream.statistics.plan import PlanError
 from stream.statistics.user_limits import UserLimits
 from stream.statistics.window_release import WindowRows
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from stream.windows import Period
@@ -28,7 +28,12 @@ async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(re
     rows = np.zeros(sum(lengths), dtype=ROW)
     for at, name in enumerate(ROW.names or ()):
         rows[name] = np.arange(len(rows)) * (at + 1) % 2**31
-    await redis.rpush(FeedKeys("bus").rows(SLOT), *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])])
+    await RowStore(redis, "bus").move("t/0", 0, 0)  # which opens the partition
+    await redis.rpush(
+        PartKeys(FeedKeys("bus"), "t/0").rows(SLOT),
+        *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])],
+    )
+    await RowStore(redis, "bus").seal(SLOT)
     whole = await RowStore(redis, "bus").read_rows(SLOT)
     assert whole.tobytes() == rows.tobytes()
     placeless = await RowStore(redis, "bus").read_rows(SLOT, positions=False)
@@ -38,11 +43,14 @@ async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(re
 
 async def test_a_quiet_night_makes_no_read_of_the_rush_hour_longer(redis: Redis) -> None:
     """After 5 000 blobs of one row, a read by their size alone would ask for 10 000 more, whatever these hold."""
-    await redis.rpush(FeedKeys("bus").rows(SLOT), *[bytes(ROW.itemsize)] * 5_000)
+    await RowStore(redis, "bus").move("t/0", 0, 0)
+    await RowStore(redis, "bus").seal(SLOT)
+    await redis.rpush(PartKeys(FeedKeys("bus"), "t/0").rows(SLOT), *[bytes(ROW.itemsize)] * 5_000)
     await redis.config_resetstat()
     assert len(await RowStore(redis, "bus").read_rows(SLOT)) == 5_000
-    calls = (await redis.info("commandstats"))["cmdstat_lrange"]["calls"]
-    assert calls > 12, "10 if each read asks for twice as many as all before it"
+    commands = await redis.info("commandstats")
+    assert commands["cmdstat_lrange"]["calls"] > 12, "10 if each read asks for twice as many as all before it"
+    assert commands["cmdstat_eval"]["calls"] == 1 + 3, "a call reads 2 000 blobs at most: it would take Redis too long"
 
 
 async def test_a_call_that_names_a_user_twice_charges_nobody(redis: Redis) -> None:

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from stream.app.retiring import Retiring
 from stream.app.worker import Worker
 from stream.config import Config
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, RetiredError
 from stream.storage.release_store import Released
 from stream.storage.retirement import Retirement
@@ -27,6 +27,7 @@ from stream.windows import Period, Slotting
 from tests.support.builders import bus_config, random_rows, riders_config
 
 KEYS, DAY, HOUR = FeedKeys("bus"), 86_400, 3600
+PART = PartKeys(KEYS, "t/0")
 SLOTTING = Slotting(timedelta(hours=1), timedelta(days=1), "America/Chicago")
 FIRST = 1_490_054_400
 """2017-03-21 00:00 UTC."""
@@ -153,16 +154,17 @@ async def test_a_worker_killed_at_any_step_leaves_nothing_chargeable_and_the_nex
     finally:
         await worker.redis.aclose()
     assert await ledger.periods() == ["2017-03-22"]
-    assert await sizes(redis) == {"keys": 7, "periods": 1, "users": 3, "closed": 24, "sealed": 24}
+    assert await sizes(redis) == {"keys": 8, "periods": 1, "users": 3, "closed": 24, "sealed": 24}
 
 
 async def leave_behind(redis: Redis, slot: int) -> None:
     """The keys that remain of a window whose worker was killed."""
-    for key in (KEYS.rows(slot), KEYS.outbox(slot), KEYS.plan(slot)):
+    for key in (PART.rows(slot), KEYS.outbox(slot), KEYS.plan(slot)):
         await redis.set(key, b"x")
     await redis.hset(KEYS.charged(slot), "1", 1)
     await redis.hset(KEYS.set_aside, str(slot), "why")
-    await redis.zadd(KEYS.slots, {str(slot): slot})
+    await redis.hset(KEYS.opened, "t/0", "0 ")
+    await redis.hset(PART.slots, str(slot), 0)
 
 
 async def test_everything_that_a_window_left_goes_with_its_period(redis: Redis) -> None:
@@ -170,7 +172,9 @@ async def test_everything_that_a_window_left_goes_with_its_period(redis: Redis) 
     before = await redis.dbsize()
     await leave_behind(redis, period(0).start)
     await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
-    assert await redis.dbsize() == before - 2 + 1, "two keys of the period, and the mark instead"
+    assert await redis.dbsize() == before - 2 + 2, (
+        "two keys of the period, and the mark and the name of a partition instead"
+    )
 
 
 async def test_rows_of_a_retired_period_are_late_whatever_the_configuration_admits(redis: Redis) -> None:
@@ -235,9 +239,9 @@ async def worker_with(redis: Redis, config: Config, open_day: int | None) -> Wor
         slot = period(open_day).start
         await redis.srem(FeedKeys(feed).sealed, slot)
         await store.append("t/0", 0, 10, random_rows(1, 10, slot=slot), np.arange(10), np.full(10, slot))
-    await redis.hset(FeedKeys(feed).watermarks, "t/0", now)
     await store.list_partitions(["t/0"], now)
     await store.read_through([ReadThrough("t/0", None, 10, now)])
+    await redis.hset(PartKeys(FeedKeys(feed), "t/0").progress, "event", now)
     return Worker(config)
 
 
@@ -274,7 +278,7 @@ async def test_a_clock_that_is_years_ahead_retires_nothing_that_is_still_to_come
 ) -> None:
     worker = await worker_with(redis, bus_config(tmp_path, **{"redis.url": redis_url}), None)
     now, ahead = (await redis.time())[0], 20 * 365 * DAY
-    await redis.hset(KEYS.read, "t/0", (now + ahead) * 1_000_000)
+    await redis.hset(PART.progress, "read", (now + ahead) * 1_000_000)
     if clock == "worker":
         monkeypatch.setattr(time, "time", lambda: float(now + ahead))
     else:

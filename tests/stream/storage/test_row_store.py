@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.row_store import ROW, Arrivals, Behind, ReadThrough, RowStore, StateError
+from tests.support.stored_rows import rows_in
 
 SLOTS = np.array([0, 3600, 7200])
 
@@ -30,8 +31,8 @@ async def deliver(state: RowStore, first: int, following: int, partition: str = 
     return await state.append(partition, first, following, rows, offsets, slots, arrivals and arrivals(offsets))
 
 
-async def stored_users(state: RowStore) -> list[int]:
-    slots = [await state.read_rows(slot) for slot in await state.open_slots()]
+async def stored_users(redis: Redis) -> list[int]:
+    slots = [await rows_in(redis, "bus", slot) for slot in await RowStore(redis, "bus").open_slots()]
     return np.concatenate(slots)["user"].tolist() if slots else []
 
 
@@ -56,7 +57,7 @@ def test_any_overlapping_deliveries_leave_every_row_once(redis_url, deliveries):
                 assert result.appended == sum(offset % 5 != 0 for offset in fresh)
                 assert result.late == 0
                 end = max(end, first + length)
-            assert sorted(await stored_users(state)) == expected_users(end)
+            assert sorted(await stored_users(redis)) == expected_users(end)
             assert await state.next_offsets() == {"t/0": end}
         finally:
             await redis.aclose()
@@ -68,9 +69,9 @@ async def test_the_planted_bug_of_trusting_batch_boundaries_is_seen(redis):
     """Twin of the test above: an append that forgets the stored offset doubles rows, and the same check finds it."""
     state = RowStore(redis, "bus")
     await deliver(state, 0, 20)
-    await redis.hset(FeedKeys("bus").offsets, "t/0", 10)
+    await redis.hset(PartKeys(FeedKeys("bus"), "t/0").progress, "offset", 10)
     await deliver(state, 10, 30)
-    assert sorted(await stored_users(state)) != expected_users(30)
+    assert sorted(await stored_users(redis)) != expected_users(30)
 
 
 async def test_a_full_redis_refuses_a_batch_as_a_whole_and_takes_it_once_it_has_room(redis):
@@ -83,9 +84,9 @@ async def test_a_full_redis_refuses_a_batch_as_a_whole_and_takes_it_once_it_has_
     finally:
         await redis.config_set("maxmemory", "0")
     assert await state.next_offsets() == {"t/0": 20}
-    assert sorted(await stored_users(state)) == expected_users(20)
+    assert sorted(await stored_users(redis)) == expected_users(20)
     await deliver(state, 20, 40)
-    assert sorted(await stored_users(state)) == expected_users(40)
+    assert sorted(await stored_users(redis)) == expected_users(40)
 
 
 async def test_a_zombie_that_is_faster_than_the_new_owner_changes_nothing(redis):
@@ -95,7 +96,7 @@ async def test_a_zombie_that_is_faster_than_the_new_owner_changes_nothing(redis)
     await deliver(zombie, 100, 150)
     assert (await deliver(owner, 100, 200)).duplicates == 40
     assert (await deliver(zombie, 150, 180)).appended == 0
-    assert sorted(await stored_users(owner)) == expected_users(200)
+    assert sorted(await stored_users(redis)) == expected_users(200)
 
 
 async def test_a_batch_that_would_skip_messages_is_refused_whole(redis):
@@ -104,7 +105,7 @@ async def test_a_batch_that_would_skip_messages_is_refused_whole(redis):
     with pytest.raises(Behind) as refused:
         await deliver(state, 11, 20)
     assert refused.value.stored == 10
-    assert sorted(await stored_users(state)) == expected_users(10)
+    assert sorted(await stored_users(redis)) == expected_users(10)
     assert (await state.next_offsets())["t/0"] == 10
 
 
@@ -188,7 +189,7 @@ async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_howe
                 result = await deliver(state, back, following, arrivals=arrivals)
                 late += result.late
                 assert result.skewed == 0
-            assert sorted(await stored_users(state)) == expected
+            assert sorted(await stored_users(redis)) == expected
             assert late == len(expected_users(40)) - len(expected)
 
 
@@ -212,7 +213,7 @@ async def test_reading_to_the_end_counts_only_where_the_store_has_all_that_was_r
     assert await state.read_through(lost) == {"t/0": 10, "t/9": 0}, "Redis was set back"
     assert (await state.partition_times())["t/0"].read_us == 0
     assert await state.read_through([ReadThrough("t/0", 10, 12, 77), ReadThrough("t/1", None, 5, 78)]) == {}
-    assert await state.next_offsets() == {"t/0": 12, "t/1": 5}, "marks of transactions take offsets as well"
+    assert await state.next_offsets() == {"t/0": 12, "t/1": 5, "t/9": 0}, "marks of transactions take offsets as well"
     assert await state.read_through([ReadThrough("t/0", 12, 12, 70)]) == {}
     assert [partition.read_us for partition in (await state.partition_times()).values()] == [77, 78], (
         "time never goes back"
@@ -256,6 +257,7 @@ async def test_three_million_rows_read_back_as_written(redis):
         rows["user"] = np.arange(batch * 10_000, (batch + 1) * 10_000)
         offsets = rows["user"].astype(np.int64)
         await state.append("t/0", int(offsets[0]), int(offsets[-1]) + 1, rows, offsets, np.zeros(10_000, np.int64))
+    await state.seal(0)
     stored = await state.read_rows(0)
     assert (stored["user"] == np.arange(3_600_000)).all()
 
@@ -269,6 +271,7 @@ async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis
     open_slots = await state.open_slots()
     assert open_slots == sorted(set(slots.tolist()))
     for slot in open_slots[:50]:
+        await state.seal(slot)
         stored = await state.read_rows(slot)
         assert (stored["time"] == slot).all()
         assert len(stored) == (slots == slot).sum()

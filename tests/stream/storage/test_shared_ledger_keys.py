@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from stream.app.retiring import Retiring
 from stream.app.worker import Worker
 from stream.cli import app
 from stream.local import REPO_ROOT
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, RetiredError
 from stream.storage.retirement import Retirement
 from stream.windows import Period, Slotting
@@ -60,6 +62,39 @@ def test_all_keys_of_a_ledger_are_in_one_hash_slot_and_no_feed_of_its_own_ledger
     assert len({key_slot(key.encode()) for key in shared}) == 1
     for feed in ("bus", "tram", LEDGER, "ledger", "feed"):
         assert shared.isdisjoint(named(FeedKeys(feed)).values())
+
+
+def acl_patterns(keys: FeedKeys) -> list[str]:
+    """What docs/security.md grants to the workers of a feed."""
+    own = "{bus}" if keys.shared_ledger is None else "{ledger:NAME}"
+    page = (REPO_ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    patterns = next(pair for pair in re.findall(r"(~hv:\S+ ~hv:\S+?)[ `]", page) if own in pair)
+    old, new = ("bus", keys.feed) if keys.shared_ledger is None else ("NAME", keys.shared_ledger)
+    return [pattern[1:].replace(old, new) for pattern in patterns.split()]
+
+
+def test_what_a_feed_is_granted_reaches_all_of_its_keys_and_none_of_another_feeds() -> None:
+    """Whatever their names are; no name has a colon."""
+    owns = [FeedKeys(name) for name in ("bus", "ledger", "part", "ledger-part", "feed", "b")]
+    shared = [FeedKeys(name, ledger) for name in ("bus", "ledger") for ledger in ("city", "bus", "part")]
+    for keys in [*owns, *shared]:
+        patterns = acl_patterns(keys)
+        for other in [*owns, *shared]:
+            part = PartKeys(other, "part/0")
+            names = {*named(other).values(), part.progress, part.slots, part.sealed, part.rows(7)}
+            reached = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+            one_ledger = keys.shared_ledger is not None and keys.shared_ledger == other.shared_ledger
+            assert reached == (names if keys == other or one_ledger else set()), (keys, other)
+
+
+def test_partitions_are_spread_over_shards_and_each_is_on_one() -> None:
+    slots = set()
+    for number in range(12):
+        part = PartKeys(FeedKeys("bus"), f"bus/{number}")
+        mine = {key_slot(key.encode()) for key in (part.progress, part.slots, part.sealed, part.rows(7))}
+        assert len(mine) == 1
+        slots |= mine
+    assert len({slot * 3 // 16_384 for slot in slots}) == 3
 
 
 def test_a_feed_that_shares_no_ledger_keeps_its_keys() -> None:
@@ -132,10 +167,10 @@ async def test_a_worker_asks_for_its_feed_and_deletes_once_the_other_feed_has_as
     now, marks = (await redis.time())[0], []
     for config in both:
         await fill(redis, config, 1)
-        await redis.delete(FeedKeys.of(config).slots)
-        await redis.hset(FeedKeys.of(config).watermarks, "t/0", now * 1_000_000)
+        part = PartKeys(FeedKeys.of(config), "t/0")
+        await redis.delete(part.slots)
+        await redis.hset(part.progress, mapping={"event": now * 1_000_000, "moved": now * 1_000_000})
         await redis.hset(FeedKeys.of(config).partitions, "t/0", now * 1_000_000)
-        await redis.hset(FeedKeys.of(config).seen, "t/0", now * 1_000_000)
     for config in both:
         worker = Worker(config)
         await Retiring(worker).retire()

@@ -1,0 +1,299 @@
+"""On a Redis Cluster every window is released once, with the rows of one server, whichever master dies or hangs meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError, RedisError
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.doctor import examine
+from stream.local import LOOPBACK, REPO_ROOT, free_port
+from stream.protocol.due_windows import DueWindows, RowsOfCluster
+from stream.protocol.ledger_check import Known, LedgerCheck
+from stream.protocol.release_protocol import ReleaseProtocol
+from stream.storage import client as clients
+from stream.storage.client import blocking_client, redis_client
+from stream.storage.keys import FeedKeys, PartKeys
+from stream.storage.last_fixes import FIX, LastFixes
+from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.partitions import each
+from stream.storage.release_store import ReleaseStore
+from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore, StateError
+from stream.storage.sealed_rows import NotSealedError
+from stream.storage.taking_over import take_over
+from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.redis_cluster import LocalCluster, Node
+
+PARTITIONS = [f"bus/{number}" for number in range(6)]
+N, HOUR, PASSWORD = 20, 3600, "w-secret"
+AFTER_US = (SLOT + 24 * HOUR) * 1_000_000
+"""When everything of these windows was read, µs UTC."""
+
+
+@pytest.fixture(scope="module")
+def cluster(redis_binary: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster") / "nodes", redis_binary) as servers:
+        yield servers
+
+
+@pytest.fixture
+def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
+    """Of a feed whose worker has the rights that docs/security.md grants, and no more."""
+    line = re.search(r"^user worker on #SHA256 (.*)$", (REPO_ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
+    rights = line[1].replace("{bus}", f"{{{topic_name}}}").replace("{part:bus:", f"{{part:{topic_name}:").split()
+    cluster.grant("worker", PASSWORD, *rights, "+cluster|slots", "+command", "+asking")
+    (tmp_path / "password").write_text(PASSWORD)
+    login = {"redis.username": "worker", "redis.password_file": str(tmp_path / "password")}
+    servers = {"redis.url": cluster.url, "redis.cluster": cluster.others}
+    return bus_config(tmp_path, **servers, **login, **{"feed.name": topic_name})
+
+
+@pytest.fixture
+async def client(config: Config, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Redis]:
+    """Less patient with a node that does not answer than a worker's, so that the tests are over sooner."""
+    monkeypatch.setattr(clients, "CLUSTER_SECONDS", 1.5)
+    redis = redis_client(config.redis)
+    yield redis
+    await redis.aclose()
+
+
+def batch(partition: int, slot: int) -> np.ndarray:
+    return random_rows(partition + slot // HOUR % 97, N, slot=slot)
+
+
+async def outlasting(call: Callable[[], Awaitable[Any]], seconds: float = 40.0) -> Any:
+    """The answer of ``call``, repeated as a worker repeats it while a shard is away or has to be read again."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return await call()
+        except (RedisError, OSError, NotSealedError):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+
+
+async def read_on(state: RowStore, partition: int, log: list[np.ndarray], first: int) -> None:
+    """Store what lies in the log from batch ``first`` on, as a reader does: from where Redis is."""
+    following = first
+    while following < len(log):
+        rows, begins = log[following], following * N
+        slot, at = int(rows["time"][0]) // 3_600_000_000 * HOUR, int(rows["time"].max())
+        arrivals = Arrivals(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
+        batch = begins, begins + N, rows, np.arange(begins, begins + N), np.full(N, slot), arrivals
+        try:
+            await outlasting(partial(state.append, PARTITIONS[partition], *batch, begun=first > 0))
+            following += 1
+        except Behind as behind:
+            following = behind.stored // N
+
+
+async def note_ends(state: RowStore, logs: list[list[np.ndarray]]) -> None:
+    """As a reader does that was at the ends of all partitions; it reads again what a shard lost."""
+    ends = [ReadThrough(name, len(log) * N, len(log) * N, AFTER_US) for name, log in zip(PARTITIONS, logs, strict=True)]
+    while behind := await outlasting(partial(state.read_through, ends)):
+        for name, offset in behind.items():
+            await read_on(state, PARTITIONS.index(name), logs[PARTITIONS.index(name)], offset // N)
+
+
+def closing(redis: Redis, config: Config, publisher: Collected, **hooks: Any) -> ReleaseProtocol:
+    """The release protocol, as the closing process connects it on a cluster."""
+    rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
+    rows_of_cluster = RowsOfCluster(DueWindows(config, rows, store, ledger))
+    return ReleaseProtocol.connect(config, redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
+
+
+def counts(publisher: Collected) -> list[tuple[Any, ...]]:
+    """What a release says that noise does not touch."""
+    bodies = [json.loads(message.value) for message in publisher.messages]
+    return sorted(
+        (body["window"]["start"], body.get("cell", ""), body.get("events", 0), body.get("users", 0)) for body in bodies
+    )
+
+
+def masters(cluster: LocalCluster, config: Config) -> tuple[Node, list[Node]]:
+    """The master that holds the ledger, and the others, which hold rows only."""
+    keys = FeedKeys.of(config)
+    ledger = cluster.master_of(keys.generation)
+    rows = {cluster.master_of(PartKeys(keys, name).progress) for name in PARTITIONS}
+    return ledger, sorted(rows - {ledger}, key=lambda node: node.port)
+
+
+def kill(node: Node) -> None:
+    node.process.kill()
+    node.process.wait()
+
+
+async def released_on_one_server(
+    redis: Redis, config: Config, logs: list[list[np.ndarray]], slots: list[int]
+) -> Collected:
+    publisher, state = Collected(), RowStore.of(redis, config)
+    await Ledger.of(redis, config).start_generation(birth=0)
+    for partition, log in enumerate(logs):
+        await read_on(state, partition, log, 0)
+    for slot in slots:
+        await protocol_of(redis, config, publisher).close(slot)
+    return publisher
+
+
+async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that_was_set_back_does(
+    client: Redis, config: Config
+) -> None:
+    state = RowStore.of(client, config)
+    for number in range(2):
+        await read_on(state, number, [batch(number, SLOT)], 0)
+    seen = await state.look()
+    await read_on(state, 0, [batch(0, SLOT), batch(0, SLOT + HOUR)], 1)
+    await state.seal(SLOT, seen.offsets)
+    assert len(await state.read_rows(SLOT)) == 2 * N
+    later = (await state.look()).offsets | {PARTITIONS[1]: 2 * N}
+    with pytest.raises(NotSealedError, match="bus/1"):
+        await state.seal(SLOT + HOUR, later)
+    with pytest.raises(NotSealedError, match="bus/1"):
+        await state.read_rows(SLOT + HOUR)
+
+
+async def test_rows_that_an_earlier_version_stored_are_refused_on_a_cluster(client: Redis, config: Config) -> None:
+    keys = FeedKeys.of(config)
+    await client.hset(keys.offsets, "bus/0", 10)
+    with pytest.raises(StateError, match="cannot be taken over"):
+        await take_over(client, config)
+    await client.delete(keys.offsets)
+    assert await take_over(client, config) == 0
+    assert await take_over(client, config) == 0
+
+
+async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_try_again(tmp_path: Path) -> None:
+    """redis-py's own error is none that says so."""
+    ports = [free_port(), free_port()]
+    config = bus_config(
+        tmp_path, **{"redis.url": f"redis://{LOOPBACK}:{ports[0]}", "redis.cluster": [f"{LOOPBACK}:{ports[1]}"]}
+    )
+    client = redis_client(config.redis)
+    for call in (client.ping, RowStore.of(client, config).look):
+        with pytest.raises(RedisError):
+            await call()
+    with pytest.raises(RedisError):
+        await each(client, "return 1", [(["a"], []), (["b"], [])])
+    with pytest.raises(RedisError):
+        blocking_client(config.redis, 1.0)
+    await client.aclose()
+
+
+async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("guess")
+    refused = redis_client(config.redis)
+    with pytest.raises(AuthenticationError):
+        await refused.ping()
+    await refused.aclose()
+
+
+async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is_closed(
+    cluster: LocalCluster, client: Redis, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows could go while their seal stays, and the window would be released without them. Kafka is not asked here."""
+
+    async def sound(_: LedgerCheck) -> None:
+        return
+
+    monkeypatch.setattr(LedgerCheck, "verify", sound)
+    check, (_, (rows_only, *_)) = (
+        LedgerCheck(config, client, Ledger.of(client, config), Known()),
+        masters(cluster, config),
+    )
+    await check.verify_all()
+    rows_only.client.config_set("maxmemory", "1gb")
+    rows_only.client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(LedgerError, match="or rows"):
+            await check.verify_all()
+    finally:
+        rows_only.client.config_set("maxmemory-policy", "noeviction")
+        rows_only.client.config_set("maxmemory", "0")
+
+
+async def test_sources_keep_their_last_fixes_on_a_cluster(config: Config) -> None:
+    with blocking_client(config.redis, 2.0) as client:
+        kept = LastFixes(client, config.feed.name, "key", 300.0, 10.0)
+        fix = np.array([(SLOT * 1_000_000, SLOT * 1_000_000, 30.2, -97.7)], FIX).tobytes()
+        assert kept.keep({7: fix}) == 0
+        assert kept.recall([7, 8]) == {7: fix}
+
+
+async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
+    cluster: LocalCluster, config: Config, tmp_path: Path
+) -> None:
+    """The configuration of its own has no broker, so the last finding is that Kafka does not answer."""
+    away = {"kafka.bootstrap": f"{LOOPBACK}:{free_port()}"}
+    findings = {
+        finding.check: finding
+        for finding in await examine(
+            bus_config(tmp_path, **{"redis.url": cluster.url, "redis.cluster": cluster.others}, **away)
+        )
+    }
+    assert findings["redis cluster"].found == "3 masters, 3 replicas, state ok"
+    # The node that is asked may not know the address of every replica in its first seconds.
+    assert re.search(r"s between this machine and [3456] nodes of Redis$", findings["clock skew"].found)
+    assert all(finding.ok for check, finding in findings.items() if check != "kafka")
+    cluster.nodes[1].client.config_set("appendfsync", "everysec")
+    single = {
+        finding.check: finding for finding in await examine(bus_config(tmp_path, **{"redis.url": cluster.url}, **away))
+    }
+    assert not single["redis cluster"].ok
+    assert "name other nodes of the cluster in redis.cluster" in single["redis cluster"].found
+    both = {"redis.url": cluster.url, "redis.cluster": cluster.others}
+    differs = next(
+        finding for finding in await examine(bus_config(tmp_path, **both, **away)) if finding.check == "redis fsync"
+    )
+    assert not differs.ok
+    assert f"{LOOPBACK}:{cluster.nodes[1].port} everysec" in differs.found
+    cluster.nodes[1].client.config_set("appendfsync", "always")
+
+
+async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
+    cluster: LocalCluster, client: Redis, redis: Redis, config: Config
+) -> None:
+    """The last test here: no server is started again."""
+    slots = [SLOT + HOUR * hour for hour in range(3)]
+    logs = [[batch(number, slot) for slot in slots] for number in range(len(PARTITIONS))]
+    expected = await released_on_one_server(redis, config, logs, slots)
+    state, publisher = RowStore.of(client, config), Collected()
+    await Ledger.of(client, config).start_generation(birth=0)
+    await state.list_partitions(PARTITIONS, AFTER_US)
+    for number, log in enumerate(logs):
+        await read_on(state, number, log[:1], 0)
+    ledger, (first, second) = masters(cluster, config)
+    kill(first)  # while rows of the second window come in
+    for number, log in enumerate(logs):
+        await read_on(state, number, log, 1)
+    await note_ends(state, logs)
+    await outlasting(lambda: closing(client, config, publisher).close(slots[0]))
+    await close_until(closing(client, config, publisher), slots[1], "seal")
+    kill(second)  # the attempt after it begins anew
+    await note_ends(state, logs)
+    await outlasting(lambda: closing(client, config, publisher).close(slots[1]))
+    await close_until(closing(client, config, publisher), slots[2], "charge")
+    cluster.replicated(ledger)
+    begun = time.monotonic()
+    ledger.process.send_signal(signal.SIGSTOP)
+    await note_ends(state, logs)
+    await outlasting(lambda: closing(client, config, publisher).close(slots[2]))
+    print(f"closed {time.monotonic() - begun:.1f} s after the ledger's master hung")
+    assert sum(events for _, _, events, _ in counts(expected)) == len(slots) * len(PARTITIONS) * N
+    assert counts(publisher) == counts(expected)
+    assert (await state.look()).slots == [], "what was released is deleted"
+    period = config.slotting.period_of(SLOT).key
+    assert await Ledger.of(client, config).total(period) == await Ledger.of(redis, config).total(period)

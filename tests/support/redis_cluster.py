@@ -1,0 +1,166 @@
+"""A Redis Cluster on loopback: three masters with a replica each, whose servers a test may kill or stop."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import redis
+
+from stream.local import LOOPBACK, end_process, find_redis, free_port, spawn
+
+MASTERS = 3
+_NODE_TIMEOUT_MS = 700
+_SLOTS = 16_384
+
+
+class Node:
+    """One server of the cluster."""
+
+    def __init__(self, folder: Path, binary: str) -> None:
+        self.folder, self._binary = folder, binary
+        folder.mkdir(parents=True)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the server on ports that are free now."""
+        self.port, self._bus = free_port(), free_port()
+        self.client = redis.Redis(LOOPBACK, self.port)
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, with what it stored before."""
+        settings = {
+            "bind": LOOPBACK,
+            "port": self.port,
+            "cluster-port": self._bus,
+            "dir": self.folder,
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": _NODE_TIMEOUT_MS,
+            "cluster-replica-validity-factor": 0,
+            "repl-diskless-sync-delay": 0,
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "maxmemory-policy": "noeviction",
+            "save": "",
+        }
+        command = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        self.process: subprocess.Popen[bytes] = spawn([self._binary, *command], self.folder / "log")
+
+    def answers(self) -> bool:
+        """Whether the server answers."""
+        with suppress(redis.RedisError):
+            return bool(self.client.ping())
+        return False
+
+
+class LocalCluster:
+    """Three masters, each with a third of the hash slots and a replica."""
+
+    def __init__(self, folder: Path, binary: str | None = None) -> None:
+        self.nodes = [Node(folder / str(number), binary or find_redis()) for number in range(2 * MASTERS)]
+
+    def __enter__(self) -> Self:
+        try:
+            self._join()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Address of the first node, for ``redis.url``."""
+        return f"redis://{LOOPBACK}:{self.nodes[0].port}/0"
+
+    @property
+    def others(self) -> list[str]:
+        """Addresses of the other nodes, for ``redis.cluster``."""
+        return [f"{LOOPBACK}:{node.port}" for node in self.nodes[1:]]
+
+    def stop(self) -> None:
+        """End every server."""
+        for node in self.nodes:
+            node.process.send_signal(signal.SIGCONT)
+            node.process.kill()
+        for node in self.nodes:
+            end_process(node.process, 10)
+            node.client.close()
+
+    def grant(self, user: str, password: str, *rights: str) -> None:
+        """Let ``user`` log in to every node that answers, with ``rights``."""
+        for node in self.nodes:
+            if node.answers():
+                node.client.execute_command("ACL SETUSER", user, "reset", "on", f">{password}", *rights)
+
+    def master_of(self, key: str) -> Node:
+        """The server that holds ``key`` now."""
+        slot = next(node for node in self.nodes if node.answers()).client.execute_command("CLUSTER KEYSLOT", key)
+        for node in self.nodes:
+            if not node.answers() or node.client.execute_command("ROLE")[0] != b"master":
+                continue
+            mine = node.client.execute_command("CLUSTER MYID").decode()
+            for first, last, master, *_ in node.client.execute_command("CLUSTER SLOTS"):
+                if first <= slot <= last and master[2].decode() == mine:
+                    return node
+        raise AssertionError(f"no master holds {key}")
+
+    def replicated(self, master: Node) -> None:
+        """Wait until the replica of ``master`` has stored all that it was sent."""
+        until(lambda: master.client.execute_command("WAIT", 1, 1000) == 1, "a replica has what its master has")
+
+    def _join(self) -> None:
+        masters, replicas = self.nodes[:MASTERS], self.nodes[MASTERS:]
+        until(lambda: all(list(map(_began, self.nodes))), "the servers start")
+        for number, node in enumerate(masters):
+            first, last = _SLOTS * number // MASTERS, _SLOTS * (number + 1) // MASTERS - 1
+            node.client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+            node.client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        for node in self.nodes[1:]:
+            node.client.execute_command("CLUSTER MEET", LOOPBACK, self.nodes[0].port, self.nodes[0]._bus)
+        until(lambda: all(_known(node) == len(self.nodes) for node in self.nodes), "the servers meet")
+        for master, replica in zip(masters, replicas, strict=True):
+            replica.client.execute_command("CLUSTER REPLICATE", master.client.execute_command("CLUSTER MYID"))
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all slots are served and every replica has what its master has."""
+        until(lambda: all(map(_sound, self.nodes)), "the cluster is sound")
+
+
+def _began(node: Node) -> bool:
+    """Whether the server answers; one that ended, because another one took its port meanwhile, begins again."""
+    if node.process.poll() is not None:
+        node.client.close()
+        node.begin()
+    return node.answers()
+
+
+def _known(node: Node) -> int:
+    return len(node.client.execute_command("CLUSTER NODES"))
+
+
+def _sound(node: Node) -> bool:
+    if not node.answers():
+        return False
+    state = node.client.execute_command("CLUSTER INFO")
+    replication = node.client.info("replication")
+    linked = replication["role"] == "master" or replication["master_link_status"] == "up"
+    copied = replication["role"] == "slave" or replication["connected_slaves"] == 1
+    return state["cluster_state"] == "ok" and linked and copied
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Wait until ``holds``."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
