@@ -1,4 +1,4 @@
-"""A server that claims to be Redis 6.2. It answers HELLO, INFO, PING and TIME, and no other command.
+"""A server that claims to be Redis 6.2. It answers HELLO, INFO, PING and TIME, and every EVAL with a time, and no other command.
 
 No package here brings one so old. Run it with ``--port N``, as ``redis-server`` is.
 """
@@ -9,11 +9,13 @@ import argparse
 import socketserver
 
 _INFO = b"redis_version:6.2.14\r\n"
+_TIME = b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
 _ANSWERS = {
     b"HELLO": b"%2\r\n$7\r\nversion\r\n$6\r\n6.2.14\r\n$5\r\nproto\r\n:3\r\n",
     b"INFO": b"$%d\r\n%s\r\n" % (len(_INFO), _INFO),
     b"PING": b"+PONG\r\n",
-    b"TIME": b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n",
+    b"TIME": _TIME,
+    b"EVAL": _TIME,
 }
 
 
