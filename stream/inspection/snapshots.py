@@ -14,7 +14,7 @@ import numpy as np
 
 from stream.inspection.columns import ROLES
 from stream.inspection.observations import InspectionError, Observations, as_numbers, as_times, numbered
-from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime, is_html, unpacked
+from stream.sources.file_kinds import head_of, is_gtfs_realtime, is_html
 from stream.sources.lines import RecordingError, Stored, open_stored
 from stream.sources.refused_vehicles import REMEDIES
 from stream.sources.siri import decode_siri
@@ -59,7 +59,7 @@ def observe_folder(path: Path, limit: int) -> Observations:
     Its form is that of most of its files, so notes and pages of errors among them do not matter.
     """
     files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    heads = [head for file in files if not is_html(head := _head(file))]
+    heads = [head for file in files if not is_html(head := head_of(file))]
     forms = Counter(known for head in heads if (known := form_of(head)) is not None)
     form: Form = "SIRI-VM" if forms["SIRI-VM"] > forms["GTFS-realtime"] else "GTFS-realtime"
     bodies = ((str(file), partial(_body_of_file, file)) for file in files)
@@ -70,15 +70,6 @@ def observe_folder(path: Path, limit: int) -> Observations:
             raise
         remedy = "Files of a folder are read as snapshots, GTFS-realtime or SIRI-VM: if they are recordings, inspect one of them."
         raise InspectionError(f"{error}. {remedy}") from None
-
-
-def _head(path: Path) -> bytes:
-    """The first bytes, decompressed; none if the file cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return unpacked(file.read(HEAD_BYTES))
-    except OSError:
-        return b""
 
 
 def _body(stored: Stored) -> bytes:

@@ -43,7 +43,7 @@ _GTFS_RT_OTHER_FORMS = re.compile(
 
 def seems_to_be(path: Path) -> str | None:
     """What the file seems to be, judged by its first bytes, with the remedy; None if they do not tell."""
-    head = _head(path)
+    head = head_of(path)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
     for beginning, what in _BEGINNINGS:
         if text.startswith(beginning):
@@ -72,7 +72,8 @@ def unpacked(head: bytes) -> bytes:
         return b""
 
 
-def _head(path: Path) -> bytes:
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file, decompressed; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             return unpacked(file.read(HEAD_BYTES))
