@@ -1,7 +1,7 @@
 /** What lies under the hexagons: land of the world, a graticule, the feed's box, and streets if a basemap is served. */
 
 import type { Feature, FeatureCollection, LineString, MultiLineString } from 'geojson';
-import type { ExpressionSpecification, LayerSpecification, SourceSpecification, StyleSpecification } from 'maplibre-gl';
+import type { ExpressionSpecification, LayerSpecification, SourceSpecification } from 'maplibre-gl';
 import { PMTiles, Protocol, TileType } from 'pmtiles';
 import { feature } from 'topojson-client';
 import type { GeometryCollection, Topology } from 'topojson-specification';
@@ -28,9 +28,6 @@ const sea = (colours: MapColours): LayerSpecification => ({
   type: 'background',
   paint: { 'background-color': ['interpolate', ['linear'], ['zoom'], 6, colours.sea, 7.5, colours.land] },
 });
-
-/** The style before anything is drawn: every frame of a ground on which nothing stands yet would cost as much as one that is seen. */
-export const bare = (colours: MapColours): StyleSpecification => ({ version: 8, sources: {}, layers: [sea(colours)] });
 
 /** One source holds all lines, because every source costs the graphics processor a stencil of the whole map in each frame. */
 export function ground(domain: Box, colours: MapColours): Ground {
