@@ -16,11 +16,12 @@ import {
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { LINES, described, ground, lines, streets, type Archive, type Ground } from './basemap';
+import { LAND_UNTIL, LINES, described, land, lines, sea, streets, type Archive, type Ground } from './basemap';
 import { make } from './dom';
+import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
 import { isLarge } from './large';
-import { HexagonLayer, type Look } from './layer';
+import { HexagonLayer, type Look } from './hexagonlayer';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
 import type { Spot } from './search';
 import { unit } from './units';
@@ -60,6 +61,7 @@ function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification
 export class HexagonMap {
   readonly map: MapLibre;
   private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
+  private readonly grid: GridLayer;
   private theme: Theme;
   private selection: Shape | null = null;
   private area: Geometry | null = null;
@@ -69,6 +71,8 @@ export class HexagonMap {
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void> = Promise.resolve();
   private isDrawn = false;
+  /** The layer of names below all others. */
+  private firstName: string | undefined;
   /** The graphics processor is there. While it is not, the map has no style. */
   private restored: Promise<unknown> = Promise.resolve();
   /** What is in the archive of streets; null where there is none, or where it could not be read yet. */
@@ -89,6 +93,7 @@ export class HexagonMap {
   ) {
     this.theme = theme;
     this.lined = lined;
+    this.grid = new GridLayer(settings.domain, () => MAP_COLOURS[this.theme]);
     setWorkerUrl(new URL(workerAddress, import.meta.url).href);
     // Its worker starts meanwhile. Without a style it draws nothing: a frame of bare ground costs as much as one that is seen.
     prewarm();
@@ -110,6 +115,9 @@ export class HexagonMap {
     this.map.addControl(new NavigationControl({ showCompass: false }), 'bottom-right');
     this.map.addControl(this.scale, 'bottom-left');
     this.map.on('webglcontextlost', () => this.comeBack());
+    this.map.on('zoom', () => {
+      if (this.isDrawn && this.map.getZoom() < LAND_UNTIL) void this.inTurn(() => this.addLand());
+    });
     if (settings.basemap) {
       this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
       this.ask();
@@ -160,29 +168,49 @@ export class HexagonMap {
   private async replaced(): Promise<void> {
     this.isDrawn = true;
     const { sources, under, over } = this.grounds();
-    this.map.setStyle({ version: 8, sources, layers: [...under, ...over] }, { diff: false, validate: false });
+    this.map.setStyle({ version: 8, sources, layers: [sea(MAP_COLOURS[this.theme]), ...under, ...over] }, { diff: false, validate: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
+    this.firstName = over.find((layer) => layer.type === 'symbol')?.id;
     // Before the first frame in this style.
     this.hexagons.show(this.wanted.looks, this.wanted.colours);
-    this.map.addLayer(this.hexagons, over[0]!.id);
+    this.map.addLayer(this.hexagons, over[0]?.id);
+    this.map.addLayer(this.grid, under[0]?.id ?? this.hexagons.id);
+    this.addLand();
+    this.addMarks();
   }
 
   /** What is drawn under the hexagons and over them. Lines lie on them, thin and half transparent, and names on everything; areas under them. */
   private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
     const colours = MAP_COLOURS[this.theme];
-    const low = ground(this.settings.domain, colours);
     const below = this.archive ? streets(this.archive, colours, isLarge() ? LARGE_LETTERS : LETTERS) : NOTHING;
     const network = this.settings.lines ? lines(colours, this.lined) : NOTHING;
     return {
-      sources: { ...low.sources, ...below.sources, ...network.sources, marks: { type: 'geojson', data: this.marks() } },
-      under: [...low.layers, ...below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster')],
+      sources: { ...below.sources, ...network.sources },
+      under: below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
       over: [
         ...below.layers.filter((layer) => layer.type === 'line'),
         ...network.layers,
-        ...this.markLayers(colours),
         ...below.layers.filter((layer) => layer.type === 'symbol'),
       ],
     };
+  }
+
+  private add({ sources, layers }: Ground, before: string | undefined): void {
+    for (const [id, source] of Object.entries(sources)) this.map.addSource(id, source);
+    for (const layer of layers) this.map.addLayer(layer, before);
+  }
+
+  /** Add the land, unless nothing of it is seen so close up. Every source costs frames until it is ready. */
+  private addLand(): void {
+    if (this.source('land') || this.map.getZoom() >= LAND_UNTIL) return;
+    this.add(land(MAP_COLOURS[this.theme]), this.grid.id);
+  }
+
+  /** Add what is marked, under the names; nothing, where nothing is. */
+  private addMarks(): void {
+    const data = this.marks();
+    if (!data.features.length) return;
+    this.add({ sources: { marks: { type: 'geojson', data } }, layers: this.markLayers(MAP_COLOURS[this.theme]) }, this.firstName);
   }
 
   private markLayers(colours: MapColours): LayerSpecification[] {
@@ -224,7 +252,11 @@ export class HexagonMap {
   }
 
   private async remark(): Promise<void> {
-    await this.inTurn(() => void this.source('marks')?.setData(this.marks()));
+    await this.inTurn(() => {
+      const source = this.source('marks');
+      if (source) source.setData(this.marks());
+      else if (this.isDrawn) this.addMarks();
+    });
   }
 
   /**

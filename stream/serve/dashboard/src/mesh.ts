@@ -7,16 +7,13 @@
 
 import { latLngToCell, getResolution } from 'h3-js';
 import { cornersOf, restOf, type Shape } from './hexagons';
+import { east, south, unitsOf } from './world';
 
-/** Units of a middle along an edge of the square world in Mercator's projection. */
-export const WORLD = 2 ** 32;
-/** The latitude at which Mercator's projection ends as a square. */
-const MOST_NORTH = 85.051129;
 /** Corners of a pentagon on edges of H3's icosahedron. */
 const MOST_CORNERS = 10;
 
 export interface Mesh {
-  /** Of each vertex: x and y of the middle in units of 1 / {@link WORLD}, and the index of its cell. */
+  /** Of each vertex: x and y of the middle in units of the world, and the index of its cell. */
   places: Uint32Array;
   /** Of each vertex: x and y from the middle in worlds, and 0 on an outline or 1 away from it. */
   corners: Float32Array;
@@ -25,14 +22,6 @@ export interface Mesh {
   /** Where the triangles of each resolution lie, coarse to fine: what is fine is drawn over what is coarse. */
   parts: { resolution: number; first: number; count: number }[];
 }
-
-/** Places on the square world, as parts of its edge from its north-western corner. */
-const east = (lng: number) => lng / 360 + 0.5;
-const south = (lat: number) =>
-  0.5 - Math.atanh(Math.sin((Math.max(Math.min(lat, MOST_NORTH), -MOST_NORTH) * Math.PI) / 180)) / (2 * Math.PI);
-
-/** A part of the world's edge in units; what lies beyond the antimeridian begins again. */
-export const unitsOf = (part: number) => Math.floor((part - Math.floor(part)) * WORLD);
 
 /** A cell to draw: the index of the one to which it belongs and, where that is a part of it, all cells of that. */
 interface Part {

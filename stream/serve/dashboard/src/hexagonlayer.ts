@@ -5,10 +5,12 @@
  */
 
 import { MercatorCoordinate, type CustomLayerInterface, type CustomRenderMethodInput, type Map as MapLibre } from 'maplibre-gl';
-import { WORLD, meshOf, unitsOf, type Mesh } from './mesh';
 import { shapeKey } from './hexagons';
+import { meshOf, type Mesh } from './mesh';
 import type { MapColours } from './palette';
 import type { Hexagon } from './types';
+import { bytesOf, drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
+import { WORLD, unitsOf } from './world';
 
 /** How one hexagon looks: its class (-1: none known), its opacity, whether it is hatched. */
 export interface Look {
@@ -18,8 +20,10 @@ export interface Look {
   hatched: boolean;
 }
 
-/** Cells of fewer pixels have no outline: many of them would be a grid of lines that hides the colours. */
+/** Cells of fewer pixels have lines of the land's colour between them: dark ones would be a grid that hides the colours. */
 const LEAST_OUTLINED = 16;
+/** Of fewer pixels, those lines are fainter, until none is left: they would hide the cells. */
+const [LEAST_APART, LEAST_SEEN] = [6, 2];
 /** Kilometres across an average cell of resolution 0 (H3), and along the equator on a pixel at zoom 0. */
 const ACROSS = 2219;
 const PIXEL = 40_075 / 512;
@@ -29,8 +33,11 @@ const HATCHING = 8;
 /** Cells in a row of the picture of their looks. */
 const ROW = 1024;
 
-/** The zoom from which cells of a resolution are outlined. */
-const outlinedFrom = (resolution: number) => Math.log2((LEAST_OUTLINED * PIXEL) / (ACROSS / Math.sqrt(7) ** resolution));
+/** Pixels across an average cell. */
+const acrossOf = (resolution: number, zoom: number) => (ACROSS / Math.sqrt(7) ** resolution / PIXEL) * 2 ** zoom;
+
+/** How strong the lines between cells of so many pixels are. */
+const strengthOf = (across: number) => Math.min(Math.max((across - LEAST_SEEN) / (LEAST_APART - LEAST_SEEN), 0), 1);
 
 const VERTEX = `#version 300 es
 uniform mat4 u_matrix;
@@ -56,6 +63,7 @@ void main() {
 const FRAGMENT = `#version 300 es
 precision highp float;
 uniform vec3 u_outline;
+uniform float u_strength;
 uniform vec3 u_hatch;
 uniform float u_ratio;
 flat in vec4 v_look;
@@ -66,7 +74,7 @@ void main() {
   if (v_look.a > 0.0) {
     float inwards = v_inside / max(length(vec2(dFdx(v_inside), dFdy(v_inside))), 1e-6) / u_ratio;
     // Less transparent than the cell, so that it is seen on a faint one.
-    float line = (1.0 - smoothstep(0.1, 0.9, inwards)) * v_look.a * (2.0 - v_look.a);
+    float line = u_strength * (1.0 - smoothstep(0.1, 0.9, inwards)) * v_look.a * (2.0 - v_look.a);
     colour = mix(vec4(v_look.rgb, 1.0) * v_look.a, vec4(u_outline, 1.0), line);
   } else {
     float line = abs(fract(v_along / ${HATCHING}.0) - 0.5) * ${HATCHING}.0 * 0.7071;
@@ -74,25 +82,19 @@ void main() {
   }
 }`;
 
-type Uniform = 'matrix' | 'origin' | 'centre' | 'pixels' | 'phase' | 'looks' | 'outline' | 'hatch' | 'ratio';
+const UNIFORMS = ['matrix', 'origin', 'centre', 'pixels', 'phase', 'looks', 'outline', 'strength', 'hatch', 'ratio'] as const;
+const [PLACE, CORNER] = [0, 1];
 
 /** What the graphics processor holds of the layer. */
 interface Held {
   program: WebGLProgram;
-  uniforms: Record<Uniform, WebGLUniformLocation | null>;
+  uniforms: Uniforms<(typeof UNIFORMS)[number]>;
   vertices: WebGLVertexArrayObject;
   places: WebGLBuffer;
   corners: WebGLBuffer;
   triangles: WebGLBuffer;
   looks: WebGLTexture;
 }
-
-const rgb = (colour: string): [number, number, number] => {
-  const number = parseInt(colour.slice(1), 16);
-  return [number >> 16, (number >> 8) & 255, number & 255];
-};
-
-const share = (colour: string) => rgb(colour).map((part) => part / 255) as [number, number, number];
 
 const NO_MESH = meshOf([]);
 
@@ -118,7 +120,7 @@ export class HexagonLayer implements CustomLayerInterface {
       this.mesh = meshOf(looks.map(({ hexagon }) => hexagon));
       this.isOldMesh = true;
     }
-    const [colours, unknown] = [classes.map(rgb), rgb(this.colours().unknown)];
+    const [colours, unknown] = [classes.map(bytesOf), bytesOf(this.colours().unknown)];
     this.pixels = new Uint8Array(Math.ceil(looks.length / ROW) * ROW * 4);
     looks.forEach(({ index, opacity, hatched }, cell) => {
       this.pixels.set(colours[index] ?? unknown, 4 * cell);
@@ -131,10 +133,7 @@ export class HexagonLayer implements CustomLayerInterface {
 
   onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {
     this.map = map;
-    const program = linked(gl);
-    const uniform = (name: Uniform) => gl.getUniformLocation(program, `u_${name}`);
-    const names: Uniform[] = ['matrix', 'origin', 'centre', 'pixels', 'phase', 'looks', 'outline', 'hatch', 'ratio'];
-    const uniforms = Object.fromEntries(names.map((name) => [name, uniform(name)])) as Held['uniforms'];
+    const program = linked(gl, VERTEX, FRAGMENT, ['a_place', 'a_corner']);
     const [places, corners, triangles] = [gl.createBuffer(), gl.createBuffer(), gl.createBuffer()];
     const vertices = gl.createVertexArray();
     gl.bindVertexArray(vertices);
@@ -146,7 +145,7 @@ export class HexagonLayer implements CustomLayerInterface {
     gl.vertexAttribPointer(CORNER, 3, gl.FLOAT, false, 0, 0);
     gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, triangles);
     gl.bindVertexArray(null);
-    this.held = { program, uniforms, vertices, places, corners, triangles, looks: gl.createTexture() };
+    this.held = { program, uniforms: uniformsOf(gl, program, UNIFORMS), vertices, places, corners, triangles, looks: gl.createTexture() };
     [this.isOldMesh, this.isOldPicture] = [true, true];
   }
 
@@ -171,19 +170,20 @@ export class HexagonLayer implements CustomLayerInterface {
     if (this.isOldPicture) this.sendPicture(gl);
     const { x, y } = MercatorCoordinate.fromLngLat(map.getCenter());
     const [east, south] = [unitsOf(x), Math.floor(y * WORLD)];
-    const from = (row: number) => mainMatrix[row]! * x + mainMatrix[4 + row]! * y + mainMatrix[12 + row]!;
     const pixels = TILE * 2 ** map.getZoom();
     const colours = this.colours();
     gl.uniformMatrix4fv(uniforms.matrix, false, mainMatrix as Float32Array);
-    gl.uniform4f(uniforms.origin, from(0), from(1), from(2), from(3));
+    gl.uniform4f(uniforms.origin, ...drawnAt(mainMatrix, x, y));
     gl.uniform2ui(uniforms.centre, east, south);
     gl.uniform1f(uniforms.pixels, pixels);
     gl.uniform1f(uniforms.phase, ((x + y) * pixels) % HATCHING);
     gl.uniform1f(uniforms.ratio, map.getPixelRatio());
-    gl.uniform3f(uniforms.hatch, ...share(colours.hatch));
+    gl.uniform3f(uniforms.hatch, ...sharesOf(colours.hatch));
     gl.uniform1i(uniforms.looks, 0);
     for (const { resolution, first, count } of mesh.parts) {
-      gl.uniform3f(uniforms.outline, ...share(map.getZoom() < outlinedFrom(resolution) ? colours.land : colours.edge));
+      const across = acrossOf(resolution, map.getZoom());
+      gl.uniform3f(uniforms.outline, ...sharesOf(across < LEAST_OUTLINED ? colours.land : colours.edge));
+      gl.uniform1f(uniforms.strength, strengthOf(across));
       gl.drawElements(gl.TRIANGLES, count, gl.UNSIGNED_INT, 4 * first);
     }
     gl.bindVertexArray(null);
@@ -205,24 +205,4 @@ export class HexagonLayer implements CustomLayerInterface {
     gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA, ROW, rows, 0, gl.RGBA, gl.UNSIGNED_BYTE, this.pixels);
     this.isOldPicture = false;
   }
-}
-
-const PLACE = 0;
-const CORNER = 1;
-
-/** The layer's program. A graphics processor that is lost while it links has none; it will be asked again. */
-function linked(gl: WebGL2RenderingContext): WebGLProgram {
-  const program = gl.createProgram();
-  for (const [kind, source] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]] as const) {
-    const shader = gl.createShader(kind)!;
-    gl.shaderSource(shader, source);
-    gl.compileShader(shader);
-    gl.attachShader(program, shader);
-    gl.deleteShader(shader);
-  }
-  gl.bindAttribLocation(program, PLACE, 'a_place');
-  gl.bindAttribLocation(program, CORNER, 'a_corner');
-  gl.linkProgram(program);
-  if (!gl.getProgramParameter(program, gl.LINK_STATUS) && !gl.isContextLost()) throw new Error(gl.getProgramInfoLog(program) ?? '');
-  return program;
 }
