@@ -1,11 +1,7 @@
-/** What lies under the hexagons: land of the world, and streets if a basemap is served. */
+/** What lies under the hexagons and on them: sea or land, lines of a timetable, and streets if a basemap is served. */
 
-import type { FeatureCollection } from 'geojson';
 import type { ExpressionSpecification, LayerSpecification, SourceSpecification } from 'maplibre-gl';
 import { PMTiles, Protocol, TileType } from 'pmtiles';
-import { feature } from 'topojson-client';
-import type { GeometryCollection, Topology } from 'topojson-specification';
-import world from 'world-atlas/land-110m.json';
 import type { MapColours } from './palette';
 
 export interface Ground {
@@ -22,25 +18,6 @@ export const sea = (colours: MapColours): LayerSpecification => ({
   type: 'background',
   paint: { 'background-color': ['interpolate', ['linear'], ['zoom'], LAND_UNTIL - 1.5, colours.sea, LAND_UNTIL, colours.land] },
 });
-
-/** The land of the world with its coast. */
-export function land(colours: MapColours): Ground {
-  const topology = world as unknown as Topology<{ land: GeometryCollection }>;
-  const data = feature(topology, topology.objects.land) as FeatureCollection;
-  return {
-    sources: { land: { type: 'geojson', data } },
-    layers: [
-      { id: 'land', type: 'fill', source: 'land', maxzoom: LAND_UNTIL, paint: { 'fill-color': colours.land } },
-      {
-        id: 'coast',
-        type: 'line',
-        source: 'land',
-        maxzoom: LAND_UNTIL,
-        paint: { 'line-color': colours.coast, 'line-opacity': ['interpolate', ['linear'], ['zoom'], LAND_UNTIL - 1.5, 1, LAND_UNTIL, 0] },
-      },
-    ],
-  };
-}
 
 const WIDTH: ExpressionSpecification = ['interpolate', ['exponential', 1.4], ['zoom'], 8, 0.5, 12, 1.4, 16, 6];
 

@@ -12,7 +12,7 @@ export const shapeKey = (hexagon: Shape) =>
   hexagon.excludes?.length ? [hexagon.cell, ...[...hexagon.excludes].sort()].join(' ') : hexagon.cell;
 
 /** Cells whose corners are remembered: H3 needs most of the time until a window is drawn. */
-const MOST_REMEMBERED = 100_000;
+const MOST_REMEMBERED = 50_000;
 const remembered = new Map<string, Float64Array>();
 
 /** Corners of a cell: longitude, latitude of the first one, and so on. East of the antimeridian, longitudes are above 180 if it crosses it. */

@@ -16,7 +16,7 @@ import {
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { LAND_UNTIL, LINES, described, land, lines, sea, streets, type Archive, type Ground } from './basemap';
+import { LAND_UNTIL, LINES, described, lines, sea, streets, type Archive, type Ground } from './basemap';
 import { make } from './dom';
 import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
@@ -175,8 +175,8 @@ export class HexagonMap {
     this.hexagons.show(this.wanted.looks, this.wanted.colours);
     this.map.addLayer(this.hexagons, over[0]?.id);
     this.map.addLayer(this.grid, under[0]?.id ?? this.hexagons.id);
-    this.addLand();
     this.addMarks();
+    await this.addLand();
   }
 
   /** What is drawn under the hexagons and over them. Lines lie on them, thin and half transparent, and names on everything; areas under them. */
@@ -200,10 +200,15 @@ export class HexagonMap {
     for (const layer of layers) this.map.addLayer(layer, before);
   }
 
-  /** Add the land, unless nothing of it is seen so close up. Every source costs frames until it is ready. */
-  private addLand(): void {
+  /** Add the land, unless nothing of it is seen so close up: it has to be loaded, and every source costs frames until it is ready. */
+  private async addLand(): Promise<void> {
     if (this.source('land') || this.map.getZoom() >= LAND_UNTIL) return;
-    this.add(land(MAP_COLOURS[this.theme]), this.grid.id);
+    try {
+      const { land } = await import('./land');
+      this.add(land(MAP_COLOURS[this.theme], LAND_UNTIL), this.grid.id);
+    } catch (error) {
+      console.warn('The land cannot be drawn.', error);
+    }
   }
 
   /** Add what is marked, under the names; nothing, where nothing is. */
