@@ -113,6 +113,22 @@ class LocalCluster:
                     return node
         raise AssertionError(f"no master holds {key}")
 
+    def move(self, key: str, pause: float) -> None:
+        """Move the hash slot of ``key`` to another master, key by key, with ``pause`` seconds after each: as operators rebalance."""
+        source = self.master_of(key)
+        masters = [node for node in self.nodes if node.client.execute_command("ROLE")[0] == b"master"]
+        target = next(node for node in masters if node is not source)
+        slot = source.client.execute_command("CLUSTER KEYSLOT", key)
+        of_source, of_target = (node.client.execute_command("CLUSTER MYID") for node in (source, target))
+        target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", of_source)
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", of_target)
+        while keys := source.client.execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
+            source.client.execute_command("MIGRATE", LOOPBACK, target.port, "", 0, 5_000, "KEYS", *keys)
+            time.sleep(pause)
+        for node in (target, source):
+            node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", of_target)
+        until(lambda: self.master_of(key) is target, "every server knows who has the slot")
+
     def replicated(self, master: Node) -> None:
         """Wait until the replica of ``master`` has stored all that it was sent."""
         until(lambda: master.client.execute_command("WAIT", 1, 1000) == 1, "a replica has what its master has")

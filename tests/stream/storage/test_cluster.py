@@ -263,6 +263,43 @@ async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
     cluster.nodes[1].client.config_set("appendfsync", "always")
 
 
+async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots_move_to_other_masters(
+    cluster: LocalCluster, client: Redis, redis: Redis, config: Config
+) -> None:
+    """Those of two partitions while rows come in and are read, and that of the ledger while a window is charged and committed."""
+    slots = [SLOT + HOUR * hour for hour in range(3)]
+    logs = [[batch(number, slot) for slot in slots] for number in range(len(PARTITIONS))]
+    expected = await released_on_one_server(redis, config, logs, slots)
+    state, publisher, keys = RowStore.of(client, config), Collected(), FeedKeys.of(config)
+    await Ledger.of(client, config).start_generation(birth=0)
+    await state.list_partitions(PARTITIONS, AFTER_US)
+    for number, log in enumerate(logs):
+        await read_on(state, number, log[:1], 0)
+
+    async def moving(key: str, work: Awaitable[Any]) -> None:
+        await asyncio.gather(asyncio.to_thread(cluster.move, key, 0.2), work)
+
+    async def read_all() -> None:
+        for number, log in enumerate(logs):
+            await read_on(state, number, log, 1)
+        await note_ends(state, logs)
+
+    await moving(PartKeys(keys, PARTITIONS[0]).progress, read_all())
+    await moving(
+        PartKeys(keys, PARTITIONS[1]).progress,
+        outlasting(lambda: closing(client, config, publisher).close(slots[0])),
+    )
+    await moving(keys.generation, outlasting(lambda: closing(client, config, publisher).close(slots[1])))
+    met = [node.client.info("errorstats") for node in cluster.nodes]
+    assert any("errorstat_ASK" in errors or "errorstat_TRYAGAIN" in errors for errors in met), met
+    await outlasting(lambda: closing(client, config, publisher).close(slots[2]))
+    assert sum(events for _, _, events, _ in counts(expected)) == len(slots) * len(PARTITIONS) * N
+    assert counts(publisher) == counts(expected)
+    assert (await state.look()).slots == [], "what was released is deleted"
+    period = config.slotting.period_of(SLOT).key
+    assert await Ledger.of(client, config).total(period) == await Ledger.of(redis, config).total(period)
+
+
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
     cluster: LocalCluster, client: Redis, redis: Redis, config: Config
 ) -> None:
