@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.papers import euler
-from bench.papers.euler import SOURCE, TAXIS, WHOLE, Users, ranges, users
+from bench.papers.euler import SOURCE, TAXIS, WHOLE, Users, in_lines, ranges, users
 from bench.progress import shown
 from bench.recordings import absent
 from dpcore.budget import MICRO, to_micro
@@ -174,7 +174,7 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
         for bound in ("sum", "concentration", "interval"):
             widths = [row[f"{bound}, width"] for row in shapes.values()]
             axes.plot(range(len(shapes)), widths, marker="o", markersize=3, label=bound)
-        axes.set(title=name, yscale="log", xticks=range(len(shapes)))
+        axes.set(title=in_lines(name), yscale="log", xticks=range(len(shapes)))
         axes.set_xticklabels(shapes, rotation=30)
     panels[0].set_ylabel("half width, % of all regions")
     panels[0].legend(fontsize=7)

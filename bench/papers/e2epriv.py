@@ -32,10 +32,13 @@ FLOORS = (0.002, 0.01, 0.03, 0.1)
 
 @dataclass(frozen=True)
 class Sizes:
-    """``places``: queries per share of the area; ``repeats`` of each mechanism; ``side`` of the made-up grids."""
+    """``places``: queries per share of the area; ``repeats`` of each mechanism, and of "sparse" on the made-up grids, where one takes
+    as long as ten of the source's; ``side`` of these grids.
+    """
 
     places: int
     repeats: int
+    repeats_of_sparse: int
     epsilons: tuple[str, ...]
     shares: tuple[float, ...]
     side: int
@@ -45,6 +48,7 @@ class Sizes:
 FULL = Sizes(
     places=100,
     repeats=100,
+    repeats_of_sparse=20,
     epsilons=("0.2", "0.4", "0.6", "0.8", "1.0"),
     shares=(0.2, 0.25, 0.5, 0.75),
     side=1024,
@@ -53,6 +57,7 @@ FULL = Sizes(
 QUICK = Sizes(
     places=20,
     repeats=2,
+    repeats_of_sparse=2,
     epsilons=("1.0",),
     shares=(0.2, 0.5),
     side=64,
@@ -106,9 +111,10 @@ def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, (counts, candidates) in sets(sizes).items():
         side = len(counts)
         questions = Questions.of(counts, [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)])
+        fewer = {} if name == THINNED else {"sparse": sizes.repeats_of_sparse}
         figures[name] = {
             epsilon: {
-                label: median_errors(questions, fit, epsilon, sizes.repeats)
+                label: median_errors(questions, fit, epsilon, fewer.get(label, sizes.repeats))
                 for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}")
             }
             for epsilon in sizes.epsilons

@@ -398,19 +398,22 @@ def run(quick: bool) -> dict[str, Any]:
     return found | {"boxes": middles, "outliers": outliers(sizes)}
 
 
+def in_lines(name: str) -> str:
+    """The name of a set as a title that is no wider than a panel."""
+    return name.replace(", ", ",\n") if "taxis" in name else name
+
+
 def plot(figures: dict[str, Any], folder: Path) -> None:
     """``papers-euler.svg``: error by ε of squares of a quarter of the box, and error by area of squares at the largest ε; a panel
-    per set of the source's regions with cells of about 1 km, and of generated ones.
+    per set of the source's regions with cells of 1 km, and of generated ones.
     """
     from matplotlib.figure import Figure
 
     sets = {
         name: by_epsilon
         for name, by_epsilon in figures["sets"].items()
-        if "taxis" not in name or (str(SOURCE) in name and name.endswith((" 1 km", " 2 km")))
+        if "taxis" not in name or (str(SOURCE) in name and name.endswith(" 1 km"))
     }
-    if any(name.endswith(" 1 km") for name in sets):
-        sets = {name: by_epsilon for name, by_epsilon in sets.items() if not name.endswith(" 2 km")}
     sheet = Figure(figsize=(3.6 * len(sets), 6.6), layout="constrained")
     panels = sheet.subplots(2, len(sets), squeeze=False)
     areas = [*(f"squares of {area} %" for area in AREAS), WHOLE]
@@ -421,7 +424,7 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
             above.plot([float(epsilon) for epsilon in epsilons], quarter, marker="o", markersize=3, label=form)
             errors = [by_epsilon[largest][form][area] for area in areas]
             below.plot([*AREAS, 100], errors, marker="o", markersize=3, label=form)
-        above.set(title=name.replace(", within", ",\nwithin").replace(", cells", ",\ncells"), yscale="log", xlabel="ε")
+        above.set(title=in_lines(name), yscale="log", xscale="log", xlabel="ε")
         below.set(title=f"ε = {largest}", yscale="log", xscale="log", xlabel="area of a square, % of the box")
     panels[0, 0].set_ylabel("squares of 25 %: error, % of all regions")
     panels[1, 0].set_ylabel("error, % of all regions")
