@@ -142,22 +142,18 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """``papers-e2epriv.svg``: a panel per set of error by query size at the largest ε, and one of error by ε of the least queries."""
+    """``papers-e2epriv.svg``: error by query size, a panel per set at the largest ε."""
     from matplotlib.figure import Figure
 
     sets = figures["sets"]
-    sheet = Figure(figsize=(4.2 * len(sets), 7.2), layout="constrained")
-    panels = sheet.subplots(2, len(sets), squeeze=False)
-    for (above, below), (title, by_epsilon) in zip(panels.T, sets.items(), strict=True):
-        largest = max(by_epsilon, key=float)
-        for label, errors in by_epsilon[largest].items():
-            above.plot(range(len(AREAS)), errors, marker="o", markersize=3, label=label)
-            least = [row[label][0] for row in by_epsilon.values()]
-            below.plot([float(epsilon) for epsilon in by_epsilon], least, marker="o", markersize=3, label=label)
-        above.set(title=f"{title}\nε = {largest}", yscale="log", xticks=range(len(AREAS)), xlabel="area of a query")
-        above.set_xticklabels([f"{share:.0%}" for share in AREAS])
-        below.set(title=f"{AREAS[0]:.0%} of the area", yscale="log", xlabel="ε")
-    for row in panels:
-        row[0].set_ylabel("median relative error, %")
-    panels[0, -1].legend(fontsize=7)
+    sheet = Figure(figsize=(4.2 * len(sets), 3.8), layout="constrained")
+    panels = sheet.subplots(1, len(sets), squeeze=False)[0]
+    for axes, (title, by_epsilon) in zip(panels, sets.items(), strict=True):
+        epsilon = max(by_epsilon, key=float)
+        for label, errors in by_epsilon[epsilon].items():
+            axes.plot(range(len(AREAS)), errors, marker="o", markersize=3, label=label)
+        axes.set(title=f"{title}\nε = {epsilon}", yscale="log", xticks=range(len(AREAS)), xlabel="area of a query")
+        axes.set_xticklabels([f"{share:.0%}" for share in AREAS])
+    panels[0].set_ylabel("median relative error, %")
+    panels[-1].legend(fontsize=7)
     sheet.savefig(folder / "papers-e2epriv.svg")

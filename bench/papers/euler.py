@@ -261,7 +261,7 @@ def _sides(side: int, cells: float) -> npt.NDArray[np.int64]:
     """Rows and columns of all rectangles whose area is within a fifth of ``cells``, or as near as can be; shape (N, 2)."""
     pairs = np.array([(rows, columns) for rows in range(1, side + 1) for columns in range(1, side + 1)])
     off = np.abs(pairs.prod(axis=1) - cells)
-    return pairs[off <= max(0.2 * cells, off.min())]
+    return np.asarray(pairs[off <= max(0.2 * cells, off.min())])
 
 
 def inferred(noisy: IntGrid, way: str) -> IntGrid:
