@@ -41,8 +41,9 @@ from tests.support.feeding import until
 
 BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
 SLOT_SECONDS, MARGIN, DELAY = 3, 10.0, 0.0
-COST = 2.9
-"""Seconds by which the draw of one window is longer than that of the next."""
+COST, LATER = 2.9, 5
+"""Seconds by which the draw of one window is longer than that of another, which is so many windows later: until then a busy
+machine has closed what waited."""
 TOLERANCE = 2.0
 """Seconds after its instant in which a message has to arrive, on a machine that does other things beside."""
 
@@ -123,10 +124,6 @@ async def in_a_thread(self: WorkProcess, task: Callable[..., Any], *given: objec
     return await asyncio.to_thread(task, *given)
 
 
-def starts_of(feed_first: int, count: int) -> list[int]:
-    return [feed_first + SLOT_SECONDS * k for k in range(count)]
-
-
 def text(slot: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(slot))
 
@@ -146,7 +143,7 @@ def costly_in(first: int) -> Callable[..., Any]:
 async def offsets_after_the_end(
     config: Config, redis: Redis, kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[float, float]]:
-    """Seconds from the end of each of two windows to the arrival of its first and last message. The first is costly."""
+    """Seconds from the end of each of two windows to the arrival of its first and last message. The earlier one is costly."""
     await create_topics(config)
     await Ledger(redis, config.feed.name).start_generation(birth=0)
     rows, arrivals = RowStore(redis, config.feed.name), Arrivals(config.feed.name)
@@ -163,22 +160,22 @@ async def offsets_after_the_end(
         worker = Worker(config)
         worker.ready.set()
         services = [Closing(worker), Publishing(worker)]
-        wanted = [text(slot) for slot in starts_of(first, 2)]
+        slots = [first, first + LATER * SLOT_SECONDS]
 
         async def there() -> bool:
-            return all(start in arrivals.markers for start in wanted)
+            return all(text(slot) in arrivals.markers for slot in slots)
 
         for service in services:
             await service.start()
         try:
-            await until(there)
+            await until(there, 120.0)
         finally:
             for service in services:
                 await service.stop()
             await worker.redis.aclose()
-    ends = [slot + SLOT_SECONDS for slot in starts_of(first, 2)]
     return [
-        (arrivals.first[start] - end, arrivals.markers[start] - end) for start, end in zip(wanted, ends, strict=True)
+        (arrivals.first[text(slot)] - slot - SLOT_SECONDS, arrivals.markers[text(slot)] - slot - SLOT_SECONDS)
+        for slot in slots
     ]
 
 
