@@ -131,7 +131,7 @@ export class HexagonMap {
     return mine;
   }
 
-  /** A graphics processor that was reset, or that slept, has lost everything. MapLibre builds the style anew, without states. */
+  /** A graphics processor that was reset, or that slept, has lost everything. MapLibre builds the style anew, without layers of our own. */
   private comeBack(): void {
     const isThere = new Promise((resolve) => this.map.once('webglcontextrestored', resolve));
     this.restored = isThere.then(() => (this.isDrawn ? this.replaced() : undefined));
