@@ -146,7 +146,8 @@ def test_strong_evidence_that_classes_contradict_each_other_by_is_still_finite()
     evidence = np.zeros((len(CLASSES), len(FACTORS)))
     evidence[::2, 0], evidence[1::2, -1] = 1e6, 1e6
     factors = Calibration(evidence).factors
-    assert factors[::2] == pytest.approx(FACTORS[0]) and factors[1::2] == pytest.approx(FACTORS[-1])
+    assert factors[::2] == pytest.approx(FACTORS[0])
+    assert factors[1::2] == pytest.approx(FACTORS[-1])
 
 
 def test_with_nothing_but_noise_the_prior_rules_and_classes_lend_each_other_evidence() -> None:
