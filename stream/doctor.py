@@ -334,7 +334,7 @@ async def _shared_finding(config: Config, redis: Redis, shared: SharedLedger) ->
     feeds, known, configured = await shared.feeds(), await shared.budgets(), config.privacy.ledger_budget
     stated, (_, per_one) = {feed: configured} | known, config.privacy.ledger_unit
     joined = feed in feeds
-    now, _ = await redis.time()
+    now = await RowStore.of(redis, config).now_us() // 1_000_000
     terms = await ledger.terms(config.slotting.period_of(now).key)
     sentences = [
         f"generation {await ledger.generation()} of ledger '{config.shared_ledger}' has the last releases of the feeds {', '.join(feeds)}"

@@ -84,6 +84,11 @@ class OperatorMetrics:
             "Attempts to close a window that ended in an error that the program does not expect.",
             registry=r,
         )
+        self.unsealed = Counter(
+            "hexveil_unsealed",
+            "Attempts to close a window that waits until what Redis lost of a partition is read again.",
+            registry=r,
+        )
         self.ledger_retired_seconds = Gauge(
             "hexveil_ledger_retired_seconds", "Periods that began before this unix time are retired.", registry=r
         )

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import stat
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -235,13 +234,10 @@ def replay_offline(
         if config.relation == NeighbouringRelation.VALUES or span is None
         else config.slotting.slots_in(span)
     )
-    with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch:
-        folder = state or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        with RedisServer(folder, appendfsync="always" if state else "no") as server:
-            summary = asyncio.run(
-                _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, file_format)
-            )
+    with RedisServer(state, appendfsync="always" if state else "no") as server:
+        summary = asyncio.run(
+            _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, file_format)
+        )
     return summary if problem is None else replace(summary, implausible=problem[0])
 
 

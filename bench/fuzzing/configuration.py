@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import random
 import re
-import tempfile
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.mutation import NUMBERS, TEXTS, Mutator
 from stream.config import Config, ConfigError, load_config
 from stream.config.environment import variables
@@ -34,24 +31,21 @@ _LINES = (
 _PAIR = re.compile(r"^(\s*[\w.-]+)\s*=\s*(.+?)(\s*#.*)?$")
 
 
-class Configuration(Target):
+class Configuration(FolderTarget):
     """The shipped configurations with changed values, keys, lines and bytes."""
 
     name = "configuration"
     contract = "a configuration that keeps its promises, or a ConfigError that shows no password"
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="hexveil-fuzz-")
-        self._file = Path(self._folder.name) / "hexveil.toml"
+        super().__enter__()
+        self._file = self.folder / "hexveil.toml"
         shipped = [REPO_ROOT / "config" / name for name in ("bus-fleet.toml", "riders.toml")]
         texts = [re.sub(r"(?m)^\[redis\]\nurl = .*\n", _REDIS, path.read_text(encoding="utf-8")) for path in shipped]
         assert all(_REDIS in text for text in texts)
         self._seeds = [_without_comments(text) for text in texts]
         self._variables = sorted(variables(Config))
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._folder.cleanup()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Thirty files, some of them under a changed environment."""

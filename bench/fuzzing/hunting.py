@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -153,6 +154,20 @@ class Target(ABC):
     @abstractmethod
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Try a few dozen to a few hundred inputs."""
+
+
+class FolderTarget(Target):
+    """A target with a temporary ``folder`` for the files that its reader reads."""
+
+    folder: Path
+
+    def __enter__(self) -> Self:
+        self._temporary = TemporaryDirectory(prefix="hexveil-fuzz-")
+        self.folder = Path(self._temporary.name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self._temporary.cleanup()
 
 
 class LoopTarget(Target):

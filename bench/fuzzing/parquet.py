@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import math
 import random
-import tempfile
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.messages import NOW_US, feed_config
 from bench.fuzzing.mutation import TEXTS, Mutator
 from stream.offline import read_recording
@@ -54,7 +51,7 @@ _KINDS: tuple[tuple[pa.DataType, tuple[Any, ...]], ...] = (
 )
 
 
-class ParquetFiles(Target):
+class ParquetFiles(FolderTarget):
     """Files of 24 rows. In one half of them some columns are of another type; of the others bytes are mutated."""
 
     name = "recordings-parquet"
@@ -64,14 +61,11 @@ class ParquetFiles(Target):
         self._config = feed_config("canonical", lateness="event-time")
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="hexveil-fuzz-")
-        key = Path(self._folder.name) / "user.key"
+        super().__enter__()
+        key = self.folder / "user.key"
         privacy = self._config.privacy.model_copy(update={"user_key_file": key})
         self._config = self._config.model_copy(update={"privacy": privacy})
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._folder.cleanup()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Twelve files of each kind."""
@@ -81,7 +75,7 @@ class ParquetFiles(Target):
             hunt.attempt(mutator.octets(_file(rng, odd=0.0)), self._read)
 
     def _read(self, data: bytes) -> None:
-        path = Path(self._folder.name) / "day.parquet"
+        path = self.folder / "day.parquet"
         path.write_bytes(data)
         try:
             rows, refusals = read_recording(self._config, path, "canonical")

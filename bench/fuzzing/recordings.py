@@ -7,12 +7,9 @@ import gzip
 import io
 import json
 import random
-import tempfile
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.messages import NOW_US, feed_config, sound_event
 from bench.fuzzing.mutation import Mutator
 from stream.ingestion.decoding import Decoder
@@ -45,7 +42,7 @@ _CELLS = (
 )
 
 
-class Recordings(Target):
+class Recordings(FolderTarget):
     """Files of sound and mutated lines, and files whose bytes are mutated as a whole. ``kind``: csv or ndjson."""
 
     contract = "a RecordingError, or messages: every sound line in order, whatever is beside it; nothing is lost unsaid"
@@ -54,13 +51,6 @@ class Recordings(Target):
         self.name, self._kind = f"recordings-{kind}", kind
         self._config = feed_config("capmetro", lateness="event-time")
         self._canonical = feed_config("canonical", lateness="event-time")
-
-    def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="hexveil-fuzz-")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._folder.cleanup()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Six files of lines, and as many whose bytes are mutated."""
@@ -111,7 +101,7 @@ class Recordings(Target):
 
     def _read(self, data: bytes, suffix: str) -> list[bytes] | None:
         """The messages of a file with these bytes; None if it is refused as a whole."""
-        path = Path(self._folder.name) / f"recording.{self._kind}{suffix}"
+        path = self.folder / f"recording.{self._kind}{suffix}"
         path.write_bytes(data)
         values: list[bytes] = []
         try:

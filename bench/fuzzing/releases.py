@@ -8,12 +8,10 @@ import gzip
 import io
 import json
 import random
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -22,7 +20,7 @@ import msgspec
 from aiohttp import ClientSession, web
 from typer.testing import CliRunner
 
-from bench.fuzzing.hunting import Hunt, LoopTarget, Target
+from bench.fuzzing.hunting import FolderTarget, Hunt, LoopTarget, Target
 from bench.fuzzing.messages import feed_config
 from bench.fuzzing.mutation import Mutator
 from stream.cli import app as commands
@@ -243,7 +241,7 @@ def _refuse(constant: str) -> None:
     raise AssertionError(f"an answer contains {constant}, which is not JSON")
 
 
-class Files(Target):
+class Files(FolderTarget):
     """Files of releases in which mutated lines stand between those of a sound window."""
 
     name = "release-files"
@@ -252,15 +250,15 @@ class Files(Target):
     )
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="hexveil-fuzz-")
-        self._file = Path(self._folder.name) / "releases.ndjson"
+        super().__enter__()
+        self._file = self.folder / "releases.ndjson"
         self._windows, self._loop = sound_windows(), asyncio.new_event_loop()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
-        self._folder.cleanup()
+        super().__exit__(kind, _, __)
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Eight files of thirty mutated lines."""
@@ -305,20 +303,17 @@ def _line(message: Release) -> bytes:
     return head[:-1].encode() + b',"value":' + message.value + b"}"
 
 
-class Query(Target):
+class Query(FolderTarget):
     """``hexveil query`` on files of mutated lines, plain and gzipped."""
 
     name = "query"
     contract = "exit 0 with JSON of finite numbers, or exit 2 with a sentence"
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="hexveil-fuzz-")
+        super().__enter__()
         self._histograms = [m for window in sound_windows() for m in window if m.topic == SPATIAL_HISTOGRAM]
         self._runner = CliRunner()
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._folder.cleanup()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Twelve files."""
@@ -337,7 +332,7 @@ class Query(Target):
             hunt.attempt(data, lambda given, suffix=suffix, box=box: self._check(given, suffix, box))  # type: ignore[misc]
 
     def _check(self, data: bytes, suffix: str, box: str) -> None:
-        path = Path(self._folder.name) / f"releases.ndjson{suffix}"
+        path = self.folder / f"releases.ndjson{suffix}"
         path.write_bytes(data)
         for form in ([], ["--json"]):
             result = self._runner.invoke(commands, ["query", str(path), f"--bbox={box}", *form])

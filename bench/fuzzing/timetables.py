@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import io
 import random
-import tempfile
 import zipfile
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
-from bench.fuzzing.hunting import Hunt, Target
+from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.mutation import NUMBERS, TEXTS, Mutator
 from stream.config.section import BoundingBox
 from stream.sources.places import as_area, as_features, as_table, places
@@ -43,18 +39,11 @@ _TABLES = {
 }  # fmt: skip
 
 
-class Timetables(Target):
+class Timetables(FolderTarget):
     """Archives: one in two with odd cells, one in two with mutated bytes."""
 
     name = "gtfs"
     contract = "a ScheduleError, or places, areas and scheduled speeds"
-
-    def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="hexveil-fuzz-")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        self._folder.cleanup()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Twelve archives."""
@@ -76,7 +65,7 @@ class Timetables(Target):
         return ",".join(cells)
 
     def _check(self, body: bytes) -> None:
-        path = Path(self._folder.name) / "gtfs.zip"
+        path = self.folder / "gtfs.zip"
         path.write_bytes(body)
         try:
             chart = places(read_schedule(path), _DOMAIN, _RESOLUTION)

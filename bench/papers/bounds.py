@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.papers.euler import FULL as FULL_SETS
-from bench.papers.euler import QUICK as QUICK_SETS
-from bench.papers.euler import TAXIS, Users, ranges, users
+from bench.papers import euler
+from bench.papers.euler import SOURCE, TAXIS, WHOLE, Users, in_lines, ranges, users
 from bench.progress import shown
 from bench.recordings import absent
 from dpcore.budget import MICRO, to_micro
@@ -31,18 +30,23 @@ from dpcore.spatial.regions import Footprints
 
 FAILURE = 0.05
 """δ: most that a bound may fail."""
+SHAPES = ("squares of 1 %", "squares of 25 %", "strips of 25 %", WHOLE)
+"""Ranges whose answers are bounded."""
 Row = dict[str, float]
 """Figures by name."""
 
 
 @dataclass(frozen=True)
 class Sizes:
+    """``sets``: sizes of the regions' sets; ``repeats``: draws of each at ``epsilon``."""
+
+    sets: euler.Sizes
     repeats: int
     epsilon: str
 
 
-FULL = Sizes(repeats=60, epsilon="1.0")
-QUICK = Sizes(repeats=3, epsilon="1.0")
+FULL = Sizes(sets=replace(euler.FULL, boxes=1, ways=(SOURCE,)), repeats=60, epsilon="1.0")
+QUICK = Sizes(sets=euler.QUICK, repeats=3, epsilon="1.0")
 
 
 def of_components(scale: float, components: int, failure: float = FAILURE) -> int:
@@ -128,7 +132,8 @@ class Setting:
 def measured(given: Users, sizes: Sizes) -> dict[str, Any]:
     """Percent of draws, or of answers by shape of a range, in which each bound holds; half widths in percent of all regions."""
     setting = Setting.of(given, sizes.epsilon)
-    queries = {shape: query for shape, query in ranges(given.domain, 60).items() if shape != "4 %"}
+    placed = ranges(given.domain, 60)
+    queries = {shape: placed[shape] for shape in SHAPES}
     of_draws: list[Row] = []
     by_shape: dict[str, list[Row]] = {shape: [] for shape in queries}
     for _ in range(sizes.repeats):
@@ -151,8 +156,8 @@ def in_percent(rows: list[Row], regions: int) -> Row:
 
 def run(quick: bool) -> dict[str, Any]:
     """``sets``: set → coverage and widths of each bound."""
-    sizes, sets = (QUICK, QUICK_SETS) if quick else (FULL, FULL_SETS)
-    figures = {name: measured(given, sizes) for name, given in shown(users(sets).items(), "bounds")}
+    sizes = QUICK if quick else FULL
+    figures = {name: measured(given, sizes) for name, given in shown(users(sizes.sets).items(), "bounds")}
     without = absent(TAXIS)
     return {"sets": figures} | ({"without": without} if without else {})
 
@@ -169,7 +174,7 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
         for bound in ("sum", "concentration", "interval"):
             widths = [row[f"{bound}, width"] for row in shapes.values()]
             axes.plot(range(len(shapes)), widths, marker="o", markersize=3, label=bound)
-        axes.set(title=name, yscale="log", xticks=range(len(shapes)))
+        axes.set(title=in_lines(name), yscale="log", xticks=range(len(shapes)))
         axes.set_xticklabels(shapes, rotation=30)
     panels[0].set_ylabel("half width, % of all regions")
     panels[0].legend(fontsize=7)

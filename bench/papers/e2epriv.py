@@ -26,21 +26,19 @@ THINNED = "Stroke, 8938 points"
 """The set that is recorded, and thinned to the number of points of the source's."""
 AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
 """Shares of the whole area that [E] queries."""
-OURS = ("auto", "sparse")
-"""Mechanisms that the source does not have."""
 FLOORS = (0.002, 0.01, 0.03, 0.1)
 """δ: errors are relative to δ·n̂ points at least."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """``places``: queries per share of the area; ``repeats`` of each mechanism, and of :data:`OURS` on the made-up grids, where one
-    takes as long as up to thirty of the source's; ``side`` of these grids.
+    """``places``: queries per share of the area; ``repeats`` of each mechanism, and of "sparse" on the made-up grids, where one takes
+    as long as ten of the source's; ``side`` of these grids.
     """
 
     places: int
     repeats: int
-    repeats_of_ours: int
+    repeats_of_sparse: int
     epsilons: tuple[str, ...]
     shares: tuple[float, ...]
     side: int
@@ -50,8 +48,8 @@ class Sizes:
 FULL = Sizes(
     places=100,
     repeats=100,
-    repeats_of_ours=20,
-    epsilons=("0.2", "0.6", "1.0"),
+    repeats_of_sparse=20,
+    epsilons=("0.2", "0.4", "0.6", "0.8", "1.0"),
     shares=(0.2, 0.25, 0.5, 0.75),
     side=1024,
     points=(869_976, 6_442_841),
@@ -59,7 +57,7 @@ FULL = Sizes(
 QUICK = Sizes(
     places=20,
     repeats=2,
-    repeats_of_ours=2,
+    repeats_of_sparse=2,
     epsilons=("1.0",),
     shares=(0.2, 0.5),
     side=64,
@@ -113,12 +111,10 @@ def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, (counts, candidates) in sets(sizes).items():
         side = len(counts)
         questions = Questions.of(counts, [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)])
-        made_up = name != THINNED
+        fewer = {} if name == THINNED else {"sparse": sizes.repeats_of_sparse}
         figures[name] = {
             epsilon: {
-                label: median_errors(
-                    questions, fit, epsilon, sizes.repeats_of_ours if made_up and label in OURS else sizes.repeats
-                )
+                label: median_errors(questions, fit, epsilon, fewer.get(label, sizes.repeats))
                 for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}")
             }
             for epsilon in sizes.epsilons

@@ -180,6 +180,7 @@ class Worker:
             "redis": self.metrics.redis_errors,
             "publish": self.metrics.publish_failures,
             "unexpected": self.metrics.unexpected_failures,
+            "unsealed": self.metrics.unsealed,
         }
         if failure in counters:
             counters[failure].inc()

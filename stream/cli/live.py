@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -124,7 +123,7 @@ def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool)
     except OSError as error:
         raise refuse(f"{out}: {error.strerror or error}; --out needs a folder that you may write to") from None
     try:
-        with tempfile.TemporaryDirectory(prefix="hexveil-") as scratch, RedisServer(Path(scratch)) as server:
+        with RedisServer() as server:
             embedded = config.model_copy(update={"redis": config.redis.model_copy(update={"url": server.url})})
             _run(feed, lambda stopping: EmbeddedSink(embedded, out, stopping))
     except UserKeyError as error:

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Self
 
 import h3
-from pydantic import model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.addresses import Address, check_apart
@@ -35,12 +34,10 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names the key and the remedy."""
 
 
-class Config(BaseSettings):
+class Config(BaseModel):
     """The configuration of one deployment, checked before anything starts."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="HEXVEIL_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     relation: NeighbouringRelation
     feed: FeedConfig
@@ -55,18 +52,6 @@ class Config(BaseSettings):
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
     public: PublicConfig = PublicConfig(port=8080)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Values come from the environment and from the file; the environment has precedence."""
-        return env_settings, init_settings
 
     @model_validator(mode="after")
     def _participation_reads_no_counts(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from typing import get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 
@@ -35,6 +35,35 @@ def origins(config: type[BaseModel], environment: Mapping[str, str]) -> dict[Pat
     """The name of the variable in ``environment`` that sets each key, by the key's path."""
     known = variables(config)
     return {known[name.upper()]: name for name in environment if name.upper() in known}
+
+
+def override(data: dict[str, Any], config: type[BaseModel], environment: Mapping[str, str]) -> None:
+    """Set in ``data``, tables in tables as TOML gives them, what ``environment`` says; :func:`unusable` has nothing to say of it.
+
+    A section that is given as JSON comes before variables of its keys, and both leave the other keys as they are in ``data``.
+    """
+    fields = dict(keys(config))
+    given = {name.upper(): value for name, value in environment.items()}
+    for path, field in fields.items():  # a section comes before its keys
+        name = _name(path)
+        if name in given:
+            _put(data, path, json.loads(given[name]) if is_compound(field) else given[name])
+        if get_origin(field.annotation) is dict:
+            for inner in (inner for inner in given if inner.startswith(name + SEPARATOR)):
+                _put(data, (*path, inner.removeprefix(name + SEPARATOR).lower()), given[inner])
+
+
+def _put(data: dict[str, Any], path: Path, value: Any) -> None:
+    *sections, key = path
+    for section in sections:
+        if not isinstance(data.get(section), dict):
+            data[section] = {}
+        data = data[section]
+    if isinstance(value, dict) and isinstance(data.get(key), dict):
+        for inner in value:
+            _put(data[key], (inner,), value[inner])
+    else:
+        data[key] = value
 
 
 def unusable(config: type[BaseModel], environment: Mapping[str, str]) -> list[str]:

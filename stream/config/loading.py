@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from stream.config.deployment import Config, ConfigError
-from stream.config.environment import origins, unusable
+from stream.config.environment import origins, override, unusable
 from stream.config.problems import keys, problems
 from stream.config.search import Chosen
 
@@ -34,10 +34,6 @@ def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Conf
         raise ConfigError(
             f"{path}: not valid TOML: {error}; correct it there, or create a file with 'hexveil init'"
         ) from None
-    # pydantic-settings would take such keys for its own options, among them the command line and other files to read.
-    hidden = [f"  {key}: there is no such key; remove it" for key in data if key.startswith("_")]
-    if hidden:
-        raise ConfigError(f"{path}: {len(hidden)} problem(s)\n" + "\n".join(hidden))
     _anchor(data, base)
     for key, value in overrides.items():
         section = data
@@ -48,8 +44,9 @@ def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Conf
     wrong = unusable(Config, os.environ)
     if wrong:
         raise ConfigError(f"environment: {len(wrong)} problem(s)\n" + "\n".join(f"  {line}" for line in wrong))
+    override(data, Config, os.environ)
     try:
-        return Config(**data)
+        return Config.model_validate(data)
     except ValidationError as error:
         lines = [f"  {line}" for line in problems(error, Config, origins(Config, os.environ))]
         raise ConfigError(f"{path}: {len(lines)} problem(s)\n" + "\n".join(lines)) from None

@@ -35,20 +35,21 @@ local before = redis.call('GET', KEYS[1])
 if not before or tonumber(before) < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
 return redis.call('GET', KEYS[1])
 """
-_RETIRE_PART = """
--- KEYS: progress, slots, sealed; ARGV: mark, how the names of rows begin, which are in the hash slot of KEYS
+_RETIRE_SLOTS = """
+-- KEYS: progress, a hash of slots; ARGV: mark, cursor, slots of one call, how the names of their rows begin (in the hash slot of
+-- KEYS), or nothing. Returns the next cursor.
 local mark = tonumber(ARGV[1])
 local before = redis.call('HGET', KEYS[1], 'mark')
 if before and tonumber(before) < mark then redis.call('HSET', KEYS[1], 'mark', ARGV[1]) end
-for _, slot in ipairs(redis.call('HKEYS', KEYS[2])) do
+local page = redis.call('HSCAN', KEYS[2], ARGV[2], 'COUNT', ARGV[3])
+for i = 1, #page[2], 2 do
+  local slot = page[2][i]
   if tonumber(slot) < mark then
-    redis.call('UNLINK', ARGV[2] .. slot)
+    if ARGV[4] ~= '' then redis.call('UNLINK', ARGV[4] .. slot) end
     redis.call('HDEL', KEYS[2], slot)
   end
 end
-for _, slot in ipairs(redis.call('HKEYS', KEYS[3])) do
-  if tonumber(slot) < mark then redis.call('HDEL', KEYS[3], slot) end
-end
+return page[1]
 """
 
 
@@ -101,11 +102,18 @@ class Retirement:
         named = self._keys
         names = {*await self._redis.hkeys(named.opened), *await self._redis.hkeys(named.partitions)}
         parts = [PartKeys(named, name.decode()) for name in sorted(names)]
-        calls: list[Call] = [
-            ([part.progress, part.slots, part.sealed], [boundary, part.rows(0).removesuffix("0")]) for part in parts
+        hashes = [
+            ((part.progress, slots), rows)
+            for part in parts
+            for slots, rows in ((part.slots, part.rows(0).removesuffix("0")), (part.sealed, ""))
         ]
-        if calls:
-            await each(self._redis, _RETIRE_PART, calls)
+        left = [(keys, rows, b"0") for keys, rows in hashes]
+        while left:
+            calls: list[Call] = [(keys, [boundary, cursor, _CHUNK, rows]) for keys, rows, cursor in left]
+            cursors = await each(self._redis, _RETIRE_SLOTS, calls)
+            left = [
+                (keys, rows, cursor) for (keys, rows, _), cursor in zip(left, cursors, strict=True) if cursor != b"0"
+            ]
 
     async def _unlink(self, slots: list[int]) -> None:
         """Delete the charges and terms of the periods of ``slots``, and plan, charges and bytes of their windows."""

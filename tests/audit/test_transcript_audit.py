@@ -82,6 +82,14 @@ def half_the_scale(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     return msgspec.structs.replace(plan, denominators_bytes=pack_integers(doubled))
 
 
+def half_the_scale_of_the_area(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+    """Planted bug: half the noise that was charged for, in the numbers of the area alone."""
+    plan = honest(counts, left, config)
+    doubled = plan.scales.denominator.copy()
+    doubled[-1] *= 2
+    return msgspec.structs.replace(plan, denominators_bytes=pack_integers(doubled))
+
+
 def loss_of_the_mean_cell(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: ρ is charged once for a user's two cells, as if they were in one of them."""
     plan = honest(counts, left, config)
@@ -183,7 +191,9 @@ def worst_loss(config: Config, planner: Planner, windows: int = WINDOWS) -> Frac
     return worst
 
 
-def small_world(tmp_path: Path, weight: str, statistics: list[str], budget: float | None = None) -> Config:
+def small_world(
+    tmp_path: Path, weight: str, statistics: list[str], budget: float | None = None, **settings: object
+) -> Config:
     """ε = 1 per window. Two half-contributions and a third refused (B = 1.5), or two whole ones of three (B = 2)."""
     enough = 2.0 if weight == "share" else 1.5
     return riders(
@@ -196,6 +206,7 @@ def small_world(tmp_path: Path, weight: str, statistics: list[str], budget: floa
             "participation.samples_per_cell": 1,
             "speed.statistics": statistics,
             "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
+            **settings,
         },
     )
 
@@ -217,6 +228,21 @@ def test_ranges_carried_over_from_earlier_releases_cost_nothing(tmp_path: Path, 
     assert worst_loss(config, in_carried_ranges) == Fraction(config.privacy.budget_micro, 1_000_000)
 
 
+AREA = {"participation.shares.area": 1.0, "speed.post_processing": ["kalman"]}
+"""The numbers of all cells together are released, too."""
+
+
+@pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance", "p50"]])
+def test_the_mean_of_the_area_is_part_of_the_budget_in_every_world(tmp_path: Path, statistics: list[str]) -> None:
+    config = small_world(tmp_path, "share", statistics, **AREA)
+    assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
+
+
+def test_the_same_audit_catches_half_the_noise_of_the_area(tmp_path: Path) -> None:
+    config = small_world(tmp_path, "share", ["mean"], **AREA)
+    assert worst_loss(config, half_the_scale_of_the_area) > config.privacy.budget
+
+
 @pytest.mark.parametrize("weight", ["share", "sample"])
 @pytest.mark.parametrize("bug", [first_contributors, charged_after, refund_on_restart, others_charges])
 def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Planner, weight: str) -> None:
@@ -228,7 +254,7 @@ def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Pla
     assert worst_loss(config, bug, windows) > config.privacy.budget
 
 
-def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str]) -> Config:
+def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str], **settings: object) -> Config:
     """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual losses."""
     return zcdp_config(
         tmp_path,
@@ -241,18 +267,25 @@ def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str]) -> Conf
             "speed.statistics": statistics,
             "hexagons.resolution": 7,
             "feed.domain": {"south": 30.2, "west": -97.75, "north": 30.27, "east": -97.65},
+            **settings,
         },
     )
 
 
 @pytest.mark.parametrize(
-    ("weight", "statistics"), [("share", ["mean", "variance"]), ("user", ["mean", "p85"]), ("sample", ["mean"])]
+    ("weight", "statistics", "settings"),
+    [
+        ("share", ["mean", "variance"], {}),
+        ("share", ["mean"], AREA | {"privacy.rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
+        ("user", ["mean", "p85"], {}),
+        ("sample", ["mean"], {}),
+    ],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
-    tmp_path: Path, weight: str, statistics: list[str]
+    tmp_path: Path, weight: str, statistics: list[str], settings: dict[str, object]
 ) -> None:
     """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over their windows, in fractions, for every world."""
-    config = small_zcdp_world(tmp_path, weight, statistics)
+    config = small_zcdp_world(tmp_path, weight, statistics, **settings)
     budget = Fraction(config.privacy.ledger_budget, NANO)
     worst = worst_loss(config, honest)
     assert worst <= budget

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from bench.papers import euler
 from bench.papers.bounds import FAILURE, of_components, of_sum
 from bench.papers.choice import choices, compared
 from bench.papers.recorded_hour import day_of
@@ -140,3 +141,39 @@ def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabil
     drawn = [rng.choice(groups[k]) for k in rng.choice(3, 20_001, p=probability)]
     assert abs(weighted_median(groups, probability) - np.median(drawn)) < 0.06
     assert abs(weighted_median(groups, np.ones(3) / 3) - np.median(drawn)) > 0.3, "equal weights are another median"
+
+
+@pytest.mark.parametrize("side", [10, 20, 30])
+def test_ranges_lie_in_the_box_and_have_the_area_and_shape_that_their_name_states(side: int) -> None:
+    domain = Domain.unit_cells(side, side)
+    ranges = euler.ranges(domain, 50)
+    assert len(ranges) == len(euler.SHAPES) * len(euler.AREAS) + 2
+    for name, query in ranges.items():
+        query.require_inside(domain)
+        rows, columns = query.x1 - query.x0, query.y1 - query.y0
+        assert min(rows.min(), columns.min()) >= 1, name
+        if name in (euler.ANY, euler.WHOLE):
+            continue
+        cells = float(name.split()[2]) / 100 * side**2
+        # A side is a whole number of cells: the area is off by half a cell along the longer one at most.
+        assert (np.abs(rows * columns - cells) <= np.maximum(0.2 * cells, np.maximum(rows, columns))).all(), name
+        assert ("squares" in name) <= bool((rows == columns).all())
+        if "strips" in name:
+            assert ((rows - 1) * side < cells).all(), "one row less could not hold it"
+    assert len({*zip(ranges["rectangles of 16 %"].x1 - ranges["rectangles of 16 %"].x0, strict=True)}) > 1
+    assert ranges[euler.WHOLE].areas() == side**2
+
+
+def test_each_further_box_is_where_most_taxis_mostly_were_apart_from_earlier_boxes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forty taxis around one place and thirty around another; without a limit on what boxes share, the first would be chosen twice."""
+    places = np.repeat([[0.0, 0.0], [9_000.0, 9_000.0], [-12_000.0, 3_000.0]], [50, 40, 30], axis=0)
+    monkeypatch.setattr(euler, "mostly", lambda: places)
+    first, second, third = euler.boxes(3).values()
+    assert first == euler.Box(0.0, 0.0)
+    assert (second.holds(places).sum(), third.holds(places).sum()) == (40, 30)
+    assert max(first.shared(second), first.shared(third), second.shared(third)) <= euler.SHARED
+    assert first.shared(first) == 1.0
+    monkeypatch.setattr(euler, "SHARED", 1.0)
+    assert list(euler.boxes(2).values())[-1].holds(places).sum() >= 90

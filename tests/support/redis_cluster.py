@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import redis
 
@@ -19,25 +19,34 @@ _NODE_TIMEOUT_MS = 700
 _SLOTS = 16_384
 
 
+class Certificates(NamedTuple):
+    """Files of servers that speak TLS only, also among themselves."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
 class Node:
     """One server of the cluster."""
 
-    def __init__(self, folder: Path, binary: str) -> None:
-        self.folder, self._binary = folder, binary
+    def __init__(self, folder: Path, binary: str, files: Certificates | None = None) -> None:
+        self.folder, self._binary, self._files = folder, binary, files
         folder.mkdir(parents=True)
         self.begin()
 
     def begin(self) -> None:
         """Start the server on ports that are free now."""
         self.port, self._bus = free_port(), free_port()
-        self.client = redis.Redis(LOOPBACK, self.port)
+        encrypted = {} if self._files is None else {"ssl": True, "ssl_ca_certs": str(self._files.authority)}
+        self.client = redis.Redis(LOOPBACK, self.port, **encrypted)
         self.start()
 
     def start(self) -> None:
         """Start the server, with what it stored before."""
         settings = {
             "bind": LOOPBACK,
-            "port": self.port,
+            **self._ports(),
             "cluster-port": self._bus,
             "dir": self.folder,
             "cluster-enabled": "yes",
@@ -52,6 +61,17 @@ class Node:
         command = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         self.process: subprocess.Popen[bytes] = spawn([self._binary, *command], self.folder / "log")
 
+    def _ports(self) -> dict[str, object]:
+        if self._files is None:
+            return {"port": self.port}
+        both = {"tls-cluster": "yes", "tls-replication": "yes", "tls-auth-clients": "no"}
+        files = {
+            "tls-ca-cert-file": self._files.authority,
+            "tls-cert-file": self._files.certificate,
+            "tls-key-file": self._files.key,
+        }
+        return {"port": 0, "tls-port": self.port, **both, **files}
+
     def answers(self) -> bool:
         """Whether the server answers."""
         with suppress(redis.RedisError):
@@ -60,10 +80,11 @@ class Node:
 
 
 class LocalCluster:
-    """Three masters, each with a third of the hash slots and a replica."""
+    """Three masters, each with a third of the hash slots and a replica. With ``files``, all of them speak TLS only."""
 
-    def __init__(self, folder: Path, binary: str | None = None) -> None:
-        self.nodes = [Node(folder / str(number), binary or find_redis()) for number in range(2 * MASTERS)]
+    def __init__(self, folder: Path, binary: str | None = None, files: Certificates | None = None) -> None:
+        self._scheme = "redis" if files is None else "rediss"
+        self.nodes = [Node(folder / str(number), binary or find_redis(), files) for number in range(2 * MASTERS)]
 
     def __enter__(self) -> Self:
         try:
@@ -79,7 +100,7 @@ class LocalCluster:
     @property
     def url(self) -> str:
         """Address of the first node, for ``redis.url``."""
-        return f"redis://{LOOPBACK}:{self.nodes[0].port}/0"
+        return f"{self._scheme}://{LOOPBACK}:{self.nodes[0].port}/0"
 
     @property
     def others(self) -> list[str]:
@@ -112,6 +133,22 @@ class LocalCluster:
                 if first <= slot <= last and master[2].decode() == mine:
                     return node
         raise AssertionError(f"no master holds {key}")
+
+    def move(self, key: str, pause: float) -> None:
+        """Move the hash slot of ``key`` to another master, key by key, with ``pause`` seconds after each: as operators rebalance."""
+        source = self.master_of(key)
+        masters = [node for node in self.nodes if node.client.execute_command("ROLE")[0] == b"master"]
+        target = next(node for node in masters if node is not source)
+        slot = source.client.execute_command("CLUSTER KEYSLOT", key)
+        of_source, of_target = (node.client.execute_command("CLUSTER MYID") for node in (source, target))
+        target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", of_source)
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", of_target)
+        while keys := source.client.execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
+            source.client.execute_command("MIGRATE", LOOPBACK, target.port, "", 0, 5_000, "KEYS", *keys)
+            time.sleep(pause)
+        for node in (target, source):
+            node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", of_target)
+        until(lambda: self.master_of(key) is target, "every server knows who has the slot")
 
     def replicated(self, master: Node) -> None:
         """Wait until the replica of ``master`` has stored all that it was sent."""

@@ -41,8 +41,9 @@ from tests.support.feeding import until
 
 BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
 SLOT_SECONDS, MARGIN, DELAY = 3, 10.0, 0.0
-COST = 2.9
-"""Seconds by which the draw of one window is longer than that of the next."""
+COST, LATER = 2.9, 5
+"""Seconds by which the draw of one window is longer than that of another, which is so many windows later: until then a busy
+machine has closed what waited."""
 TOLERANCE = 2.0
 """Seconds after its instant in which a message has to arrive, on a machine that does other things beside."""
 
@@ -75,6 +76,7 @@ class Arrivals:
 
     def __init__(self, feed: str) -> None:
         self._feed = feed.encode()
+        self.listening = asyncio.Event()
         self.first: dict[str, float] = {}
         self.markers: dict[str, float] = {}
 
@@ -85,6 +87,7 @@ class Arrivals:
         await consumer.start()
         try:
             await consumer.seek_to_end()
+            self.listening.set()
             async for record in consumer:
                 now = time.time()
                 if b'"feed":"%b"' % self._feed not in record.value:
@@ -99,13 +102,12 @@ class Arrivals:
 
 @asynccontextmanager
 async def beside(*tasks: Any) -> AsyncIterator[None]:
-    running = [asyncio.create_task(task) for task in tasks]
-    try:
+    """Until the block ends. A task that fails ends the block, with its error."""
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(task) for task in tasks]
         yield
-    finally:
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def read_on(rows: RowStore) -> None:
@@ -122,26 +124,12 @@ async def in_a_thread(self: WorkProcess, task: Callable[..., Any], *given: objec
     return await asyncio.to_thread(task, *given)
 
 
-def starts_of(feed_first: int, count: int) -> list[int]:
-    return [feed_first + SLOT_SECONDS * k for k in range(count)]
-
-
 def text(slot: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(slot))
 
 
-async def offsets_after_the_end(
-    config: Config, redis: Redis, kafka: str, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[float, float]]:
-    """Seconds from the end of each of two windows to the arrival of its first and last message. The first is costly."""
-    await create_topics(config)
-    await Ledger(redis, config.feed.name).start_generation(birth=0)
-    rows, now = RowStore(redis, config.feed.name), int(time.time())
-    first = now // SLOT_SECONDS * SLOT_SECONDS + 2 * SLOT_SECONDS
-    await redis.set(FeedKeys(config.feed.name).first_slot, first)
-    crowd = random_rows(1, 2000, slot=first)
-    crowd["time"] = first * 1_000_000 + np.arange(2000)
-    await rows.append("t/0", 0, 2000, crowd, np.arange(2000), np.full(2000, first))
+def costly_in(first: int) -> Callable[..., Any]:
+    """The draw, which takes :data:`COST` seconds more in the window that begins at ``first``."""
     draw = window_release.draw
 
     def costly(plan: Any, *rest: Any) -> Any:
@@ -149,29 +137,45 @@ async def offsets_after_the_end(
             time.sleep(COST)
         return draw(plan, *rest)
 
-    monkeypatch.setattr(window_release, "draw", costly)
-    monkeypatch.setattr(WorkProcess, "run", in_a_thread)
-    worker, arrivals = Worker(config), Arrivals(config.feed.name)
-    worker.ready.set()
-    services = [Closing(worker), Publishing(worker)]
-    monkeypatch.setattr(Worker, "end_soon", lambda _: None)
-    wanted = [text(slot) for slot in starts_of(first, 2)]
+    return costly
 
-    async def there() -> bool:
-        return all(start in arrivals.markers for start in wanted)
 
+async def offsets_after_the_end(
+    config: Config, redis: Redis, kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[float, float]]:
+    """Seconds from the end of each of two windows to the arrival of its first and last message. The earlier one is costly."""
+    await create_topics(config)
+    await Ledger(redis, config.feed.name).start_generation(birth=0)
+    rows, arrivals = RowStore(redis, config.feed.name), Arrivals(config.feed.name)
     async with beside(arrivals.listen(kafka), read_on(rows)):
+        await asyncio.wait_for(arrivals.listening.wait(), 60)
+        first = int(time.time()) // SLOT_SECONDS * SLOT_SECONDS + 2 * SLOT_SECONDS
+        await redis.set(FeedKeys(config.feed.name).first_slot, first)
+        crowd = random_rows(1, 2000, slot=first)
+        crowd["time"] = first * 1_000_000 + np.arange(2000)
+        await rows.append("t/0", 0, 2000, crowd, np.arange(2000), np.full(2000, first))
+        monkeypatch.setattr(window_release, "draw", costly_in(first))
+        monkeypatch.setattr(WorkProcess, "run", in_a_thread)
+        monkeypatch.setattr(Worker, "end_soon", lambda _: None)
+        worker = Worker(config)
+        worker.ready.set()
+        services = [Closing(worker), Publishing(worker)]
+        slots = [first, first + LATER * SLOT_SECONDS]
+
+        async def there() -> bool:
+            return all(text(slot) in arrivals.markers for slot in slots)
+
         for service in services:
             await service.start()
         try:
-            await until(there)
+            await until(there, 120.0)
         finally:
             for service in services:
                 await service.stop()
             await worker.redis.aclose()
-    ends = [slot + SLOT_SECONDS for slot in starts_of(first, 2)]
     return [
-        (arrivals.first[start] - end, arrivals.markers[start] - end) for start, end in zip(wanted, ends, strict=True)
+        (arrivals.first[text(slot)] - slot - SLOT_SECONDS, arrivals.markers[text(slot)] - slot - SLOT_SECONDS)
+        for slot in slots
     ]
 
 

@@ -21,7 +21,7 @@ from stream.cli import app as command
 from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
-from stream.protocol.close_process import close_windows
+from stream.protocol.close_process import CloseReport, close_windows
 from stream.protocol.due_windows import ClosingOrder
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.plan import PlanError
@@ -77,6 +77,25 @@ async def test_the_windows_after_it_are_closed_in_the_same_round(
     monkeypatch.undo()
     (report,) = await close_windows(config, [SLOT])
     assert report.failure is None, "the next attempt may overcome it"
+
+
+@pytest.mark.parametrize(
+    ("failure", "counter"),
+    [
+        ("ledger", "ledger_errors"),
+        ("publish", "publish_failures"),
+        ("redis", "redis_errors"),
+        ("unsealed", "unsealed"),
+        ("unexpected", "unexpected_failures"),
+    ],
+)
+async def test_the_worker_counts_each_kind_of_failure(tmp_path: Path, failure: str, counter: str) -> None:
+    worker = Worker(bus_config(tmp_path))
+    try:
+        worker.record(CloseReport(SLOT, 0.1, failure=failure))
+        assert getattr(worker.metrics, counter)._value.get() == 1
+    finally:
+        await worker.redis.aclose()
 
 
 async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trustme
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
@@ -36,7 +38,7 @@ from stream.storage.sealed_rows import NotSealedError
 from stream.storage.taking_over import take_over
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.redis_cluster import LocalCluster, Node
+from tests.support.redis_cluster import Certificates, LocalCluster, Node
 
 PARTITIONS = [f"bus/{number}" for number in range(6)]
 N, HOUR, PASSWORD = 20, 3600, "w-secret"
@@ -261,6 +263,75 @@ async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
     assert not differs.ok
     assert f"{LOOPBACK}:{cluster.nodes[1].port} everysec" in differs.found
     cluster.nodes[1].client.config_set("appendfsync", "always")
+
+
+async def test_over_tls_a_window_is_released_with_the_rows_of_one_server_and_a_foreign_cluster_is_refused(
+    redis: Redis, tmp_path: Path, topic_name: str
+) -> None:
+    binary = shutil.which("redis-server")  # the embedded server is built without TLS
+    if binary is None:
+        pytest.skip("no redis-server on PATH; Debian: apt-get install redis-server")
+    authority, foreign = trustme.CA(), trustme.CA()
+    issued = authority.issue_cert(LOOPBACK)
+    files = Certificates(tmp_path / "ca.pem", tmp_path / "server.pem", tmp_path / "server.key")
+    authority.cert_pem.write_to_path(str(files.authority))
+    foreign.cert_pem.write_to_path(str(tmp_path / "foreign.pem"))
+    files.certificate.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(str(files.key))
+    with LocalCluster(tmp_path / "nodes", binary, files) as encrypted:
+        where = {"redis.url": encrypted.url, "redis.cluster": encrypted.others, "feed.name": topic_name}
+        config = bus_config(tmp_path, **where, **{"redis.ca_file": str(files.authority)})
+        logs = [[batch(number, SLOT)] for number in range(len(PARTITIONS))]
+        expected, publisher = await released_on_one_server(redis, config, logs, [SLOT]), Collected()
+        async with redis_client(config.redis) as client:
+            state = RowStore.of(client, config)
+            await Ledger.of(client, config).start_generation(birth=0)
+            await state.list_partitions(PARTITIONS, AFTER_US)
+            for number, log in enumerate(logs):
+                await read_on(state, number, log, 0)
+            await note_ends(state, logs)
+            await closing(client, config, publisher).close(SLOT)
+        assert counts(publisher) == counts(expected)
+        unlike = bus_config(tmp_path, **where, **{"redis.ca_file": str(tmp_path / "foreign.pem")})
+        with pytest.raises(RedisError, match="CERTIFICATE_VERIFY_FAILED"):
+            await redis_client(unlike.redis).get("hv")
+
+
+async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots_move_to_other_masters(
+    cluster: LocalCluster, client: Redis, redis: Redis, config: Config
+) -> None:
+    """Those of two partitions while rows come in and are read, and that of the ledger while a window is charged and committed."""
+    slots = [SLOT + HOUR * hour for hour in range(3)]
+    logs = [[batch(number, slot) for slot in slots] for number in range(len(PARTITIONS))]
+    expected = await released_on_one_server(redis, config, logs, slots)
+    state, publisher, keys = RowStore.of(client, config), Collected(), FeedKeys.of(config)
+    await Ledger.of(client, config).start_generation(birth=0)
+    await state.list_partitions(PARTITIONS, AFTER_US)
+    for number, log in enumerate(logs):
+        await read_on(state, number, log[:1], 0)
+
+    async def moving(key: str, work: Awaitable[Any]) -> None:
+        await asyncio.gather(asyncio.to_thread(cluster.move, key, 0.2), work)
+
+    async def read_all() -> None:
+        for number, log in enumerate(logs):
+            await read_on(state, number, log, 1)
+        await note_ends(state, logs)
+
+    await moving(PartKeys(keys, PARTITIONS[0]).progress, read_all())
+    await moving(
+        PartKeys(keys, PARTITIONS[1]).progress,
+        outlasting(lambda: closing(client, config, publisher).close(slots[0])),
+    )
+    await moving(keys.generation, outlasting(lambda: closing(client, config, publisher).close(slots[1])))
+    met = [node.client.info("errorstats") for node in cluster.nodes]
+    assert any("errorstat_ASK" in errors or "errorstat_TRYAGAIN" in errors for errors in met), met
+    await outlasting(lambda: closing(client, config, publisher).close(slots[2]))
+    assert sum(events for _, _, events, _ in counts(expected)) == len(slots) * len(PARTITIONS) * N
+    assert counts(publisher) == counts(expected)
+    assert (await state.look()).slots == [], "what was released is deleted"
+    period = config.slotting.period_of(SLOT).key
+    assert await Ledger.of(client, config).total(period) == await Ledger.of(redis, config).total(period)
 
 
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(

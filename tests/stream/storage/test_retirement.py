@@ -187,6 +187,35 @@ async def test_rows_of_a_retired_period_are_late_whatever_the_configuration_admi
     assert (taken.appended, taken.late) == (10, 0)
 
 
+async def used_per_call(redis: Redis) -> tuple[float, int]:
+    """Processor seconds of the thread that serves commands, and the number of scripts that it ran."""
+    cpu, commands = await redis.info("cpu"), await redis.info("commandstats")
+    calls = commands.get("cmdstat_eval", {"calls": 0})["calls"]
+    return float(cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"]), int(calls)
+
+
+async def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_a_month_of_minutes_is_retired(
+    redis: Redis,
+) -> None:
+    """The least of four means, because a processor is slower beside other processes."""
+    minutes, means = [FIRST + 60 * minute for minute in range(31 * 24 * 60)], []
+    await redis.hset(KEYS.partitions, "t/0", "0")
+    for _ in range(4):
+        for start in range(0, len(minutes), 5_000):
+            part = minutes[start : start + 5_000]
+            await redis.hset(PART.slots, mapping={str(slot): "1" for slot in part})
+            await redis.hset(PART.sealed, mapping={str(slot): "1" for slot in part})
+            await redis.mset({PART.rows(slot): b"rows" for slot in part})
+        await redis.hset(PART.slots, str(minutes[-1] + 60), "1")
+        seconds, calls = await used_per_call(redis)
+        await Retirement(redis, "bus", SLOTTING).retire(minutes[-1] + 60)
+        after, more = await used_per_call(redis)
+        means.append((after - seconds) / (more - calls))
+        assert await redis.hkeys(PART.slots) == [str(minutes[-1] + 60).encode()]
+        assert await redis.exists(PART.sealed, *map(PART.rows, minutes)) == 0
+    assert min(means) < 0.020, means
+
+
 async def test_periods_shorter_than_a_day_are_retired_one_by_one(redis: Redis) -> None:
     quarters = Slotting(timedelta(hours=1), timedelta(hours=6), "America/Chicago")
     starts = [period(0).start + 6 * HOUR * k for k in range(5)]
