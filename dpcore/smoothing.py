@@ -55,8 +55,9 @@ MOST_CELLS = 5_000
 """Most cells that a state remembers."""
 FORGOTTEN = 0.01
 """A cell is forgotten once the precision of its past is below this share of the precision of the model's prior."""
-CALIBRATION_HOURS = 168.0
-"""After so many hours the evidence that calibrates intervals has faded to 1/e."""
+CALIBRATION_HOURS = 12.0
+"""After so many hours the evidence that calibrates intervals has faded to 1/e. Errors of a model are alike from day to day, so
+that more windows would make a calibration surer than it may be: with three days of evidence, coverage fell to 80 % in some classes."""
 OLDEST_HOURS = 336.0
 """A state older than two weeks is forgotten as a whole."""
 

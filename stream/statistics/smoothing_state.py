@@ -29,7 +29,7 @@ from stream.windows import Window
 
 FloatArray = npt.NDArray[np.float64]
 
-VERSION = 4
+VERSION = 5
 """Version of the stored form. A memory of another version is not used."""
 SMOOTHED = "mean_smoothed"
 """Name of the smoothed mean under ``post_processed``."""

@@ -1,5 +1,5 @@
-"""Calibration widens a model's 95 % intervals, class by class and from releases alone, until they cover the truth as
-often as they claim. It never narrows them. Intervals without calibration fail the same test.
+"""Calibration widens or narrows a model's 95 % intervals, class by class and from releases alone, until they cover the truth
+as often as they claim, and narrows only as far as evidence insists. Intervals without calibration fail the same test.
 
 Each coverage is of n = 4 000 cells in 20 windows with recorded noise, judged after the first 5. If an interval covers
 with 95 %, the share of 3 000 leaves 93 to 97 % with probability below 10⁻⁶ (normal approximation, standard deviation
@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
+from dpcore import interval_calibration
 from dpcore._tilted_normal import tilted_quantile
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import (
+    ALIKE,
     CLASSES,
     FACTORS,
+    MARGIN,
+    PRIOR_SPREAD,
+    USUAL,
     Calibration,
     Observed,
     Prediction,
@@ -72,25 +77,77 @@ def test_intervals_as_the_model_foretells_them_are_caught(wrong: float) -> None:
     assert coverage({BUSY: wrong}, 4.0, calibrated=False)[BUSY] < 0.93
 
 
-@pytest.mark.parametrize("cells", [1, 20, 2_000])
-def test_releases_never_narrow_an_interval_however_close_to_the_model_they_are(cells: int) -> None:
-    mean, events = np.linspace(20.0, 40.0, cells), np.full(cells, BUSY)
-    prediction, observed = Prediction(mean, np.full(cells, 16.0)), Observed(mean, np.full(cells, 0.5), events)
+@pytest.mark.parametrize("wrong", [0.1, 0.25])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_intervals_of_a_model_too_wide_are_narrowed_and_cover_at_least_as_claimed(wrong: float, scale: float) -> None:
+    narrowed, as_wide = (coverage({BUSY: wrong}, scale, calibrated)[BUSY] for calibrated in (True, False))
+    assert 0.94 < narrowed < as_wide - 0.003
+
+
+def test_three_releases_close_to_the_model_narrow_an_interval_little() -> None:
+    """By less than 15 % of its width, which is the root of the factor."""
+    mean = np.full(3, 30.0)
+    prediction, observed = Prediction(mean, np.full(3, 16.0)), Observed(mean, np.full(3, 4.0), np.full(3, BUSY))
     calibration = Calibration().after(prediction, observed)
-    assert np.all(calibration.factors >= 1.0)
+    assert np.all(calibration.factors > 0.85**2 * Calibration().factors)
     assert np.all(calibration.factors <= Calibration().factors)
-    width, as_wide = (np.subtract(*each.interval(prediction, observed)) for each in (calibration, as_foretold()))
-    assert np.all(-width >= -as_wide)
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_intervals_of_a_model_twice_too_wide_still_cover_as_much(scale: float) -> None:
-    wide, as_wide = (coverage({BUSY: 0.25}, scale, calibrated) for calibrated in (True, False))
-    assert wide[BUSY] >= as_wide[BUSY] > 0.95
+def test_good_predictions_do_not_hide_bad_ones_of_the_same_class() -> None:
+    """Of one cell in five the error has 9 times the variance of the others' (n = 40 000, noise as large as most errors). The class
+    holds 95.4 %, and 93.5 % if one variance is read for all; over ten seeds both vary by 0.3 points at most, so that 94.5 %
+    tells them apart with an α and a power of more than six standard deviations (0.1 %) each.
+    """
+    assert _held_of_two_kinds() > 0.945
 
 
-def test_without_evidence_the_factor_is_slightly_above_1() -> None:
-    assert np.all((Calibration().factors > 1.0) & (Calibration().factors < 2.0))
+def test_evidence_of_one_variance_for_the_whole_class_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: cells of a class are taken to be off alike."""
+    monkeypatch.setattr(interval_calibration, "UNLIKE", ((0, 1.0),))
+    assert _held_of_two_kinds() < 0.945
+
+
+def _held_of_two_kinds() -> float:
+    rng, n = np.random.default_rng(4), 40_000
+    spread = np.where(np.arange(n) % 5 == 0, 3.0, 1.0)
+    truth = spread * rng.normal(size=n)
+    observed = Observed(truth + rng.laplace(size=n), np.ones(n), np.full(n, BUSY))
+    prediction = Prediction(np.zeros(n), np.ones(n))
+    low, high = Calibration().after(prediction, observed).interval(prediction, observed)
+    return float(np.mean((low <= truth) & (truth <= high)))
+
+
+def test_without_evidence_the_factors_are_those_of_the_prior() -> None:
+    """Posterior of a Gaussian chain: each class has its own mean and the spread of all, up to the ends of the grid."""
+    wanted = np.array(USUAL) + MARGIN * PRIOR_SPREAD
+    assert np.log2(Calibration().factors) == pytest.approx(wanted, abs=0.01)
+
+
+def test_the_posterior_of_classes_is_that_of_the_whole_chain() -> None:
+    """Against the sum over all combinations of three factors of three classes."""
+    rng = np.random.default_rng(3)
+    evidence = np.zeros((len(CLASSES), len(FACTORS)))
+    evidence[:3] = 3 * rng.normal(size=(3, len(FACTORS)))
+    logs = np.log2(FACTORS)
+    off = (logs - np.array(USUAL)[:, None]) / PRIOR_SPREAD
+    step = [np.exp(-0.5 * (off[c + 1] - ALIKE * off[c][:, None]) ** 2 / (1 - ALIKE**2)) for c in range(2)]
+    step = [each / each.sum(axis=1, keepdims=True) for each in step]
+    likely = np.exp(evidence)
+    start = np.exp(-0.5 * off[0] ** 2) * likely[0]
+    whole = start[:, None, None] * step[0][:, :, None] * likely[1][None, :, None] * (step[1] * likely[2])[None, :, :]
+    for c, others in enumerate([(1, 2), (0, 2), (0, 1)]):
+        share = whole.sum(axis=others) / whole.sum()
+        mean = share @ logs
+        wanted = 2.0 ** (mean + MARGIN * np.sqrt(share @ logs**2 - mean**2))
+        assert Calibration(evidence).factors[c] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_strong_evidence_that_classes_contradict_each_other_by_is_still_finite() -> None:
+    evidence = np.zeros((len(CLASSES), len(FACTORS)))
+    evidence[::2, 0], evidence[1::2, -1] = 1e6, 1e6
+    factors = Calibration(evidence).factors
+    assert factors[::2] == pytest.approx(FACTORS[0])
+    assert factors[1::2] == pytest.approx(FACTORS[-1])
 
 
 def test_with_nothing_but_noise_the_prior_rules_and_classes_lend_each_other_evidence() -> None:
