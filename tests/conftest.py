@@ -37,6 +37,8 @@ LONG = (
     "test_faults.py",
     "test_lateness.py",
     "test_local.py",
+    "test_log_ends.py",
+    "test_output_scan.py",
     "test_prometheus.py",
     "test_publication.py",
     "test_worker.py",

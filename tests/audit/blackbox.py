@@ -137,6 +137,8 @@ class Pooled(Noise):
         self._pools: defaultdict[Hashable, _Pool] = defaultdict(_Pool)
 
     def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
+        if size == 1 and type(numerator) is type(denominator) is int:
+            return np.array([self._one((numerator, denominator))], dtype=np.int64)
         shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator)) if size is None else (size,)
         if math.prod(shape) > _LARGEST_POOL:
             return super().discrete_laplace(numerator, self._shrink * np.asarray(denominator), size)

@@ -19,8 +19,8 @@ import pytest
 from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.pipeline import draw
-from stream.statistics.plan import VARIANCE_GRID, Plan, pack_integers
+from stream.statistics.pipeline import contributions_of, draw
+from stream.statistics.plan import VARIANCE_GRID, Plan, counts_digest, pack_integers
 from stream.statistics.values.draw import draw_distributions
 from tests.audit.blackbox import Pooled, assert_caught, assert_private, epsilon_lower_bound
 from tests.audit.shipped import Event, HalfTheScale, Towns, drawn, recorded, releases
@@ -139,11 +139,12 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
         for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
             changed = rows.copy()
             changed["value"][mine] = values
-            other, other_contributions = planned(config, changed)
-            assert other.digest == plan.digest, "the plan looked at values"
-            moved = np.abs(exact - integers(other, other_contributions)[0]).ravel()
+            other = contributions_of(changed, config)
+            assert counts_digest(other.counts) == counts_digest(contributions.counts), "a plan is made of counts alone"
+            moved = np.abs(exact - integers(plan, other)[0]).ravel()
             loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))
             assert loss * 1_000_000 <= charge <= config.privacy.epsilon_micro
+        assert planned(config, changed)[0].digest == plan.digest, "the plan looked at values"
 
 
 def test_the_exact_comparison_refutes_a_plan_that_charges_for_half_its_noise(tmp_path: Path) -> None:

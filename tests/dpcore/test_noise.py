@@ -13,6 +13,7 @@ from scipy import stats
 from dpcore._selection_groups import Groups
 from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.noise import Noise, interval_half_width
+from tests.support.tapes import Geometric
 
 N = 200_000
 """Samples per test. A scale off by 1 % moves E|X| by about 4 standard errors at this size (power > 0.97 at α)."""
@@ -45,6 +46,11 @@ def test_discrete_laplace_has_its_exact_distribution(t: int, s: int, batch: int)
     noise = Noise()
     x = np.concatenate([noise.discrete_laplace(t, s, batch) for _ in range(N // batch)])
     assert p_value(x, t, s) > ALPHA
+
+
+@pytest.mark.parametrize(("t", "s"), SCALES)
+def test_geometric_draws_that_tests_take_for_it_have_the_same_distribution(t: int, s: int) -> None:
+    assert p_value(Geometric(1).discrete_laplace(t, s, N), t, s) > ALPHA
 
 
 @pytest.mark.parametrize("bug", ["half scale", "positive zero twice", "one sided"])

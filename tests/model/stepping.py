@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import CoroutineType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -292,6 +293,11 @@ _STATELESS = (
 """Parts that are the same in every worker, with :class:`ReleaseProtocol` and those of this module."""
 
 
+@cache
+def _is_stateless(kind: type) -> bool:
+    return issubclass(kind, _STATELESS) or kind.__name__ == "ReleaseProtocol"
+
+
 def _value(value: Any) -> Any:
     """``value`` as something hashable that is equal for equal values, whoever made them."""
     match value:
@@ -307,7 +313,7 @@ def _value(value: Any) -> Any:
             return name_of(value)
         case PlainStatistics() | SteppedPublisher():
             return type(value)
-        case _ if callable(value) or isinstance(value, _STATELESS) or type(value).__name__ == "ReleaseProtocol":
+        case _ if callable(value) or _is_stateless(type(value)):
             return type(value).__name__
         case _ if type(value).__module__.startswith(("stream.", "types")):
             return type(value), _value(vars(value))

@@ -13,7 +13,7 @@ from stream.config import Config
 from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
 from tests.support.closing import Collected, protocol_of
 from tests.support.stored_rows import store
 
@@ -30,6 +30,7 @@ def sharing(folder: Path, name: str = "", ledger: str = LEDGER, **overrides: Any
         "privacy.budget": BUDGET / 1e6,
         "ledger.name": ledger,
         "speed.post_processing": [],
+        **PLAINLY_PLANNED,
     }
     feeds = [
         bus_config(folder, **(settings | {"feed.name": f"{name}{feed}", "feed.topic": f"{name}{feed}"} | overrides))

@@ -25,7 +25,7 @@ from dpcore.spatial.regions import Regions
 from dpcore.spatial.release import rounded
 from dpcore.spatial.wavelet import inverse_haar
 from tests.dpcore.spatial.mechanisms import every_mechanism
-from tests.support.tapes import tape
+from tests.support.tapes import Geometric, tape
 
 CELLS = 32
 DOMAIN = Domain.unit_cells(CELLS, CELLS)
@@ -100,7 +100,7 @@ def held(name: str) -> tuple[IntArray, IntArray, int]:
     """Over ε and draws of other towns: intervals per class that hold the truth; the same of noise alone; their number n."""
     kept, alone = np.zeros((2, len(CLASSES)), dtype=np.int64)
     for epsilon, draw in itertools.product(EPSILONS, range(DRAWS)):
-        histogram = MECHANISMS[name].fit(TOWNS[draw % 10], DOMAIN, epsilon, Noise(tape([epsilon, draw])))
+        histogram = MECHANISMS[name].fit(TOWNS[draw % 10], DOMAIN, epsilon, Geometric([epsilon, draw]))
         rng, image = np.random.default_rng([draw, epsilon]), IMAGES[draw % 10]
         chosen = [(ranges, rng.integers(0, len(ranges), 2)) for ranges in BY_CLASS[draw % 10]]
         asked = Rectangles(*(np.concatenate([getattr(r, side)[at] for r, at in chosen]) for side in SIDES))

@@ -30,7 +30,7 @@ from stream.statistics.plan import HistogramPlan
 from tests.support import hourly
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
-from tests.support.tapes import tape
+from tests.support.tapes import Geometric
 
 N = 100
 """Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected where so few covered have P <= ALPHA. At
@@ -42,7 +42,7 @@ MORNING = 1_490_101_200
 """2017-03-21 08:00 in Austin, in epoch seconds."""
 
 
-class Tripled(Noise):
+class Tripled(Geometric):
     """A planted bug: three times the noise that the release states."""
 
     def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
@@ -108,10 +108,10 @@ def test_intervals_of_whole_parts_hold_the_number_of_real_vehicles_as_often_as_t
 ) -> None:
     """Each mechanism; the planted twins state a third of the noise that is drawn and are caught."""
     for name in EVERY_MECHANISM:
-        kept = covered(on_the_map(tmp_path, name), morning, Noise(tape(7)))
+        kept = covered(on_the_map(tmp_path, name), morning, Geometric(7))
         assert kept >= LEAST, f"{name}: {kept} of {N} covered, at 95 % fewer than {LEAST} happen with P <= {ALPHA}"
     for name in ("ag", "htf", "singular", "sparse", "ug"):
-        caught = covered(on_the_map(tmp_path, name), morning, Tripled(tape(7)))
+        caught = covered(on_the_map(tmp_path, name), morning, Tripled(7))
         assert caught < LEAST, f"{name} with three times the noise was not caught: {caught} of {N}"
 
 

@@ -30,7 +30,7 @@ from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
-from tests.support.builders import SLOT, bus_config, riders_config
+from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, riders_config
 from tests.support.hourly import BUS
 from tests.support.stored_rows import HOUR, fill, read_clock, rows_in
 from tests.support.topics_reader import read_all
@@ -67,7 +67,8 @@ async def test_the_windows_after_it_are_closed_in_the_same_round(
     error: Exception, failure: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
+    servers = {"kafka.bootstrap": kafka, "redis.url": redis_url}
+    config = bus_config(tmp_path, **servers, **PLAINLY_PLANNED, **{"feed.name": topic_name})
     await create_topics(config)
     await fill(redis, config, 3)
     monkeypatch.setattr(ReleaseProtocol, "seal", fails_for_the_first(error))

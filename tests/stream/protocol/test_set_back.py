@@ -40,7 +40,7 @@ from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from tests.support import hourly
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.setting_back import back_up, set_back
 from tests.support.stored_rows import store
@@ -108,8 +108,9 @@ async def deployment(
             "feed.topic": topic_name,
             "kafka.bootstrap": kafka,
             "kafka.group": topic_name,
+            "redis.url": server.url,
         }
-        config = bus_config(tmp_path, **overrides, **{"redis.url": server.url})
+        config = bus_config(tmp_path, **overrides, **PLAINLY_PLANNED)
         await create_topics(config)
         yield Deployment(config, server, tmp_path)
 

@@ -24,7 +24,7 @@ from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
 from tests.support.closing import Collected, Stopped
 
 NAMES, N, HOUR = ("bus/0", "bus/1"), 20, 3600
@@ -147,7 +147,7 @@ async def waits(redis: Redis, config: Config, publisher: Collected, state: RowSt
 async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(
     redis: Redis, tmp_path: Path, step: str, killed: bool
 ) -> None:
-    config, expected = bus_config(tmp_path), Collected()
+    config, expected = bus_config(tmp_path, **PLAINLY_PLANNED), Collected()
     await redis.config_set("appendfsync", "no")
     await fill(redis, config)
     await protocol(redis, config, expected).close(SLOT)
