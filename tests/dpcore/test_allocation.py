@@ -150,19 +150,6 @@ def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_
             price = program.ascend_binding(price, point.loss, 3)
 
 
-@pytest.mark.parametrize("rows", [1, 6, 40, 200])
-def test_steps_of_small_and_large_programs_are_the_same_bytes_as_those_of_scipys_products(rows: int):
-    """Programs on both sides of the size from which scipy multiplies; a release may not depend on who does."""
-    rng = np.random.default_rng(rows)
-    matrix = sparse.csr_matrix(rng.uniform(0.1, 3, (rows, 20)) * (rng.random((rows, 20)) < 0.3) + np.eye(rows, 20))
-    matrix = matrix[np.flatnonzero(np.diff(matrix.indptr))]
-    program = Program.of(matrix, rng.uniform(0.5, 20, matrix.shape[0]))
-    price = expected = program.first_prices()
-    for _ in range(50):
-        expected = expected * (matrix.T.tocsr() @ np.sqrt(program.weight / (matrix @ expected))) ** 2
-    assert program.ascend(price, 50).tobytes() == expected.tobytes()
-
-
 def test_steps_over_the_few_who_can_bind_end_where_steps_over_all_users_do():
     """60 rows, 900 users of whom few bind: the restricted program forgets nobody who matters."""
     rng = np.random.default_rng(13)
