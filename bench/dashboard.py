@@ -5,7 +5,8 @@ event of a new window until the map is painted; ``fetch`` the part of it until t
 other colours of the same window; ``longest_task`` the longest time in which the page did not react to input; ``first`` the
 time from opening the page, with nothing in its cache, until its first map is painted. ``first_processor`` and
 ``update_processor``: the processor time of Chromium meanwhile, which says more where other work shares the machine.
-``frames_per_second``: how often the page was drawn while a pointer dragged the map.
+``frames_per_second``: how often the page was drawn while a pointer dragged the map; ``frame_page`` and ``frame_graphics``: the
+processor time of such a frame in the process of the page and in that of graphics. With a graphics processor, the first remains.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _COUNT_FRAMES = """() => {
 }"""
 _FRAMES = """() => {
   cancelAnimationFrame(window.next_frame);
-  return window.frames_drawn / (performance.now() - window.counting_since) * 1000;
+  return [window.frames_drawn, window.frames_drawn / (performance.now() - window.counting_since) * 1000];
 }"""
 _FIRST = (
     "() => { const [first] = performance.getEntriesByName('hexveil:update'); return first.startTime + first.duration; }"
@@ -139,19 +140,20 @@ async def publish(bootstrap: str, messages: list[Message]) -> None:
         await producer.stop()
 
 
-Processors = dict[int, float]
-"""Milliseconds of processor time of each of Chromium's processes."""
+Processors = dict[tuple[str, int], float]
+"""Milliseconds of processor time of each of Chromium's processes, by its kind and number."""
 
 
 async def processors(session: CDPSession) -> Processors:
     """What the processes that are there have taken so far."""
     answer = await session.send("SystemInfo.getProcessInfo")
-    return {process["id"]: 1000 * process["cpuTime"] for process in answer["processInfo"]}
+    return {(process["type"], process["id"]): 1000 * process["cpuTime"] for process in answer["processInfo"]}
 
 
-def spent(before: Processors, after: Processors) -> float:
-    """Processor time between the two; processes that ended meanwhile do not count."""
-    return sum(milliseconds - before.get(process, 0.0) for process, milliseconds in after.items())
+def spent(before: Processors, after: Processors, kind: str | None = None) -> float:
+    """Processor time between the two, of all processes or of one kind; processes that ended meanwhile do not count."""
+    took = {process: milliseconds - before.get(process, 0.0) for process, milliseconds in after.items()}
+    return sum(milliseconds for (of, _), milliseconds in took.items() if kind in (None, of))
 
 
 async def measure(page: Page, session: CDPSession, bootstrap: str, sizes: Sizes) -> dict[str, list[float]]:
@@ -203,17 +205,24 @@ async def open_pages(
     return pages[-1], milliseconds
 
 
-async def pan(page: Page) -> float:
-    """Frames per second while the map is dragged for some three seconds."""
+async def pan(page: Page, session: CDPSession) -> dict[str, float]:
+    """Frames per second, and milliseconds of processor time of each, while the map is dragged for some three seconds."""
     await page.mouse.move(640, 400)
+    before = await processors(session)
     await page.mouse.down()
     await page.evaluate(_COUNT_FRAMES)
     for step in range(180):
         await page.mouse.move(640 + 200 * math.sin(step / 20), 400 + 120 * math.sin(step / 13))
         await page.wait_for_timeout(16)
-    frames: float = await page.evaluate(_FRAMES)
+    count, per_second = await page.evaluate(_FRAMES)
+    after = await processors(session)
     await page.mouse.up()
-    return frames
+    of_frame = {name: spent(before, after, kind) / count for name, kind in (("page", "renderer"), ("graphics", "GPU"))}
+    return {
+        "frames_per_second": round(per_second, 1),
+        "frame_page_ms": round(of_frame["page"], 1),
+        "frame_graphics_ms": round(of_frame["graphics"], 1),
+    }
 
 
 def find_chromium() -> str | None:
@@ -234,7 +243,7 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
             session = await browser.new_browser_cdp_session()
             page, first = await open_pages(browser, session, str(client.make_url("/")), sizes.repeats)
-            frames = await pan(page)
+            frames = await pan(page, session)
             await page.evaluate(_LONG_TASKS)
             milliseconds = first | await measure(page, session, kafka.bootstrap, sizes)
             version = browser.version
@@ -243,7 +252,7 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
         "hexagons": sizes.hexagons,
         "repeats": sizes.repeats,
         "chromium": version,
-        "frames_per_second": round(frames, 1),
+        **frames,
         **{
             f"{kind}_ms": {"median": round(statistics.median(times)), "best": round(min(times))}
             for kind, times in milliseconds.items()

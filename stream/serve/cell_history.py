@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import time
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,12 +38,12 @@ FloatArray = npt.NDArray[np.float64]
 CellArray = npt.NDArray[np.uint64]
 
 
-class _Estimate(msgspec.Struct):
+class _Estimate(msgspec.Struct, gc=False):
     raw: float
     scale: float
 
 
-class _Cell(msgspec.Struct):
+class _Cell(msgspec.Struct, gc=False):
     cell: str
     excludes: tuple[str, ...] = ()
     accounting: str | None = None
@@ -52,6 +52,21 @@ class _Cell(msgspec.Struct):
     p15: _Estimate | None = None
     p50: _Estimate | None = None
     p85: _Estimate | None = None
+
+
+class UsualValue(msgspec.Struct, gc=False):
+    """What is usual of one statistic of a cell, as it is written. Ten thousand of them are no work for the garbage collector."""
+
+    value: float
+    interval: tuple[float, float]
+    deviation: float
+    spread: float
+    windows: int
+
+
+class _UsualCell(msgspec.Struct, gc=False):
+    cell: str
+    raw: dict[str, UsualValue]
 
 
 class Earlier(NamedTuple):
@@ -112,11 +127,14 @@ class Usual:
         """
         rests = _rests(_bodies(window))
         columns = [_of_same_areas(self._decoded(other), rests) for other in earlier]
-        by_cell: dict[int, dict[str, Any]] = {}
+        by_cell: dict[int, _UsualCell] = {}
         for statistic in sorted({statistic for table in columns for statistic in table}):
             parts = [table[statistic] for table in columns if statistic in table]
             for cell, usual in _weighted(parts, _top(statistic, earlier)):
-                by_cell.setdefault(cell, {"cell": f"{cell:x}", "raw": {}})["raw"][statistic] = usual
+                known = by_cell.get(cell)
+                if known is None:
+                    known = by_cell[cell] = _UsualCell(f"{cell:x}", {})
+                known.raw[statistic] = usual
         return msgspec.json.encode(
             {
                 "feed": window.feed,
@@ -213,7 +231,7 @@ def _columns(cells: Iterable[_Cell]) -> Columns:
     }
 
 
-def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator[tuple[int, dict[str, Any]]]:
+def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator[tuple[int, UsualValue]]:
     """Mean per cell weighted by 1/variance, clamped to [0, top], with a 95 % interval that assumes independent windows.
 
     ``deviation`` is the standard deviation of the noise in that mean. ``spread`` is how much the cell itself varies from window
@@ -229,10 +247,7 @@ def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator
     ends = [np.clip(mean + z * deviation, 0.0, top) for z in (0.0, -_Z95, _Z95)]
     columns = np.round([*ends, deviation, _spread(index, values, weights)], 4)
     for cell, number, row in zip(cells.tolist(), np.bincount(index).tolist(), columns.T.tolist(), strict=True):
-        yield (
-            cell,
-            {"value": row[0], "interval": row[1:3], "deviation": row[3], "spread": row[4], "windows": number},
-        )
+        yield cell, UsualValue(row[0], (row[1], row[2]), row[3], row[4], number)
 
 
 def _spread(index: npt.NDArray[np.intp], values: FloatArray, weights: FloatArray) -> FloatArray:

@@ -46,7 +46,8 @@ export default defineConfig({
     emptyOutDir: true,
     target: 'es2023',
     assetsInlineLimit: 0,
-    modulePreload: false,
+    // The page names what the script imports at once, so that it comes with the script instead of after it.
+    modulePreload: { polyfill: false, resolveDependencies: (_, found, { hostType }) => (hostType === 'html' ? found : []) },
     chunkSizeWarningLimit: 3000,
     license: { fileName: 'licences.md' },
   },

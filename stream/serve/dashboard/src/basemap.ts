@@ -1,98 +1,23 @@
-/** What lies under the hexagons: land of the world, a graticule, the feed's box, and streets if a basemap is served. */
+/** What lies under the hexagons and on them: sea or land, lines of a timetable, and streets if a basemap is served. */
 
-import type { Feature, FeatureCollection, LineString, MultiLineString } from 'geojson';
-import type { ExpressionSpecification, LayerSpecification, SourceSpecification, StyleSpecification } from 'maplibre-gl';
+import type { ExpressionSpecification, LayerSpecification, SourceSpecification } from 'maplibre-gl';
 import { PMTiles, Protocol, TileType } from 'pmtiles';
-import { feature } from 'topojson-client';
-import type { GeometryCollection, Topology } from 'topojson-specification';
-import world from 'world-atlas/land-110m.json';
 import type { MapColours } from './palette';
-import type { Box } from './types';
 
 export interface Ground {
   sources: Record<string, SourceSpecification>;
   layers: LayerSpecification[];
 }
 
-/** Spacing in degrees, the zooms it is drawn at, and how far around the box; 0 is the whole world. */
-const GRATICULES = [
-  { step: 10, from: 0, to: 5, around: 0 },
-  { step: 1, from: 5, to: 8.5, around: 30 },
-  { step: 0.1, from: 8.5, to: 12, around: 2 },
-  { step: 0.01, from: 12, to: 24, around: 0.3 },
-];
+/** The zoom from which the coast is left out: it is known to some ten kilometres, and close up it would mislead. */
+export const LAND_UNTIL = 7.5;
 
-/** Below everything. The coast is known to some ten kilometres: close up it would mislead, so it is left out there. */
-const sea = (colours: MapColours): LayerSpecification => ({
+/** Below everything; close up, all of it is land. */
+export const sea = (colours: MapColours): LayerSpecification => ({
   id: 'sea',
   type: 'background',
-  paint: { 'background-color': ['interpolate', ['linear'], ['zoom'], 6, colours.sea, 7.5, colours.land] },
+  paint: { 'background-color': ['interpolate', ['linear'], ['zoom'], LAND_UNTIL - 1.5, colours.sea, LAND_UNTIL, colours.land] },
 });
-
-/** The style before anything is drawn: every frame of a ground on which nothing stands yet would cost as much as one that is seen. */
-export const bare = (colours: MapColours): StyleSpecification => ({ version: 8, sources: {}, layers: [sea(colours)] });
-
-/** One source holds all lines, because every source costs the graphics processor a stencil of the whole map in each frame. */
-export function ground(domain: Box, colours: MapColours): Ground {
-  const topology = world as unknown as Topology<{ land: GeometryCollection }>;
-  const land = feature(topology, topology.objects.land) as FeatureCollection;
-  const drawn: Feature<LineString | MultiLineString>[] = [outline(domain)];
-  const layers: LayerSpecification[] = [
-    sea(colours),
-    { id: 'land', type: 'fill', source: 'land', maxzoom: 7.5, paint: { 'fill-color': colours.land } },
-    {
-      id: 'coast',
-      type: 'line',
-      source: 'land',
-      maxzoom: 7.5,
-      paint: { 'line-color': colours.coast, 'line-opacity': ['interpolate', ['linear'], ['zoom'], 6, 1, 7.5, 0] },
-    },
-  ];
-  for (const { step, from, to, around } of GRATICULES) {
-    drawn.push(graticule(step, around ? widen(domain, around) : [-180, -80, 180, 80]));
-    layers.push({
-      id: `graticule-${step}`,
-      type: 'line',
-      source: 'lines',
-      filter: ['==', ['get', 'step'], step],
-      minzoom: from,
-      maxzoom: to,
-      paint: { 'line-color': colours.grid, 'line-width': 0.7 },
-    });
-  }
-  layers.push({
-    id: 'domain',
-    type: 'line',
-    source: 'lines',
-    filter: ['!', ['has', 'step']],
-    paint: { 'line-color': colours.domain, 'line-width': 1, 'line-dasharray': [3, 3] },
-  });
-  const data: FeatureCollection = { type: 'FeatureCollection', features: drawn };
-  return { sources: { land: { type: 'geojson', data: land }, lines: { type: 'geojson', data } }, layers };
-}
-
-function widen([west, south, east, north]: Box, by: number): Box {
-  return [Math.max(west - by, -180), Math.max(south - by, -85), Math.min(east + by, 180), Math.min(north + by, 85)];
-}
-
-function outline([west, south, east, north]: Box): Feature<LineString> {
-  const ring = [[west, south], [east, south], [east, north], [west, north], [west, south]];
-  return { type: 'Feature', properties: {}, geometry: { type: 'LineString', coordinates: ring } };
-}
-
-function graticule(step: number, [west, south, east, north]: Box): Feature<MultiLineString> {
-  const steps = (from: number, to: number) => {
-    const first = Math.ceil(from / step);
-    return Array.from({ length: Math.max(Math.floor(to / step) - first + 1, 0) }, (_, index) => (first + index) * step);
-  };
-  const meridians = steps(west, east).map((lng) => [[lng, south], [lng, north]]);
-  const parallels = steps(south, north).map((lat) => [[west, lat], [east, lat]]);
-  return {
-    type: 'Feature',
-    properties: { step },
-    geometry: { type: 'MultiLineString', coordinates: [...meridians, ...parallels] },
-  };
-}
 
 const WIDTH: ExpressionSpecification = ['interpolate', ['exponential', 1.4], ['zoom'], 8, 0.5, 12, 1.4, 16, 6];
 

@@ -14,7 +14,7 @@ import {
 } from './statistics';
 import { day, localDate } from './times';
 import { unit, type Unit } from './units';
-import type { Look } from './map';
+import type { Look } from './hexagonlayer';
 import type { View } from './view';
 
 export interface Choices {

@@ -11,21 +11,42 @@ export type Shape = Pick<Hexagon, 'cell' | 'excludes'>;
 export const shapeKey = (hexagon: Shape) =>
   hexagon.excludes?.length ? [hexagon.cell, ...[...hexagon.excludes].sort()].join(' ') : hexagon.cell;
 
+/** Cells whose corners are remembered: H3 needs most of the time until a window is drawn. */
+const MOST_REMEMBERED = 50_000;
+const remembered = new Map<string, Float64Array>();
+
+/** Corners of a cell: longitude, latitude of the first one, and so on. East of the antimeridian, longitudes are above 180 if it crosses it. */
+export function cornersOf(cell: string): Float64Array {
+  const known = remembered.get(cell);
+  if (known) return known;
+  if (remembered.size >= MOST_REMEMBERED) remembered.clear();
+  const ring = eastward(cellToBoundary(cell, true));
+  const corners = new Float64Array(2 * (ring.length - 1));
+  for (let at = 0; at < corners.length; at += 2) [corners[at], corners[at + 1]] = ring[at / 2] as [number, number];
+  remembered.set(cell, corners);
+  return corners;
+}
+
+/** The finest cells that are left of a cell without the smaller cells that are published apart from it; none if there are no such. */
+export function restOf({ cell, excludes = [] }: Shape): string[] {
+  if (!excludes.length) return [];
+  const finest = Math.max(...excludes.map(getResolution));
+  const apart = new Set(excludes.flatMap((one) => cellToChildren(one, finest)));
+  return cellToChildren(cell, finest).filter((one) => !apart.has(one));
+}
+
 /** Outline of a cell without the smaller cells that are published apart from it. */
 export function shapeOf(hexagon: Shape): Polygon | MultiPolygon {
-  const excludes = hexagon.excludes ?? [];
-  if (!excludes.length) return { type: 'Polygon', coordinates: [eastward(cellToBoundary(hexagon.cell, true))] };
-  const finest = Math.max(...excludes.map(getResolution));
-  const apart = new Set(excludes.flatMap((cell) => cellToChildren(cell, finest)));
-  const rest = cellToChildren(hexagon.cell, finest).filter((cell) => !apart.has(cell));
-  const rings = cellsToMultiPolygon(rest, true);
+  if (!hexagon.excludes?.length) return { type: 'Polygon', coordinates: [eastward(cellToBoundary(hexagon.cell, true))] };
+  const rings = cellsToMultiPolygon(restOf(hexagon), true);
   return { type: 'MultiPolygon', coordinates: rings.map((polygon) => polygon.map(eastward)) };
 }
 
 /** A ring that crosses the antimeridian, moved to its eastern side. */
 function eastward(ring: number[][]): Position[] {
-  const lngs = ring.map((point) => point[0]!);
-  if (Math.max(...lngs) - Math.min(...lngs) <= 180) return ring;
+  let [west, east] = [Infinity, -Infinity];
+  for (const [lng] of ring) [west, east] = [Math.min(west, lng!), Math.max(east, lng!)];
+  if (east - west <= 180) return ring;
   return ring.map(([lng, lat]) => [lng! < 0 ? lng! + 360 : lng!, lat!]);
 }
 
@@ -77,12 +98,18 @@ export function overlapping(others: Map<string, Hexagon>): (hexagon: Hexagon) =>
 
 /** Smallest box around the outlines of cells; null where there are none. */
 export function boundsOf(shapes: Iterable<Shape>): Box | null {
-  let around: Box | null = null;
+  let [west, south, east, north] = [Infinity, Infinity, -Infinity, -Infinity];
   for (const shape of shapes) {
-    const [west, south, east, north]: Box = boxOf(shapeOf(shape));
-    around = around
-      ? [Math.min(around[0], west), Math.min(around[1], south), Math.max(around[2], east), Math.max(around[3], north)]
-      : [west, south, east, north];
+    for (const cell of shape.excludes?.length ? restOf(shape) : [shape.cell]) {
+      const corners = cornersOf(cell);
+      for (let at = 0; at < corners.length; at += 2) {
+        const [lng, lat] = [corners[at]!, corners[at + 1]!];
+        if (lng < west) west = lng;
+        if (lng > east) east = lng;
+        if (lat < south) south = lat;
+        if (lat > north) north = lat;
+      }
+    }
   }
-  return around;
+  return west > east ? null : [west, south, east, north];
 }

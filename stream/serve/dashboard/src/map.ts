@@ -1,4 +1,4 @@
-/** The map: hexagons in one GeoJSON source, coloured by feature state; hover, selection and place. */
+/** The map: hexagons on the ground, under names; hover, selection and place. */
 
 import {
   AttributionControl,
@@ -7,37 +7,25 @@ import {
   NavigationControl,
   ScaleControl,
   addProtocol,
+  prewarm,
   setWorkerUrl,
   type ExpressionSpecification,
   type GeoJSONSource,
   type LayerSpecification,
-  type StyleSpecification,
 } from 'maplibre-gl';
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { LINES, bare, described, ground, lines, streets, type Archive, type Ground } from './basemap';
+import { LAND_UNTIL, LINES, described, lines, sea, streets, type Archive, type Ground } from './basemap';
 import { make } from './dom';
-import { shapeKey, shapeOf, type Shape } from './hexagons';
+import { GridLayer } from './gridlayer';
+import { shapeOf, type Shape } from './hexagons';
 import { isLarge } from './large';
+import { HexagonLayer, type Look } from './hexagonlayer';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
 import type { Spot } from './search';
 import { unit } from './units';
-import type { Box, Hexagon, Settings } from './types';
-
-/** How one hexagon looks: its class (-1: none known), its opacity, whether it is hatched. */
-export interface Look {
-  hexagon: Hexagon;
-  index: number;
-  opacity: number;
-  hatched: boolean;
-}
-
-interface State {
-  c: number;
-  o: number;
-  h: number;
-}
+import type { Box, Settings } from './types';
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
 /** Pixels of names on the map, and of those on a screen on the wall. */
@@ -46,14 +34,6 @@ const LARGE_LETTERS = 20;
 /** Most pixels of the scale, and of that on a screen on the wall. */
 const LONGEST = 100;
 const LARGE_LONGEST = 260;
-/** Cells of fewer pixels have no outline: many of them would be a grid of lines that hides the colours. */
-const LEAST_OUTLINED = 16;
-/** Kilometres across an average cell of resolution 0 (H3), and along the equator on a pixel at zoom 0. */
-const ACROSS = 2219;
-const PIXEL = 40_075 / 512;
-const HIDDEN: State = { c: -1, o: 0, h: 0 };
-/** Shapes of other windows that are kept beside twice as many as the one on display has. */
-const MOST_HIDDEN = 2_000;
 const NOTHING: Ground = { sources: {}, layers: [] };
 
 type Stroke = { colour: string; width: number };
@@ -78,22 +58,10 @@ function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification
   return [layer(`${mark}-halo`, halo), layer(mark, outline)];
 }
 
-/** Colour of the outlines of cells: from the zoom on at which those of their resolution are large enough. */
-function outlined({ edge, land }: MapColours): ExpressionSpecification {
-  const steps = Array.from({ length: 16 }, (_, resolution) => {
-    const zoom = Math.log2((LEAST_OUTLINED * PIXEL) / (ACROSS / Math.sqrt(7) ** resolution));
-    return [zoom, ['case', ['<=', ['get', 'resolution'], resolution], edge, land]];
-  });
-  return ['step', ['zoom'], land, ...steps.flat()] as ExpressionSpecification;
-}
-
 export class HexagonMap {
   readonly map: MapLibre;
-  private readonly identifiers = new Map<string, number>();
-  private readonly states = new Map<number, State>();
-  private features: Feature[] = [];
-  private made = 0;
-  private colours: string[] = [];
+  private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
+  private readonly grid: GridLayer;
   private theme: Theme;
   private selection: Shape | null = null;
   private area: Geometry | null = null;
@@ -101,8 +69,10 @@ export class HexagonMap {
   private spot: Marker | null = null;
   private alerting: Shape[] = [];
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
-  private done: Promise<void>;
+  private done: Promise<void> = Promise.resolve();
   private isDrawn = false;
+  /** The layer of names below all others. */
+  private firstName: string | undefined;
   /** The graphics processor is there. While it is not, the map has no style. */
   private restored: Promise<unknown> = Promise.resolve();
   /** What is in the archive of streets; null where there is none, or where it could not be read yet. */
@@ -123,12 +93,14 @@ export class HexagonMap {
   ) {
     this.theme = theme;
     this.lined = lined;
+    this.grid = new GridLayer(settings.domain, () => MAP_COLOURS[this.theme]);
     setWorkerUrl(new URL(workerAddress, import.meta.url).href);
+    // Its worker starts meanwhile. Without a style it draws nothing: a frame of bare ground costs as much as one that is seen.
+    prewarm();
     addProtocol('pmtiles', this.protocol.tile);
     const place = 'bounds' in start ? { bounds: start.bounds } : start;
     this.map = new MapLibre({
       container,
-      style: bare(MAP_COLOURS[theme]),
       ...place,
       attributionControl: false,
       dragRotate: false,
@@ -142,9 +114,10 @@ export class HexagonMap {
     this.map.keyboard.disableRotation();
     this.map.addControl(new NavigationControl({ showCompass: false }), 'bottom-right');
     this.map.addControl(this.scale, 'bottom-left');
-    this.map.setMissingStyleImageResolver((id) => this.addHatch(id));
-    this.done = new Promise((resolve) => this.map.once('load', () => resolve()));
     this.map.on('webglcontextlost', () => this.comeBack());
+    this.map.on('zoom', () => {
+      if (this.isDrawn && this.map.getZoom() < LAND_UNTIL) void this.inTurn(() => this.addLand());
+    });
     if (settings.basemap) {
       this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
       this.ask();
@@ -158,10 +131,10 @@ export class HexagonMap {
     return mine;
   }
 
-  /** A graphics processor that was reset, or that slept, has lost everything. MapLibre builds the style anew, without states. */
+  /** A graphics processor that was reset, or that slept, has lost everything. MapLibre builds the style anew, without layers of our own. */
   private comeBack(): void {
     const isThere = new Promise((resolve) => this.map.once('webglcontextrestored', resolve));
-    this.restored = isThere.then(() => (this.isDrawn ? this.replaced(this.style()) : undefined));
+    this.restored = isThere.then(() => (this.isDrawn ? this.replaced() : undefined));
   }
 
   /** Read what is in the archive of streets. */
@@ -179,7 +152,7 @@ export class HexagonMap {
   private async draw(): Promise<void> {
     if (this.isDrawn) return;
     this.archive = await (this.asked ?? Promise.resolve(null)).catch(() => null);
-    await this.replaced(this.style());
+    await this.replaced();
   }
 
   /** Draw in other colours or letters, also while the server is away. An archive that could not be read is asked for again. */
@@ -188,65 +161,66 @@ export class HexagonMap {
       this.ask();
       this.archive = await this.asked!.catch(() => null);
     }
-    await this.replaced(this.style());
+    await this.replaced();
   }
 
   /** Draw in another style. */
-  private async replaced(style: StyleSpecification): Promise<void> {
+  private async replaced(): Promise<void> {
     this.isDrawn = true;
-    this.map.setStyle(style, { diff: false });
+    const { sources, under, over } = this.grounds();
+    this.map.setStyle({ version: 8, sources, layers: [sea(MAP_COLOURS[this.theme]), ...under, ...over] }, { diff: false, validate: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
-    this.restoreStates();
+    this.firstName = over.find((layer) => layer.type === 'symbol')?.id;
+    // Before the first frame in this style.
+    this.hexagons.show(this.wanted.looks, this.wanted.colours);
+    this.map.addLayer(this.hexagons, over[0]?.id);
+    this.map.addLayer(this.grid, under[0]?.id ?? this.hexagons.id);
+    this.addMarks();
+    await this.addLand();
   }
 
-  private style(): StyleSpecification {
+  /** What is drawn under the hexagons and over them. Lines lie on them, thin and half transparent, and names on everything; areas under them. */
+  private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
     const colours = MAP_COLOURS[this.theme];
-    const under = ground(this.settings.domain, colours);
     const below = this.archive ? streets(this.archive, colours, isLarge() ? LARGE_LETTERS : LETTERS) : NOTHING;
     const network = this.settings.lines ? lines(colours, this.lined) : NOTHING;
-    const [hexagons, ...over] = this.hexagonLayers(colours);
     return {
-      version: 8,
-      sources: {
-        ...under.sources,
-        ...below.sources,
-        ...network.sources,
-        hexagons: { type: 'geojson', data: { type: 'FeatureCollection', features: this.features }, tolerance: 0.2 },
-        marks: { type: 'geojson', data: this.marks() },
-      },
-      // Lines lie on the hexagons, thin and half transparent, and names on everything; areas under them.
-      layers: [
-        ...under.layers,
-        ...below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
-        hexagons!,
+      sources: { ...below.sources, ...network.sources },
+      under: below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
+      over: [
         ...below.layers.filter((layer) => layer.type === 'line'),
         ...network.layers,
-        ...over,
         ...below.layers.filter((layer) => layer.type === 'symbol'),
       ],
     };
   }
 
-  private hexagonLayers(colours: MapColours): LayerSpecification[] {
+  private add({ sources, layers }: Ground, before: string | undefined): void {
+    for (const [id, source] of Object.entries(sources)) this.map.addSource(id, source);
+    for (const layer of layers) this.map.addLayer(layer, before);
+  }
+
+  /** Add the land, unless nothing of it is seen so close up: it has to be loaded, and every source costs frames until it is ready. */
+  private async addLand(): Promise<void> {
+    if (this.source('land') || this.map.getZoom() >= LAND_UNTIL) return;
+    try {
+      const { land } = await import('./land');
+      this.add(land(MAP_COLOURS[this.theme], LAND_UNTIL), this.grid.id);
+    } catch (error) {
+      console.warn('The land cannot be drawn.', error);
+    }
+  }
+
+  /** Add what is marked, under the names; nothing, where nothing is. */
+  private addMarks(): void {
+    const data = this.marks();
+    if (!data.features.length) return;
+    this.add({ sources: { marks: { type: 'geojson', data } }, layers: this.markLayers(MAP_COLOURS[this.theme]) }, this.firstName);
+  }
+
+  private markLayers(colours: MapColours): LayerSpecification[] {
     const wide = isLarge() ? 2 : 1;
-    const hexagons = { source: 'hexagons', layout: { 'fill-sort-key': ['get', 'resolution'] as ExpressionSpecification } };
     return [
-      {
-        id: 'hexagons',
-        type: 'fill',
-        ...hexagons,
-        paint: {
-          'fill-color': this.colourExpression(),
-          'fill-opacity': ['coalesce', ['feature-state', 'o'], 0],
-          'fill-outline-color': outlined(colours),
-        },
-      },
-      {
-        id: 'hatching',
-        type: 'fill',
-        ...hexagons,
-        paint: { 'fill-pattern': `hatch-${this.theme}`, 'fill-opacity': ['coalesce', ['feature-state', 'h'], 0] },
-      },
       {
         id: 'area-fill',
         type: 'fill',
@@ -273,13 +247,6 @@ export class HexagonMap {
     ];
   }
 
-  private colourExpression(): ExpressionSpecification | string {
-    const unknown = MAP_COLOURS[this.theme].unknown;
-    if (!this.colours.length) return unknown;
-    const cases = this.colours.flatMap((colour, index) => [index, colour]);
-    return ['match', ['coalesce', ['feature-state', 'c'], -1], ...cases, unknown] as unknown as ExpressionSpecification;
-  }
-
   private marks(): FeatureCollection {
     const features = [
       ...(this.area ? [feature('area', this.area)] : []),
@@ -290,7 +257,11 @@ export class HexagonMap {
   }
 
   private async remark(): Promise<void> {
-    await this.inTurn(() => void this.source('marks')?.setData(this.marks()));
+    await this.inTurn(() => {
+      const source = this.source('marks');
+      if (source) source.setData(this.marks());
+      else if (this.isDrawn) this.addMarks();
+    });
   }
 
   /**
@@ -308,77 +279,8 @@ export class HexagonMap {
 
   /** Give the cells the looks that are wanted now. */
   private async place(): Promise<void> {
-    const { looks, colours } = this.wanted;
-    if (colours.join() !== this.colours.join()) {
-      this.colours = colours;
-      if (this.isDrawn) this.map.setPaintProperty('hexagons', 'fill-color', this.colourExpression());
-    }
-    const isNew = this.addShapes(looks);
-    const wanted = new Map(looks.map((look) => [this.identifiers.get(shapeKey(look.hexagon))!, look]));
-    const isLess = this.features.length > MOST_HIDDEN + 2 * wanted.size;
-    if (isLess) this.forgetShapes(wanted);
-    if (!this.isDrawn) await this.draw();
-    else if (isNew || isLess) this.source('hexagons')?.setData({ type: 'FeatureCollection', features: this.features });
-    for (const id of this.states.keys()) {
-      const look = wanted.get(id);
-      this.setState(id, look ? { c: look.index, o: look.opacity, h: look.hatched ? 0.8 : 0 } : HIDDEN);
-    }
-  }
-
-  private addShapes(looks: Look[]): boolean {
-    const before = this.features.length;
-    for (const { hexagon } of looks) {
-      const key = shapeKey(hexagon);
-      if (this.identifiers.has(key)) continue;
-      const id = (this.made += 1);
-      this.identifiers.set(key, id);
-      this.states.set(id, HIDDEN);
-      this.features.push({
-        type: 'Feature',
-        id,
-        properties: { resolution: hexagon.resolution },
-        geometry: shapeOf(hexagon),
-      });
-    }
-    return this.features.length > before;
-  }
-
-  /** Keep shapes of this window alone: merged cells have other shapes in every window, and a page may stay open for weeks. */
-  private forgetShapes(wanted: Map<number, Look>): void {
-    this.features = this.features.filter(({ id }) => wanted.has(Number(id)));
-    for (const [key, id] of this.identifiers) {
-      if (wanted.has(id)) continue;
-      this.identifiers.delete(key);
-      this.states.delete(id);
-      this.map.removeFeatureState({ source: 'hexagons', id });
-    }
-  }
-
-  private setState(id: number, state: State): void {
-    const old = this.states.get(id)!;
-    if (old.c === state.c && old.o === state.o && old.h === state.h) return;
-    this.states.set(id, state);
-    this.map.setFeatureState({ source: 'hexagons', id }, { ...state });
-  }
-
-  private restoreStates(): void {
-    this.states.forEach((state, id) => this.map.setFeatureState({ source: 'hexagons', id }, { ...state }));
-  }
-
-  /** Diagonal lines, drawn here: the pattern of what is not published. */
-  private addHatch(name: string): void {
-    const size = 16;
-    const canvas = Object.assign(document.createElement('canvas'), { width: size, height: size });
-    // In memory: to be read back from the graphics processor, it would wait for every frame that is being drawn.
-    const pen = canvas.getContext('2d', { willReadFrequently: true })!;
-    pen.strokeStyle = MAP_COLOURS[this.theme].hatch;
-    pen.lineWidth = 1.6;
-    for (const shift of [-size, 0, size]) {
-      pen.moveTo(shift - 2, size + 2);
-      pen.lineTo(shift + size + 2, -2);
-    }
-    pen.stroke();
-    this.map.addImage(name, pen.getImageData(0, 0, size, size), { pixelRatio: 2 });
+    if (this.isDrawn) this.hexagons.show(this.wanted.looks, this.wanted.colours);
+    else await this.draw();
   }
 
   /** There is none before the first drawing, which begins with all that was asked for until then. */

@@ -5,8 +5,16 @@ import type { Bounds } from './types';
 
 const formats = new Map<string, Intl.DateTimeFormat>();
 
+const zones = new Map<string, string>();
+
 /** The zone, or UTC where this browser knows none of that name. */
 export function known(zone: string): string {
+  const found = zones.get(zone) ?? lookedUp(zone);
+  zones.set(zone, found);
+  return found;
+}
+
+function lookedUp(zone: string): string {
   try {
     return new Intl.DateTimeFormat('en-GB', { timeZone: zone }).resolvedOptions().timeZone;
   } catch {

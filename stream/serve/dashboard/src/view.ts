@@ -27,7 +27,7 @@ import {
   type Versus,
 } from './statistics';
 import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
-import type { Look } from './map';
+import type { Look } from './hexagonlayer';
 
 export interface Reading {
   hexagon: Hexagon;

@@ -3,7 +3,10 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
-import { boundsOf, cellAt, overlapping, shapeOf } from '../src/hexagons';
+import { gridOf, VERTEX_NUMBERS } from '../src/grid';
+import { boundsOf, cellAt, cornersOf, overlapping, shapeOf } from '../src/hexagons';
+import { meshOf, type Mesh } from '../src/mesh';
+import { WORLD, east, south } from '../src/world';
 import { Names } from '../src/names';
 import { MAP_COLOURS, WITHIN_NOISE, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
@@ -364,6 +367,72 @@ test('the first view holds cells with their outlines, also what is left of a mer
   assert.deepEqual([west, south], [0, 1].map((axis) => Math.min(...points.map((point) => point[axis]!))));
   assert.deepEqual([east, north], [0, 1].map((axis) => Math.max(...points.map((point) => point[axis]!))));
   assert.equal(boundsOf([]), null);
+});
+
+/** Places of the vertices of each triangle on the world, as they are drawn in the copy of it that is nearest to `lng`. */
+function drawn({ places, corners, triangles }: Mesh, lng: number): { cell: number; inside: number; x: number; y: number }[] {
+  const units = Math.floor(east(lng) * WORLD);
+  return [...triangles].map((at) => ({
+    cell: places[3 * at + 2]!,
+    inside: corners[3 * at + 2]!,
+    x: east(lng) + ((places[3 * at]! - units) | 0) / WORLD + corners[3 * at]!,
+    y: places[3 * at + 1]! / WORLD + corners[3 * at + 1]!,
+  }));
+}
+
+/** Area of triangles, each of three vertices that follow one another. */
+const areaOf = (vertices: { x: number; y: number }[]) =>
+  vertices.reduce((sum, { x, y }, at) => {
+    const [a, b] = [vertices[at - 2]!, vertices[at - 1]!];
+    return at % 3 === 2 ? sum + Math.abs((b.x - a.x) * (y - a.y) - (b.y - a.y) * (x - a.x)) / 2 : sum;
+  }, 0);
+
+test('a cell is drawn with its corners to a pixel of the largest zoom, also across the antimeridian and at a pentagon', () => {
+  for (const cell of ['88489e3421fffff', '847eb57ffffffff', '8009fffffffffff', '8f489e342100000']) {
+    const corners = cornersOf(cell);
+    const outer = drawn(meshOf([{ cell, resolution: 0 }]), corners[0]!).filter(({ inside }) => !inside);
+    assert.equal(outer.length, corners.length);
+    for (const { x, y } of outer) {
+      const away = Array.from({ length: corners.length / 2 }, (_, at) => Math.hypot(x - east(corners[2 * at]!), y - south(corners[2 * at + 1]!)));
+      assert.ok(Math.min(...away) < 2 ** -31 + (2 ** -24 * Math.abs(corners[0]! - corners[4]!)) / 360, `${cell}: ${Math.min(...away)}`);
+    }
+  }
+  assert.ok(Math.max(...cornersOf('847eb57ffffffff').filter((_, at) => at % 2 === 0)) > 180, 'that cell crosses the antimeridian');
+  assert.ok(cornersOf('8009fffffffffff').length < 12, 'that cell is a pentagon');
+});
+
+test('what is left of a merged cell is drawn without the cells apart, its outline without the edges within it', () => {
+  const cell = '86489e347ffffff';
+  const apart = ['87489e345ffffff'];
+  const whole = drawn(meshOf([{ cell, resolution: 6, excludes: [] }]), -97.7);
+  const rest = drawn(meshOf([{ cell, resolution: 6, excludes: apart }]), -97.7);
+  assert.ok(Math.abs(areaOf(rest) / areaOf(whole) - 6 / 7) < 0.01);
+  const edges = rest.filter((_, at) => at % 3 === 0 && !rest[at + 1]!.inside).length;
+  const rings = shapeOf({ cell, excludes: apart }).coordinates.flat() as number[][][];
+  assert.equal(edges, rings.reduce((sum, ring) => sum + ring.length - 1, 0));
+});
+
+test('fine cells are drawn over coarse ones, and each is known by its place in the list', () => {
+  const { parts, places } = meshOf([
+    { cell: '88489e3421fffff', resolution: 8 },
+    { cell: '87489e342ffffff', resolution: 7 },
+    { cell: '88489e3423fffff', resolution: 8 },
+  ]);
+  assert.deepEqual(parts, [{ resolution: 7, first: 0, count: 18 }, { resolution: 8, first: 18, count: 36 }]);
+  assert.deepEqual([...new Set([...places].filter((_, at) => at % 3 === 2))], [1, 0, 2]);
+  assert.equal(meshOf([]).triangles.length, 0);
+});
+
+test('the ground has one graticule at every zoom, which holds whole steps, and the box at all of them', () => {
+  const { middle, vertices, parts } = gridOf([-98.7, 29.5, -96.8, 31]);
+  for (const zoom of [0, 4.9, 5, 8.5, 12, 22]) assert.equal(parts.filter(({ isBox, from, to }) => !isBox && zoom >= from && zoom < to).length, 1);
+  const box = parts.find(({ isBox }) => isBox)!;
+  assert.equal(box.count, 4 * 6);
+  const xs = (part: { first: number; count: number }) =>
+    Array.from({ length: part.count }, (_, at) => 360 * (vertices[(part.first + at) * VERTEX_NUMBERS]! + middle[0] - 0.5));
+  assert.ok(Math.abs(Math.min(...xs(box)) + 98.7) < 1e-6 && Math.abs(Math.max(...xs(box)) + 96.8) < 1e-6);
+  const steps = new Set(xs(parts[1]!).map((lng) => lng.toFixed(4)));
+  assert.ok([...steps].every((lng) => lng.endsWith('.0000') || lng === '-128.7000' || lng === '-66.8000'), [...steps].join());
 });
 
 test('a range count says what was counted and holds its number, or says that it has no interval', () => {

@@ -155,6 +155,17 @@ test('the error of a clear difference is below it, at least that of its own nois
   assert.ok(certain.clear && certain.error < 1e-4);
 });
 
+test('the error of a clear difference is the least size at which Laplace noise with any other is within the level', () => {
+  for (const [scale, rest] of [[1, 0], [1, 0.3], [0.3, 1], [1, 1], [0, 1]] as const) {
+    const other: Reference = { value: 30, deviation: rest };
+    for (const level of [1e-3, 1e-6]) {
+      const { clear, error } = judge(value(90, 0, scale, LAPLACE), other, level);
+      const at = (size: number) => chance(value(30 + size, 0, scale, LAPLACE), other);
+      assert.ok(clear && at(error) <= level && at(error * (1 - 1e-5)) > level, `${scale} ${rest} ${level}: ${error} ${at(error)}`);
+    }
+  }
+});
+
 test('chances bound how often noise alone brings such a difference, far out as well', () => {
   const uniform = generator(SEED);
   for (const kind of Object.keys(KINDS)) {
