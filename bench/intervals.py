@@ -1,7 +1,7 @@
 """Measures how often 95 % intervals of modelled means contain the true mean, by class of events per cell, and their widths.
 
 Constants of the calibration were chosen by scores of the recorded days that are not :data:`HELD_OUT`, and of generated cities of
-the other kinds with the seeds 11 and 12. Rows, plans and noise are those of the service; noise comes from a tape, so that figures
+the other kinds with the seeds 11 and 12; the margin also by a look at the others. Rows, plans and noise are those of the service; noise comes from a tape, so that figures
 repeat. NOT PRIVATE: it compares releases with true values.
 
 Whether 93 to 97 % can be had from releases at all is a matter of how loud they are: ``noise_to_error`` is the median scale of
