@@ -175,9 +175,9 @@ def _verdict(share: float, off: float, cells: int) -> str:
 def _standard_error(covered: FloatArray, cell: FloatArray) -> float:
     """Of the share of what is ``covered``, (C,), by resampling cells with all their windows and draws."""
     number = np.unique(cell.view(np.uint64), return_inverse=True)[1]
-    held, all_of = np.bincount(number, weights=covered), np.bincount(number)
+    of_place, all_of = np.bincount(number, weights=covered), np.bincount(number)
     drawn = np.random.default_rng(SEED).integers(len(all_of), size=(RESAMPLED, len(all_of)))
-    return float(np.std(held[drawn].sum(axis=1) / all_of[drawn].sum(axis=1)))
+    return float(np.std(of_place[drawn].sum(axis=1) / all_of[drawn].sum(axis=1)))
 
 
 def information(ratio: float) -> float:

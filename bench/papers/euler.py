@@ -390,12 +390,12 @@ def run(quick: bool) -> dict[str, Any]:
         name: {epsilon: measured(given, epsilon, sizes) for epsilon in sizes.epsilons}
         for name, given in shown(users(sizes).items(), "regions")
     }
-    found = {"sets": figures, "compared": compared(figures), "extraction": extraction(sizes)}
+    report = {"sets": figures, "compared": compared(figures), "extraction": extraction(sizes)}
     without = absent(TAXIS)
     if without:
-        return found | {"without": without}
+        return report | {"without": without}
     middles = {name: [box.north / 1000, box.east / 1000] for name, box in boxes(sizes.boxes).items()}
-    return found | {"boxes": middles, "outliers": outliers(sizes)}
+    return report | {"boxes": middles, "outliers": outliers(sizes)}
 
 
 def in_lines(name: str) -> str:
