@@ -261,8 +261,8 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
             await until(newest_waits, 180.0)
             waiting_slots = await committed()
             slot = waiting_slots[-1]
-        finally:
             waiting, begun = left(slot), time.monotonic()
+        finally:
             worker.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(worker.wait, 60) == 0, (tmp_path / "worker.log").read_text()[-3000:]
         assert time.monotonic() - begun < waiting, "the worker waited for the instant"
