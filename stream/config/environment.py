@@ -42,9 +42,8 @@ def override(data: dict[str, Any], config: type[BaseModel], environment: Mapping
 
     A section that is given as JSON comes before variables of its keys, and both leave the other keys as they are in ``data``.
     """
-    fields = dict(keys(config))
     given = {name.upper(): value for name, value in environment.items()}
-    for path, field in fields.items():  # a section comes before its keys
+    for path, field in keys(config):  # a section comes before its keys
         name = _name(path)
         if name in given:
             _put(data, path, json.loads(given[name]) if is_compound(field) else given[name])

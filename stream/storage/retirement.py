@@ -102,12 +102,11 @@ class Retirement:
         named = self._keys
         names = {*await self._redis.hkeys(named.opened), *await self._redis.hkeys(named.partitions)}
         parts = [PartKeys(named, name.decode()) for name in sorted(names)]
-        hashes = [
-            ((part.progress, slots), rows)
+        left = [
+            ((part.progress, slots), rows, b"0")
             for part in parts
             for slots, rows in ((part.slots, part.rows(0).removesuffix("0")), (part.sealed, ""))
         ]
-        left = [(keys, rows, b"0") for keys, rows in hashes]
         while left:
             calls: list[Call] = [(keys, [boundary, cursor, _CHUNK, rows]) for keys, rows, cursor in left]
             cursors = await each(self._redis, _RETIRE_SLOTS, calls)

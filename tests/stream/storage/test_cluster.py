@@ -77,6 +77,11 @@ def batch(partition: int, slot: int) -> np.ndarray:
     return random_rows(partition + slot // HOUR % 97, N, slot=slot)
 
 
+SLOTS = [SLOT + HOUR * hour for hour in range(3)]
+LOGS = [[batch(number, slot) for slot in SLOTS] for number in range(len(PARTITIONS))]
+"""A batch of every window in each partition."""
+
+
 async def outlasting(call: Callable[[], Awaitable[Any]], seconds: float = 40.0) -> Any:
     """The answer of ``call``, repeated as a worker repeats it while a shard is away or has to be read again."""
     deadline = time.monotonic() + seconds
@@ -137,6 +142,27 @@ def masters(cluster: LocalCluster, config: Config) -> tuple[Node, list[Node]]:
 def kill(node: Node) -> None:
     node.process.kill()
     node.process.wait()
+
+
+async def stored(client: Redis, config: Config, logs: list[list[np.ndarray]]) -> RowStore:
+    """The rows of a feed on the cluster that holds what lies in the ``logs`` of its partitions."""
+    state = RowStore.of(client, config)
+    await Ledger.of(client, config).start_generation(birth=0)
+    await state.list_partitions(PARTITIONS, AFTER_US)
+    for number, log in enumerate(logs):
+        await read_on(state, number, log, 0)
+    return state
+
+
+async def assert_released_as_on_one_server(
+    client: Redis, redis: Redis, config: Config, publisher: Collected, expected: Collected
+) -> None:
+    """All of :data:`LOGS`, once, with the same counts and charges."""
+    assert sum(events for _, _, events, _ in counts(expected)) == len(SLOTS) * len(PARTITIONS) * N
+    assert counts(publisher) == counts(expected)
+    assert (await RowStore.of(client, config).look()).slots == [], "what was released is deleted"
+    period = config.slotting.period_of(SLOT).key
+    assert await Ledger.of(client, config).total(period) == await Ledger.of(redis, config).total(period)
 
 
 async def released_on_one_server(
@@ -284,11 +310,7 @@ async def test_over_tls_a_window_is_released_with_the_rows_of_one_server_and_a_f
         logs = [[batch(number, SLOT)] for number in range(len(PARTITIONS))]
         expected, publisher = await released_on_one_server(redis, config, logs, [SLOT]), Collected()
         async with redis_client(config.redis) as client:
-            state = RowStore.of(client, config)
-            await Ledger.of(client, config).start_generation(birth=0)
-            await state.list_partitions(PARTITIONS, AFTER_US)
-            for number, log in enumerate(logs):
-                await read_on(state, number, log, 0)
+            state = await stored(client, config, logs)
             await note_ends(state, logs)
             await closing(client, config, publisher).close(SLOT)
         assert counts(publisher) == counts(expected)
@@ -301,70 +323,52 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
     cluster: LocalCluster, client: Redis, redis: Redis, config: Config
 ) -> None:
     """Those of two partitions while rows come in and are read, and that of the ledger while a window is charged and committed."""
-    slots = [SLOT + HOUR * hour for hour in range(3)]
-    logs = [[batch(number, slot) for slot in slots] for number in range(len(PARTITIONS))]
-    expected = await released_on_one_server(redis, config, logs, slots)
-    state, publisher, keys = RowStore.of(client, config), Collected(), FeedKeys.of(config)
-    await Ledger.of(client, config).start_generation(birth=0)
-    await state.list_partitions(PARTITIONS, AFTER_US)
-    for number, log in enumerate(logs):
-        await read_on(state, number, log[:1], 0)
+    expected = await released_on_one_server(redis, config, LOGS, SLOTS)
+    publisher, keys = Collected(), FeedKeys.of(config)
+    state = await stored(client, config, [log[:1] for log in LOGS])
 
     async def moving(key: str, work: Awaitable[Any]) -> None:
         await asyncio.gather(asyncio.to_thread(cluster.move, key, 0.2), work)
 
     async def read_all() -> None:
-        for number, log in enumerate(logs):
+        for number, log in enumerate(LOGS):
             await read_on(state, number, log, 1)
-        await note_ends(state, logs)
+        await note_ends(state, LOGS)
 
     await moving(PartKeys(keys, PARTITIONS[0]).progress, read_all())
     await moving(
         PartKeys(keys, PARTITIONS[1]).progress,
-        outlasting(lambda: closing(client, config, publisher).close(slots[0])),
+        outlasting(lambda: closing(client, config, publisher).close(SLOTS[0])),
     )
-    await moving(keys.generation, outlasting(lambda: closing(client, config, publisher).close(slots[1])))
+    await moving(keys.generation, outlasting(lambda: closing(client, config, publisher).close(SLOTS[1])))
     met = [node.client.info("errorstats") for node in cluster.nodes]
     assert any("errorstat_ASK" in errors or "errorstat_TRYAGAIN" in errors for errors in met), met
-    await outlasting(lambda: closing(client, config, publisher).close(slots[2]))
-    assert sum(events for _, _, events, _ in counts(expected)) == len(slots) * len(PARTITIONS) * N
-    assert counts(publisher) == counts(expected)
-    assert (await state.look()).slots == [], "what was released is deleted"
-    period = config.slotting.period_of(SLOT).key
-    assert await Ledger.of(client, config).total(period) == await Ledger.of(redis, config).total(period)
+    await outlasting(lambda: closing(client, config, publisher).close(SLOTS[2]))
+    await assert_released_as_on_one_server(client, redis, config, publisher, expected)
 
 
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
     cluster: LocalCluster, client: Redis, redis: Redis, config: Config
 ) -> None:
     """The last test here: no server is started again."""
-    slots = [SLOT + HOUR * hour for hour in range(3)]
-    logs = [[batch(number, slot) for slot in slots] for number in range(len(PARTITIONS))]
-    expected = await released_on_one_server(redis, config, logs, slots)
-    state, publisher = RowStore.of(client, config), Collected()
-    await Ledger.of(client, config).start_generation(birth=0)
-    await state.list_partitions(PARTITIONS, AFTER_US)
-    for number, log in enumerate(logs):
-        await read_on(state, number, log[:1], 0)
+    expected = await released_on_one_server(redis, config, LOGS, SLOTS)
+    publisher = Collected()
+    state = await stored(client, config, [log[:1] for log in LOGS])
     ledger, (first, second) = masters(cluster, config)
     kill(first)  # while rows of the second window come in
-    for number, log in enumerate(logs):
+    for number, log in enumerate(LOGS):
         await read_on(state, number, log, 1)
-    await note_ends(state, logs)
-    await outlasting(lambda: closing(client, config, publisher).close(slots[0]))
-    await close_until(closing(client, config, publisher), slots[1], "seal")
+    await note_ends(state, LOGS)
+    await outlasting(lambda: closing(client, config, publisher).close(SLOTS[0]))
+    await close_until(closing(client, config, publisher), SLOTS[1], "seal")
     kill(second)  # the attempt after it begins anew
-    await note_ends(state, logs)
-    await outlasting(lambda: closing(client, config, publisher).close(slots[1]))
-    await close_until(closing(client, config, publisher), slots[2], "charge")
+    await note_ends(state, LOGS)
+    await outlasting(lambda: closing(client, config, publisher).close(SLOTS[1]))
+    await close_until(closing(client, config, publisher), SLOTS[2], "charge")
     cluster.replicated(ledger)
     begun = time.monotonic()
     ledger.process.send_signal(signal.SIGSTOP)
-    await note_ends(state, logs)
-    await outlasting(lambda: closing(client, config, publisher).close(slots[2]))
+    await note_ends(state, LOGS)
+    await outlasting(lambda: closing(client, config, publisher).close(SLOTS[2]))
     print(f"closed {time.monotonic() - begun:.1f} s after the ledger's master hung")
-    assert sum(events for _, _, events, _ in counts(expected)) == len(slots) * len(PARTITIONS) * N
-    assert counts(publisher) == counts(expected)
-    assert (await state.look()).slots == [], "what was released is deleted"
-    period = config.slotting.period_of(SLOT).key
-    assert await Ledger.of(client, config).total(period) == await Ledger.of(redis, config).total(period)
+    await assert_released_as_on_one_server(client, redis, config, publisher, expected)
