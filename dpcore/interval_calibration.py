@@ -19,9 +19,9 @@ compute, and functions of a private transcript lose nothing (Dwork and Roth, *Th
 Privacy*, 2014, proposition 2.1). It is deterministic.
 
 What it cannot do: one release tells log c with the Fisher information I(b/s), s the standard deviation of the model's error
-and b the scale of the noise; 0.21 for b/s = 0.5, 0.061 for 1, 0.012 for 2, 0.0018 for 4. No unbiased estimate of log c has a standard error
-below 1/√(N·I) from N releases (Cramér and Rao), and coverage stays within 93 and 97 % only if log c is off by less than about 0.2.
-So a class needs some 1 600 releases at b/s = 1, and 8 500 at 2. With fewer, the prior and the margin decide.
+and b the scale of the noise; 0.21 for b/s = 0.5, 0.061 for 1, 0.012 for 2, 0.0018 for 4. No unbiased estimate of log c has a
+standard error below 1/√(N·I) from N releases (Cramér and Rao), and coverage stays within 93 and 97 % only if log c is off by
+less than about 0.2. So a class needs some 1 600 releases at b/s = 1, and 8 500 at 2. With fewer, the prior and the margin decide.
 
 Sources: innovations test a filter's variances, Durbin and Koopman (2012), section 2.12; forward and backward sums over a chain of
 classes, Rabiner, "A Tutorial on Hidden Markov Models" (1989), section III.A. Laplace noise, classes and the margin are ours.

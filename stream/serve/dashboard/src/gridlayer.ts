@@ -5,13 +5,12 @@ import { VERTEX_NUMBERS, gridOf, type Grid } from './grid';
 import type { MapColours } from './palette';
 import type { Box } from './types';
 import { drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
+import { TILE } from './world';
 
 /** Pixels: width of the graticule and of the box, and of a dash of the box and of the gap after it. */
 const WIDTH = 0.7;
 const BOX_WIDTH = 1;
 const DASH = 3;
-/** Pixels of the world's side at zoom 0. */
-const TILE = 512;
 
 const VERTEX = `#version 300 es
 uniform mat4 u_matrix;

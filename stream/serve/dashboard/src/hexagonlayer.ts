@@ -10,7 +10,7 @@ import { meshOf, type Mesh } from './mesh';
 import type { MapColours } from './palette';
 import type { Hexagon } from './types';
 import { bytesOf, drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
-import { WORLD, unitsOf } from './world';
+import { TILE, WORLD, unitsOf } from './world';
 
 /** How one hexagon looks: its class (-1: none known), its opacity, whether it is hatched. */
 export interface Look {
@@ -26,9 +26,8 @@ const LEAST_OUTLINED = 16;
 const [LEAST_APART, LEAST_SEEN] = [6, 2];
 /** Kilometres across an average cell of resolution 0 (H3), and along the equator on a pixel at zoom 0. */
 const ACROSS = 2219;
-const PIXEL = 40_075 / 512;
-/** Pixels of the world's side at zoom 0, and from one line of the hatching to the next one along a parallel. */
-const TILE = 512;
+const PIXEL = 40_075 / TILE;
+/** Pixels from one line of the hatching to the next one along a parallel. */
 const HATCHING = 8;
 /** Cells in a row of the picture of their looks. */
 const ROW = 1024;

@@ -2,6 +2,8 @@
 
 /** Units of its edge in which places are exact at every zoom. */
 export const WORLD = 2 ** 32;
+/** Pixels of its edge at zoom 0. */
+export const TILE = 512;
 /** The latitude at which it ends. */
 const MOST_NORTH = 85.051129;
 
