@@ -18,6 +18,7 @@ import numpy.typing as npt
 import scipy
 
 from dpcore._allocation_program import Program
+from dpcore._recent import Recent, key_of
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts, IntArray
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
@@ -152,7 +153,7 @@ def allocate(
     :class:`OverflowBoundError` where an integer bound fails.
     """
     beta = _checked_allowances(sensitivities, allowances)
-    solution = _solve(sensitivities, beta, tolerance, max_iterations)
+    solution = _solved(sensitivities, beta, tolerance, max_iterations)
     numerator, denominator = _round_exactly(sensitivities, allowances, solution.scales)
     numerator = _fill_slack(sensitivities, allowances, numerator, denominator)
     charges = exact_charges(sensitivities, numerator, denominator)
@@ -274,6 +275,22 @@ class _Solution:
     bound: float
     iterations: int
     prices: FloatArray
+
+
+_recent: Recent[_Solution] = Recent(count=64, size=2**24)
+"""Planning a window asks for one program up to three times: before cells are merged, without and with clipped samples."""
+
+
+def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
+    """What :func:`_solve` gives, computed once; nobody may write to its columns."""
+
+    def compute() -> tuple[_Solution, int]:
+        solution = _solve(sensitivities, beta, tolerance, max_iterations)
+        solution.scales.flags.writeable = solution.prices.flags.writeable = False
+        return solution, solution.scales.nbytes + solution.prices.nbytes
+
+    columns = (sensitivities.row, sensitivities.user, sensitivities.delta, sensitivities.weight, beta)
+    return _recent.get(key_of(*columns, tolerance=tolerance, iterations=max_iterations), compute)
 
 
 _WARM_UP = 30
