@@ -57,8 +57,10 @@ class Sensitivities:
             )
         if not (np.all(np.isfinite(self.weight)) and np.all(self.weight > 0)):
             raise ParameterError("every row weight must be finite and above 0; leave out rows that are not released")
-        key = self.row * max(self.n_users, 1) + self.user
-        if np.any(np.diff(key) <= 0) or np.any(self.row < 0) or np.any(self.row >= self.n_rows):
+        ascends = self.row[1:] == self.row[:-1]
+        ascends &= self.user[1:] > self.user[:-1]
+        ascends |= self.row[1:] > self.row[:-1]
+        if not ascends.all() or np.any(self.row < 0) or np.any(self.row >= self.n_rows):
             raise ParameterError("entries must be sorted by (row, user) without repeats, rows within the weights")
         if np.any(self.user < 0) or np.any(self.user >= self.n_users):
             raise ParameterError(f"user indices must lie in 0..{self.n_users - 1}")
@@ -189,8 +191,11 @@ def exact_charges(sensitivities: Sensitivities, numerator: IntArray, denominator
         )
     if np.any(denominator[moved] > MAX_CHARGE // (MICRO * largest[moved])):
         raise OverflowBoundError("10^6·sensitivity·denominator exceeds 2^62 for some row; use a coarser quantum")
-    t = numerator[sensitivities.row]
-    cost = -(-(MICRO * sensitivities.delta * denominator[sensitivities.row]) // t)
+    # In place, because a window may have tens of millions of entries: −⌊−10⁶·Δ·s / t⌋.
+    cost = sensitivities.delta * -MICRO
+    cost *= denominator[sensitivities.row]
+    cost //= numerator[sensitivities.row]
+    np.negative(cost, out=cost)
     if float(cost.max(initial=0)) * float(sensitivities.entries_per_user.max(initial=0)) >= MAX_CHARGE:
         raise OverflowBoundError("charges of one user could sum beyond 2^62; use larger scales")
     # bincount would add in floating point.
