@@ -24,6 +24,8 @@ from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 
 FloatArray = npt.NDArray[np.float64]
 
+Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+
 _T = TypeVar("_T", np.int64, np.float64)
 
 MAX_NUMERATOR = 2**40
@@ -41,8 +43,8 @@ class Sensitivities:
     ``weight``: shape (R,), cost of one quantum of noise scale; 0 is refused. Public under relation "values".
     """
 
-    row: IntArray
-    user: IntArray
+    row: Positions
+    user: Positions
     delta: IntArray
     weight: FloatArray
     n_users: int
@@ -70,7 +72,9 @@ class Sensitivities:
         """One row per cell from the ``delta`` (P,) of each pair; pairs that move nothing are left out."""
         moves = delta > 0
         positive = np.where(weight > 0, weight, 1.0)
-        return cls(counts.pair_cell[moves], counts.pair_user[moves], delta[moves], positive, counts.n_users)
+        # Half the memory: positions among cells and users of a window have 32 bits.
+        row, user = counts.pair_cell[moves].astype(np.int32), counts.pair_user[moves].astype(np.int32)
+        return cls(row, user, delta[moves], positive, counts.n_users)
 
     @property
     def n_rows(self) -> int:
@@ -136,7 +140,7 @@ def stack(parts: Sequence[Sensitivities]) -> Sensitivities:
         raise ParameterError("stacked statistics must be about the same users; build them from the same counts")
     offset = np.append(0, np.cumsum([part.n_rows for part in parts]))
     return Sensitivities(
-        np.concatenate([part.row + base for part, base in zip(parts, offset[:-1], strict=True)]),
+        np.concatenate([part.row + base for part, base in zip(parts, offset[:-1].tolist(), strict=True)]),
         np.concatenate([part.user for part in parts]),
         np.concatenate([part.delta for part in parts]),
         np.concatenate([part.weight for part in parts]),
@@ -281,6 +285,16 @@ class _Solution:
     prices: FloatArray
 
 
+def _matrix(sensitivities: Sensitivities, rows: IntArray) -> scipy.sparse.csr_matrix:
+    """Δ of ``rows``, all that have entries: entries are in the order that the format needs, so they are not sorted again."""
+    size, entries = (len(rows), sensitivities.n_users), len(sensitivities.row)
+    index = scipy.sparse.get_index_dtype(maxval=max(entries, *size))
+    start = np.append(sensitivities.row_start[rows], entries).astype(index)
+    return scipy.sparse.csr_matrix(
+        (sensitivities.delta.astype(np.float64), sensitivities.user.astype(index), start), size
+    )
+
+
 _WARM_UP = 30
 """Dual steps over all users before the program is restricted to those whose constraint can bind."""
 _INNER = 400
@@ -295,10 +309,7 @@ def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max
     scales = np.zeros(sensitivities.n_rows)
     if not len(rows):
         return _Solution(scales, 0.0, 0, np.zeros(sensitivities.n_users))
-    shape = (sensitivities.n_rows, sensitivities.n_users)
-    entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
-    matrix = scipy.sparse.csr_matrix(entries, shape=shape)[rows] @ scipy.sparse.diags(1 / beta)
-    program = Program.of(matrix, sensitivities.weight[rows])
+    program = Program.of(_matrix(sensitivities, rows) @ scipy.sparse.diags(1 / beta), sensitivities.weight[rows])
     price = program.ascend(program.first_prices(), _WARM_UP)
     iterations = _WARM_UP
     cheapest = tightest = point = program.at(price)

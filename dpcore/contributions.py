@@ -20,6 +20,8 @@ IdArray = npt.NDArray[np.uint64]
 
 MAX_TOTAL = 2**62
 """Every integer sum of values must stay below this."""
+_SQUARED = 2**18
+"""Values that are squared at a time, unless one cell has more."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,15 @@ class Contributions:
             raise OverflowBoundError(
                 f"squares of {len(self.values)} values of up to {self.upper} quanta could exceed 2^62; coarser quantum"
             )
-        return _segment_sums(self.values * self.values, self.pair_start[self.counts.cell_start])
+        bounds, squares, cell = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64), 0
+        while cell < len(
+            squares
+        ):  # some cells at a time, since the squares of all values take as much memory as they do
+            end = max(cell + 1, int(np.searchsorted(bounds, bounds[cell] + _SQUARED, side="right")) - 1)
+            values = self.values[bounds[cell] : bounds[end]]
+            squares[cell:end] = _segment_sums(values * values, bounds[cell : end + 1] - bounds[cell])
+            cell = end
+        return squares
 
 
 def indexed(ids: IdArray | IntArray) -> tuple[Any, npt.NDArray[np.int32]]:
@@ -157,13 +167,15 @@ def indexed(ids: IdArray | IntArray) -> tuple[Any, npt.NDArray[np.int32]]:
         found = table[_places(block, bits)]
         missed = np.flatnonzero(distinct[found] != block)
         if len(missed):
-            missed = missed[np.argsort(block[missed])]  # in ascending order, bisection finds most in the processor's cache
+            missed = missed[
+                np.argsort(block[missed])
+            ]  # in ascending order, bisection finds most in the processor's cache
             found[missed] = np.searchsorted(distinct, block[missed])
         into[:] = found
     return distinct, position
 
 
-def _places(ids: IdArray | IntArray, bits: int) -> IntArray:
+def _places(ids: npt.NDArray[Any], bits: int) -> IntArray:
     """The place of each id in a table of 2^``bits``, (N,)."""
     place: IdArray = ids.view(np.uint64) >> np.uint64(32)
     place ^= ids.view(np.uint64)
@@ -256,7 +268,7 @@ def _sorted(key: IntArray, group: npt.NDArray[np.uint16]) -> tuple[IntArray, Int
     ends = np.cumsum(np.bincount(group))
     key, start = key[order], 0
     while start < len(key):
-        end = int(ends[min(np.searchsorted(ends, start + _PART), len(ends) - 1)])
+        end = int(ends[min(int(np.searchsorted(ends, start + _PART)), len(ends) - 1)])
         part = np.argsort(key[start:end])
         key[start:end] = key[start:end][part]
         order[start:end] = order[start:end][part]
