@@ -164,14 +164,14 @@ def indexed(ids: IdArray | IntArray) -> tuple[Any, npt.NDArray[np.int32]]:
     position = np.empty(len(ids), dtype=np.int32)
     for start in range(0, len(ids), _BLOCK):
         block, into = np.ascontiguousarray(ids[start : start + _BLOCK]), position[start : start + _BLOCK]
-        found = table[_places(block, bits)]
-        missed = np.flatnonzero(distinct[found] != block)
+        places = table[_places(block, bits)]
+        missed = np.flatnonzero(distinct[places] != block)
         if len(missed):
             missed = missed[
                 np.argsort(block[missed])
             ]  # in ascending order, bisection finds most in the processor's cache
-            found[missed] = np.searchsorted(distinct, block[missed])
-        into[:] = found
+            places[missed] = np.searchsorted(distinct, block[missed])
+        into[:] = places
     return distinct, position
 
 

@@ -334,8 +334,7 @@ class Ledger:
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
-            named_charges = zip(users[part].tolist(), charges[part].tolist(), strict=True)
-            pairs = "".join([f"{user} {charge} " for user, charge in named_charges])
+            pairs = _one_text(users[part], charges[part])
             paid = "" if start + CHUNK < len(users) or refused else plan
             try:
                 fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
@@ -375,3 +374,9 @@ class Ledger:
         prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])
+
+
+def _one_text(users: IdArray, charges: IntArray) -> str:
+    """Users with their charges as the script reads them."""
+    pairs = zip(users.tolist(), charges.tolist(), strict=True)
+    return "".join([f"{user} {charge} " for user, charge in pairs])
