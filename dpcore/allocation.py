@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 
 FloatArray = npt.NDArray[np.float64]
 
-Positions = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+Positions = npt.NDArray[np.integer[Any]]
 
 _T = TypeVar("_T", np.int64, np.float64)
 
