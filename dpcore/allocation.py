@@ -23,7 +23,6 @@ from dpcore.contributions import Counts, IntArray
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 
 FloatArray = npt.NDArray[np.float64]
-
 Positions = npt.NDArray[np.integer[Any]]
 
 _T = TypeVar("_T", np.int64, np.float64)

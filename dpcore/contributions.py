@@ -139,9 +139,8 @@ class Contributions:
                 f"squares of {len(self.values)} values of up to {self.upper} quanta could exceed 2^62; coarser quantum"
             )
         bounds, squares, cell = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64), 0
-        while cell < len(
-            squares
-        ):  # some cells at a time, since the squares of all values take as much memory as they do
+        # Some cells at a time, since the squares of all values take as much memory as the values.
+        while cell < len(squares):
             end = max(cell + 1, int(np.searchsorted(bounds, bounds[cell] + _SQUARED, side="right")) - 1)
             values = self.values[bounds[cell] : bounds[end]]
             squares[cell:end] = _segment_sums(values * values, bounds[cell : end + 1] - bounds[cell])
@@ -167,9 +166,8 @@ def indexed(ids: IdArray | IntArray) -> tuple[Any, npt.NDArray[np.int32]]:
         places = table[_places(block, bits)]
         missed = np.flatnonzero(distinct[places] != block)
         if len(missed):
-            missed = missed[
-                np.argsort(block[missed])
-            ]  # in ascending order, bisection finds most in the processor's cache
+            # In ascending order, bisection finds most of what it reads in the processor's cache.
+            missed = missed[np.argsort(block[missed])]
             places[missed] = np.searchsorted(distinct, block[missed])
         into[:] = places
     return distinct, position
