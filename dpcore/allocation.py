@@ -301,14 +301,20 @@ def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, ma
     return _recent.get(key_of(*columns, tolerance=tolerance, iterations=max_iterations), compute)
 
 
-def _matrix(sensitivities: Sensitivities, rows: IntArray) -> scipy.sparse.csr_matrix:
-    """Δ of ``rows``, all that have entries: entries are in the order that the format needs, so they are not sorted again."""
+def _matrix(sensitivities: Sensitivities, rows: IntArray, beta: FloatArray) -> scipy.sparse.csr_matrix:
+    """Δ[r,l]/β_l of ``rows``, all that have entries, in the memory that the solver reads, without a product of matrices.
+
+    Entries of a row are from its last user to its first. The solver adds them up in this order, so another one would change
+    the last digits of scales.
+    """
     size, entries = (len(rows), sensitivities.n_users), len(sensitivities.row)
     index = scipy.sparse.get_index_dtype(maxval=max(entries, *size))
-    start = np.append(sensitivities.row_start[rows], entries).astype(index)
-    return scipy.sparse.csr_matrix(
-        (sensitivities.delta.astype(np.float64), sensitivities.user.astype(index), start), size
-    )
+    start = np.append(sensitivities.row_start[rows], entries)
+    backwards = np.repeat(start[:-1] + start[1:] - 1, np.diff(start))
+    backwards -= np.arange(entries)
+    user = sensitivities.user[backwards]
+    shares = sensitivities.delta[backwards] * (1 / beta)[user]
+    return scipy.sparse.csr_matrix((shares, user.astype(index), start.astype(index)), size)
 
 
 _WARM_UP = 30
@@ -325,7 +331,7 @@ def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max
     scales = np.zeros(sensitivities.n_rows)
     if not len(rows):
         return _Solution(scales, 0.0, 0, np.zeros(sensitivities.n_users))
-    program = Program.of(_matrix(sensitivities, rows) @ scipy.sparse.diags(1 / beta), sensitivities.weight[rows])
+    program = Program.of(_matrix(sensitivities, rows, beta), sensitivities.weight[rows])
     price = program.ascend(program.first_prices(), _WARM_UP)
     iterations = _WARM_UP
     cheapest = tightest = point = program.at(price)
