@@ -32,7 +32,7 @@ from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.domain import cuts
 from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.grids import noisy_grid
-from dpcore.spatial.queries import overlap_norms
+from dpcore.spatial.queries import OverlapNorms, axis_overlaps, overlap_norms
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -102,13 +102,42 @@ class Choice:
         return float(2 * self.changes.max() / epsilon * spread / self.errors.min())
 
 
+def norms(mechanism: E2EPriv, domain: Domain, size: int) -> OverlapNorms:
+    """‖α‖₁ and ‖α‖₂² of each query in ``size`` × ``size`` blocks."""
+    return overlap_norms(mechanism.queries, cuts(domain.rows, size), cuts(domain.columns, size))
+
+
 def relative_changes(mechanism: E2EPriv, domain: Domain, scale: float, total: int) -> FloatArray:
     """What one point can change in the relative error of each size and query, (G, Q)."""
     rho, changes = mechanism.floor(total), []
     for size in mechanism.sizes:
-        norms = overlap_norms(mechanism.queries, cuts(domain.rows, size), cuts(domain.columns, size))
-        noise = np.minimum(scale * norms.l1, math.sqrt(2) * scale * np.sqrt(norms.l2_squared))
+        of_size = norms(mechanism, domain, size)
+        noise = np.minimum(scale * of_size.l1, math.sqrt(2) * scale * np.sqrt(of_size.l2_squared))
         changes.append((1 + mechanism.cap) / rho + noise / (rho * (rho + 1)))
+    return np.array(changes)
+
+
+def changes_by_cell(mechanism: E2EPriv, domain: Domain, total: int) -> FloatArray:
+    """What one point can change in the weighted error of each size by these very queries, (G,); the first point attains it.
+
+    A point changes R − d by the share of its block that the query covers less that of its cell, which is 0 where no edge of
+    the query cuts the block. Mean over queries, most over cells.
+    """
+    queries, changes = mechanism.queries, []
+    weight = np.maximum(mechanism.floor(total), total * queries.areas() / domain.cells)
+    inside_x = axis_overlaps(np.arange(domain.rows + 1), queries.x0, queries.x1)
+    inside_y = axis_overlaps(np.arange(domain.columns + 1), queries.y0, queries.y1)
+    for size in mechanism.sizes:
+        x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
+        of_rows = np.repeat(axis_overlaps(x_edges, queries.x0, queries.x1), np.diff(x_edges), axis=1)
+        of_columns = np.repeat(axis_overlaps(y_edges, queries.y0, queries.y1), np.diff(y_edges), axis=1)
+        moved = np.zeros((domain.rows, domain.columns))
+        for t, divisor in enumerate(weight):
+            rows, columns = np.flatnonzero(of_rows[t]), np.flatnonzero(of_columns[t])
+            x, y = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+            share = np.outer(of_rows[t, x], of_columns[t, y])
+            moved[x, y] += np.abs(share - np.outer(inside_x[t, x], inside_y[t, y])) / divisor
+        changes.append(moved.max() / len(weight))
     return np.array(changes)
 
 
@@ -118,7 +147,7 @@ def choices(
     """The choice with ``share`` of ε by random queries, or by ``queries``, by the name of what it divides errors by: what one point can change in them.
 
     "weighted" and "relative": mean over queries, the largest of all sizes. "per size": mean over queries, of each size its own.
-    "per query": the largest of all queries and sizes.
+    "per query": the largest of all queries and sizes. "loose": the noise term may change by the whole of λ‖α‖₁/ρ.
     """
     domain, total = Domain.unit_cells(*counts.shape), int(counts.sum())
     asked = tuning_queries(len(counts)) if queries is None else queries
@@ -129,16 +158,27 @@ def choices(
         objective: base.errors(counts, domain, scale, total, objective) for objective in ("weighted", "relative")
     }
     relative, one = errors["relative"][0], np.ones(len(candidates))
+    rho = base.floor(total)
+    least_weight = max(rho, total * float(asked.areas().min()) / domain.cells)
+    whole_noise = scale * max(float(norms(base, domain, size).l1.max()) for size in base.sizes)
     divisors = {
         "weighted": errors["weighted"][1] * one,
+        "weighted, per query": one / least_weight,
         "relative": errors["relative"][1] * one,
         "relative, per size": changes.mean(axis=1),
         "relative, per query": changes.max() * one,
+        "relative, loose": ((1 + base.cap) / rho + whole_noise / rho) * one,
     }
     return {
-        name: Choice.of(errors["weighted"][0] if name == "weighted" else relative, divisor, epsilon * share)
+        name: Choice.of(errors["weighted"][0] if "weighted" in name else relative, divisor, epsilon * share)
         for name, divisor in divisors.items()
     }
+
+
+def choices_by_cell(weighted: Choice, of_cells: FloatArray, epsilon: float) -> dict[str, Choice]:
+    """The ``weighted`` choice by :func:`changes_by_cell`, the largest of all sizes or of each size its own; ``epsilon``: ε₁."""
+    divisors = {"weighted, by cell": np.full(len(of_cells), of_cells.max()), "weighted, by cell, per size": of_cells}
+    return {name: Choice.of(weighted.errors, divisor, epsilon) for name, divisor in divisors.items()}
 
 
 def median_errors(questions: Questions, choice: Choice, candidates: Sequence[int], micro: int, repeats: int) -> Any:
@@ -208,10 +248,14 @@ def run(quick: bool) -> dict[str, Any]:
     for name, (counts, candidates) in sets(QUICK_SETS if quick else FULL_SETS).items():
         queries: list[Rectangles] = [squares(len(counts), area, sizes.places, 10 + k) for k, area in enumerate(AREAS)]
         questions, offered = Questions.of(counts, queries), list(candidates)
+        base = E2EPriv(tuple(candidates), tuning_queries(len(counts)))
+        of_cells = changes_by_cell(base, Domain.unit_cells(*counts.shape), int(counts.sum()))
         for text in shown(sizes.epsilons, f"choice, {name}"):
             epsilon = float(text)
             micro = to_micro(text, round_up=True)
-            for label, choice in choices(counts, offered, epsilon, SHARE).items():
+            every = choices(counts, offered, epsilon, SHARE)
+            every |= choices_by_cell(every["weighted"], of_cells, epsilon * SHARE)
+            for label, choice in every.items():
                 figures.setdefault(name, {}).setdefault(text, {})[label] = {
                     "best": round(100 * float(choice.probability[np.argmin(choice.errors)]), 1),
                     "excess": round(100 * float(choice.probability @ choice.excess()), 1),
