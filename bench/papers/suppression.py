@@ -28,7 +28,7 @@ QUICK = (0.1, 1.0)
 ESTIMATED: dict[str, tuple[Statistic, ...]] = {"mean": ("mean",), "mean and variance": STATISTICS}
 """What is released of each cell; its statistics share ε."""
 DRAWS = 10
-"""Draws of the heavy hitter among users with unequal numbers of samples."""
+"""Draws of what is random: the samples of users beside a heavy hitter, and the order of users."""
 
 
 def heavy_hitter(samples: npt.NDArray[np.int64] | None = None, heavy: int = 20) -> Counts:
@@ -49,6 +49,24 @@ def heavy_hitter(samples: npt.NDArray[np.int64] | None = None, heavy: int = 20) 
 def uneven_heavy_hitter(seed: int) -> Counts:
     """A heavy hitter of 10 samples in each of 12 cells, each with 40 others of 1 to 5 samples at random."""
     return heavy_hitter(np.random.default_rng(seed).integers(1, 6, (12, 40)), heavy=10)
+
+
+def in_another_order(counts: Counts, seed: int) -> Counts:
+    """The same pairs, the order of users, by which ties are decided, at random."""
+    users = np.random.default_rng(seed).permutation(counts.n_users)[counts.pair_user]
+    by_pair = np.lexsort((users, counts.pair_cell))
+    return Counts(counts.cells, counts.users, counts.pair_cell, users[by_pair], counts.samples[by_pair])
+
+
+def cells_after(drawn: list[Counts], epsilons: tuple[float, ...]) -> dict[str, Any]:
+    """What is estimated → ε → K after suppression at a fixed error, in ascending order over ``drawn``."""
+    return {
+        estimated: {
+            epsilon: sorted(error_fixed(counts, epsilon, statistics)["cells_after"] for counts in drawn)
+            for epsilon in epsilons
+        }
+        for estimated, statistics in ESTIMATED.items()
+    }
 
 
 def error_fixed(counts: Counts, epsilon: float, statistics: tuple[Statistic, ...]) -> dict[str, float]:
@@ -78,8 +96,8 @@ def loss_fixed(counts: Counts, epsilon: float, statistics: tuple[Statistic, ...]
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """``sets``: set → what is estimated → form → ε → figures; ``uneven``: what is estimated → ε → K of the heavy hitter after
-    suppression at a fixed error, in ascending order of its draws.
+    """``sets``: set → what is estimated → form → ε → figures; ``draws``: :func:`cells_after` of heavy hitters among uneven users,
+    and of the recorded hour with its users in other orders.
     """
     epsilons = QUICK if quick else EPSILONS
     sets = {"generated city": city(), "heavy hitter": heavy_hitter()}
@@ -98,15 +116,11 @@ def run(quick: bool) -> dict[str, Any]:
         }
         for name, counts in shown(sets.items(), "CHOP-USER")
     }
-    drawn = [uneven_heavy_hitter(seed) for seed in range(DRAWS)]
-    uneven = {
-        estimated: {
-            epsilon: sorted(error_fixed(counts, epsilon, statistics)["cells_after"] for counts in drawn)
-            for epsilon in epsilons
-        }
-        for estimated, statistics in ESTIMATED.items()
-    }
-    return {"sets": figures, "uneven": uneven} | ({"without": without} if without else {})
+    drawn = {"heavy hitter": [uneven_heavy_hitter(seed) for seed in range(DRAWS)]}
+    if not without:
+        drawn["recorded hour"] = [in_another_order(sets["recorded hour"], seed) for seed in range(DRAWS)]
+    draws = {name: cells_after(counts, epsilons) for name, counts in drawn.items()}
+    return {"sets": figures, "draws": draws} | ({"without": without} if without else {})
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
