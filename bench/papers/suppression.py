@@ -41,9 +41,7 @@ def heavy_hitter(samples: npt.NDArray[np.int64] | None = None, heavy: int = 20) 
     pair_user = np.column_stack([np.arange(light.size).reshape(light.shape), np.full(cells, light.size)]).ravel()
     counts = np.column_stack([light, np.full(cells, heavy)]).ravel()
     names = np.arange(light.size + 1, dtype=np.uint64)
-    return Counts(
-        np.arange(cells, dtype=np.uint64), names, np.repeat(np.arange(cells), users + 1), pair_user, counts
-    )
+    return Counts(np.arange(cells, dtype=np.uint64), names, np.repeat(np.arange(cells), users + 1), pair_user, counts)
 
 
 def uneven_heavy_hitter(seed: int) -> Counts:
@@ -135,11 +133,16 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
             [("error fixed", "loss", "ε per cell"), ("loss fixed", "worst_error", "ε in total")]
         ):
             axes = panels[row][column]
-            for (estimated, forms), style in zip(by_statistics.items(), ("-", "--"), strict=True):
-                for when, colour in (("before", "C0"), ("after", "C1")):
-                    values = [figure[f"{what}_{when}"] for figure in forms[form].values()]
-                    label = f"{estimated}, {when} suppression"
-                    axes.plot(list(map(float, forms[form])), values, style, color=colour, marker="o", label=label)
+            _draw(axes, {estimated: forms[form] for estimated, forms in by_statistics.items()}, what)
             axes.set(xscale="log", yscale="log", title=f"{name}, {form}", xlabel=axis, ylabel=what.replace("_", " "))
     panels[0][0].legend(fontsize=8)
     sheet.savefig(folder / "papers-suppression.svg")
+
+
+def _draw(axes: Any, tables: dict[str, Any], what: str) -> None:
+    """``what`` before and after suppression by ε, a style of line for each that is estimated."""
+    for (estimated, table), style in zip(tables.items(), ("-", "--"), strict=True):
+        for when, colour in (("before", "C0"), ("after", "C1")):
+            values = [figure[f"{what}_{when}"] for figure in table.values()]
+            label = f"{estimated}, {when} suppression"
+            axes.plot(list(map(float, table)), values, style, color=colour, marker="o", label=label)
