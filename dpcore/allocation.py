@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
 from dpcore._allocation_program import Program
+from dpcore._recent import Recent, key_of
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts, IntArray
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 
 FloatArray = npt.NDArray[np.float64]
+Positions = npt.NDArray[np.integer[Any]]
 
 _T = TypeVar("_T", np.int64, np.float64)
 
@@ -41,8 +43,8 @@ class Sensitivities:
     ``weight``: shape (R,), cost of one quantum of noise scale; 0 is refused. Public under relation "values".
     """
 
-    row: IntArray
-    user: IntArray
+    row: Positions
+    user: Positions
     delta: IntArray
     weight: FloatArray
     n_users: int
@@ -57,8 +59,10 @@ class Sensitivities:
             )
         if not (np.all(np.isfinite(self.weight)) and np.all(self.weight > 0)):
             raise ParameterError("every row weight must be finite and above 0; leave out rows that are not released")
-        key = self.row * max(self.n_users, 1) + self.user
-        if np.any(np.diff(key) <= 0) or np.any(self.row < 0) or np.any(self.row >= self.n_rows):
+        ascends = self.row[1:] == self.row[:-1]
+        ascends &= self.user[1:] > self.user[:-1]
+        ascends |= self.row[1:] > self.row[:-1]
+        if not ascends.all() or np.any(self.row < 0) or np.any(self.row >= self.n_rows):
             raise ParameterError("entries must be sorted by (row, user) without repeats, rows within the weights")
         if np.any(self.user < 0) or np.any(self.user >= self.n_users):
             raise ParameterError(f"user indices must lie in 0..{self.n_users - 1}")
@@ -68,7 +72,9 @@ class Sensitivities:
         """One row per cell from the ``delta`` (P,) of each pair; pairs that move nothing are left out."""
         moves = delta > 0
         positive = np.where(weight > 0, weight, 1.0)
-        return cls(counts.pair_cell[moves], counts.pair_user[moves], delta[moves], positive, counts.n_users)
+        # Half the memory: positions among cells and users of a window have 32 bits.
+        row, user = counts.pair_cell[moves].astype(np.int32), counts.pair_user[moves].astype(np.int32)
+        return cls(row, user, delta[moves], positive, counts.n_users)
 
     @property
     def n_rows(self) -> int:
@@ -134,7 +140,7 @@ def stack(parts: Sequence[Sensitivities]) -> Sensitivities:
         raise ParameterError("stacked statistics must be about the same users; build them from the same counts")
     offset = np.append(0, np.cumsum([part.n_rows for part in parts]))
     return Sensitivities(
-        np.concatenate([part.row + base for part, base in zip(parts, offset[:-1], strict=True)]),
+        np.concatenate([part.row + base for part, base in zip(parts, offset[:-1].tolist(), strict=True)]),
         np.concatenate([part.user for part in parts]),
         np.concatenate([part.delta for part in parts]),
         np.concatenate([part.weight for part in parts]),
@@ -152,7 +158,7 @@ def allocate(
     :class:`OverflowBoundError` where an integer bound fails.
     """
     beta = _checked_allowances(sensitivities, allowances)
-    solution = _solve(sensitivities, beta, tolerance, max_iterations)
+    solution = _solved(sensitivities, beta, tolerance, max_iterations)
     numerator, denominator = _round_exactly(sensitivities, allowances, solution.scales)
     numerator = _fill_slack(sensitivities, allowances, numerator, denominator)
     charges = exact_charges(sensitivities, numerator, denominator)
@@ -189,8 +195,11 @@ def exact_charges(sensitivities: Sensitivities, numerator: IntArray, denominator
         )
     if np.any(denominator[moved] > MAX_CHARGE // (MICRO * largest[moved])):
         raise OverflowBoundError("10^6·sensitivity·denominator exceeds 2^62 for some row; use a coarser quantum")
-    t = numerator[sensitivities.row]
-    cost = -(-(MICRO * sensitivities.delta * denominator[sensitivities.row]) // t)
+    # In place, because a window may have tens of millions of entries: −⌊−10⁶·Δ·s / t⌋.
+    cost = sensitivities.delta * -MICRO
+    cost *= denominator[sensitivities.row]
+    cost //= numerator[sensitivities.row]
+    np.negative(cost, out=cost)
     if float(cost.max(initial=0)) * float(sensitivities.entries_per_user.max(initial=0)) >= MAX_CHARGE:
         raise OverflowBoundError("charges of one user could sum beyond 2^62; use larger scales")
     # bincount would add in floating point.
@@ -276,6 +285,32 @@ class _Solution:
     prices: FloatArray
 
 
+_recent: Recent[_Solution] = Recent(count=64, size=2**24)
+"""Planning a window asks for one program up to three times: before cells are merged, without and with clipped samples."""
+
+
+def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
+    """What :func:`_solve` gives, computed once; nobody may write to its columns."""
+
+    def compute() -> tuple[_Solution, int]:
+        solution = _solve(sensitivities, beta, tolerance, max_iterations)
+        solution.scales.flags.writeable = solution.prices.flags.writeable = False
+        return solution, solution.scales.nbytes + solution.prices.nbytes
+
+    columns = (sensitivities.row, sensitivities.user, sensitivities.delta, sensitivities.weight, beta)
+    return _recent.get(key_of(*columns, tolerance=tolerance, iterations=max_iterations), compute)
+
+
+def _matrix(sensitivities: Sensitivities, rows: IntArray) -> scipy.sparse.csr_matrix:
+    """Δ of ``rows``, all that have entries: entries are in the order that the format needs, so they are not sorted again."""
+    size, entries = (len(rows), sensitivities.n_users), len(sensitivities.row)
+    index = scipy.sparse.get_index_dtype(maxval=max(entries, *size))
+    start = np.append(sensitivities.row_start[rows], entries).astype(index)
+    return scipy.sparse.csr_matrix(
+        (sensitivities.delta.astype(np.float64), sensitivities.user.astype(index), start), size
+    )
+
+
 _WARM_UP = 30
 """Dual steps over all users before the program is restricted to those whose constraint can bind."""
 _INNER = 400
@@ -290,10 +325,7 @@ def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max
     scales = np.zeros(sensitivities.n_rows)
     if not len(rows):
         return _Solution(scales, 0.0, 0, np.zeros(sensitivities.n_users))
-    shape = (sensitivities.n_rows, sensitivities.n_users)
-    entries = (sensitivities.delta.astype(np.float64), (sensitivities.row, sensitivities.user))
-    matrix = scipy.sparse.csr_matrix(entries, shape=shape)[rows] @ scipy.sparse.diags(1 / beta)
-    program = Program.of(matrix, sensitivities.weight[rows])
+    program = Program.of(_matrix(sensitivities, rows) @ scipy.sparse.diags(1 / beta), sensitivities.weight[rows])
     price = program.ascend(program.first_prices(), _WARM_UP)
     iterations = _WARM_UP
     cheapest = tightest = point = program.at(price)

@@ -51,9 +51,10 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
     _check(covariance, observed, scales)
     scale = np.maximum(scales, FINEST_SCALE * np.sqrt(np.diag(covariance)))
     precision = 1 / (2 * np.square(scale))
-    current = _Approximation.of(covariance, precision, observed * precision)
+    prior = _Covariance.of(covariance)
+    current = _Approximation.of(prior, precision, observed * precision)
     for sweep in range(MOST_SWEEPS):
-        before, current = current, _refined(covariance, current, observed, scale, _DAMPING if sweep else 1.0)
+        before, current = current, _refined(prior, current, observed, scale, _DAMPING if sweep else 1.0)
         if np.all(np.abs(current.mean - before.mean) <= TOLERANCE * np.sqrt(current.variance)):
             break
     log_evidence = _log_evidence(current, observed, scale)
@@ -65,7 +66,7 @@ def normal_posterior(covariance: FloatArray, observed: FloatArray, scales: Float
     _check(covariance, observed, scales)
     precision = 1 / (2 * np.square(np.maximum(scales, FINEST_SCALE * np.sqrt(np.diag(covariance)))))
     shift = observed * precision
-    mean, variance, log_volume = _gaussian_posterior(covariance, precision, shift)
+    mean, variance, log_volume = _gaussian_posterior(_Covariance.of(covariance), precision, shift)
     log_density = 0.5 * np.log(precision / (2 * np.pi)) - 0.5 * np.square(observed) * precision
     log_evidence = float(log_density.sum()) + 0.5 * float(shift @ mean) - log_volume
     return LaplacePosterior(mean, variance, log_evidence, precision, shift)
@@ -85,6 +86,19 @@ def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> 
 
 
 @dataclass(frozen=True)
+class _Covariance:
+    """A covariance (n, n) and the same in order of its columns, from which LAPACK makes its results without copies."""
+
+    matrix: FloatArray
+    by_column: FloatArray
+
+    @classmethod
+    def of(cls, matrix: FloatArray) -> _Covariance:
+        """Both orders of ``matrix``."""
+        return cls(matrix, np.asfortranarray(matrix))
+
+
+@dataclass(frozen=True)
 class _Approximation:
     """The posterior while each observation counts as a Gaussian site of ``precision`` and mean ``shift``/``precision``, (n,):
     its ``mean`` and ``variance`` (n,), the ``prior`` variance (n,), and ½ log |I + covariance·precision|.
@@ -98,10 +112,10 @@ class _Approximation:
     log_volume: float
 
     @classmethod
-    def of(cls, covariance: FloatArray, precision: FloatArray, shift: FloatArray) -> _Approximation:
+    def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _Approximation:
         """The posterior of these sites."""
         posterior = _gaussian_posterior(covariance, precision, shift)
-        return cls(np.diag(covariance), precision, shift, *posterior)
+        return cls(np.diag(covariance.matrix), precision, shift, *posterior)
 
     def cavity(self) -> tuple[FloatArray, FloatArray]:
         """(Mean, precision) without each quantity's own site; the others never make it less certain than its prior."""
@@ -110,7 +124,7 @@ class _Approximation:
 
 
 def _refined(
-    covariance: FloatArray, current: _Approximation, observed: FloatArray, scale: FloatArray, damping: float
+    covariance: _Covariance, current: _Approximation, observed: FloatArray, scale: FloatArray, damping: float
 ) -> _Approximation:
     """One sweep: every site moves by the share ``damping`` to the Gaussian with the mean and variance that its Laplace
     likelihood gives beside all the others.
@@ -139,12 +153,15 @@ def _log_evidence(current: _Approximation, observed: FloatArray, scale: FloatArr
 
 
 def _gaussian_posterior(
-    covariance: FloatArray, precision: FloatArray, shift: FloatArray
+    covariance: _Covariance, precision: FloatArray, shift: FloatArray
 ) -> tuple[FloatArray, FloatArray, float]:
     """(Mean, variance, ½ log |I + covariance·precision|) beside Gaussian sites."""
-    root = np.sqrt(precision)
-    factor = scipy.linalg.cholesky(np.eye(len(root)) + root[:, None] * covariance * root, lower=True)
-    half = scipy.linalg.solve_triangular(factor, root[:, None] * covariance, lower=True)
-    mean = covariance @ shift - half.T @ (half @ shift)
-    variance = np.diag(covariance) - np.einsum("ij,ij->j", half, half)
-    return mean, np.maximum(variance, 1e-12 * np.diag(covariance)), float(np.log(np.diag(factor)).sum())
+    root, matrix = np.sqrt(precision), covariance.matrix
+    scaled = root[:, None] * covariance.by_column
+    inner = scaled * root
+    np.einsum("ii->i", inner)[:] += 1.0
+    factor = scipy.linalg.cholesky(inner, lower=True, overwrite_a=True)
+    half = scipy.linalg.solve_triangular(factor, scaled, lower=True, overwrite_b=True)
+    mean = matrix @ shift - half.T @ (half @ shift)
+    variance = np.diag(matrix) - np.einsum("ij,ij->j", half, half)
+    return mean, np.maximum(variance, 1e-12 * np.diag(matrix)), float(np.log(np.diag(factor)).sum())

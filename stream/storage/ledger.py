@@ -43,6 +43,14 @@ if not birth or tonumber(ARGV[1]) < tonumber(birth) then redis.call('SET', KEYS[
 
 _CLOCK = "return redis.call('TIME')"
 _COUNTS = "return redis.call('MGET', unpack(KEYS))"
+_SPENT = """
+-- KEYS: ledger of the period, charges of a window; ARGV: users, in one text
+-- Returns what each spent, and what of it in the window, read at the same moment; an empty list where nobody was charged.
+local users, answer = {}, {}
+for user in string.gmatch(ARGV[1], '%d+') do users[#users + 1] = user end
+for i, key in ipairs(KEYS) do answer[i] = redis.call('EXISTS', key) == 1 and redis.call('HMGET', key, unpack(users)) or {} end
+return answer
+"""
 
 AFRESH = (
     "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each of them, and "
@@ -53,8 +61,10 @@ AFRESH = (
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 
-CHUNK = 1_000
-"""Users charged per Lua call, which takes Redis some five milliseconds. Lua hands at most 7 999 arguments to a command."""
+CHUNK = 400
+"""Users charged per Lua call, which takes Redis some two milliseconds, in which it serves nobody else."""
+_READ = 2_000
+"""Users whose charges are read per Lua call. Lua hands at most 7 999 arguments to a command."""
 
 
 class LedgerError(RuntimeError):
@@ -288,16 +298,14 @@ class Ledger:
 
     async def spent(self, period: str, users: IdArray, *, besides: int) -> IntArray:
         """Units that each of ``users`` spent in ``period``, except in the window ``besides`` (a slot), shape (L,)."""
-        everything = await self._column(self._keys.ledger(period), users)
-        return everything - await self._column(self._keys.charged(besides), users)
-
-    async def _column(self, key: str, users: IdArray) -> IntArray:
-        columns = [np.zeros(0, dtype=np.int64)]
-        for start in range(0, len(users), 10 * CHUNK):
-            fields = [str(user) for user in users[start : start + 10 * CHUNK].tolist()]
-            stored = await self._redis.hmget(key, fields)
-            columns.append(np.array([0 if value is None else int(value) for value in stored], dtype=np.int64))
-        return np.concatenate(columns)
+        keys, spent = [self._keys.ledger(period), self._keys.charged(besides)], np.zeros(len(users), dtype=np.int64)
+        for start in range(0, len(users), _READ):
+            part = slice(start, start + _READ)
+            named = " ".join(map(str, users[part].tolist()))
+            for sign, stored in zip((1, -1), await self._calls.eval(_SPENT, len(keys), *keys, named), strict=True):
+                if stored:
+                    spent[part] += sign * np.array([int(value or 0) for value in stored], dtype=np.int64)
+        return spent
 
     async def charge(
         self,
@@ -326,11 +334,11 @@ class Ledger:
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
-            pairs = np.column_stack([users[part].astype(object), charges[part].astype(object)]).ravel().tolist()
+            pairs = _one_text(users[part], charges[part])
             paid = "" if start + CHUNK < len(users) or refused else plan
             try:
                 fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
-                answer = await self.charge_script(keys=keys, args=[*fixed, *pairs])
+                answer = await self.charge_script(keys=keys, args=[*fixed, pairs])
             except ResponseError as error:
                 if "TERMS" in str(error):
                     raise TermsError(f"histograms begin with the period after {period.key}") from None
@@ -366,3 +374,9 @@ class Ledger:
         prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])
+
+
+def _one_text(users: IdArray, charges: IntArray) -> str:
+    """Users with their charges as the script reads them."""
+    pairs = zip(users.tolist(), charges.tolist(), strict=True)
+    return "".join([f"{user} {charge} " for user, charge in pairs])

@@ -26,13 +26,13 @@ _PLACELESS = [name for name in ROW.names or () if name not in ("lat", "lng")]
 PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
 """What is read of an event where no statistic needs its position: 28 bytes."""
 
-_BYTES_PER_READ = 2**20
-"""What one read of a partition takes at least, unless fewer are left: it takes Redis a millisecond or two, in which it serves
+_BYTES_PER_READ = 2**19
+"""What one read of a partition takes at least, unless fewer are left: it takes Redis about a millisecond, in which it serves
 nobody else."""
 _BLOBS_PER_READ = 2_000
 """Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as long."""
 _PARTITIONS_AT_ONCE = 16
-"""Partitions that are read at once: with 1 MiB each, what is on its way stays small beside a window."""
+"""Partitions that are read at once: with half a MiB each, what is on its way stays small beside a window."""
 
 _NAMES = """
 -- KEYS: opened, partitions, gone

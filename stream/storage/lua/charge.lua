@@ -4,7 +4,8 @@
 --       feeds of a shared ledger state
 -- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
 --       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), start of the
---       period, name of the ledger if feeds share it, then user, charge, ...
+--       period, name of the ledger if feeds share it, users with their charges: 'user charge user charge ... ' in one text, since
+--       thousands of arguments cost client and server more than all else that is done with them
 -- The budget of a period is the lowest one ever given for it. If feeds share the ledger, its first charge fixes it, which has to
 -- give the least that any of them states then. Histograms need a period without charges that depended on counts.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not charge twice.
@@ -38,12 +39,14 @@ if ARGV[8] ~= '' then
   end
   if fixed and fixed ~= tonumber(ARGV[2]) then return redis.error_reply('BUDGET the period has another budget') end
 end
-local refused, users, charges, named = {}, {}, {}, {}
-for i = 9, #ARGV, 2 do
-  if named[ARGV[i]] then return redis.error_reply('TWICE a user is named twice in one call') end
-  named[ARGV[i]] = true
-  users[#users + 1], charges[#charges + 1] = ARGV[i], ARGV[i + 1]
+local refused, users, charges, named, n, read = {}, {}, {}, {}, 0, 0
+for user, charge in string.gmatch(ARGV[9], '(%d+) (%d+) ') do
+  if named[user] then return redis.error_reply('TWICE a user is named twice in one call') end
+  named[user] = true
+  n, read = n + 1, read + #user + #charge + 2
+  users[n], charges[n] = user, charge
 end
+if read ~= #ARGV[9] then return redis.error_reply('UNREAD users and charges are not whole numbers') end
 local budget = tonumber(ARGV[2])
 local lowest = tonumber(known or ARGV[2])
 if lowest < budget then budget = lowest else redis.call('HSET', KEYS[6], 'budget', ARGV[2]) end
