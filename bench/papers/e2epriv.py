@@ -149,5 +149,5 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
         axes.set(title=f"{title}\nε = {epsilon}", yscale="log", xticks=range(len(AREAS)), xlabel="area of a query")
         axes.set_xticklabels([f"{share:.0%}" for share in AREAS])
     panels[0].set_ylabel("median relative error, %")
-    panels[-1].legend(fontsize=7)
+    sheet.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
     sheet.savefig(folder / "papers-e2epriv.svg")

@@ -135,7 +135,7 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
             axes = panels[row][column]
             _draw(axes, {estimated: forms[form] for estimated, forms in by_statistics.items()}, what)
             axes.set(xscale="log", yscale="log", title=f"{name}, {form}", xlabel=axis, ylabel=what.replace("_", " "))
-    panels[0][0].legend(fontsize=8)
+    sheet.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     sheet.savefig(folder / "papers-suppression.svg")
 
 

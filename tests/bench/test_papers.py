@@ -12,6 +12,7 @@ from bench.papers.bounds import FAILURE, of_components, of_sum
 from bench.papers.choice import changes_by_cell, choices, choices_by_cell, compared
 from bench.papers.recorded_hour import day_of
 from bench.papers.sets import population
+from bench.papers.suppression import ESTIMATED, cells_after, heavy_hitter, in_another_order, uneven_heavy_hitter
 from bench.papers.tuning import weighted_median
 from dpcore.contributions import Counts
 from dpcore.spatial import Domain, E2EPriv, Rectangles
@@ -151,6 +152,30 @@ def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_a
     assert (day.n_cells, day.users.tolist()) == (3, [1, 4, 6])
     of_users = list(zip(day.pair_cell.tolist(), day.users[day.pair_user].tolist(), day.samples.tolist(), strict=True))
     assert of_users == [(0, 1, 2), (1, 1, 1), (1, 4, 3), (2, 4, 5), (2, 6, 8)]
+
+
+def test_a_variance_beside_the_mean_lets_a_heavy_hitter_be_dropped_at_a_larger_epsilon() -> None:
+    """Its noise raises the threshold by more than its bias raises the error; where users differ, some of the cells are left."""
+    epsilons = (0.05, 1.0, 5.0)
+    alike = {name: [cells[0] for cells in by.values()] for name, by in cells_after([heavy_hitter()], epsilons).items()}
+    assert alike == {"mean": [1, 12, 12], "mean and variance": [1, 1, 12]}
+    uneven = cells_after([uneven_heavy_hitter(seed) for seed in range(3)], epsilons)["mean and variance"]
+    assert (uneven[0.05], uneven[5.0]) == ([1, 1, 1], [12, 12, 12])
+    assert 1 < max(uneven[1.0]) < 12
+
+
+def test_in_another_order_the_pairs_of_users_and_cells_stay_the_same() -> None:
+    counts = uneven_heavy_hitter(1)
+    other = in_another_order(counts, 2)
+
+    def pairs(of: Counts) -> list[tuple[int, list[int]]]:
+        """(Cell, samples in order) for each cell."""
+        return [(cell, sorted(of.samples[of.pair_cell == cell].tolist())) for cell in range(of.n_cells)]
+
+    assert pairs(other) == pairs(counts)
+    assert not np.array_equal(other.samples, counts.samples)
+    for estimated in ESTIMATED:
+        assert cells_after([other], (0.05,))[estimated] == cells_after([counts], (0.05,))[estimated]
 
 
 def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabilities() -> None:
