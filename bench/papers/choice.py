@@ -32,7 +32,7 @@ from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.domain import cuts
 from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.grids import noisy_grid
-from dpcore.spatial.queries import overlap_norms
+from dpcore.spatial.queries import OverlapNorms, axis_overlaps, overlap_norms
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -101,14 +101,73 @@ class Choice:
         spread = math.log(len(self.errors)) + math.log(1 / FAILURE)
         return float(2 * self.changes.max() / epsilon * spread / self.errors.min())
 
+    def stated(self, epsilon: float) -> dict[str, float]:
+        """In %: probability of the best size, mean, usual and worst excess, and its :meth:`bound` at ``epsilon``."""
+        parts = {
+            "best": self.probability[np.argmin(self.errors)],
+            "excess": self.probability @ self.excess(),
+            "usual_excess": self.usual_excess(),
+            "worst": self.excess().max(),
+            "bound": self.bound(epsilon),
+        }
+        return {name: round(100 * float(part), 1) for name, part in parts.items()}
+
+
+def norms(mechanism: E2EPriv, domain: Domain, size: int) -> OverlapNorms:
+    """‖α‖₁ and ‖α‖₂² of each query in ``size`` × ``size`` blocks."""
+    return overlap_norms(mechanism.queries, cuts(domain.rows, size), cuts(domain.columns, size))
+
 
 def relative_changes(mechanism: E2EPriv, domain: Domain, scale: float, total: int) -> FloatArray:
     """What one point can change in the relative error of each size and query, (G, Q)."""
     rho, changes = mechanism.floor(total), []
     for size in mechanism.sizes:
-        norms = overlap_norms(mechanism.queries, cuts(domain.rows, size), cuts(domain.columns, size))
-        noise = np.minimum(scale * norms.l1, math.sqrt(2) * scale * np.sqrt(norms.l2_squared))
+        of_size = norms(mechanism, domain, size)
+        noise = np.minimum(scale * of_size.l1, math.sqrt(2) * scale * np.sqrt(of_size.l2_squared))
         changes.append((1 + mechanism.cap) / rho + noise / (rho * (rho + 1)))
+    return np.array(changes)
+
+
+def loose_change(mechanism: E2EPriv, domain: Domain, scale: float, total: int) -> float:
+    """A bound of :func:`relative_changes` that lets the noise term change by the whole of λ‖α‖₁/ρ."""
+    whole = scale * max(float(norms(mechanism, domain, size).l1.max()) for size in mechanism.sizes)
+    return (1 + mechanism.cap + whole) / mechanism.floor(total)
+
+
+def weights(mechanism: E2EPriv, domain: Domain, total: int) -> FloatArray:
+    """What the weighted objective divides the error of each query by, (Q,)."""
+    return np.asarray(np.maximum(mechanism.floor(total), total * mechanism.queries.areas() / domain.cells))
+
+
+def shares_by_cell(edges: npt.NDArray[np.int64], low: FloatArray, high: FloatArray) -> FloatArray:
+    """Of each cell of an axis: the share of its part between ``edges`` that each query covers, (Q, cells)."""
+    return np.repeat(axis_overlaps(edges, low, high), np.diff(edges), axis=1)
+
+
+def reach(covered: FloatArray) -> slice:
+    """From the first to the last cell of an axis that is ``covered``."""
+    cells = np.flatnonzero(covered)
+    return slice(cells[0], cells[-1] + 1)
+
+
+def changes_by_cell(mechanism: E2EPriv, domain: Domain, total: int) -> FloatArray:
+    """What one point can change in the weighted error of each size by these very queries, (G,); the first point attains it.
+
+    A point changes R − d by the share of its block that the query covers less that of its cell, which is 0 where no edge of
+    the query cuts the block. Mean over queries, most over cells.
+    """
+    queries, weight, changes = mechanism.queries, weights(mechanism, domain, total), []
+    cell_x = shares_by_cell(np.arange(domain.rows + 1), queries.x0, queries.x1)
+    cell_y = shares_by_cell(np.arange(domain.columns + 1), queries.y0, queries.y1)
+    for size in mechanism.sizes:
+        block_x = shares_by_cell(cuts(domain.rows, size), queries.x0, queries.x1)
+        block_y = shares_by_cell(cuts(domain.columns, size), queries.y0, queries.y1)
+        moved = np.zeros((domain.rows, domain.columns))
+        for t, divisor in enumerate(weight):
+            x, y = reach(block_x[t]), reach(block_y[t])
+            change = np.outer(block_x[t, x], block_y[t, y]) - np.outer(cell_x[t, x], cell_y[t, y])
+            moved[x, y] += np.abs(change) / divisor
+        changes.append(moved.max() / len(weight))
     return np.array(changes)
 
 
@@ -118,7 +177,7 @@ def choices(
     """The choice with ``share`` of ε by random queries, or by ``queries``, by the name of what it divides errors by: what one point can change in them.
 
     "weighted" and "relative": mean over queries, the largest of all sizes. "per size": mean over queries, of each size its own.
-    "per query": the largest of all queries and sizes.
+    "per query": the largest of all queries and sizes. "loose": :func:`loose_change`.
     """
     domain, total = Domain.unit_cells(*counts.shape), int(counts.sum())
     asked = tuning_queries(len(counts)) if queries is None else queries
@@ -131,14 +190,22 @@ def choices(
     relative, one = errors["relative"][0], np.ones(len(candidates))
     divisors = {
         "weighted": errors["weighted"][1] * one,
+        "weighted, per query": one / weights(base, domain, total).min(),
         "relative": errors["relative"][1] * one,
         "relative, per size": changes.mean(axis=1),
         "relative, per query": changes.max() * one,
+        "relative, loose": loose_change(base, domain, scale, total) * one,
     }
     return {
-        name: Choice.of(errors["weighted"][0] if name == "weighted" else relative, divisor, epsilon * share)
+        name: Choice.of(errors["weighted"][0] if "weighted" in name else relative, divisor, epsilon * share)
         for name, divisor in divisors.items()
     }
+
+
+def choices_by_cell(weighted: Choice, of_cells: FloatArray, epsilon: float) -> dict[str, Choice]:
+    """The ``weighted`` choice by :func:`changes_by_cell`, the largest of all sizes or of each size its own; ``epsilon``: ε₁."""
+    divisors = {"weighted, by cell": np.full(len(of_cells), of_cells.max()), "weighted, by cell, per size": of_cells}
+    return {name: Choice.of(weighted.errors, divisor, epsilon) for name, divisor in divisors.items()}
 
 
 def median_errors(questions: Questions, choice: Choice, candidates: Sequence[int], micro: int, repeats: int) -> Any:
@@ -208,21 +275,22 @@ def run(quick: bool) -> dict[str, Any]:
     for name, (counts, candidates) in sets(QUICK_SETS if quick else FULL_SETS).items():
         queries: list[Rectangles] = [squares(len(counts), area, sizes.places, 10 + k) for k, area in enumerate(AREAS)]
         questions, offered = Questions.of(counts, queries), list(candidates)
+        tuned = E2EPriv(tuple(candidates), tuning_queries(len(counts)))
+        of_cells = changes_by_cell(tuned, Domain.unit_cells(*counts.shape), int(counts.sum()))
         for text in shown(sizes.epsilons, f"choice, {name}"):
             epsilon = float(text)
-            micro = to_micro(text, round_up=True)
-            for label, choice in choices(counts, offered, epsilon, SHARE).items():
+            micro = round(to_micro(text, round_up=True) * (1 - SHARE))
+            every = choices(counts, offered, epsilon, SHARE)
+            every |= choices_by_cell(every["weighted"], of_cells, epsilon * SHARE)
+            for label, choice in every.items():
                 figures.setdefault(name, {}).setdefault(text, {})[label] = {
-                    "best": round(100 * float(choice.probability[np.argmin(choice.errors)]), 1),
-                    "excess": round(100 * float(choice.probability @ choice.excess()), 1),
-                    "usual_excess": round(100 * choice.usual_excess(), 1),
-                    "worst": round(100 * float(choice.excess().max()), 1),
-                    "bound": round(100 * choice.bound(epsilon * SHARE), 1),
-                    "errors": median_errors(questions, choice, offered, round(micro * (1 - SHARE)), sizes.repeats),
+                    **choice.stated(epsilon * SHARE),
+                    "errors": median_errors(questions, choice, offered, micro, sizes.repeats),
                 }
     without = absent(*map(path_of, RECORDED))
-    compared_objectives = objectives(sizes, compared_sets(quick))
-    return {"sets": figures, "objectives": compared_objectives} | ({"without": without} if without else {})
+    return {"sets": figures, "objectives": objectives(sizes, compared_sets(quick))} | (
+        {"without": without} if without else {}
+    )
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -32,13 +32,10 @@ FLOORS = (0.002, 0.01, 0.03, 0.1)
 
 @dataclass(frozen=True)
 class Sizes:
-    """``places``: queries per share of the area; ``repeats`` of each mechanism, and of "sparse" on the made-up grids, where one takes
-    as long as ten of the source's; ``side`` of these grids.
-    """
+    """``places``: queries per share of the area; ``repeats`` of each mechanism; ``side`` of the made-up grids."""
 
     places: int
     repeats: int
-    repeats_of_sparse: int
     epsilons: tuple[str, ...]
     shares: tuple[float, ...]
     side: int
@@ -48,7 +45,6 @@ class Sizes:
 FULL = Sizes(
     places=100,
     repeats=100,
-    repeats_of_sparse=20,
     epsilons=("0.2", "0.4", "0.6", "0.8", "1.0"),
     shares=(0.2, 0.25, 0.5, 0.75),
     side=1024,
@@ -57,7 +53,6 @@ FULL = Sizes(
 QUICK = Sizes(
     places=20,
     repeats=2,
-    repeats_of_sparse=2,
     epsilons=("1.0",),
     shares=(0.2, 0.5),
     side=64,
@@ -96,10 +91,10 @@ def sets(sizes: Sizes) -> dict[str, tuple[Grid, Sequence[int]]]:
 
 
 def median_errors(questions: Questions, fit: Fit, epsilon: str, repeats: int) -> list[float]:
-    """Median relative error in % per share of the area, over places and ``repeats``."""
+    """Median relative error in % per share of the area, over places and ``repeats``, to four digits."""
     draws = [questions.relative_errors(fit, epsilon) for _ in range(repeats)]
     of_areas = [np.concatenate(errors) for errors in zip(*draws, strict=True)]
-    return [round(100 * float(np.median(errors)), 2) for errors in of_areas]
+    return [float(f"{100 * np.median(errors):.4g}") for errors in of_areas]
 
 
 def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,10 +106,9 @@ def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, (counts, candidates) in sets(sizes).items():
         side = len(counts)
         questions = Questions.of(counts, [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)])
-        fewer = {} if name == THINNED else {"sparse": sizes.repeats_of_sparse}
         figures[name] = {
             epsilon: {
-                label: median_errors(questions, fit, epsilon, fewer.get(label, sizes.repeats))
+                label: median_errors(questions, fit, epsilon, sizes.repeats)
                 for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}")
             }
             for epsilon in sizes.epsilons
@@ -155,5 +149,5 @@ def plot(figures: dict[str, Any], folder: Path) -> None:
         axes.set(title=f"{title}\nε = {epsilon}", yscale="log", xticks=range(len(AREAS)), xlabel="area of a query")
         axes.set_xticklabels([f"{share:.0%}" for share in AREAS])
     panels[0].set_ylabel("median relative error, %")
-    panels[-1].legend(fontsize=7)
+    sheet.legend(*panels[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=7)
     sheet.savefig(folder / "papers-e2epriv.svg")
