@@ -180,8 +180,8 @@ PLAN = (
     Bug(
         "allocation: charges are rounded down",
         "dpcore/allocation.py",
-        "cost = -(-(MICRO * sensitivities.delta * denominator[sensitivities.row]) // t)",
-        "cost = (MICRO * sensitivities.delta * denominator[sensitivities.row]) // t",
+        "cost //= numerator[sensitivities.row]",
+        "cost = -(-cost // numerator[sensitivities.row])",
         "tests/dpcore/test_distribution.py",
         "charges_are_the_loss",
     ),
