@@ -14,8 +14,8 @@
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
-# Three times the two cores of a small machine: many tests wait for servers and clocks.
-WORKERS ?= 6
+# Twice the two cores of a small machine: many tests wait for servers and clocks.
+WORKERS ?= 4
 BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest ingest_steps intervals latency libraries mechanisms papers percentile_models range_intervals ratios resolution scaling snapshots soak spatial spatial_tuning spending split_regret sse two_workers weak_signals workers
 BIN := .venv/bin
 DEMO := .venv/.demo

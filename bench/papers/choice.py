@@ -122,8 +122,7 @@ def relative_changes(mechanism: E2EPriv, domain: Domain, scale: float, total: in
     """What one point can change in the relative error of each size and query, (G, Q)."""
     rho, changes = mechanism.floor(total), []
     for size in mechanism.sizes:
-        of_size = norms(mechanism, domain, size)
-        noise = np.minimum(scale * of_size.l1, math.sqrt(2) * scale * np.sqrt(of_size.l2_squared))
+        noise = norms(mechanism, domain, size).noise_term(scale)
         changes.append((1 + mechanism.cap) / rho + noise / (rho * (rho + 1)))
     return np.array(changes)
 
@@ -132,11 +131,6 @@ def loose_change(mechanism: E2EPriv, domain: Domain, scale: float, total: int) -
     """A bound of :func:`relative_changes` that lets the noise term change by the whole of λ‖α‖₁/ρ."""
     whole = scale * max(float(norms(mechanism, domain, size).l1.max()) for size in mechanism.sizes)
     return (1 + mechanism.cap + whole) / mechanism.floor(total)
-
-
-def weights(mechanism: E2EPriv, domain: Domain, total: int) -> FloatArray:
-    """What the weighted objective divides the error of each query by, (Q,)."""
-    return np.asarray(np.maximum(mechanism.floor(total), total * mechanism.queries.areas() / domain.cells))
 
 
 def shares_by_cell(edges: npt.NDArray[np.int64], low: FloatArray, high: FloatArray) -> FloatArray:
@@ -156,7 +150,7 @@ def changes_by_cell(mechanism: E2EPriv, domain: Domain, total: int) -> FloatArra
     A point changes R − d by the share of its block that the query covers less that of its cell, which is 0 where no edge of
     the query cuts the block. Mean over queries, most over cells.
     """
-    queries, weight, changes = mechanism.queries, weights(mechanism, domain, total), []
+    queries, weight, changes = mechanism.queries, mechanism.weights(domain, total), []
     cell_x = shares_by_cell(np.arange(domain.rows + 1), queries.x0, queries.x1)
     cell_y = shares_by_cell(np.arange(domain.columns + 1), queries.y0, queries.y1)
     for size in mechanism.sizes:
@@ -190,7 +184,7 @@ def choices(
     relative, one = errors["relative"][0], np.ones(len(candidates))
     divisors = {
         "weighted": errors["weighted"][1] * one,
-        "weighted, per query": one / weights(base, domain, total).min(),
+        "weighted, per query": one / base.weights(domain, total).min(),
         "relative": errors["relative"][1] * one,
         "relative, per size": changes.mean(axis=1),
         "relative, per query": changes.max() * one,

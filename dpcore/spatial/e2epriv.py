@@ -103,6 +103,10 @@ class E2EPriv(SpatialMechanism):
         """ρ for ``total`` points."""
         return max(self.rho, self.rho_share * total)
 
+    def weights(self, domain: Domain, total: int) -> FloatArray:
+        """What the weighted objective divides the error of each query by, (Q,): its points if ``total`` lay evenly, at least ρ."""
+        return np.asarray(np.maximum(self.floor(total), total * self.queries.areas() / domain.cells))
+
     def effective_objective(self, total: int, size_micro: int, points_per_user: int) -> Objective:
         """The objective that the choice uses: "weighted" also where "relative" could hardly tell sizes apart.
 
@@ -127,16 +131,15 @@ class E2EPriv(SpatialMechanism):
         """Exact mean error of each size, shape (sizes,), and what one point can change in it. Never for publication."""
         image = image_of(counts)
         truth = answer(image, self.queries)
-        rho = self.floor(total)
+        rho, weight = self.floor(total), self.weights(domain, total)
         errors, point_change = [], []
         for size in self.sizes:
             x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
             histogram = in_blocks(self.queries, x_edges, y_edges)
             deviation = np.abs(answer(image[np.ix_(x_edges, y_edges)], histogram) - truth)
             norms = overlap_norms(self.queries, x_edges, y_edges)
-            noise = np.minimum(scale * norms.l1, math.sqrt(2) * scale * np.sqrt(norms.l2_squared))
+            noise = norms.noise_term(scale)
             if (objective or self.objective) == "weighted":
-                weight = np.maximum(rho, total * self.queries.areas() / domain.cells)
                 errors.append(float(np.mean((deviation + noise) / weight)))
                 point_change.append(float(np.mean(1 / weight)))
             else:

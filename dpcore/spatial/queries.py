@@ -6,6 +6,7 @@ lie inside cells: a cell counts in proportion to the area covered.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,6 +140,10 @@ class OverlapNorms:
 
     l1: FloatArray
     l2_squared: FloatArray
+
+    def noise_term(self, scale: float) -> FloatArray:
+        """min(λ‖α‖₁, √2·λ‖α‖₂), (Q,): at least the mean size of the noise in an answer, for noise of ``scale`` λ in each cell."""
+        return np.minimum(scale * self.l1, math.sqrt(2) * scale * np.sqrt(self.l2_squared))
 
 
 def overlap_norms(queries: Rectangles, x_edges: IntGrid, y_edges: IntGrid) -> OverlapNorms:
