@@ -38,7 +38,9 @@ from stream.sources.recognition import require_events, require_speeds, speed_pro
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
+from stream.storage.sealed_rows import StoredWindow
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
+from stream.storage.stored_sums import NOBODY, counted
 from stream.windows import SpanError, Window, utc_text
 
 if TYPE_CHECKING:
@@ -80,9 +82,9 @@ class MemoryRows:
     async def seal(self, slot: int) -> None:
         """Do nothing, because no further rows can arrive."""
 
-    async def read_rows(self, slot: int, *, positions: bool = True) -> npt.NDArray[np.void]:
+    async def read(self, slot: int, *, positions: bool = True) -> StoredWindow:
         """Rows of one slot, with their positions."""
-        return self.rows.get(slot, np.zeros(0, dtype=ROW))
+        return StoredWindow(self.rows.get(slot, np.zeros(0, dtype=ROW)))
 
     async def drop_rows(self, slot: int) -> None:
         """Free the memory."""
@@ -182,11 +184,15 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
 
 
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
-    """Rows of each timeslot, oldest slot first."""
+    """Rows of each timeslot, oldest slot first; with ``window.state`` "sums", those that would count in the order of ``rows``."""
     starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
     order = np.argsort(starts, kind="stable")
     slots, first = np.unique(starts[order], return_index=True)
-    return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
+    parts = np.split(rows[order], first[1:]) if len(slots) else []
+    if config.window.state == "sums":
+        most = config.window.max_events_per_user
+        parts = [part[counted(part["user"], part["time"].astype(np.int64), NOBODY, most).counts] for part in parts]
+    return dict(zip(slots.tolist(), parts, strict=True))
 
 
 def replay_offline(

@@ -40,6 +40,9 @@ _BACKOFF_SECONDS = (0.1, 5.0)
 _REPORTS_WAITING = 1_000
 _REPORT_SECONDS = 5.0
 
+OVERTAKEN = "overtaken"
+"""Reason, in metrics, for which sums do not count an event that follows one of its user as late in event time, or later."""
+
 T = TypeVar("T")
 Report = Callable[[Message], Awaitable[None]]
 Observe = Callable[[Sequence[bytes | None], Batch, Arrived], None]
@@ -52,6 +55,7 @@ class IngestMetrics(Protocol):
     events_rejected: Counter
     events_late: Counter
     events_skewed: Counter
+    events_beyond_limits: Counter
     events_duplicate: Counter
     events_lost: Counter
     redis_errors: Counter
@@ -344,6 +348,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._metrics.events_duplicate.inc(result.duplicates)
         self._metrics.events_late.inc(result.late)
         self._metrics.events_skewed.inc(result.skewed)
+        self._metrics.events_rejected.labels(OVERTAKEN).inc(result.overtaken)
+        self._metrics.events_beyond_limits.inc(result.beyond)
         if len(batch.rejected):
             self._report_rejected(partition, batch, offsets)
         return True

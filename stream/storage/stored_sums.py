@@ -1,0 +1,238 @@
+"""Sums of a window's (cell, user) pairs in place of its rows: which events count, and how sums are packed in Redis. Pure.
+
+Of one user, in one window and partition, an event counts if it is later in event time than every event of theirs that counted before,
+and if fewer than ``window.max_events_per_user`` did. So an event that is repeated, or overtaken by a later one, does not count. Which
+events count follows from users, times and order of arrival; no measured value decides, and nobody else's events do.
+
+A window of a partition is a hash. Field of 8 bytes, user -> time of their last event that counts (µs) and their number. Field of 16
+bytes, user and cell without its last two digits -> entries of :data:`ENTRY`, one for each cell that differs in these digits only, so at
+most 64. Field ``upper`` -> largest bound in quanta to which a value was clipped before it was added. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpcore.pair_sums import PairSums
+
+IntArray = NDArray[np.int64]
+IdArray = NDArray[np.uint64]
+BoolArray = NDArray[np.bool_]
+
+ENTRY = np.dtype([("digits", "u1"), ("samples", "<u4"), ("sum", "<i8"), ("squares", "<i8")])
+"""One pair in Redis: the last two digits of its cell, number of events, Σx and Σx² in quanta; 21 bytes."""
+HEAD = np.dtype([("user", "<u8"), ("last", "<i8"), ("events", "<u4")])
+"""What the store knows of a user: the time of their last event that counts, µs, and the number of these events."""
+_GIVEN_USER = np.dtype([("user", "<u8"), ("first", "<i8"), ("last", "<i8"), ("events", "<u4")])
+_FIELD = np.dtype([("user", "<u8"), ("cells", "<u8")])
+_GIVEN_FIELD = np.dtype([*_FIELD.descr, ("entries", "u1")])
+_USER_BYTES = 8
+
+_RESOLUTION, _FINEST, _DIGIT_BITS = 52, 15, 3
+_TWO_DIGITS = np.uint64(63)
+
+
+class SumTerms(NamedTuple):
+    """``upper``: bound of a value, U, in quanta. ``most``: events of one user that count in a window and partition."""
+
+    upper: int
+    most: int
+
+
+class Counted(NamedTuple):
+    """Which events count, (N,), and why others do not: overtaken by a later event or the same, or beyond the limit of the user."""
+
+    counts: BoolArray
+    overtaken: int
+    beyond: int
+
+
+NOBODY = np.zeros(0, dtype=HEAD)
+
+
+def counted(user: IdArray, time: IntArray, known: NDArray[np.void], most: int) -> Counted:
+    """Which of N events count, in the order in which they arrived, after the events of which the store knows :data:`HEAD` ``known``."""
+    if not len(user):
+        return Counted(np.zeros(0, dtype=bool), 0, 0)
+    users, owner = np.unique(user, return_inverse=True)
+    floor, before = np.full(len(users), np.iinfo(np.int64).min), np.zeros(len(users), dtype=np.int64)
+    mine = known[np.isin(known["user"], users)]
+    place = np.searchsorted(users, mine["user"])
+    floor[place], before[place] = mine["last"], mine["events"]
+    order = np.argsort(owner, kind="stable")
+    group, own = owner[order], time[order]
+    earliest = int(own.min())
+    span = int(own.max()) - earliest + 2
+    if span * len(users) >= 2**62:  # of any times whatever, their ranks are enough
+        ranks = np.unique(np.concatenate([own, floor]), return_inverse=True)[1].astype(np.int64)
+        own, floor, earliest, span = ranks[: len(own)], ranks[len(own) :], 0, len(ranks) + 2
+    # The users' times stand in stretches above one another, so one running maximum is that of every user.
+    base = group * span
+    key = base + (own - earliest + 1)
+    least = base + (np.clip(floor, earliest - 1, earliest + span - 2) - earliest + 1)[group]
+    first = np.append(True, group[1:] != group[:-1])
+    running = np.maximum.accumulate(key)
+    later = key > np.maximum(least, np.where(first, least, np.append(0, running[:-1])))
+    so_far = np.cumsum(later)
+    begin = np.flatnonzero(first)
+    rank = so_far - np.repeat(so_far[begin] - later[begin], np.diff(np.append(begin, len(group))))
+    within = later & (rank + before[group] <= most)
+    counts = np.empty(len(user), dtype=bool)
+    counts[order] = within
+    return Counted(counts, int((~later).sum()), int((later & ~within).sum()))
+
+
+def packed(rows: NDArray[np.void], upper: int) -> tuple[bytes, bytes, bytes]:
+    """(Users, fields, entries of all fields) of ``rows`` that count, in order of arrival, as the script reads them."""
+    if not len(rows):
+        return b"", b"", b""
+    order = np.argsort(rows["user"], kind="stable")
+    user, time = rows["user"][order], rows["time"][order]
+    begin = _begins(user)
+    heads = np.empty(len(begin), dtype=_GIVEN_USER)
+    heads["user"], heads["first"] = user[begin], time[begin]
+    heads["last"], heads["events"] = time[np.append(begin[1:], len(user)) - 1], np.diff(np.append(begin, len(user)))
+
+    cells, digits = split_cells(rows["cell"])
+    order = np.lexsort((digits, cells, rows["user"]))
+    user, cells, digits = rows["user"][order], cells[order], digits[order]
+    value = np.clip(rows["value"][order].astype(np.int64), 0, upper)
+    begin = _begins(user, cells, digits)
+    entries = np.empty(len(begin), dtype=ENTRY)
+    entries["digits"], entries["samples"] = digits[begin], np.diff(np.append(begin, len(user)))
+    entries["sum"], entries["squares"] = np.add.reduceat(value, begin), np.add.reduceat(value * value, begin)
+    user, cells = user[begin], cells[begin]
+    begin = _begins(user, cells)
+    fields = np.empty(len(begin), dtype=_GIVEN_FIELD)
+    fields["user"], fields["cells"] = user[begin], cells[begin]
+    fields["entries"] = np.diff(np.append(begin, len(user)))
+    return heads.tobytes(), fields.tobytes(), entries.tobytes()
+
+
+def split_cells(cell: IdArray) -> tuple[IdArray, NDArray[np.uint8]]:
+    """(Cells without the last two digits of their resolution, these digits), (N,) each; any id whatever is divided so."""
+    shift = _shift(cell)
+    return cell & ~(_TWO_DIGITS << shift), (cell >> shift & _TWO_DIGITS).astype(np.uint8)
+
+
+def _joined(cells: IdArray, digits: NDArray[np.uint8]) -> IdArray:
+    return cells | digits.astype(np.uint64) << _shift(cells)
+
+
+def _shift(cell: IdArray) -> IdArray:
+    """By how many bits the last two digits lie above the lowest bit."""
+    resolution = cell >> np.uint64(_RESOLUTION) & np.uint64(15)
+    return (np.uint64(_FINEST) - resolution) * np.uint64(_DIGIT_BITS)
+
+
+def _begins(*columns: NDArray[np.generic]) -> IntArray:
+    """Where each stretch of equal entries begins."""
+    new = np.zeros(len(columns[0]), dtype=bool)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(new)
+
+
+class DamagedSumsError(ValueError):
+    """Stored sums that no sequence of additions leaves."""
+
+
+class StoredPart(NamedTuple):
+    """The sums of one partition: columns of its pairs, (P,) each, the bound of their values, and the latest time that counts, µs."""
+
+    cell: IdArray
+    user: IdArray
+    entries: NDArray[np.void]
+    upper: int
+    last_us: int
+
+
+class StoredSums(NamedTuple):
+    """The sums of a window over all partitions that hold sums. ``last_us``: the latest time of an event that counts."""
+
+    sums: PairSums
+    last_us: int
+
+
+class Page(NamedTuple):
+    """Some fields of a hash: users, fields of pairs with the number of their entries, all of these entries, and ``upper``, 0 if absent."""
+
+    heads: NDArray[np.void]
+    fields: NDArray[np.void]
+    lengths: IntArray
+    entries: NDArray[np.void]
+    upper: int
+
+
+def page_of(found: Sequence[bytes]) -> Page:
+    """The fields of ``found``, names and values by turns."""
+    names, values, lengths = found[::2], found[1::2], list(map(len, found[::2]))
+    pairs = [at for at, length in enumerate(lengths) if length == _FIELD.itemsize]
+    users = [at for at, length in enumerate(lengths) if length == _USER_BYTES]
+    upper = [value for name, value in zip(names, values, strict=True) if name == b"upper"]
+    stored = [values[at] for at in pairs]
+    return Page(
+        np.frombuffer(b"".join(names[at] + values[at] for at in users), dtype=HEAD),
+        np.frombuffer(b"".join(names[at] for at in pairs), dtype=_FIELD),
+        np.fromiter(map(len, stored), np.int64, len(stored)) // ENTRY.itemsize,
+        np.frombuffer(b"".join(stored), dtype=ENTRY),
+        int(upper[0]) if upper else 0,
+    )
+
+
+def part_of(pages: Sequence[Page], number: int) -> StoredPart | None:
+    """The sums of a partition whose hash has ``number`` fields; None if ``pages`` lack some. A field may be on several pages.
+
+    Raises :class:`DamagedSumsError` unless users have as many events as pairs.
+    """
+    heads, fields, lengths, entries, uppers = (
+        np.concatenate(columns) for columns in zip(*_columns(pages), strict=True)
+    )
+    heads = heads[_first_ones(heads["user"])]
+    once = _first_ones(fields["user"], fields["cells"])
+    if len(heads) + int(once.sum()) + len(uppers) != number:
+        return None
+    entries, fields, lengths = entries[np.repeat(once, lengths)], fields[once], lengths[once]
+    if len(uppers) != 1 or int(heads["events"].sum(dtype=np.int64)) != int(entries["samples"].sum(dtype=np.int64)):
+        raise DamagedSumsError(
+            "the sums of users and of pairs in Redis do not agree; restore Redis from its append-only file"
+        )
+    user, cells = np.repeat(fields["user"], lengths), np.repeat(fields["cells"], lengths)
+    cell = _joined(cells, entries["digits"])
+    return StoredPart(cell, user, entries, int(uppers[0]), int(heads["last"].max(initial=0)))
+
+
+def _columns(pages: Sequence[Page]) -> Iterator[tuple[NDArray[Any], ...]]:
+    uppers = {page.upper for page in pages if page.upper}
+    for page in pages:
+        yield *page[:4], np.array(sorted(uppers), dtype=np.int64)
+        uppers = set()
+
+
+def _first_ones(*columns: IdArray) -> BoolArray:
+    """Whether each entry is the first one of its kind, (N,)."""
+    once = np.ones(len(columns[0]), dtype=bool)
+    order = np.lexsort(columns[::-1])
+    once[order] = False
+    once[order[_begins(*(column[order] for column in columns))]] = True
+    return once
+
+
+def together(parts: Iterable[StoredPart]) -> StoredSums | None:
+    """The sums of all ``parts``; None without any."""
+    several = list(parts)
+    if not several:
+        return None
+    entries = np.concatenate([part.entries for part in several])
+    sums = PairSums.group(
+        np.concatenate([part.cell for part in several]),
+        np.concatenate([part.user for part in several]),
+        *(entries[name].astype(np.int64) for name in ("samples", "sum", "squares")),
+        upper=max(part.upper for part in several),
+    )
+    return StoredSums(sums, max(part.last_us for part in several))
