@@ -22,8 +22,8 @@ from stream.storage.stored_sums import HEAD, NOBODY, SumTerms, counted, packed
 Form = Literal["rows", "sums"]
 """What a partition holds of a window."""
 
-_ROWS_AT_ONCE = 2_500
-"""Rows of one piece, unless a message has more: Redis serves nobody else meanwhile."""
+_PAIRS_AT_ONCE = 1_000
+"""Pairs of one piece, unless a message has more: while they are added, which takes some milliseconds, Redis serves nobody else."""
 _ADDED, _SKEWED = 0, 2
 """Verdicts of the script on a slot; the other one is that its rows are late."""
 _FORMS_KEPT = 4_096
@@ -70,7 +70,7 @@ class AddingSums:
         """Add ``batch``, in pieces. Raises :class:`Behind` if earlier offsets are missing in Redis."""
         total, asked, left = Appended(0, 0, 0), dict[int, _Users](), batch
         while True:
-            piece = left.head(_ROWS_AT_ONCE)
+            piece = left.head(_PAIRS_AT_ONCE)
             slots = list(piece.by_slot())
             parts = [self._of_slot(piece, slot, chosen, asked.get(slot)) for slot, chosen in slots]
             part = PartKeys(self._keys, piece.partition)

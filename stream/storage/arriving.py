@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from stream.storage.scripts import Argument
 
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number whose bits look random."""
+
 
 class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
     """The batch begins beyond ``stored``, the next offset in Redis, so reading must continue from there."""
@@ -89,11 +92,15 @@ class Arriving:
         deadline = self.arrivals.deadline(slot)
         return str(deadline), self.rows[chosen][: np.searchsorted(self.arrivals.rows[chosen], deadline, side="right")]
 
-    def head(self, rows: int) -> Arriving:
-        """The batch up to the end of the message with its row number ``rows``; all of it if it has no more."""
-        if len(self.rows) <= rows:
+    def head(self, pairs: int) -> Arriving:
+        """The batch up to the end of the message with the last row of its first ``pairs`` pairs of user and cell."""
+        if len(self.rows) <= pairs:
             return self
-        end = int(np.searchsorted(self.offsets, self.offsets[rows - 1], side="right"))
+        pair = self.rows["user"] * _MIXER + self.rows["cell"]  # two that become equal make the head a little longer
+        first = np.sort(np.unique(pair, return_index=True)[1])
+        if len(first) <= pairs:
+            return self
+        end = int(np.searchsorted(self.offsets, self.offsets[first[pairs] - 1], side="right"))
         return self if end == len(self.rows) else self._part(0, end, self.first, int(self.offsets[end - 1]) + 1)
 
     def after(self, offset: int) -> Arriving | None:

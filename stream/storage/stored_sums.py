@@ -4,9 +4,10 @@ Of one user, in one window and partition, an event counts if it is later in even
 and if fewer than ``window.max_events_per_user`` did. So an event that is repeated, or overtaken by a later one, does not count. Which
 events count follows from users, times and order of arrival; no measured value decides, and nobody else's events do.
 
-A window of a partition is a hash. Field of 8 bytes, user -> time of their last event that counts (µs) and their number. Field of 16
-bytes, user and cell without its last two digits -> entries of :data:`ENTRY`, one for each cell that differs in these digits only, so at
-most 64. Field ``upper`` -> largest bound in quanta to which a value was clipped before it was added. All numbers are little-endian.
+A window of a partition is a hash. Field of 8 bytes, user -> :data:`LATEST`: time and number of their events that count, and the sums of
+the pair that they were in last, since it was last another one. Most batches change these only. Field of 16 bytes, user and cell without
+its last two digits -> :data:`ENTRY` of each earlier pair whose cell differs in these digits only, so at most 64. A pair may be in both,
+and is their sum. Field ``upper`` -> largest bound in quanta to which a value was clipped before it was added.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ IdArray = NDArray[np.uint64]
 BoolArray = NDArray[np.bool_]
 
 ENTRY = np.dtype([("digits", "u1"), ("samples", "<u4"), ("sum", "<i8"), ("squares", "<i8")])
-"""One pair in Redis: the last two digits of its cell, number of events, Σx and Σx² in quanta; 21 bytes."""
+"""Sums of a pair in Redis: the last two digits of its cell, number of events, Σx and Σx² in quanta; 21 bytes."""
+LATEST = np.dtype([("last", "<i8"), ("events", "<u4"), ("cells", "<u8"), ("entry", ENTRY)])
+"""A user in Redis: time of their last event that counts, µs, the number of these events, and their last pair; 41 bytes."""
 HEAD = np.dtype([("user", "<u8"), ("last", "<i8"), ("events", "<u4")])
-"""What the store knows of a user: the time of their last event that counts, µs, and the number of these events."""
-_GIVEN_USER = np.dtype([("user", "<u8"), ("first", "<i8"), ("last", "<i8"), ("events", "<u4")])
+"""What the store tells of a user whose events do not all count."""
+_GIVEN_USER = np.dtype([("user", "<u8"), ("first", "<i8"), ("latest", LATEST)])
 _FIELD = np.dtype([("user", "<u8"), ("cells", "<u8")])
 _GIVEN_FIELD = np.dtype([*_FIELD.descr, ("entries", "u1")])
+_USER = np.dtype([("user", "<u8"), ("latest", LATEST)])
 _USER_BYTES = 8
 
 _RESOLUTION, _FINEST, _DIGIT_BITS = 52, 15, 3
@@ -44,7 +48,7 @@ class SumTerms(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Which events count, (N,), and why others do not: overtaken by a later event or the same, or beyond the limit of the user."""
+    """Which events count, (N,), and why others do not: their user has as many as may count, or else one that is as late."""
 
     counts: BoolArray
     overtaken: int
@@ -60,9 +64,10 @@ def counted(user: IdArray, time: IntArray, known: NDArray[np.void], most: int) -
         return Counted(np.zeros(0, dtype=bool), 0, 0)
     users, owner = np.unique(user, return_inverse=True)
     floor, before = np.full(len(users), np.iinfo(np.int64).min), np.zeros(len(users), dtype=np.int64)
-    mine = known[np.isin(known["user"], users)]
-    place = np.searchsorted(users, mine["user"])
-    floor[place], before[place] = mine["last"], mine["events"]
+    if len(known):
+        mine = known[np.isin(known["user"], users)]
+        place = np.searchsorted(users, mine["user"])
+        floor[place], before[place] = mine["last"], mine["events"]
     order = np.argsort(owner, kind="stable")
     group, own = owner[order], time[order]
     earliest = int(own.min())
@@ -77,40 +82,49 @@ def counted(user: IdArray, time: IntArray, known: NDArray[np.void], most: int) -
     first = np.append(True, group[1:] != group[:-1])
     running = np.maximum.accumulate(key)
     later = key > np.maximum(least, np.where(first, least, np.append(0, running[:-1])))
-    so_far = np.cumsum(later)
+    so_far = np.cumsum(later) - later
     begin = np.flatnonzero(first)
-    rank = so_far - np.repeat(so_far[begin] - later[begin], np.diff(np.append(begin, len(group))))
-    within = later & (rank + before[group] <= most)
+    earlier = so_far - np.repeat(so_far[begin], np.diff(np.append(begin, len(group)))) + before[group]
+    # Up to the limit, events that are later than all before them are those that count.
+    full = earlier >= most
     counts = np.empty(len(user), dtype=bool)
-    counts[order] = within
-    return Counted(counts, int((~later).sum()), int((later & ~within).sum()))
+    counts[order] = later & ~full
+    return Counted(counts, int((~later & ~full).sum()), int(full.sum()))
 
 
 def packed(rows: NDArray[np.void], upper: int) -> tuple[bytes, bytes, bytes]:
-    """(Users, fields, entries of all fields) of ``rows`` that count, in order of arrival, as the script reads them."""
+    """(Users with their last pairs, fields of the other pairs, entries of these) of ``rows`` that count, in order of arrival."""
     if not len(rows):
         return b"", b"", b""
-    order = np.argsort(rows["user"], kind="stable")
-    user, time = rows["user"][order], rows["time"][order]
-    begin = _begins(user)
-    heads = np.empty(len(begin), dtype=_GIVEN_USER)
-    heads["user"], heads["first"] = user[begin], time[begin]
-    heads["last"], heads["events"] = time[np.append(begin[1:], len(user)) - 1], np.diff(np.append(begin, len(user)))
-
     cells, digits = split_cells(rows["cell"])
     order = np.lexsort((digits, cells, rows["user"]))
     user, cells, digits = rows["user"][order], cells[order], digits[order]
-    value = np.clip(rows["value"][order].astype(np.int64), 0, upper)
+    value, time = np.clip(rows["value"][order].astype(np.int64), 0, upper), rows["time"][order]
     begin = _begins(user, cells, digits)
+    user, cells, latest = user[begin], cells[begin], np.maximum.reduceat(time, begin)
     entries = np.empty(len(begin), dtype=ENTRY)
-    entries["digits"], entries["samples"] = digits[begin], np.diff(np.append(begin, len(user)))
+    entries["digits"], entries["samples"] = digits[begin], np.diff(np.append(begin, len(order)))
     entries["sum"], entries["squares"] = np.add.reduceat(value, begin), np.add.reduceat(value * value, begin)
-    user, cells = user[begin], cells[begin]
+
+    of_user = _begins(user)
+    users = np.empty(len(of_user), dtype=_GIVEN_USER)
+    last = np.maximum.reduceat(latest, of_user)
+    users["user"], users["first"] = user[of_user], np.minimum.reduceat(time, begin[of_user])
+    final = latest == np.repeat(
+        last, np.diff(np.append(of_user, len(user)))
+    )  # one pair, as times of events that count differ
+    users["latest"]["last"], users["latest"]["events"] = (
+        last,
+        np.add.reduceat(entries["samples"].astype(np.int64), of_user),
+    )
+    users["latest"]["cells"], users["latest"]["entry"] = cells[final], entries[final]
+
+    user, cells, entries = user[~final], cells[~final], entries[~final]
     begin = _begins(user, cells)
     fields = np.empty(len(begin), dtype=_GIVEN_FIELD)
     fields["user"], fields["cells"] = user[begin], cells[begin]
     fields["entries"] = np.diff(np.append(begin, len(user)))
-    return heads.tobytes(), fields.tobytes(), entries.tobytes()
+    return users.tobytes(), fields.tobytes(), entries.tobytes()
 
 
 def split_cells(cell: IdArray) -> tuple[IdArray, NDArray[np.uint8]]:
@@ -160,9 +174,9 @@ class StoredSums(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some fields of a hash: users, fields of pairs with the number of their entries, all of these entries, and ``upper``, 0 if absent."""
+    """Some fields of a hash: users with their last pairs, fields with the number of their entries, all of these, and ``upper``, 0 if absent."""
 
-    heads: NDArray[np.void]
+    users: NDArray[np.void]
     fields: NDArray[np.void]
     lengths: IntArray
     entries: NDArray[np.void]
@@ -177,7 +191,7 @@ def page_of(found: Sequence[bytes]) -> Page:
     upper = [value for name, value in zip(names, values, strict=True) if name == b"upper"]
     stored = [values[at] for at in pairs]
     return Page(
-        np.frombuffer(b"".join(names[at] + values[at] for at in users), dtype=HEAD),
+        np.frombuffer(b"".join(names[at] + values[at] for at in users), dtype=_USER),
         np.frombuffer(b"".join(names[at] for at in pairs), dtype=_FIELD),
         np.fromiter(map(len, stored), np.int64, len(stored)) // ENTRY.itemsize,
         np.frombuffer(b"".join(stored), dtype=ENTRY),
@@ -190,21 +204,23 @@ def part_of(pages: Sequence[Page], number: int) -> StoredPart | None:
 
     Raises :class:`DamagedSumsError` unless users have as many events as pairs.
     """
-    heads, fields, lengths, entries, uppers = (
+    users, fields, lengths, entries, uppers = (
         np.concatenate(columns) for columns in zip(*_columns(pages), strict=True)
     )
-    heads = heads[_first_ones(heads["user"])]
-    once = _first_ones(fields["user"], fields["cells"])
-    if len(heads) + int(once.sum()) + len(uppers) != number:
+    users, once = users[_first_ones(users["user"])], _first_ones(fields["user"], fields["cells"])
+    if len(users) + int(once.sum()) + len(uppers) != number:
         return None
     entries, fields, lengths = entries[np.repeat(once, lengths)], fields[once], lengths[once]
-    if len(uppers) != 1 or int(heads["events"].sum(dtype=np.int64)) != int(entries["samples"].sum(dtype=np.int64)):
+    latest = users["latest"]
+    user = np.concatenate([users["user"], np.repeat(fields["user"], lengths)])
+    cells = np.concatenate([latest["cells"], np.repeat(fields["cells"], lengths)])
+    entries = np.concatenate([latest["entry"], entries])
+    if len(uppers) != 1 or int(latest["events"].sum(dtype=np.int64)) != int(entries["samples"].sum(dtype=np.int64)):
         raise DamagedSumsError(
             "the sums of users and of pairs in Redis do not agree; restore Redis from its append-only file"
         )
-    user, cells = np.repeat(fields["user"], lengths), np.repeat(fields["cells"], lengths)
-    cell = _joined(cells, entries["digits"])
-    return StoredPart(cell, user, entries, int(uppers[0]), int(heads["last"].max(initial=0)))
+    last = int(latest["last"].max()) if len(users) else 0
+    return StoredPart(_joined(cells, entries["digits"]), user, entries, int(uppers[0]), last)
 
 
 def _columns(pages: Sequence[Page]) -> Iterator[tuple[NDArray[Any], ...]]:

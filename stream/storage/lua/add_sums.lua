@@ -9,7 +9,11 @@
 -- these users' events do not all count. Once the piece is stored: {'stored', per slot: 0, 1 if its rows were late, 2 if they were in
 -- time by the broker's timestamp}.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not add twice.
-local USER, FIELD, ENTRY, AT_ONCE, ARGS = 28, 17, 21, 1000, 8
+local USER, FIELD, ENTRY, AT_ONCE, ARGS = 57, 17, 21, 1000, 8
+-- Of a user: time of the last event that counts, number of these, cell without its last two digits and these digits, sums of this pair.
+local LATEST = '<i8I4c9I4i8i8'
+-- Given of a user, after their name: time of the first event that counts in the piece, and the same.
+local GIVEN = '<i8i8I4c9I4i8i8'
 local progress = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark', 'event')
 local stored = tonumber(progress[1])
 if not stored then return {} end
@@ -18,19 +22,41 @@ local read, retired = tonumber(progress[2] or '0'), tonumber(progress[3] or '0')
 
 local function of(i, k) return ARGV[6 + ARGS * (i - 1) + k] end
 
--- Calls take(names, from) with the names of at most AT_ONCE records of a text, and the number of the first of them, from 0.
-local function each(text, record, length, take)
-  local n = #text / record
-  for from = 0, n - 1, AT_ONCE do
+local n, verdicts, answer = (#ARGV - 6) / ARGS, {'stored'}, {'known'}
+local uppers, users, left = {}, {}, {}  -- what is written of each slot: its bound, its users, and entries of pairs that users left
+
+-- Reads the users of slot i: what they are afterwards, and those whose events do not all count.
+local function read_users(i, key, most)
+  local text, after, differing, gone = of(i, 6), {}, {}, {}
+  local count = #text / USER
+  for from = 0, count - 1, AT_ONCE do
     local names = {}
-    for at = from, math.min(from + AT_ONCE, n) - 1 do names[at - from + 1] = string.sub(text, at * record + 1, at * record + length) end
-    take(names, from)
+    for at = from, math.min(from + AT_ONCE, count) - 1 do names[at - from + 1] = string.sub(text, at * USER + 1, at * USER + 8) end
+    for k, known in ipairs(redis.call('HMGET', key, unpack(names))) do
+      local at = (from + k - 1) * USER + 1
+      local first, last, events, where, samples, sum, squares = struct.unpack(GIVEN, text, at + 8)
+      if known then
+        local before, counted, there, more, plus, squared = struct.unpack(LATEST, known)
+        events = counted + events
+        if first <= before then differing[#differing + 1] = names[k] .. string.sub(known, 1, 12) end
+        if there == where then
+          samples, sum, squares = samples + more, sum + plus, squares + squared
+        else
+          gone[names[k] .. string.sub(there, 1, 8)] = string.sub(known, 21)
+        end
+      end
+      if events > most and not (known and first <= struct.unpack('<i8', known)) then
+        differing[#differing + 1] = names[k] .. (known and string.sub(known, 1, 12) or struct.pack('<i8I4', 0, 0))
+      end
+      local place = 2 * (from + k) - 1
+      after[place], after[place + 1] = names[k], struct.pack(LATEST, last, events, where, samples, sum, squares)
+    end
   end
+  return after, gone, table.concat(differing)
 end
 
-local n, verdicts, answer, heads, uppers = (#ARGV - 6) / ARGS, {'stored'}, {'known'}, {}, {}
 for i = 1, n do
-  local slot, deadline, key = of(i, 1), of(i, 2), KEYS[3 + i]
+  local slot, deadline, key, sums = of(i, 1), of(i, 2), KEYS[3 + i], of(i, 5) == ''
   local verdict = 0
   if of(i, 3) == '0' then
     verdict = 1
@@ -42,29 +68,16 @@ for i = 1, n do
   verdicts[1 + i] = verdict
   if verdict == 0 then
     local kind = redis.call('TYPE', key).ok
-    if kind == 'hash' and of(i, 5) ~= '' then return {slot, 'sums'} end
-    if kind == 'list' and of(i, 5) == '' then return {slot, 'rows'} end
-    if of(i, 5) == '' then
+    if kind == 'hash' and not sums then return {slot, 'sums'} end
+    if kind == 'list' and sums then return {slot, 'rows'} end
+    if sums then
       local upper = math.max(tonumber(ARGV[5]), tonumber(redis.call('HGET', key, 'upper') or '0'))
-      local most = math.min(tonumber(ARGV[6]), math.floor(2 ^ 53 / math.max(upper, 1) ^ 2))
-      local after, differing = {}, {}
-      each(of(i, 6), USER, 8, function(names, from)
-        for k, head in ipairs(redis.call('HMGET', key, unpack(names))) do
-          local first, last, events = struct.unpack('<i8i8I4', of(i, 6), (from + k - 1) * USER + 9)
-          if head then
-            local before, counted = struct.unpack('<i8I4', head)
-            events = counted + events
-            if first <= before or events > most then differing[#differing + 1] = names[k] .. head end
-          elseif events > most then
-            differing[#differing + 1] = names[k] .. struct.pack('<i8I4', 0, 0)
-          end
-          after[#after + 1], after[#after + 2] = names[k], struct.pack('<i8I4', last, events)
-        end
-      end)
-      if #differing > 0 then
-        for _, part in ipairs({slot, most, table.concat(differing)}) do answer[#answer + 1] = part end
+      local most, differing = math.min(tonumber(ARGV[6]), math.floor(2 ^ 53 / math.max(upper, 1) ^ 2))
+      uppers[i] = upper
+      users[i], left[i], differing = read_users(i, key, most)
+      if differing ~= '' then
+        for _, part in ipairs({slot, most, differing}) do answer[#answer + 1] = part end
       end
-      heads[i], uppers[i] = after, upper
     end
   end
 end
@@ -89,25 +102,42 @@ local function added(known, given)
   return table.concat(fresh)
 end
 
+local function write(key, pairs_of)
+  for from = 1, #pairs_of, 2 * AT_ONCE do redis.call('HSET', key, unpack(pairs_of, from, math.min(from + 2 * AT_ONCE - 1, #pairs_of))) end
+end
+
+-- Adds the given pairs of slot i, and those that users left, to their fields.
+local function write_fields(i, key)
+  local fields, entries, at, names, given = of(i, 7), of(i, 8), 1, {}, left[i]
+  for name in pairs(given) do names[#names + 1] = name end
+  for from = 1, #fields, FIELD do
+    local name, length = string.sub(fields, from, from + 15), string.byte(fields, from + 16) * ENTRY
+    local more = string.sub(entries, at, at + length - 1)
+    at = at + length
+    if given[name] then
+      more = added(given[name], more)
+    else
+      names[#names + 1] = name
+    end
+    given[name] = more
+  end
+  for from = 1, #names, AT_ONCE do
+    local changed, to = {}, math.min(from + AT_ONCE - 1, #names)
+    for k, known in ipairs(redis.call('HMGET', key, unpack(names, from, to))) do
+      local name = names[from + k - 1]
+      changed[#changed + 1], changed[#changed + 2] = name, known and added(known, given[name]) or given[name]
+    end
+    write(key, changed)
+  end
+end
+
 for i = 1, n do
   local key = KEYS[3 + i]
   if verdicts[1 + i] == 0 then
-    if heads[i] then
-      redis.call('HSET', key, 'upper', string.format('%.0f', uppers[i]))
-      for from = 1, #heads[i], 2 * AT_ONCE do
-        redis.call('HSET', key, unpack(heads[i], from, math.min(from + 2 * AT_ONCE - 1, #heads[i])))
-      end
-      local fields, entries, at = of(i, 7), of(i, 8), 1
-      each(fields, FIELD, 16, function(names, from)
-        local changed = {}
-        for k, known in ipairs(redis.call('HMGET', key, unpack(names))) do
-          local length = string.byte(fields, (from + k) * FIELD) * ENTRY
-          local given = string.sub(entries, at, at + length - 1)
-          at = at + length
-          changed[#changed + 1], changed[#changed + 2] = names[k], known and added(known, given) or given
-        end
-        redis.call('HSET', key, unpack(changed))
-      end)
+    if users[i] then
+      write(key, {'upper', string.format('%.0f', uppers[i])})
+      write(key, users[i])
+      write_fields(i, key)
     else
       redis.call('RPUSH', key, of(i, 5))
     end
