@@ -42,7 +42,7 @@ class PairSums:
         if n * max(upper, 1) >= MAX_TOTAL:
             raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
         # Σx² lies between Σx, as values are whole, and U·Σx.
-        if np.any((sums < 0) | (sums > samples * upper) | (squares < sums) | (squares // max(upper, 1) > sums)):
+        if np.any((sums < 0) | (sums > samples * upper) | (squares < sums) | (-(-squares // max(upper, 1)) > sums)):
             raise ParameterError(f"sums of a pair are none of values in [0, {upper}] quanta; what is stored is damaged")
         (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
         pair = of_cell.astype(np.int64) * max(len(users), 1) + of_user
