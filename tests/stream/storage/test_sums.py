@@ -183,6 +183,13 @@ async def state_ahead(state: RowStore, rows: np.ndarray) -> Appended:
     return await state.append("t/0", 201, 203, rows[:2], np.array([201, 202]), np.full(2, SLOT))
 
 
+async def test_a_straggler_or_a_repeat_in_a_later_batch_does_not_count_and_is_told(redis: Redis) -> None:
+    events: list[Event] = [(7, 1, 5, 10), (7, 1, 9, 20), (8, 1, 9, 30), (7, 1, 6, 40), (8, 1, 10, 50)]
+    told = await deliver(sums_in(redis), rows_of(events), [2])
+    assert (told.appended, told.overtaken) == (3, 2)
+    assert await pairs_in(sums_in(redis)) == {(7, 1): (2, 30, 500), (8, 1): (1, 50, 2_500)}
+
+
 async def test_two_owners_at_once_add_every_event_once(redis: Redis) -> None:
     rows = fleet(4, 400)
     owners = [sums_in(redis) for _ in range(3)]
