@@ -40,7 +40,7 @@ from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from stream.storage.sealed_rows import StoredWindow
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
-from stream.storage.stored_sums import NOBODY, counted
+from stream.storage.stored_sums import counted
 from stream.windows import SpanError, Window, utc_text
 
 if TYPE_CHECKING:
@@ -186,13 +186,12 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
     """Rows of each timeslot, oldest slot first; with ``window.state`` "sums", those that would count in the order of ``rows``."""
     starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
+    if config.window.state == "sums":
+        kept = counted(starts, rows["user"], rows["time"].astype(np.int64), config.window.max_events_per_user).counts
+        rows, starts = rows[kept], starts[kept]
     order = np.argsort(starts, kind="stable")
     slots, first = np.unique(starts[order], return_index=True)
-    parts = np.split(rows[order], first[1:]) if len(slots) else []
-    if config.window.state == "sums":
-        most = config.window.max_events_per_user
-        parts = [part[counted(part["user"], part["time"].astype(np.int64), NOBODY, most).counts] for part in parts]
-    return dict(zip(slots.tolist(), parts, strict=True))
+    return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
 
 
 def replay_offline(

@@ -6,18 +6,17 @@ nothing, and the piece is computed anew: an event is added once, whatever is del
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from redis.asyncio import Redis
 
 from stream.storage.arriving import Appended, Arriving, Behind
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.opening import Opening
 from stream.storage.scripts import Argument, Script
-from stream.storage.stored_sums import HEAD, NOBODY, SumTerms, counted, packed
+from stream.storage.stored_sums import HEAD, Known, SumTerms, counted, packed
 
 Form = Literal["rows", "sums"]
 """What a partition holds of a window."""
@@ -28,13 +27,6 @@ _ADDED, _SKEWED = 0, 2
 """Verdicts of the script on a slot; the other one is that its rows are late."""
 _FORMS_KEPT = 4_096
 """Windows of partitions of which it is remembered that they hold the other form."""
-
-
-class _Users(NamedTuple):
-    """What the store knows of some users of a window, :data:`HEAD`, and how many events of one may count."""
-
-    known: NDArray[np.void]
-    most: int
 
 
 class _OfSlot(NamedTuple):
@@ -68,25 +60,24 @@ class AddingSums:
 
     async def add(self, batch: Arriving, *, begun: bool) -> Appended:
         """Add ``batch``, in pieces. Raises :class:`Behind` if earlier offsets are missing in Redis."""
-        total, asked, left = Appended(0, 0, 0), dict[int, _Users](), batch
+        total, asked, left = Appended(0, 0, 0), dict[int, Known](), batch
         while True:
             piece = left.head(_PAIRS_AT_ONCE)
-            slots = list(piece.by_slot())
-            parts = [self._of_slot(piece, slot, chosen, asked.get(slot)) for slot, chosen in slots]
+            parts = self._by_slot(piece, asked)
             part = PartKeys(self._keys, piece.partition)
-            keys = [part.progress, part.slots, part.sealed, *(part.rows(slot) for slot, _ in slots)]
-            args: list[Argument] = [*piece.facts, *self._terms, *(arg for of_slot in parts for arg in of_slot.args)]
+            keys = [part.progress, part.slots, part.sealed, *map(part.rows, parts)]
+            args = [*piece.facts, *self._terms, *(arg for of_slot in parts.values() for arg in of_slot.args)]
             answer = await self._script.run(keys, args)
             if not answer:
                 await self._opening.open(piece.partition, 0 if begun else piece.first)
             elif answer[0] == b"known":
-                asked |= dict(_users(answer[1:]))
+                asked |= dict(_known(answer[1:]))
             elif len(answer) == 2 and answer[1] in (b"rows", b"sums"):
                 self.note(piece.partition, int(answer[0]), answer[1].decode())
             else:
                 following = piece.following
                 if answer[0] == b"stored":
-                    total = _with(total, parts, answer[1:])
+                    total = _with(total, parts.values(), answer[1:])
                 elif answer[0] < left.first:
                     raise Behind(batch.partition, answer[0])
                 else:
@@ -97,25 +88,39 @@ class AddingSums:
                     return total
                 left, asked = rest, {}
 
-    def _of_slot(self, piece: Arriving, slot: int, chosen: NDArray[np.int64] | slice, users: _Users | None) -> _OfSlot:
-        deadline, in_time = piece.in_time(slot, chosen)
-        rows = len(piece.offsets[chosen])
-        args: list[Argument] = [slot, deadline, len(in_time), int(piece.offsets[chosen][0])]
-        if self._other.get((piece.partition, slot), self.form) == "rows":
-            return _OfSlot([*args, in_time.tobytes(), b"", b"", b""], rows, len(in_time), len(in_time))
-        known, most = users or _Users(NOBODY, self._terms.most)
-        which = counted(in_time["user"], in_time["time"].astype(np.int64), known, most)
-        counting = in_time[which.counts]
-        args += [b"", *packed(counting, self._terms.upper)]
-        return _OfSlot(args, rows, len(in_time), len(counting), which.overtaken, which.beyond)
+    def _by_slot(self, piece: Arriving, asked: dict[int, Known]) -> dict[int, _OfSlot]:
+        """What the script is told of each slot. All slots are computed at once, as a sender may choose thousands."""
+        slots, in_time = list(piece.by_slot()), piece.are_in_time
+        held_as_rows = {slot for slot, _ in slots if self._form_of(piece, slot) == "rows"}
+        summed = np.flatnonzero(in_time & ~np.isin(piece.slots, list(held_as_rows)))
+        window, rows, terms = piece.slots[summed], piece.rows[summed], self._terms
+        which = counted(window, rows["user"], rows["time"].astype(np.int64), terms.most, asked)
+        sums = packed(window[which.counts], rows[which.counts], terms.upper)
+        counts, beyond = np.zeros((2, len(piece.rows)), dtype=bool)
+        counts[summed], beyond[summed] = which
+        parts = {}
+        for slot, chosen in slots:
+            deadline, given = piece.in_time(slot, chosen)
+            args: list[Argument] = [slot, deadline, len(given), int(piece.offsets[chosen][0])]
+            number = len(piece.offsets[chosen])
+            if slot in held_as_rows:
+                parts[slot] = _OfSlot([*args, given.tobytes(), b"", b"", b""], number, len(given), len(given))
+                continue
+            counting, above = int(counts[chosen].sum()), int(beyond[chosen].sum())
+            args += [b"", *sums.get(slot, (b"", b"", b""))]
+            parts[slot] = _OfSlot(args, number, len(given), counting, len(given) - counting - above, above)
+        return parts
+
+    def _form_of(self, piece: Arriving, slot: int) -> Form:
+        return self._other.get((piece.partition, slot), self.form)
 
 
-def _users(answer: list[Any]) -> Iterator[tuple[int, _Users]]:
-    for slot, most, known in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
-        yield int(slot), _Users(np.frombuffer(known, dtype=HEAD), int(most))
+def _known(answer: list[Any]) -> Iterator[tuple[int, Known]]:
+    for slot, most, users in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
+        yield int(slot), Known(np.frombuffer(users, dtype=HEAD), int(most))
 
 
-def _with(total: Appended, parts: list[_OfSlot], verdicts: list[int]) -> Appended:
+def _with(total: Appended, parts: Iterable[_OfSlot], verdicts: list[int]) -> Appended:
     """``total`` and the rows of a piece that was stored."""
     for part, verdict in zip(parts, verdicts, strict=True):
         if verdict == _ADDED:

@@ -92,6 +92,15 @@ class Arriving:
         deadline = self.arrivals.deadline(slot)
         return str(deadline), self.rows[chosen][: np.searchsorted(self.arrivals.rows[chosen], deadline, side="right")]
 
+    @property
+    def are_in_time(self) -> NDArray[np.bool_]:
+        """Whether each row was appended by the deadline of its slot, (n,)."""
+        if self.arrivals is None:
+            return np.ones(len(self.rows), dtype=bool)
+        slots, of_row = np.unique(self.slots, return_inverse=True)
+        deadlines = np.array([self.arrivals.deadline(slot) for slot in slots.tolist()], dtype=np.int64)
+        return np.asarray(self.arrivals.rows <= deadlines[of_row])
+
     def head(self, pairs: int) -> Arriving:
         """The batch up to the end of the message with the last row of its first ``pairs`` pairs of user and cell."""
         if len(self.rows) <= pairs:

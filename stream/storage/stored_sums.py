@@ -12,7 +12,8 @@ and is their sum. Field ``upper`` -> largest bound in quanta to which a value wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,84 +48,105 @@ class SumTerms(NamedTuple):
     most: int
 
 
+class Known(NamedTuple):
+    """What the store knows of some users of a window, :data:`HEAD`, and how many events of one may count there."""
+
+    users: NDArray[np.void]
+    most: int
+
+
 class Counted(NamedTuple):
-    """Which events count, (N,), and why others do not: their user has as many as may count, or else one that is as late."""
+    """Which events count, (N,), and which do not because their user has as many as may count; the others do not as they are overtaken."""
 
     counts: BoolArray
-    overtaken: int
-    beyond: int
+    beyond: BoolArray
 
 
-NOBODY = np.zeros(0, dtype=HEAD)
+def counted(
+    slot: IntArray, user: IdArray, time: IntArray, most: int, known: Mapping[int, Known] | None = None
+) -> Counted:
+    """Which of N events of windows ``slot`` count, in the order in which they arrived.
 
-
-def counted(user: IdArray, time: IntArray, known: NDArray[np.void], most: int) -> Counted:
-    """Which of N events count, in the order in which they arrived, after the events of which the store knows :data:`HEAD` ``known``."""
+    ``most`` events of one user may count in a window, unless ``known`` of that window says otherwise.
+    """
     if not len(user):
-        return Counted(np.zeros(0, dtype=bool), 0, 0)
-    users, owner = np.unique(user, return_inverse=True)
-    floor, before = np.full(len(users), np.iinfo(np.int64).min), np.zeros(len(users), dtype=np.int64)
-    if len(known):
-        mine = known[np.isin(known["user"], users)]
-        place = np.searchsorted(users, mine["user"])
+        return Counted(np.zeros(0, dtype=bool), np.zeros(0, dtype=bool))
+    order = np.lexsort((user, slot))  # which keeps the order of arrival of each user
+    begin = _begins(slot[order], user[order])
+    length = np.diff(np.append(begin, len(order)))
+    floor, before = np.full(len(begin), np.iinfo(np.int64).min), np.zeros(len(begin), dtype=np.int64)
+    limit = np.full(len(begin), most, dtype=np.int64)
+    owners, windows = user[order][begin], slot[order][begin]
+    for window, (users, limit_there) in (known or {}).items():
+        first, last = np.searchsorted(windows, [window, window + 1])
+        limit[first:last] = limit_there
+        mine = users[np.isin(users["user"], owners[first:last])]
+        place = first + np.searchsorted(owners[first:last], mine["user"])
         floor[place], before[place] = mine["last"], mine["events"]
-    order = np.argsort(owner, kind="stable")
-    group, own = owner[order], time[order]
+    group, own = np.repeat(np.arange(len(begin)), length), time[order]
     earliest = int(own.min())
     span = int(own.max()) - earliest + 2
-    if span * len(users) >= 2**62:  # of any times whatever, their ranks are enough
+    if span * len(begin) >= 2**62:  # of any times whatever, their ranks are enough
         ranks = np.unique(np.concatenate([own, floor]), return_inverse=True)[1].astype(np.int64)
         own, floor, earliest, span = ranks[: len(own)], ranks[len(own) :], 0, len(ranks) + 2
     # The users' times stand in stretches above one another, so one running maximum is that of every user.
     base = group * span
     key = base + (own - earliest + 1)
     least = base + (np.clip(floor, earliest - 1, earliest + span - 2) - earliest + 1)[group]
-    first = np.append(True, group[1:] != group[:-1])
-    running = np.maximum.accumulate(key)
-    later = key > np.maximum(least, np.where(first, least, np.append(0, running[:-1])))
+    running = np.append(0, np.maximum.accumulate(key)[:-1])
+    running[begin] = least[begin]
+    later = key > np.maximum(least, running)
     so_far = np.cumsum(later) - later
-    begin = np.flatnonzero(first)
-    earlier = so_far - np.repeat(so_far[begin], np.diff(np.append(begin, len(group)))) + before[group]
     # Up to the limit, events that are later than all before them are those that count.
-    full = earlier >= most
-    counts = np.empty(len(user), dtype=bool)
-    counts[order] = later & ~full
-    return Counted(counts, int((~later & ~full).sum()), int(full.sum()))
+    full = so_far - np.repeat(so_far[begin] - before, length) >= limit[group]
+    counts, beyond = np.empty((2, len(user)), dtype=bool)
+    counts[order], beyond[order] = later & ~full, full
+    return Counted(counts, beyond)
 
 
-def packed(rows: NDArray[np.void], upper: int) -> tuple[bytes, bytes, bytes]:
-    """(Users with their last pairs, fields of the other pairs, entries of these) of ``rows`` that count, in order of arrival."""
+Packed = tuple[bytes, bytes, bytes]
+"""Users with their last pairs, fields of the other pairs, and the entries of these, as the script reads them."""
+
+
+def packed(slot: IntArray, rows: NDArray[np.void], upper: int) -> dict[int, Packed]:
+    """Each window of ``rows`` that count, which are in order of arrival, packed."""
     if not len(rows):
-        return b"", b"", b""
+        return {}
     cells, digits = split_cells(rows["cell"])
-    order = np.lexsort((digits, cells, rows["user"]))
-    user, cells, digits = rows["user"][order], cells[order], digits[order]
+    order = np.lexsort((digits, cells, rows["user"], slot))
+    window, user, cells, digits = slot[order], rows["user"][order], cells[order], digits[order]
     value, time = np.clip(rows["value"][order].astype(np.int64), 0, upper), rows["time"][order]
-    begin = _begins(user, cells, digits)
-    user, cells, latest = user[begin], cells[begin], np.maximum.reduceat(time, begin)
+    begin = _begins(window, user, cells, digits)
+    window, user, cells, latest = window[begin], user[begin], cells[begin], np.maximum.reduceat(time, begin)
     entries = np.empty(len(begin), dtype=ENTRY)
     entries["digits"], entries["samples"] = digits[begin], np.diff(np.append(begin, len(order)))
     entries["sum"], entries["squares"] = np.add.reduceat(value, begin), np.add.reduceat(value * value, begin)
 
-    of_user = _begins(user)
+    of_user = _begins(window, user)
     users = np.empty(len(of_user), dtype=_GIVEN_USER)
     last = np.maximum.reduceat(latest, of_user)
     users["user"], users["first"] = user[of_user], np.minimum.reduceat(time, begin[of_user])
-    final = latest == np.repeat(
-        last, np.diff(np.append(of_user, len(user)))
-    )  # one pair, as times of events that count differ
-    users["latest"]["last"], users["latest"]["events"] = (
-        last,
-        np.add.reduceat(entries["samples"].astype(np.int64), of_user),
-    )
+    final = latest == np.repeat(last, np.diff(np.append(of_user, len(user))))  # one pair, as times that count differ
+    users["latest"]["last"] = last
+    users["latest"]["events"] = np.add.reduceat(entries["samples"].astype(np.int64), of_user)
     users["latest"]["cells"], users["latest"]["entry"] = cells[final], entries[final]
+    windows = window[of_user]
 
-    user, cells, entries = user[~final], cells[~final], entries[~final]
-    begin = _begins(user, cells)
+    window, user, cells, entries = window[~final], user[~final], cells[~final], entries[~final]
+    begin = _begins(window, user, cells)
     fields = np.empty(len(begin), dtype=_GIVEN_FIELD)
     fields["user"], fields["cells"] = user[begin], cells[begin]
     fields["entries"] = np.diff(np.append(begin, len(user)))
-    return users.tobytes(), fields.tobytes(), entries.tobytes()
+    names = np.unique(windows)
+    parts = (_split(users, windows, names), _split(fields, window[begin], names), _split(entries, window, names))
+    return dict(zip(names.tolist(), zip(*parts, strict=True), strict=True))
+
+
+def _split(records: NDArray[np.void], window: IntArray, names: IntArray) -> Iterator[bytes]:
+    """The bytes of ``records`` of each of the windows ``names``; ``window``: that of each record, ascending."""
+    ends = np.searchsorted(window, names, side="right").tolist()
+    for start, end in itertools.pairwise([0, *ends]):
+        yield records[start:end].tobytes()
 
 
 def split_cells(cell: IdArray) -> tuple[IdArray, NDArray[np.uint8]]:

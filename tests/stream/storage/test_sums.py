@@ -19,7 +19,7 @@ from stream.storage.adding_sums import AddingSums
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.row_store import ROW, Appended, Arrivals, Behind, RowStore, StateError
 from stream.storage.sealed_rows import NotSealedError
-from stream.storage.stored_sums import HEAD, NOBODY, DamagedSumsError, SumTerms, counted, split_cells
+from stream.storage.stored_sums import HEAD, DamagedSumsError, Known, SumTerms, counted, split_cells
 from tests.support.builders import SLOT
 from tests.support.summed import Event, account, deliver, events_of, fleet, pairs_in, rows_of
 
@@ -112,27 +112,30 @@ async def test_the_planted_bug_of_adding_what_is_delivered_again_is_seen(redis: 
 
 @given(EVENTS, st.integers(1, 9), st.integers(0, 40))
 def test_which_events_count_is_the_plain_rule_also_after_known_events(events: list[Event], most: int, cut: int) -> None:
-    rows = rows_of(events)
-    known = np.zeros(0, dtype=HEAD)
-    before = counted(rows["user"][:cut], rows["time"][:cut].astype(np.int64), NOBODY, most)
-    if before.counts.any():
-        kept = rows[:cut][before.counts]
-        known = np.array(
-            [(u, kept["time"][kept["user"] == u].max(), (kept["user"] == u).sum()) for u in np.unique(kept["user"])],
-            dtype=HEAD,
-        )
-    after = counted(rows["user"][cut:], rows["time"][cut:].astype(np.int64), known, most)
-    _, overtaken, beyond = account(events, UPPER, most)
-    assert (before.overtaken + after.overtaken, before.beyond + after.beyond) == (overtaken, beyond)
-    kept = rows[np.append(before.counts, after.counts)]
-    assert account(events_of(kept), UPPER, most)[0] == account(events, UPPER, most)[0]
+    """Two windows at once; of the events before ``cut`` the store knows what it would."""
+    rows = rows_of(at(events, 2))
+    slots, times = rows["time"] // HOUR_US * 3600, rows["time"].astype(np.int64)
+    before = counted(slots[:cut], rows["user"][:cut], times[:cut], most)
+    kept, known = rows[:cut][before.counts], dict[int, Known]()
+    for slot in np.unique(slots[:cut]).tolist():
+        own = kept[slots[:cut][before.counts] == slot]
+        heads = [(u, own["time"][own["user"] == u].max(), (own["user"] == u).sum()) for u in np.unique(own["user"])]
+        known[slot] = Known(np.array(heads, dtype=HEAD), most)
+    after = counted(slots[cut:], rows["user"][cut:], times[cut:], most, known)
+    counts, beyond = np.append(before.counts, after.counts), np.append(before.beyond, after.beyond)
+    for slot in np.unique(slots).tolist():
+        mine = slots == slot
+        expected, overtaken, above = account(events_of(rows[mine]), UPPER, most)
+        assert int(beyond[mine].sum()) == above
+        assert int((~counts & ~beyond)[mine].sum()) == overtaken
+        assert account(events_of(rows[mine & counts]), UPPER, most)[0] == expected
 
 
 def test_times_of_any_size_are_compared_without_overflow() -> None:
     time = np.array([-(2**62), 2**62, 0, 2**62, 2**62 + 1])
-    user = np.array([1, 1, 2, 2, 1], dtype=np.uint64)
-    assert counted(user, time, NOBODY, 10).counts.all()
-    assert counted(user, time[::-1].copy(), NOBODY, 10).counts.tolist() == [True, False, True, True, False]
+    slot, user = np.zeros(5, dtype=np.int64), np.array([1, 1, 2, 2, 1], dtype=np.uint64)
+    assert counted(slot, user, time, 10).counts.all()
+    assert counted(slot, user, time[::-1].copy(), 10).counts.tolist() == [True, False, True, True, False]
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
