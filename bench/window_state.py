@@ -50,7 +50,7 @@ class Sizes:
 FLEETS = {
     "1 000 vehicles, a fix a second": Sizes(1_000, 1.0, 60),
     "10 000 vehicles, a fix every ten seconds": Sizes(10_000, 10.0, 60),
-    "10 000 vehicles, a fix a second": Sizes(10_000, 1.0, 60),
+    "10 000 vehicles, a fix a second, ten minutes": Sizes(10_000, 1.0, 10),
 }
 QUICK = {"50 vehicles": Sizes(50, 10.0, 5)}
 

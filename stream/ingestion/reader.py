@@ -27,6 +27,7 @@ from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import Message, rejected_message
 from stream.storage.row_store import Appended, Arrivals, Behind, ReadThrough, RowStore
+from stream.storage.stored_sums import OVERTAKEN
 from stream.windows import CLOCK_MARGIN_US
 
 log = structlog.get_logger()
@@ -39,9 +40,6 @@ _LOOK_SECONDS = 1.0
 _BACKOFF_SECONDS = (0.1, 5.0)
 _REPORTS_WAITING = 1_000
 _REPORT_SECONDS = 5.0
-
-OVERTAKEN = "overtaken"
-"""Reason, in metrics, for which sums do not count an event that follows one of its user as late in event time, or later."""
 
 T = TypeVar("T")
 Report = Callable[[Message], Awaitable[None]]

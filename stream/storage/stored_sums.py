@@ -41,6 +41,10 @@ _RESOLUTION, _FINEST, _DIGIT_BITS = 52, 15, 3
 _TWO_DIGITS = np.uint64(63)
 
 
+OVERTAKEN = "overtaken"
+"""Reason, in metrics and summaries, for which an event does not count that follows one of its user as late in event time, or later."""
+
+
 class SumTerms(NamedTuple):
     """``upper``: bound of a value, U, in quanta. ``most``: events of one user that count in a window and partition."""
 
