@@ -32,7 +32,7 @@ _BYTES_PER_READ = 2**19
 nobody else."""
 _BLOBS_PER_READ = 2_000
 """Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as long."""
-_FIELDS_PER_READ = 2_000
+_FIELDS_PER_READ = 1_000
 """Fields of sums that one read looks at, each of some hundred bytes."""
 _PARTITIONS_AT_ONCE = 16
 """Partitions that are read at once: with half a MiB each, what is on its way stays small beside a window."""
