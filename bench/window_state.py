@@ -91,12 +91,12 @@ async def store(config: Config, url: str, rows: np.ndarray) -> dict[str, Any]:
             for entry in await redis.slowlog_get(100_000)
             if entry["command"].startswith(b"EVAL")
         )
-        held = await redis.memory_usage(PartKeys(FeedKeys.of(config), _PARTITION).rows(SLOT), samples=0)
+        stored = await redis.memory_usage(PartKeys(FeedKeys.of(config), _PARTITION).rows(SLOT), samples=0)
     server = sum(after[name] - before[name] for name in ("used_cpu_user", "used_cpu_sys"))
     written = after["aof_current_size"] - before["aof_current_size"]
     return {
-        "bytes": held,
-        "bytes_an_event": held / len(rows),
+        "bytes": stored,
+        "bytes_an_event": stored / len(rows),
         "append_only_bytes_an_event": written / len(rows),
         "worker_ns_an_event": round(spent / len(rows) * 1e9),
         "redis_ns_an_event": round(server / len(rows) * 1e9),

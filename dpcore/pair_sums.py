@@ -36,14 +36,7 @@ class PairSums:
         """
         if not len(cell) == len(user) == len(samples) == len(sums) == len(squares):
             raise ParameterError("columns of pairs have unequal lengths; give one entry of each for every pair")
-        if upper < 0 or np.any(samples < 0):
-            raise ParameterError("an upper bound or a number of samples is negative; give 0 or more")
-        n = int(samples.sum())
-        if n * max(upper, 1) >= MAX_TOTAL:
-            raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
-        # Σx² lies between Σx, as values are whole, and U·Σx.
-        if np.any((sums < 0) | (sums > samples * upper) | (squares < sums) | (-(-squares // max(upper, 1)) > sums)):
-            raise ParameterError(f"sums of a pair are none of values in [0, {upper}] quanta; what is stored is damaged")
+        _check_sums(samples, sums, squares, upper)
         (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
         pair = of_cell.astype(np.int64) * max(len(users), 1) + of_user
         distinct, position = indexed(pair)
@@ -103,6 +96,17 @@ class PairSums:
         """As :meth:`Contributions.cell_squares`."""
         check_squares(int(self.counts.samples.sum()), self.upper)
         return self.counts.by_cell(self.squares)
+
+
+def _check_sums(samples: IntArray, sums: IntArray, squares: IntArray, upper: int) -> None:
+    if upper < 0 or np.any(samples < 0):
+        raise ParameterError("an upper bound or a number of samples is negative; give 0 or more")
+    n = int(samples.sum())
+    if n * max(upper, 1) >= MAX_TOTAL:
+        raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
+    # Σx² lies between Σx, as values are whole, and U·Σx.
+    if np.any((sums < 0) | (sums > samples * upper) | (squares < sums) | (-(-squares // max(upper, 1)) > sums)):
+        raise ParameterError(f"sums of a pair are none of values in [0, {upper}] quanta; what is stored is damaged")
 
 
 Summable = Contributions | PairSums

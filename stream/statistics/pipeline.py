@@ -33,11 +33,12 @@ from stream.statistics.histograms.histograms import (
 from stream.statistics.merging import excluded
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS, draw_participation
 from stream.statistics.participation.plan import plan_participation
-from stream.statistics.plan import CDF, DECIMALS, Columns, Derived, Plan, values_of
+from stream.statistics.plan import CDF, DECIMALS, Columns, Derived, Plan
 from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_values
+from stream.statistics.window_sums import values_of
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]

@@ -154,11 +154,11 @@ class WindowStatistics:
         limits, rules = UserLimits.of(config), FixRules.of(config)
         if sums is None:
             return WindowRows.of(rows, config, limits, box, rules, declared=config.declares_regions)
-        held = check_sums(sums.sums, sums.last_us, window, config)
+        added = check_sums(sums.sums, sums.last_us, window, config)
         if len(rows):
             beside = WindowRows.of(rows, config, UserLimits(0, limits.events), box)
-            held = merged(held, PairSums.of(beside.contributions))
-        return WindowSums.of(held, limits)
+            added = merged(added, PairSums.of(beside.contributions))
+        return WindowSums.of(added, limits)
 
     def plan(self, rows: Arranged, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.

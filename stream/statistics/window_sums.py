@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.contributions import Counts
-from dpcore.pair_sums import PairSums
+from dpcore.contributions import Contributions, Counts
+from dpcore.pair_sums import PairSums, Summable
 from stream.config import Config
 from stream.config.needs_rows import needs_rows
 from stream.statistics.merging import by_planned_cells
@@ -71,6 +71,16 @@ class WindowSums:
     def beyond_limits(self) -> int:
         """Number of events in cells that do not count, because their user was in too many; for operators only."""
         return int(self.stored.counts.samples.sum() - self.counts.samples.sum())
+
+
+def values_of(plan: Plan, contributions: Summable) -> Contributions:
+    """The single values; raises :class:`PlanError` if only their sums were kept."""
+    if isinstance(contributions, PairSums):
+        raise PlanError(
+            f"window {utc_text(plan.window.start)} was planned for statistics that read single events, but its state are sums; nothing "
+            "was drawn. Restore Redis from its append-only file"
+        )
+    return contributions
 
 
 def check_sums(stored: PairSums, last_us: int, window: Window, config: Config) -> PairSums:

@@ -16,16 +16,16 @@ from stream.storage.arriving import Appended, Arriving, Behind
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.opening import Opening
 from stream.storage.scripts import Argument, Script
-from stream.storage.stored_sums import HEAD, Known, SumTerms, counted, packed
+from stream.storage.stored_sums import HEAD, Counted, Known, Packed, SumTerms, counted, packed
 
 Form = Literal["rows", "sums"]
 """What a partition holds of a window."""
 
-_PAIRS_AT_ONCE = 1_000
+PAIRS_AT_ONCE = 1_000
 """Pairs of one piece, unless a message has more: while they are added, which takes some milliseconds, Redis serves nobody else."""
 _ADDED, _SKEWED = 0, 2
 """Verdicts of the script on a slot; the other one is that its rows are late."""
-_FORMS_KEPT = 4_096
+FORMS_KEPT = 4_096
 """Windows of partitions of which it is remembered that they hold the other form."""
 
 
@@ -45,29 +45,31 @@ class AddingSums:
 
     def __init__(self, redis: Redis, keys: FeedKeys, opening: Opening, terms: SumTerms, form: Form) -> None:
         self._keys, self._opening, self._terms, self.form = keys, opening, terms, form
-        self._script = Script(redis, "moving.lua", "add_sums.lua")
-        self._other: dict[tuple[str, int], Form] = {}
+        self.script = Script(redis, "moving.lua", "add_sums.lua")
+        self.other_forms: dict[tuple[str, int], Form] = {}
 
     def note(self, partition: str, slot: int, form: Form) -> None:
         """Remember which form a window holds, so that its next batch is made so at once."""
-        if len(self._other) >= _FORMS_KEPT:
-            self._other.clear()
-        self._other[partition, slot] = form
+        if len(self.other_forms) >= FORMS_KEPT:
+            self.other_forms.clear()
+        self.other_forms[partition, slot] = form
 
     def knows(self, batch: Arriving) -> bool:
         """Whether a window of the batch holds another form than new ones do."""
-        return bool(self._other) and any((batch.partition, slot) in self._other for slot, _ in batch.by_slot())
+        return bool(self.other_forms) and any(
+            (batch.partition, slot) in self.other_forms for slot, _ in batch.by_slot()
+        )
 
     async def add(self, batch: Arriving, *, begun: bool) -> Appended:
         """Add ``batch``, in pieces. Raises :class:`Behind` if earlier offsets are missing in Redis."""
         total, asked, left = Appended(0, 0, 0), dict[int, Known](), batch
         while True:
-            piece = left.head(_PAIRS_AT_ONCE)
+            piece = left.head(PAIRS_AT_ONCE)
             parts = self._by_slot(piece, asked)
             part = PartKeys(self._keys, piece.partition)
             keys = [part.progress, part.slots, part.sealed, *map(part.rows, parts)]
             args = [*piece.facts, *self._terms, *(arg for of_slot in parts.values() for arg in of_slot.args)]
-            answer = await self._script.run(keys, args)
+            answer = await self.script.run(keys, args)
             if not answer:
                 await self._opening.open(piece.partition, 0 if begun else piece.first)
             elif answer[0] == b"known":
@@ -90,15 +92,9 @@ class AddingSums:
 
     def _by_slot(self, piece: Arriving, asked: dict[int, Known]) -> dict[int, _OfSlot]:
         """What the script is told of each slot. All slots are computed at once, as a sender may choose thousands."""
-        slots, in_time = list(piece.by_slot()), piece.are_in_time
+        slots, parts = list(piece.by_slot()), dict[int, _OfSlot]()
         held_as_rows = {slot for slot, _ in slots if self._form_of(piece, slot) == "rows"}
-        summed = np.flatnonzero(in_time & ~np.isin(piece.slots, list(held_as_rows)))
-        window, rows, terms = piece.slots[summed], piece.rows[summed], self._terms
-        which = counted(window, rows["user"], rows["time"].astype(np.int64), terms.most, asked)
-        sums = packed(window[which.counts], rows[which.counts], terms.upper)
-        counts, beyond = np.zeros((2, len(piece.rows)), dtype=bool)
-        counts[summed], beyond[summed] = which
-        parts = {}
+        (counts, beyond), sums = self._summed(piece, asked, list(held_as_rows))
         for slot, chosen in slots:
             deadline, given = piece.in_time(slot, chosen)
             args: list[Argument] = [slot, deadline, len(given), int(piece.offsets[chosen][0])]
@@ -111,8 +107,19 @@ class AddingSums:
             parts[slot] = _OfSlot(args, number, len(given), counting, len(given) - counting - above, above)
         return parts
 
+    def _summed(
+        self, piece: Arriving, asked: dict[int, Known], besides: list[int]
+    ) -> tuple[Counted, dict[int, Packed]]:
+        """Which rows of the piece count, (N,), and the sums of each slot but those ``besides``."""
+        among = np.flatnonzero(piece.are_in_time & ~np.isin(piece.slots, besides))
+        window, rows, terms = piece.slots[among], piece.rows[among], self._terms
+        which = counted(window, rows["user"], rows["time"].astype(np.int64), terms.most, asked)
+        all_rows = Counted(*np.zeros((2, len(piece.rows)), dtype=bool))
+        all_rows.counts[among], all_rows.beyond[among] = which
+        return all_rows, packed(window[which.counts], rows[which.counts], terms.upper)
+
     def _form_of(self, piece: Arriving, slot: int) -> Form:
-        return self._other.get((piece.partition, slot), self.form)
+        return self.other_forms.get((piece.partition, slot), self.form)
 
 
 def _known(answer: list[Any]) -> Iterator[tuple[int, Known]]:

@@ -136,7 +136,7 @@ class RowStore(SealedRows):
         super().__init__(redis, feed, shared_ledger)
         self._opening = Opening(redis, self._keys)
         self._append = Script(redis, "moving.lua", "append.lua")
-        self._sums = None if terms is None else AddingSums(redis, self._keys, self._opening, terms, form)
+        self.sums = None if terms is None else AddingSums(redis, self._keys, self._opening, terms, form)
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
@@ -171,7 +171,7 @@ class RowStore(SealedRows):
         it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
         batch = Arriving(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
-        sums = self._sums
+        sums = self.sums
         if sums is not None and (sums.form == "sums" or sums.knows(batch)):
             return await sums.add(batch, begun=begun)
         part = PartKeys(self._keys, partition)

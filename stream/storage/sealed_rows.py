@@ -32,7 +32,7 @@ _BYTES_PER_READ = 2**19
 nobody else."""
 _BLOBS_PER_READ = 2_000
 """Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as long."""
-_FIELDS_PER_READ = 1_000
+FIELDS_PER_READ = 1_000
 """Fields of sums that one read looks at, each of some hundred bytes."""
 _PARTITIONS_AT_ONCE = 16
 """Partitions that are read at once: with half a MiB each, what is on its way stays small beside a window."""
@@ -181,11 +181,7 @@ class SealedRows:
         waiting, of_sums = [_Place(number, None, 0) for number in range(len(names))], list[_Place]()
         while waiting:
             turn, waiting = waiting[:_PARTITIONS_AT_ONCE], waiting[_PARTITIONS_AT_ONCE:]
-            calls: list[Call] = []
-            for place in turn:
-                part, gone = PartKeys(self._keys, names[place.number]), partitions[names[place.number]].gone
-                keys = [part.sealed, part.rows(slot), *([part.slots] if gone else [])]
-                calls.append((keys, [slot, place.blob, _BYTES_PER_READ, _BLOBS_PER_READ]))
+            calls = [self._read_call(slot, name := names[place.number], partitions[name], place.blob) for place in turn]
             left = []
             for place, answer in zip(turn, await each(self._redis, _READ_PART, calls), strict=True):
                 if not answer or place.seal not in (None, answer[0]):
@@ -198,10 +194,15 @@ class SealedRows:
                 elif not last:
                     left.append(_Place(place.number, seal, place.blob + len(blobs)))
             waiting = left + waiting
-        sums = together([await self._read_sums(slot, names[place.number], place.seal) for place in of_sums])
+        sums = together([await self.read_sums(slot, names[place.number], place.seal) for place in of_sums])
         return StoredWindow(np.frombuffer(stored, dtype=ROW if positions else PLACELESS_ROW), sums)
 
-    async def _read_sums(self, slot: int, partition: str, seal: bytes | None) -> StoredPart:
+    def _read_call(self, slot: int, partition: str, known: Known, blob: int) -> Call:
+        part = PartKeys(self._keys, partition)
+        keys = [part.sealed, part.rows(slot), *([part.slots] if known.gone else [])]
+        return keys, [slot, blob, _BYTES_PER_READ, _BLOBS_PER_READ]
+
+    async def read_sums(self, slot: int, partition: str, seal: bytes | None) -> StoredPart:
         """The sums of one partition, under the ``seal`` that was seen.
 
         A cursor means nothing to a server that was started anew, or to the replica that took over. So it is checked that as many
@@ -209,12 +210,12 @@ class SealedRows:
         """
         part, pages, cursor = PartKeys(self._keys, partition), list[Page](), b"0"
         while cursor != b"0" or not pages:
-            calls: list[Call] = [([part.sealed, part.rows(slot)], [slot, cursor, _FIELDS_PER_READ])]
+            calls: list[Call] = [([part.sealed, part.rows(slot)], [slot, cursor, FIELDS_PER_READ])]
             (answer,) = await each(self._redis, _SCAN_PART, calls)
             if not answer or answer[0] != seal:
                 raise NotSealedError(slot, [partition])
-            _, number, cursor, found = answer
-            pages.append(page_of(found))
+            _, number, cursor, fields = answer
+            pages.append(page_of(fields))
         stored = part_of(pages, number)
         if stored is None:
             raise NotSealedError(slot, [partition])

@@ -78,34 +78,45 @@ def counted(
     order = np.lexsort((user, slot))  # which keeps the order of arrival of each user
     begin = _begins(slot[order], user[order])
     length = np.diff(np.append(begin, len(order)))
-    floor, before = np.full(len(begin), np.iinfo(np.int64).min), np.zeros(len(begin), dtype=np.int64)
-    limit = np.full(len(begin), most, dtype=np.int64)
-    owners, windows = user[order][begin], slot[order][begin]
-    for window, (users, limit_there) in (known or {}).items():
-        first, last = np.searchsorted(windows, [window, window + 1])
-        limit[first:last] = limit_there
-        mine = users[np.isin(users["user"], owners[first:last])]
-        place = first + np.searchsorted(owners[first:last], mine["user"])
-        floor[place], before[place] = mine["last"], mine["events"]
-    group, own = np.repeat(np.arange(len(begin)), length), time[order]
-    earliest = int(own.min())
-    span = int(own.max()) - earliest + 2
-    if span * len(begin) >= 2**62:  # of any times whatever, their ranks are enough
-        ranks = np.unique(np.concatenate([own, floor]), return_inverse=True)[1].astype(np.int64)
-        own, floor, earliest, span = ranks[: len(own)], ranks[len(own) :], 0, len(ranks) + 2
-    # The users' times stand in stretches above one another, so one running maximum is that of every user.
-    base = group * span
-    key = base + (own - earliest + 1)
-    least = base + (np.clip(floor, earliest - 1, earliest + span - 2) - earliest + 1)[group]
-    running = np.append(0, np.maximum.accumulate(key)[:-1])
-    running[begin] = least[begin]
-    later = key > np.maximum(least, running)
-    so_far = np.cumsum(later) - later
+    floor, before, limit = _known_of(slot[order][begin], user[order][begin], most, known or {})
+    later = _later(np.repeat(np.arange(len(begin)), length), time[order], floor, begin)
+    so_far: IntArray = np.cumsum(later) - later
     # Up to the limit, events that are later than all before them are those that count.
-    full = so_far - np.repeat(so_far[begin] - before, length) >= limit[group]
+    full = so_far - np.repeat(so_far[begin] - before, length) >= np.repeat(limit, length)
     counts, beyond = np.empty((2, len(user)), dtype=bool)
     counts[order], beyond[order] = later & ~full, full
     return Counted(counts, beyond)
+
+
+def _known_of(
+    window: IntArray, user: IdArray, most: int, known: Mapping[int, Known]
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Of each user of each window, in order, (G,): the time after which events count, how many did, how many may."""
+    floor, before = np.full(len(user), np.iinfo(np.int64).min), np.zeros(len(user), dtype=np.int64)
+    limit = np.full(len(user), most, dtype=np.int64)
+    for of_window, (users, limit_there) in known.items():
+        first, last = np.searchsorted(window, [of_window, of_window + 1])
+        limit[first:last] = limit_there
+        mine = users[np.isin(users["user"], user[first:last])]
+        place = first + np.searchsorted(user[first:last], mine["user"])
+        floor[place], before[place] = mine["last"], mine["events"]
+    return floor, before, limit
+
+
+def _later(group: IntArray, time: IntArray, floor: IntArray, begin: IntArray) -> BoolArray:
+    """Which events, (N,), are later than the ``floor`` of their ``group`` and than all of it before them. Group g begins at ``begin[g]``."""
+    earliest = int(time.min())
+    span = int(time.max()) - earliest + 2
+    if span * len(begin) >= 2**62:  # of any times whatever, their ranks are enough
+        ranks = np.unique(np.concatenate([time, floor]), return_inverse=True)[1].astype(np.int64)
+        time, floor, earliest, span = ranks[: len(time)], ranks[len(time) :], 0, len(ranks) + 2
+    # The groups' times stand in stretches above one another, so one running maximum is that of every group.
+    base = group * span
+    key = base + (time - earliest + 1)
+    least = base + (np.clip(floor, earliest - 1, earliest + span - 2) - earliest + 1)[group]
+    running = np.append(0, np.maximum.accumulate(key)[:-1])
+    running[begin] = least[begin]
+    return np.asarray(key > np.maximum(least, running))
 
 
 Packed = tuple[bytes, bytes, bytes]
@@ -116,34 +127,56 @@ def packed(slot: IntArray, rows: NDArray[np.void], upper: int) -> dict[int, Pack
     """Each window of ``rows`` that count, which are in order of arrival, packed."""
     if not len(rows):
         return {}
-    cells, digits = split_cells(rows["cell"])
-    order = np.lexsort((digits, cells, rows["user"], slot))
-    window, user, cells, digits = slot[order], rows["user"][order], cells[order], digits[order]
-    value, time = np.clip(rows["value"][order].astype(np.int64), 0, upper), rows["time"][order]
-    begin = _begins(window, user, cells, digits)
-    window, user, cells, latest = window[begin], user[begin], cells[begin], np.maximum.reduceat(time, begin)
-    entries = np.empty(len(begin), dtype=ENTRY)
-    entries["digits"], entries["samples"] = digits[begin], np.diff(np.append(begin, len(order)))
-    entries["sum"], entries["squares"] = np.add.reduceat(value, begin), np.add.reduceat(value * value, begin)
-
-    of_user = _begins(window, user)
-    users = np.empty(len(of_user), dtype=_GIVEN_USER)
-    last = np.maximum.reduceat(latest, of_user)
-    users["user"], users["first"] = user[of_user], np.minimum.reduceat(time, begin[of_user])
-    final = latest == np.repeat(last, np.diff(np.append(of_user, len(user))))  # one pair, as times that count differ
+    pairs = _Pairs.of(slot, rows, upper)
+    begin = _begins(pairs.window, pairs.user)
+    users = np.empty(len(begin), dtype=_GIVEN_USER)
+    last = np.maximum.reduceat(pairs.last, begin)
+    users["user"], users["first"] = pairs.user[begin], np.minimum.reduceat(pairs.first, begin)
+    # One pair of each user, as times of events that count differ.
+    final = pairs.last == np.repeat(last, np.diff(np.append(begin, len(pairs.user))))
     users["latest"]["last"] = last
-    users["latest"]["events"] = np.add.reduceat(entries["samples"].astype(np.int64), of_user)
-    users["latest"]["cells"], users["latest"]["entry"] = cells[final], entries[final]
-    windows = window[of_user]
-
-    window, user, cells, entries = window[~final], user[~final], cells[~final], entries[~final]
-    begin = _begins(window, user, cells)
+    users["latest"]["events"] = np.add.reduceat(pairs.entries["samples"].astype(np.int64), begin)
+    users["latest"]["cells"], users["latest"]["entry"] = pairs.cells[final], pairs.entries[final]
+    windows, others = pairs.window[begin], pairs.among(~final)
+    begin = _begins(others.window, others.user, others.cells)
     fields = np.empty(len(begin), dtype=_GIVEN_FIELD)
-    fields["user"], fields["cells"] = user[begin], cells[begin]
-    fields["entries"] = np.diff(np.append(begin, len(user)))
+    fields["user"], fields["cells"] = others.user[begin], others.cells[begin]
+    fields["entries"] = np.diff(np.append(begin, len(others.user)))
     names = np.unique(windows)
-    parts = (_split(users, windows, names), _split(fields, window[begin], names), _split(entries, window, names))
+    parts = (
+        _split(users, windows, names),
+        _split(fields, others.window[begin], names),
+        _split(others.entries, others.window, names),
+    )
     return dict(zip(names.tolist(), zip(*parts, strict=True), strict=True))
+
+
+class _Pairs(NamedTuple):
+    """The P pairs of some rows by window, user and cell, (P,) each: their sums, and the times of their first and last events."""
+
+    window: IntArray
+    user: IdArray
+    cells: IdArray
+    entries: NDArray[np.void]
+    first: IntArray
+    last: IntArray
+
+    @classmethod
+    def of(cls, slot: IntArray, rows: NDArray[np.void], upper: int) -> _Pairs:
+        cells, digits = split_cells(rows["cell"])
+        order = np.lexsort((digits, cells, rows["user"], slot))
+        window, user, cells, digits = slot[order], rows["user"][order], cells[order], digits[order]
+        value, time = np.clip(rows["value"][order].astype(np.int64), 0, upper), rows["time"][order]
+        begin = _begins(window, user, cells, digits)
+        entries = np.empty(len(begin), dtype=ENTRY)
+        entries["digits"], entries["samples"] = digits[begin], np.diff(np.append(begin, len(order)))
+        entries["sum"], entries["squares"] = np.add.reduceat(value, begin), np.add.reduceat(value * value, begin)
+        first, last = np.minimum.reduceat(time, begin), np.maximum.reduceat(time, begin)
+        return cls(window[begin], user[begin], cells[begin], entries, first, last)
+
+    def among(self, chosen: BoolArray) -> _Pairs:
+        window, user, cells, entries, first, last = self
+        return _Pairs(window[chosen], user[chosen], cells[chosen], entries[chosen], first[chosen], last[chosen])
 
 
 def _split(records: NDArray[np.void], window: IntArray, names: IntArray) -> Iterator[bytes]:
@@ -159,7 +192,8 @@ def split_cells(cell: IdArray) -> tuple[IdArray, NDArray[np.uint8]]:
     return cell & ~(_TWO_DIGITS << shift), (cell >> shift & _TWO_DIGITS).astype(np.uint8)
 
 
-def _joined(cells: IdArray, digits: NDArray[np.uint8]) -> IdArray:
+def joined_cells(cells: IdArray, digits: NDArray[np.uint8]) -> IdArray:
+    """The cells that :func:`split_cells` divided, (N,)."""
     return cells | digits.astype(np.uint64) << _shift(cells)
 
 
@@ -209,9 +243,9 @@ class Page(NamedTuple):
     upper: int
 
 
-def page_of(found: Sequence[bytes]) -> Page:
-    """The fields of ``found``, names and values by turns."""
-    names, values, lengths = found[::2], found[1::2], list(map(len, found[::2]))
+def page_of(fields: Sequence[bytes]) -> Page:
+    """The ``fields`` of a hash, names and values by turns."""
+    names, values, lengths = fields[::2], fields[1::2], list(map(len, fields[::2]))
     pairs = [at for at, length in enumerate(lengths) if length == _FIELD.itemsize]
     users = [at for at, length in enumerate(lengths) if length == _USER_BYTES]
     upper = [value for name, value in zip(names, values, strict=True) if name == b"upper"]
@@ -246,7 +280,7 @@ def part_of(pages: Sequence[Page], number: int) -> StoredPart | None:
             "the sums of users and of pairs in Redis do not agree; restore Redis from its append-only file"
         )
     last = int(latest["last"].max()) if len(users) else 0
-    return StoredPart(_joined(cells, entries["digits"]), user, entries, int(uppers[0]), last)
+    return StoredPart(joined_cells(cells, entries["digits"]), user, entries, int(uppers[0]), last)
 
 
 def _columns(pages: Sequence[Page]) -> Iterator[tuple[NDArray[Any], ...]]:

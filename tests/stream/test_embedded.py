@@ -62,15 +62,15 @@ async def run(config: Config, blocks: Sequence[Messages] | Replay, out: Path, **
     return progress
 
 
-@pytest.mark.parametrize("held", [{}, SUMMED], ids=["rows", "sums"])
+@pytest.mark.parametrize("state", [{}, SUMMED], ids=["rows", "sums"])
 async def test_a_recording_gives_the_windows_counts_and_charges_that_replay_offline_gives(
-    redis: Redis, redis_url: str, tmp_path: Path, held: dict[str, Any]
+    redis: Redis, redis_url: str, tmp_path: Path, state: dict[str, Any]
 ) -> None:
     """Some events are overtaken, and some are beyond the limit of a user, which is a matter of sums."""
-    few = {"window.max_events_per_user": 15} if held else {}
-    config, rng = with_redis(bus_config(tmp_path, **held, **few), redis_url), np.random.default_rng(1)
+    few = {"window.max_events_per_user": 15} if state else {}
+    config, rng = with_redis(bus_config(tmp_path, **state, **few), redis_url), np.random.default_rng(1)
     times = np.sort(NOON_US + rng.integers(0, 3 * HOUR_US, 400))
-    if held:
+    if state:
         times[:-1:9], times[1::9] = times[1::9].copy(), times[:-1:9].copy()
     day = tmp_path / "day.ndjson"
     day.write_bytes(b"".join(event(f"v{k // 2 % 7}", int(t), 10 + k % 30) + b"\n" for k, t in enumerate(times)))

@@ -17,9 +17,10 @@ from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.distributions import bins_of, share_columns, too_large
-from stream.statistics.plan import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows, values_of
+from stream.statistics.plan import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
+from stream.statistics.window_sums import values_of
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -117,11 +117,11 @@ async def test_sums_hold_what_counts_of_each_partition_once_and_metrics_say_why_
     for number in range(PARTITIONS):
         batch = Decoder(config, KEY).decode(values[number::PARTITIONS], NOW_US)
         for slot in np.unique(batch.slots).tolist():
-            told = account(events_of(batch.rows[batch.slots == slot]), config.speed.upper_quanta, 6)
-            for pair, numbers in told[0].items():
+            expected_of_slot = account(events_of(batch.rows[batch.slots == slot]), config.speed.upper_quanta, 6)
+            for pair, numbers in expected_of_slot[0].items():
                 for place, one in enumerate(numbers):
                     expected[slot, *pair, place] += one
-            overtaken, beyond = overtaken + told[1], beyond + told[2]
+            overtaken, beyond = overtaken + expected_of_slot[1], beyond + expected_of_slot[2]
     async with Ingesting(topic, kafka, redis_url, **window) as ingesting:
         await until(all_read(redis, len(values)))
     assert ingesting.metrics.events_rejected.labels("overtaken")._value.get() == overtaken > 0
@@ -129,13 +129,13 @@ async def test_sums_hold_what_counts_of_each_partition_once_and_metrics_say_why_
     async with Ingesting(topic, kafka, redis_url, group="again", **window):
         await asyncio.sleep(0.5)
     state = RowStore.of(redis, config)
-    held = {
+    stored = {
         (slot, *pair, place): one
         for slot in await state.open_slots()
         for pair, numbers in (await pairs_in(state, slot)).items()
         for place, one in enumerate(numbers)
     }
-    assert held == dict(expected)
+    assert stored == dict(expected)
 
 
 async def test_a_second_consumer_that_joins_and_leaves_mid_stream_doubles_and_loses_nothing(

@@ -145,14 +145,14 @@ async def waits(redis: Redis, config: Config, publisher: Collected, state: RowSt
 
 @pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
 @pytest.mark.parametrize(
-    ("step", "held"),
+    ("step", "state"),
     [*((step, {}) for step in STEPS), ("seal", SUMMED), ("charge", SUMMED)],
     ids=[*STEPS, "seal of sums", "charge of sums"],
 )
 async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(
-    redis: Redis, tmp_path: Path, step: str, held: dict[str, Any], killed: bool
+    redis: Redis, tmp_path: Path, step: str, state: dict[str, Any], killed: bool
 ) -> None:
-    config, expected = bus_config(tmp_path, **PLAINLY_PLANNED | held), Collected()
+    config, expected = bus_config(tmp_path, **PLAINLY_PLANNED | state), Collected()
     await redis.config_set("appendfsync", "no")
     await fill(redis, config)
     await protocol(redis, config, expected).close(SLOT)

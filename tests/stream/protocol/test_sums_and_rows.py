@@ -85,8 +85,8 @@ async def test_a_user_whose_events_come_out_of_order_counts_with_fewer_and_the_o
     counts = {}
     for state, config in configs.items():
         store = await begun(redis, config)
-        told = await deliver(store, rows[order])
-        assert told.overtaken == (state == "sums")
+        delivered = await deliver(store, rows[order])
+        assert delivered.overtaken == (state == "sums")
         protocol = protocol_of(redis, config, Collected())
         window = config.slotting.window(SLOT)
         await store.seal(SLOT)

@@ -69,13 +69,13 @@ def test_any_overlapping_deliveries_leave_what_a_plain_account_says(
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
             await redis.flushall()
-            rows, end, told = rows_of(at(events, 2)), 0, Appended(0, 0, 0)
+            rows, end, delivered = rows_of(at(events, 2)), 0, Appended(0, 0, 0)
             slots = rows["time"] // HOUR_US * 3600
             for back, length in [*deliveries, (3, len(rows))]:
                 first, following = max(0, end - back), min(max(0, end - back) + length, len(rows))
                 span = slice(first, following)
                 # A worker begins anew, so it remembers nothing of the state.
-                told = told.plus(
+                delivered = delivered.plus(
                     **(
                         await sums_in(redis, most=most).append(
                             "t/0", first, following, rows[span], np.arange(first, following), slots[span]
@@ -88,12 +88,12 @@ def test_any_overlapping_deliveries_leave_what_a_plain_account_says(
                 expected = account(events_of(rows[:end][slots[:end] == slot]), UPPER, most)
                 assert await pairs_in(sums_in(redis), slot) == expected[0]
                 overtaken, beyond = overtaken + expected[1], beyond + expected[2]
-            assert (told.overtaken, told.beyond, told.late) == (overtaken, beyond, 0)
-            assert told.appended == end - overtaken - beyond
+            assert (delivered.overtaken, delivered.beyond, delivered.late) == (overtaken, beyond, 0)
+            assert delivered.appended == end - overtaken - beyond
             assert await sums_in(redis).next_offsets() == {"t/0": end}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adding_sums, "_PAIRS_AT_ONCE", pairs_at_once)
+        patch.setattr(adding_sums, "PAIRS_AT_ONCE", pairs_at_once)
         asyncio.run(run())
 
 
@@ -141,7 +141,7 @@ def test_times_of_any_size_are_compared_without_overflow() -> None:
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
 def test_a_cell_is_put_together_from_its_parts(cells: list[int]) -> None:
     ids = np.array(cells, dtype=np.uint64)
-    assert stored_sums._joined(*split_cells(ids)).tolist() == cells
+    assert stored_sums.joined_cells(*split_cells(ids)).tolist() == cells
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -153,12 +153,12 @@ def test_no_value_decides_which_events_count(redis_url: str, events: list[Event]
 
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            told, numbers = [], []
+            delivered, numbers = [], []
             for history in (rows, other):
                 await redis.flushall()
-                told.append(await deliver(sums_in(redis, most=9), history, [len(rows) // 2]))
+                delivered.append(await deliver(sums_in(redis, most=9), history, [len(rows) // 2]))
                 numbers.append({pair: n for pair, (n, _, _) in (await pairs_in(sums_in(redis))).items()})
-            assert told[0] == told[1]
+            assert delivered[0] == delivered[1]
             assert numbers[0] == numbers[1]
 
     asyncio.run(run())
@@ -188,8 +188,8 @@ async def state_ahead(state: RowStore, rows: np.ndarray) -> Appended:
 
 async def test_a_straggler_or_a_repeat_in_a_later_batch_does_not_count_and_is_told(redis: Redis) -> None:
     events: list[Event] = [(7, 1, 5, 10), (7, 1, 9, 20), (8, 1, 9, 30), (7, 1, 6, 40), (8, 1, 10, 50)]
-    told = await deliver(sums_in(redis), rows_of(events), [2])
-    assert (told.appended, told.overtaken) == (3, 2)
+    delivered = await deliver(sums_in(redis), rows_of(events), [2])
+    assert (delivered.appended, delivered.overtaken) == (3, 2)
     assert await pairs_in(sums_in(redis)) == {(7, 1): (2, 30, 500), (8, 1): (1, 50, 2_500)}
 
 
@@ -221,8 +221,8 @@ async def test_a_call_whose_answer_was_lost_is_repeated_without_effect(
 ) -> None:
     """As after a kill between two pieces, or a broken connection: what was stored of the batch is known by its offset."""
     rows, state = fleet(6, 300), sums_in(redis)
-    monkeypatch.setattr(adding_sums, "_PAIRS_AT_ONCE", 20)
-    script, calls = state._sums._script, itertools.count(1)  # type: ignore[union-attr]
+    monkeypatch.setattr(adding_sums, "PAIRS_AT_ONCE", 20)
+    script, calls = state.sums.script, itertools.count(1)  # type: ignore[union-attr]
     run = script.run
 
     async def lossy(keys: Any, args: Any) -> list[Any]:
@@ -274,7 +274,7 @@ async def test_rows_are_late_by_their_append_time_however_batches_are_cut(
     moments = np.arange(100) * 1_000_000
     for pairs, cuts in ((1000, []), (3, [10, 50]), (7, [59, 60, 61]), (1, [])):
         await redis.flushall()
-        monkeypatch.setattr(adding_sums, "_PAIRS_AT_ONCE", pairs)
+        monkeypatch.setattr(adding_sums, "PAIRS_AT_ONCE", pairs)
         state, total = sums_in(redis), Appended(0, 0, 0)
         for first, following in itertools.pairwise([0, *cuts, 100]):
             span = slice(first, following)
@@ -307,7 +307,7 @@ async def test_a_partition_that_was_read_past_a_deadline_says_that_clocks_differ
 async def test_the_events_of_one_message_are_added_by_one_call(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 messages of 4 events each; a piece of 3 pairs ends with a message, so that no offset is stored in part."""
     rows, state = fleet(11, 120), sums_in(redis)
-    monkeypatch.setattr(adding_sums, "_PAIRS_AT_ONCE", 3)
+    monkeypatch.setattr(adding_sums, "PAIRS_AT_ONCE", 3)
     offsets = np.repeat(np.arange(30), 4)
     await state.append("t/0", 0, 12, rows[:48], offsets[:48], np.full(48, SLOT))
     await state.append("t/0", 5, 30, rows[20:], offsets[20:], np.full(100, SLOT))
@@ -327,9 +327,9 @@ async def test_the_events_of_one_message_are_added_by_one_call(redis: Redis, mon
 )
 async def test_a_hostile_batch_counts_by_the_same_rule(redis: Redis, hostile: list[Event]) -> None:
     rows, most = rows_of(hostile), 5_000
-    told = await deliver(sums_in(redis, most=most), rows, slot=SLOT)
+    delivered = await deliver(sums_in(redis, most=most), rows, slot=SLOT)
     expected, overtaken, beyond = account(hostile, UPPER, most)
-    assert told == Appended(9_000 - overtaken - beyond, 0, 0, 0, overtaken, beyond)
+    assert delivered == Appended(9_000 - overtaken - beyond, 0, 0, 0, overtaken, beyond)
     assert await pairs_in(sums_in(redis)) == expected
 
 
@@ -353,10 +353,10 @@ async def test_sums_stay_exact_at_the_largest_bound_and_limit(redis: Redis) -> N
     latest["entry"]["sum"], latest["entry"]["squares"] = 900_718 * upper, 900_718 * upper**2
     await deliver(state, rows_of([(7, 8, 1, upper)]))
     await redis.hset(PART.rows(SLOT), mapping={(9).to_bytes(8, "little"): latest.tobytes()})  # type: ignore[misc]
-    told = await state.append(
+    delivered = await state.append(
         "t/0", 1, 3, rows_of([(7, 9, 6, upper), (7, 9, 7, upper)]), np.array([1, 2]), np.full(2, SLOT)
     )
-    assert (told.appended, told.beyond) == (1, 1)
+    assert (delivered.appended, delivered.beyond) == (1, 1)
     assert (await pairs_in(state))[7, 9] == (900_719, 900_719 * upper, 900_719 * upper**2)
 
 
@@ -406,22 +406,22 @@ async def test_a_store_without_terms_adds_to_no_sums(redis: Redis) -> None:
 
 
 async def test_forms_that_are_remembered_are_bounded(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adding_sums, "_FORMS_KEPT", 3)
+    monkeypatch.setattr(adding_sums, "FORMS_KEPT", 3)
     slots = np.arange(8) * 3600
     rows = rows_of((7, 3, 1_000_000 * int(slot), 9) for slot in slots)
     await sums_in(redis, form="rows").append("t/0", 0, 8, rows, np.arange(8), slots)
-    monkeypatch.setattr(adding_sums, "_FORMS_KEPT", 10)
+    monkeypatch.setattr(adding_sums, "FORMS_KEPT", 10)
     state = sums_in(redis)
     assert (await state.append("t/0", 8, 16, rows, np.arange(8, 16), slots)).appended == 8
-    assert isinstance(state._sums, AddingSums)
-    assert len(state._sums._other) <= 10
+    assert isinstance(state.sums, AddingSums)
+    assert len(state.sums.other_forms) <= 10
 
 
 async def test_big_windows_are_read_in_parts_and_a_read_that_misses_fields_is_repeated(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cursor that another server gave may skip fields: then no sums are returned. Fields that come twice count once."""
-    monkeypatch.setattr("stream.storage.sealed_rows._FIELDS_PER_READ", 50)
+    monkeypatch.setattr("stream.storage.sealed_rows.FIELDS_PER_READ", 50)
     rows, state = fleet(15, 3_000, users=900), sums_in(redis)
     await deliver(state, rows)
     expected = await pairs_in(state)
@@ -455,7 +455,7 @@ async def test_sums_are_read_under_one_seal(redis: Redis) -> None:
         await state.read(SLOT)
     await state.seal(SLOT)
     with pytest.raises(NotSealedError):
-        await state._read_sums(SLOT, "t/0", b"1")
+        await state.read_sums(SLOT, "t/0", b"1")
 
 
 async def test_sums_of_a_window_that_is_never_released_are_deleted(redis: Redis) -> None:
