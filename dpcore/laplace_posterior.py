@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import scipy
+from scipy.linalg.lapack import dpotrf, dtrtrs
 
 from dpcore._tilted_normal import tilted
 from dpcore.errors import ParameterError
@@ -87,15 +87,18 @@ def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> 
 
 @dataclass(frozen=True)
 class _Covariance:
-    """A covariance (n, n) and the same in order of its columns, from which LAPACK makes its results without copies."""
+    """A covariance (n, n), the same in order of its columns, from which LAPACK makes its results without copies, and its
+    diagonal (n,).
+    """
 
     matrix: FloatArray
     by_column: FloatArray
+    variance: FloatArray
 
     @classmethod
     def of(cls, matrix: FloatArray) -> _Covariance:
         """Both orders of ``matrix``."""
-        return cls(matrix, np.asfortranarray(matrix))
+        return cls(matrix, np.asfortranarray(matrix), np.diag(matrix))
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class _Approximation:
     def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _Approximation:
         """The posterior of these sites."""
         posterior = _gaussian_posterior(covariance, precision, shift)
-        return cls(np.diag(covariance.matrix), precision, shift, *posterior)
+        return cls(covariance.variance, precision, shift, *posterior)
 
     def cavity(self) -> tuple[FloatArray, FloatArray]:
         """(Mean, precision) without each quantity's own site; the others never make it less certain than its prior."""
@@ -155,13 +158,18 @@ def _log_evidence(current: _Approximation, observed: FloatArray, scale: FloatArr
 def _gaussian_posterior(
     covariance: _Covariance, precision: FloatArray, shift: FloatArray
 ) -> tuple[FloatArray, FloatArray, float]:
-    """(Mean, variance, ½ log |I + covariance·precision|) beside Gaussian sites."""
+    """(Mean, variance, ½ log |I + covariance·precision|) beside Gaussian sites.
+
+    LAPACK is called directly: the checks of :mod:`scipy.linalg` take longer than the work for the few cells of most feeds.
+    """
     root, matrix = np.sqrt(precision), covariance.matrix
     scaled = root[:, None] * covariance.by_column
     inner = scaled * root
     np.einsum("ii->i", inner)[:] += 1.0
-    factor = scipy.linalg.cholesky(inner, lower=True, overwrite_a=True)
-    half = scipy.linalg.solve_triangular(factor, scaled, lower=True, overwrite_b=True)
+    factor, failed = dpotrf(inner, lower=1, overwrite_a=1)
+    if failed:
+        raise np.linalg.LinAlgError(f"the leading minor {failed} of a covariance plus noise is not positive")
+    half = dtrtrs(factor, scaled, lower=1, overwrite_b=1)[0] if len(root) else scaled
     mean = matrix @ shift - half.T @ (half @ shift)
-    variance = np.diag(matrix) - np.einsum("ij,ij->j", half, half)
-    return mean, np.maximum(variance, 1e-12 * np.diag(matrix)), float(np.log(np.diag(factor)).sum())
+    variance = covariance.variance - np.einsum("ij,ij->j", half, half)
+    return mean, np.maximum(variance, 1e-12 * covariance.variance), float(np.log(np.diag(factor)).sum())
