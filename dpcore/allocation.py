@@ -262,7 +262,7 @@ def _fill_slack(
     left = allowances - exact_charges(sensitivities, numerator, denominator)
     order = np.argsort(-sensitivities.weight * numerator / denominator, kind="stable")
     order = order[numerator[order] > 0]
-    if len(sensitivities.row) < _SHORT_ROW * len(order):
+    if len(sensitivities.row) < SHORT_ROW * len(order):
         order = _fill_together(sensitivities, order, numerator, denominator, left)
     start = sensitivities.row_start
     for row in order.tolist():
@@ -278,8 +278,8 @@ def _fill_slack(
     return numerator
 
 
-_SHORT_ROW = 32
-"""Entries of a row below which a look at all rows at once costs less than one at each."""
+SHORT_ROW = 8
+"""Entries of a usual row from which on users are in so many rows that few can be lowered at once."""
 _TOGETHER = 16
 """Rows are lowered at once while they are as many as this, and no less than this part of those that wait."""
 
