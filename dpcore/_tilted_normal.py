@@ -16,11 +16,11 @@ def tilted(
     quantities above what was ``observed`` and one for those below.
     """
     sd, offset = np.sqrt(variance), mean - observed
-    drift, tilt = variance / scale, offset / scale
-    log_sides, (above, below), (above_variance, below_variance) = truncated(
+    drift = variance / scale
+    (log_above, log_below), (above, below), (above_variance, below_variance) = truncated(
         np.array([(offset - drift) / sd, -(offset + drift) / sd])
     )
-    log_above, log_below = log_sides[0] - tilt, log_sides[1] + tilt
+    log_above, log_below = log_above - offset / scale, log_below + offset / scale
     top = np.logaddexp(log_above, log_below)
     share = np.exp(log_above - top)
     mean_above, mean_below = sd * above, -(sd * below)

@@ -151,7 +151,7 @@ def class_of(events: FloatArray) -> npt.NDArray[np.int64]:
     return np.maximum(np.searchsorted(CLASSES, events, side="right") - 1, 0)
 
 
-_BLOCK = 1 << 12
+_BLOCK = 1 << 8
 """Releases whose likelihoods are computed at once, by all factors."""
 
 
