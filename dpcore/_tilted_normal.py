@@ -16,8 +16,10 @@ def tilted(
     quantities above what was ``observed`` and one for those below.
     """
     sd, offset = np.sqrt(variance), mean - observed
-    log_above, above, above_variance = truncated((offset - variance / scale) / sd)
-    log_below, below, below_variance = truncated(-(offset + variance / scale) / sd)
+    drift = variance / scale
+    (log_above, log_below), (above, below), (above_variance, below_variance) = truncated(
+        np.array([(offset - drift) / sd, -(offset + drift) / sd])
+    )
     log_above, log_below = log_above - offset / scale, log_below + offset / scale
     top = np.logaddexp(log_above, log_below)
     share = np.exp(log_above - top)
@@ -30,7 +32,7 @@ def tilted(
 
 
 def truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, (n,) each."""
+    """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, in the shape of ``mean``."""
     hazard = np.sqrt(2 / np.pi) / scipy.special.erfcx(-mean / np.sqrt(2))
     return scipy.special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ def to_nano(rho: Amount, *, round_up: bool) -> int:
     return whole_units("rho", exact, NANO, round_up=round_up, given=rho)
 
 
+@lru_cache(maxsize=1024, typed=True)
 def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:
     """Integers t, s with t/s >= σ = ``sensitivity``/√(2ρ), t <= 2^40, s a power of two: never less noise than promised.
 

@@ -260,9 +260,12 @@ def _fill_slack(
     """Lower each row's numerator, costliest rows first, to the least that what its users have left can pay."""
     numerator = numerator.copy()
     left = allowances - exact_charges(sensitivities, numerator, denominator)
-    start = sensitivities.row_start
     order = np.argsort(-sensitivities.weight * numerator / denominator, kind="stable")
-    for row in order[numerator[order] > 0].tolist():
+    order = order[numerator[order] > 0]
+    if len(sensitivities.row) < SHORT_ROW * len(order):
+        order = _fill_together(sensitivities, order, numerator, denominator, left)
+    start = sensitivities.row_start
+    for row in order.tolist():
         part = slice(start[row], start[row + 1])
         users = sensitivities.user[part]
         spare = left[users]
@@ -273,6 +276,44 @@ def _fill_slack(
         numerator[row] = (-(-need // (cost + spare))).max()
         left[users] = spare + cost - -(-need // numerator[row])
     return numerator
+
+
+SHORT_ROW = 8
+"""Entries of a usual row from which on users are in so many rows that few can be lowered at once."""
+_TOGETHER = 16
+"""Rows are lowered at once while they are as many as this, and no less than this part of those that wait."""
+
+
+def _fill_together(
+    sensitivities: Sensitivities, order: IntArray, numerator: IntArray, denominator: IntArray, left: IntArray
+) -> IntArray:
+    """Fill the slack of rows that share no user with a costlier one, again and again; the rows of ``order`` that remain.
+
+    Until its turn comes, nobody takes from the users of such a row. What is left only shrinks, so a row with a user who has
+    nothing left is never lowered. Writes to ``numerator`` and ``left`` what :func:`_fill_slack` would, row by row.
+    """
+    turn = np.full(len(numerator), -1)
+    turn[order] = np.arange(len(order))
+    waiting = np.flatnonzero(turn[sensitivities.row] >= 0)
+    while len(waiting):
+        turn[sensitivities.row[waiting[left[sensitivities.user[waiting]] == 0]]] = -1
+        waiting = waiting[turn[sensitivities.row[waiting]] >= 0]
+        row, user = sensitivities.row[waiting], sensitivities.user[waiting]
+        first = np.full(sensitivities.n_users, len(order))
+        np.minimum.at(first, user, turn[row])
+        follows = np.zeros(len(numerator), dtype=bool)
+        follows[row[turn[row] > first[user]]] = True
+        now = ~follows[row]
+        row, user, need = row[now], user[now], MICRO * sensitivities.delta[waiting[now]] * denominator[row[now]]
+        begin = np.flatnonzero(np.diff(row, prepend=-1))
+        if len(begin) < max(_TOGETHER, np.count_nonzero(turn >= 0) / _TOGETHER):
+            break
+        affordable = -(-need // numerator[row]) + left[user]
+        numerator[row[begin]] = np.maximum.reduceat(-(-need // affordable), begin)
+        left[user] = affordable - -(-need // numerator[row])
+        turn[row[begin]] = -1
+        waiting = waiting[~now]
+    return order[turn[order] >= 0]
 
 
 @dataclass(frozen=True)

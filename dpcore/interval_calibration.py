@@ -151,12 +151,18 @@ def class_of(events: FloatArray) -> npt.NDArray[np.int64]:
     return np.maximum(np.searchsorted(CLASSES, events, side="right") - 1, 0)
 
 
+_BLOCK = 1 << 8
+"""Releases whose likelihoods are computed at once, by all factors."""
+
+
 def _likelihoods(mean: FloatArray, variance: FloatArray, means: FloatArray, scales: FloatArray) -> FloatArray:
     """Log likelihood of every factor by each of n releases, (factors, n): a mixture over the variances of :data:`UNLIKE`."""
     lowest, highest = UNLIKE[0][0], UNLIKE[-1][0]
-    normal = np.zeros((len(FACTORS) + highest - lowest, len(means)))
-    for step, row in enumerate(normal, start=lowest):
-        row[:] = tilted(mean, FACTORS[0] * 2.0 ** (step / 2) * variance, means, scales)[0]
+    widths = np.array([FACTORS[0] * 2.0 ** (step / 2) for step in range(lowest, highest + len(FACTORS))])[:, None]
+    normal = np.zeros((len(widths), len(means)))
+    for start in range(0, len(means), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        normal[:, block] = tilted(mean[block], widths * variance[block], means[block], scales[block])[0]
     mixed = np.full((len(FACTORS), len(means)), -np.inf)
     for step, weight in UNLIKE:
         np.logaddexp(mixed, normal[step - lowest :][: len(FACTORS)] + np.log(weight), out=mixed)

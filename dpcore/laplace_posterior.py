@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import scipy
+from scipy.linalg.lapack import dpotrf, dtrtri
 
 from dpcore._tilted_normal import tilted
 from dpcore.errors import ParameterError
@@ -98,15 +98,18 @@ def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> 
 
 @dataclass(frozen=True)
 class _Covariance:
-    """A covariance (n, n) and the same in order of its columns, from which LAPACK makes its results without copies."""
+    """A covariance (n, n), the same in order of its columns, from which LAPACK makes its results without copies, and its
+    diagonal (n,).
+    """
 
     matrix: FloatArray
     by_column: FloatArray
+    variance: FloatArray
 
     @classmethod
     def of(cls, matrix: FloatArray) -> _Covariance:
         """Both orders of ``matrix``."""
-        return cls(matrix, np.asfortranarray(matrix))
+        return cls(matrix, np.asfortranarray(matrix), np.diag(matrix))
 
 
 @dataclass(frozen=True)
@@ -123,13 +126,16 @@ class _GaussianPosterior:
     @classmethod
     def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _GaussianPosterior:
         """The posterior beside sites of ``precision`` and mean ``shift``/``precision``. Its variance is the diagonal of
-        (I - (I + √P·covariance·√P)⁻¹)/P. Source: Rasmussen and Williams (2006), (3.66) to (3.68).
+        (I - (I + √P·covariance·√P)⁻¹)/P. Source: Rasmussen and Williams (2006), (3.66) to (3.68). LAPACK is called directly:
+        the checks of :mod:`scipy.linalg` take longer than the work for the few cells of most feeds.
         """
-        root, matrix, prior = np.sqrt(precision), covariance.matrix, np.diag(covariance.matrix)
+        root, matrix, prior = np.sqrt(precision), covariance.matrix, covariance.variance
         inner = root[:, None] * covariance.by_column * root
         np.einsum("ii->i", inner)[:] += 1.0
-        factor = scipy.linalg.cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
-        inverse = scipy.linalg.lapack.dtrtri(factor, lower=1)[0] if len(factor) else factor
+        factor, failed = dpotrf(inner, lower=1, overwrite_a=1)
+        if failed:
+            raise np.linalg.LinAlgError(f"the leading minor {failed} of a covariance plus noise is not positive")
+        inverse = dtrtri(factor, lower=1)[0] if len(factor) else factor
         known = matrix @ shift
         mean = known - matrix @ (root * (inverse.T @ (inverse @ (root * known))))
         variance = (1.0 - np.einsum("ij,ij->j", inverse, inverse)) / precision
@@ -154,7 +160,7 @@ class _Approximation:
     def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _Approximation:
         """The posterior of these sites."""
         posterior = _GaussianPosterior.of(covariance, precision, shift)
-        return cls(np.diag(covariance.matrix), precision, shift, posterior)
+        return cls(covariance.variance, precision, shift, posterior)
 
     def cavity(self) -> tuple[FloatArray, FloatArray]:
         """(Mean, precision) without each quantity's own site; the others never make it less certain than its prior."""

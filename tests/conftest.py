@@ -26,6 +26,9 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", java_options())
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# What is imported and collected lives to the end, so looking for garbage meanwhile is in vain.
+gc.disable()
+
 # No property of the tests is about time, and the machine may be busy.
 settings.register_profile("hexveil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hexveil")
@@ -66,8 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection, because they live as long as the run."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

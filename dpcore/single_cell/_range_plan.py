@@ -54,5 +54,5 @@ def mean_within(averages: IntArray, low: int, high: int, upper: int, plan: Range
     """Mean of the averages clipped to [``low``, ``high``], noised for that range; bias bound for the range drawn."""
     t, s = noise_ratio(min(high - low, plan.largest), plan.mean_micro)
     bias = plan.grouping_bias + max(low, GRID * upper - high) / GRID
-    statistic = int(np.clip(averages, low, high).sum())
+    statistic = int(np.minimum(np.maximum(averages, low), high).sum())
     return noisy_estimate(statistic, t, s, GRID * plan.grouping.n_arrays, upper, min(bias, float(upper)), noise)

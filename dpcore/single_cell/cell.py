@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from dpcore.budget import MICRO
@@ -30,11 +32,17 @@ def noisy_estimate(
     noisy, width, scale = int(statistic), 0.0, 0.0
     if numerator:
         noisy += int(noise.discrete_laplace(numerator, denominator, 1)[0])
-        width = float(interval_half_width(numerator, denominator)) / unit
+        width = _half_width(numerator, denominator) / unit
         scale = numerator / denominator / unit
     raw = noisy / unit
     value = min(max(raw, 0.0), top)
     return Estimate(raw, value, scale, raw - width, raw + width, value != raw, bias_bound)
+
+
+@lru_cache(maxsize=1024)
+def _half_width(numerator: int, denominator: int) -> float:
+    """Half the width of a 95 % interval of noise of scale t/s. Draws from one plan ask for the same again and again."""
+    return float(interval_half_width(numerator, denominator))
 
 
 def checked_samples(samples: IntArray) -> IntArray:
@@ -68,11 +76,15 @@ def checked_values(values: IntArray, samples: IntArray, upper: int) -> IntArray:
         raise ParameterError(f"values of type {x.dtype} are not integer quanta; drop NaN, then round to the quantum")
     if x.shape != (int(samples.sum()),):
         raise ParameterError(f"values of shape {x.shape}, planned for {int(samples.sum())}; plan from the same counts")
-    return np.clip(x, 0, upper).astype(np.int64)
+    if x.dtype != np.int64:
+        return np.clip(x, 0, upper).astype(np.int64)
+    return np.minimum(np.maximum(x, 0), upper)
 
 
 def retained_values(values: IntArray, samples: IntArray, retained: IntArray) -> tuple[IntArray, IntArray]:
     """The first ``retained`` values of each user in time order, and their users' indices, shape (ΣΓ,) each."""
+    if int(retained.sum()) == len(values):
+        return values, np.repeat(np.arange(len(samples)), samples)
     start = np.cumsum(samples) - samples
     position = np.arange(len(values)) - np.repeat(start, samples)
     keep = position < np.repeat(retained, samples)

@@ -11,9 +11,10 @@ bounded by about 0.79; half the noise by about 1.69; an ε of 1.5 by about 1.24,
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +117,22 @@ def assert_private(bound: Bound, epsilon: float) -> None:
 def assert_caught(bound: Bound, epsilon: float) -> None:
     """The audit refutes ``epsilon``-DP, as it must for a planted bug."""
     assert bound.epsilon > epsilon, f"the planted bug was not caught at ε = {epsilon}: {bound}"
+
+
+def assert_caught_within(n: int, sides: Callable[[int], Sequence[npt.ArrayLike]], epsilon: float) -> None:
+    """The audit refutes ``epsilon``-DP with at most ``n`` of ``sides``' draws, as it must for a planted bug.
+
+    ``sides``: k -> the outputs of k further draws on either side. The audit looks at a sixteenth of the draws, at a quarter and at
+    all, each time at α/3, so that a correct mechanism is refuted with probability at most α, and stops when it has seen enough.
+    """
+    outputs: tuple[list[FloatArray], list[FloatArray]] = [], []
+    for before, draws in itertools.pairwise((0, -(-n // 16), -(-n // 4), n)):
+        for side, further in zip(outputs, sides(draws - before), strict=True):
+            side.append(_columns(further))
+        bound = epsilon_lower_bound(*map(np.concatenate, outputs), ALPHA / 3)
+        if bound.epsilon > epsilon:
+            return
+    assert_caught(bound, epsilon)
 
 
 def samples(draw: Callable[[Noise], npt.ArrayLike], noise: Noise | None = None, n: int = N) -> FloatArray:

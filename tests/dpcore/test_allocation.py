@@ -232,6 +232,20 @@ def random_counts(rng: np.random.Generator) -> Counts:
     return Counts(np.arange(cells, dtype=np.uint64), np.arange(users, dtype=np.uint64), cell, user, matrix[user, cell])
 
 
+def test_rows_lowered_at_once_get_the_scales_that_they_get_one_by_one(monkeypatch):
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        shape = rows, users = int(rng.integers(40, 150)), int(rng.integers(60, 200))
+        matrix = np.where(rng.random(shape) < 2 / rows, rng.integers(1, 7000, shape), 0)
+        sensitivities = from_dense(matrix, rng.choice([1.0, 2.0, 5.0], rows))
+        assert len(sensitivities.row) < module.SHORT_ROW * rows
+        allowances = rng.integers(10**5, 10**6, users)
+        at_once = allocate(sensitivities, allowances)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "SHORT_ROW", 0)
+            assert np.array_equal(allocate(sensitivities, allowances).numerator, at_once.numerator)
+
+
 def test_mean_variance_and_histogram_rows_share_one_program():
     counts = random_counts(np.random.default_rng(10))
     parts = [

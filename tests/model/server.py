@@ -6,6 +6,7 @@ the server once.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ Content = tuple[tuple[bytes, bytes, Any], ...]
 
 _READ = """
 local all = {}
+redis.call('DEL', 'model-mark')
 for _, key in ipairs(redis.call('KEYS', '*')) do
   local kind, value = redis.call('TYPE', key).ok
   if kind == 'string' then value = redis.call('GET', key)
@@ -50,7 +52,8 @@ class StateServer:
     """States of one server, and what requests do to them."""
 
     def __init__(self, server: RedisServer) -> None:
-        self._log = Path(server.folder) / "appendonlydir"
+        (log,) = (Path(server.folder) / "appendonlydir").glob("*.incr.aof")
+        self._log = log.open("rb")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(f"{server.folder}/redis.sock")
         self._contents: list[Content] = []
@@ -58,6 +61,8 @@ class StateServer:
         self._executed: dict[tuple[int, tuple[Command, ...]], Executed] = {}
         self._talk([(b"CONFIG", b"SET", b"auto-aof-rewrite-percentage", b"0")])
         self.empty = self._intern([])
+        self._held: int | None = None
+        """The state that the server is in, if it was loaded and nothing has changed it."""
 
     def content(self, state: int) -> dict[bytes, Any]:
         """The keys of ``state`` with their values: bytes, dicts (hashes), or tuples of elements."""
@@ -77,10 +82,13 @@ class StateServer:
     def execute(self, state: int, commands: tuple[Command, ...]) -> Executed:
         """What ``commands`` do to ``state`` in one transaction."""
         if (state, commands) not in self._executed:
-            load = self._loading(state)
-            *answers, content = self._talk([*load, *commands, (b"EVAL", _READ, 0)])[len(load) :]
+            load = [] if state == self._held else self._loading(state)
+            self._log.seek(0, os.SEEK_END)
+            talk = [*load, _MARK, *commands, _MARK, (b"EVAL", _READ, 0)]
+            _, *answers, _, content = self._talk(talk)[len(load) :]
             after = self._intern(content)
-            replayed = after if after == state else self._replayed(state, commands, after)
+            self._held = state if after == state else None  # the order of a hash's fields is that of its history
+            replayed = after if after == state else self._replayed(after)
             self._executed[state, commands] = Executed(after, [_answer(answer) for answer in answers], replayed)
         return self._executed[state, commands]
 
@@ -88,20 +96,15 @@ class StateServer:
         """Number of different states."""
         return len(self._contents)
 
-    def _replayed(self, state: int, commands: tuple[Command, ...], after: int) -> int:
-        """``after``, and then once more what the server's log says about ``commands`` on ``state``."""
-        (log,) = self._log.glob("*.incr.aof")
-        size = log.stat().st_size
-        self._talk([*self._loading(state), _MARK, *commands, _MARK])
-        with log.open("rb") as file:
-            file.seek(size)
-            _, effects, _ = file.read().split(hiredis.pack_command(_MARK))
+    def _replayed(self, after: int) -> int:
+        """``after``, and then once more what the server's log says about the request that led there."""
+        _, effects, _ = self._log.read().split(hiredis.pack_command(_MARK))
         reader = hiredis.Reader()
         reader.feed(effects)
         logged = []
         while (command := reader.gets()) is not False:
             logged.append(tuple(command))
-        return self._intern(self._talk([*self._loading(after), *logged, (b"EVAL", _READ, 0)])[-1])
+        return self._intern(self._talk([*logged, (b"EVAL", _READ, 0)])[-1])
 
     def _loading(self, state: int) -> list[Command]:
         commands: list[Command] = [(b"FLUSHALL",)]

@@ -151,10 +151,10 @@ async def _at_once(producer: SteppedPublisher) -> None:
 
 
 @contextmanager
-def seam(redis: Callable[[], SteppedRedis], protocol: type[Any]) -> Iterator[None]:
+def seam(redis: SteppedRedis, protocol: type[Any]) -> Iterator[None]:
     """The shipped closing process with the scheduler's servers and ``protocol``; everything else is as it is shipped."""
     servers = {
-        "redis_client": lambda _: redis(),
+        "redis_client": lambda _: redis,
         "make_producer": lambda _: SteppedPublisher(),
         "start_client": _at_once,
     }
@@ -230,9 +230,10 @@ class Steps:
         if step.report is not None:
             return step
         state = step.request, continuation(step.running)
-        step.draws = frozenset(DRAW.findall(repr(state)))
         same = self._same.setdefault(state, step)
-        if same is not step:
+        if same is step:
+            step.draws = frozenset(DRAW.findall(repr(state)))
+        else:
             self._all.pop()
         return same
 
@@ -302,6 +303,8 @@ def _value(value: Any) -> Any:
     """``value`` as something hashable that is equal for equal values, whoever made them."""
     match value:
         case None | bool() | int() | str() | bytes() | float():
+            return value
+        case Message():
             return value
         case list() | tuple() | set() | frozenset():
             return tuple(map(_value, value))

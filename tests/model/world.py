@@ -129,11 +129,9 @@ class World:
         }
         """Keys that closing never changes once the feed began, so it does not matter when they are read."""
         self.steps, self.topics = Steps(self.configs), dict[frozenset[Part], frozenset[Part]]()
-        self.seam = seam(self._redis, variant.protocol())
+        self.redis = SteppedRedis(self._script)
+        self.seam = seam(self.redis, variant.protocol())
         self.judge_change, self.judge_topic = cache(self._judge_change), cache(self._judge_topic)
-
-    def _redis(self) -> SteppedRedis:
-        return SteppedRedis(self._script)
 
     @cache  # noqa: B019
     def _script(self, script: str) -> str:
@@ -143,7 +141,7 @@ class World:
 
     def initial(self) -> State:
         """Every window is sealed and has a row; the ledger is born; nothing is planned."""
-        redis, state, preparing = self._redis(), self.server.empty, list[Coroutine[Any, Any, Any]]()
+        redis, state, preparing = self.redis, self.server.empty, list[Coroutine[Any, Any, Any]]()
         for number, (slot, config) in enumerate(self.configs.items()):
             load_user_key(config.privacy.user_key_file)  # as a worker that starts does
             ledger, rows = Ledger.of(redis, config), RowStore.of(redis, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -43,6 +44,15 @@ def text_of(path: Path) -> str:
 def nodes_of(source: str) -> list[ast.AST]:
     """All nodes of the tree, which several tests look through."""
     return list(ast.walk(ast.parse(source)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unlooked_for_garbage() -> Iterator[None]:
+    """Trees of all files live to the end of these tests, so looking for garbage among them is in vain."""
+    gc.disable()
+    yield
+    nodes_of.cache_clear()
+    gc.enable()
 
 
 def functions_in(nodes: Iterable[ast.AST]) -> Iterator[Function]:

@@ -20,9 +20,12 @@ from dpcore.single_cell.mean import GRID, ArrayAveraging, Baseline, PooledMinima
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, RangePlan
 from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
 from tests.audit.blackbox import (
+    FloatArray,
+    N,
     Pooled,
     Replayed,
     assert_caught,
+    assert_caught_within,
     assert_private,
     epsilon_lower_bound,
     half_scale,
@@ -42,9 +45,23 @@ def neighbours(m: np.ndarray, user: int, upper: int = UPPER) -> tuple[np.ndarray
     return low, high
 
 
-def audited(mechanism: Any, plan: Any, pair: tuple[np.ndarray, np.ndarray], noise: Noise | None = None) -> Any:
-    sides = [samples(lambda source, x=x: mechanism.release(x, plan, source).raw, noise) for x in pair]
-    return epsilon_lower_bound(*sides)
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def released(mechanism: Any, plan: Any, pair: Pair, noise: Noise | None = None, n: int = N) -> list[FloatArray]:
+    """``n`` released means of either side."""
+    return [samples(lambda source, x=x: mechanism.release(x, plan, source).raw, noise, n) for x in pair]
+
+
+def audited(mechanism: Any, plan: Any, pair: Pair) -> Any:
+    return epsilon_lower_bound(*released(mechanism, plan, pair))
+
+
+def refuted(
+    mechanism: Any, plan: Any, pair: Pair, epsilon: float = 1.0, noise: Noise | None = None, n: int = N
+) -> None:
+    """A planted bug is caught."""
+    assert_caught_within(n, lambda draws: released(mechanism, plan, pair, noise, draws), epsilon)
 
 
 @pytest.mark.parametrize("make", [Baseline, PooledMinimax, ArrayAveraging, AutoMean])
@@ -54,7 +71,7 @@ def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make: Any)
     user = int(np.argmax(plan.charges))
     pair = neighbours(m, user)
     assert_private(audited(mechanism, plan, pair), plan.charges[user] / MICRO)
-    assert_caught(audited(mechanism, plan, pair, half_scale()), plan.charges[user] / MICRO)
+    refuted(mechanism, plan, pair, plan.charges[user] / MICRO, half_scale())
 
 
 @pytest.mark.parametrize("make", [Baseline])
@@ -85,7 +102,7 @@ def test_a_sum_over_k_under_the_noise_of_k_bar_is_caught_and_the_printed_pair_is
         return averages(*given) * arrays // divisor
 
     monkeypatch.setattr(dpcore.single_cell.mean, "array_averages", inflated)
-    assert_caught(audited(mechanism, plan, pair), 1.0)
+    refuted(mechanism, plan, pair)
     printed = replace(plan, numerator=plan.numerator * arrays, denominator=plan.denominator * divisor)
     assert_private(audited(mechanism, printed, pair), 1.0)
 
@@ -100,7 +117,7 @@ def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypa
     pair = neighbours(m, user, 5 * UPPER)
     assert_private(audited(mechanism, plan, pair), 1.0)
     monkeypatch.setattr(module, "checked_values", lambda values, samples, upper: values)
-    assert_caught(audited(mechanism, plan, pair), 1.0)
+    refuted(mechanism, plan, pair)
 
 
 def test_noise_replayed_for_two_cells_is_caught() -> None:
@@ -113,16 +130,16 @@ def test_noise_replayed_for_two_cells_is_caught() -> None:
     plan = mechanism.plan(COUNTS, MICRO)
     low, high = neighbours(COUNTS, 0)
 
-    def both(x: np.ndarray, replay: bool) -> np.ndarray:
+    def both(x: np.ndarray, replay: bool, n: int) -> np.ndarray:
         rows, fresh = [], (Pooled(), Pooled())
-        for _ in range(400 if replay else 1500):
+        for _ in range(n):
             first, second = Replayed().fresh() if replay else fresh
             a, b = mechanism.release(x, plan, first).raw, mechanism.release(low, plan, second).raw
             rows.append((a, a - b))
         return np.array(rows)
 
-    assert_private(epsilon_lower_bound(both(low, False), both(high, False)), 1.0)
-    assert_caught(epsilon_lower_bound(both(low, True), both(high, True)), 1.0)
+    assert_private(epsilon_lower_bound(both(low, False, 1500), both(high, False, 1500)), 1.0)
+    assert_caught(epsilon_lower_bound(both(low, True, 400), both(high, True, 400)), 1.0)
 
 
 MANY = np.full(9, 400)
@@ -161,16 +178,14 @@ def test_averages_that_are_not_clipped_to_the_range_are_caught(
     plan = mechanism.plan(m, 2 * MICRO)
     base = np.repeat(np.linspace(380, 420, len(m)).astype(np.int64), m)
     pair = [np.concatenate([base[: -m[-1]], np.full(m[-1], last)]) for last in (0, 800)]
-    clipped = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
-    assert_private(epsilon_lower_bound(*clipped), 2.0)
+    assert_private(epsilon_lower_bound(*released(mechanism, plan, pair, n=n)), 2.0)
 
     def unclipped(averages: np.ndarray, low: int, high: int, *rest: Any) -> Any:
         within = mean_within(np.full_like(averages, low), low, high, *rest)
         return replace(within, raw=within.raw + (averages.sum() / len(averages) - low) / GRID)
 
     monkeypatch.setattr(dpcore.single_cell.range_mean, "mean_within", unclipped)
-    leaking = [samples(lambda s, x=x: mechanism.release(x, plan, s).raw, n=n) for x in pair]
-    assert_caught(epsilon_lower_bound(*leaking), 2.0)
+    refuted(mechanism, plan, pair, 2.0, n=n)
 
 
 @pytest.mark.parametrize("make", [Levy, FixedQuantile])
@@ -182,16 +197,19 @@ def test_the_mean_within_a_range_costs_its_half_and_half_the_scale_more(make: An
         sides.append(lambda source, z=averages: mean_within(z, 0, 100 * GRID, 800, plan, source).raw)
     assert_private(epsilon_lower_bound(*(samples(side) for side in sides)), 1.0)
     half = half_scale()
-    assert_caught(epsilon_lower_bound(*(samples(side, half) for side in sides)), 1.0)
+    assert_caught_within(N, lambda draws: [samples(side, half, draws) for side in sides], 1.0)
 
 
 def test_range_selection_is_private_and_without_the_half_in_the_exponent_is_not() -> None:
     """ε = 1. Two bins: moving one entry raises one cost and lowers the other, so the factor 1/2 is needed in full."""
     low, high = np.array([0, 0, 99, 99, 99, 99, 99]), np.array([0, 0, 0, 99, 99, 99, 99])
     assert len(range_bins(100, 25)) == 2
-    for budget, check in ((MICRO, assert_private), (2 * MICRO, assert_caught)):
-        sides = [samples(lambda s, z=z, e=budget: select_range(z, 100, 25, e, s)[0]) for z in (low, high)]
-        check(epsilon_lower_bound(*sides), 1.0)
+
+    def selected(budget: int, n: int = N) -> list[FloatArray]:
+        return [samples(lambda s, z=z: select_range(z, 100, 25, budget, s)[0], n=n) for z in (low, high)]
+
+    assert_private(epsilon_lower_bound(*selected(MICRO)), 1.0)
+    assert_caught_within(N, lambda draws: selected(2 * MICRO, draws), 1.0)
 
 
 def test_quantile_selection_is_private_and_without_the_half_in_the_exponent_is_not() -> None:

@@ -17,7 +17,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import h3
-import jsonschema
 import numpy as np
 from redis.asyncio import Redis
 
@@ -25,13 +24,14 @@ from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.ingestion.pseudonyms import Pseudonyms, load_user_key
 from stream.local import free_port
-from stream.messages.message import HEXAGON_SPEED, WINDOW, schema
+from stream.messages.message import HEXAGON_SPEED, WINDOW
 from stream.statistics.pipeline import plan_window
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
+from tests.support.schemas import validate
 from tests.support.topics_reader import read_all
 
 
@@ -138,10 +138,9 @@ def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once
     assert {path.name for path in tmp_path.iterdir()} == {"user.key", "worker.log"}
 
     records = asyncio.run(read_all(kafka, topic_name))
-    validators = {topic: jsonschema.Draft202012Validator(schema(topic)) for topic in {r.topic for r in records}}
     bodies = defaultdict(set)
     for record in records:
-        validators[record.topic].validate(json.loads(record.value))
+        validate(record.topic, json.loads(record.value))
         bodies[dict(record.headers)["ce_id"]].add(record.value)
     assert all(len(values) == 1 for values in bodies.values())
     markers = [json.loads(v) for k, (v,) in ((k, tuple(v)) for k, v in bodies.items()) if k.startswith(WINDOW.encode())]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from redis.asyncio import Redis
@@ -18,7 +17,7 @@ from stream.app.closing import Closing
 from stream.app.process import ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.config import Config
-from stream.messages.message import WINDOW, schema
+from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import close_windows, publish_windows
 from stream.protocol.content import ContentError
@@ -29,6 +28,7 @@ from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.closing import Collected, protocol_of
+from tests.support.schemas import validate
 from tests.support.stored_rows import HOUR, fill, read_clock
 from tests.support.topics_reader import read_all
 
@@ -65,7 +65,7 @@ async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it
     released = await protocol_of(redis, config, out).close(SLOT)
     assert released.withheld
     (marker,) = (json.loads(message.value) for message in out.messages)
-    jsonschema.validate(marker, schema(WINDOW))
+    validate(WINDOW, marker)
     assert (marker["withheld"], marker["messages"], marker["sequence"]) == (True, 0, 1)
     assert await Ledger(redis, "bus").periods() == []
     assert await RowStore(redis, "bus").open_slots() == []

@@ -6,6 +6,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,12 @@ def configured(tmp_path: Path, names: Mapping[str, str] = SPEEDLESS) -> Path:
 
 def live(fixes: list[Fix], speeds: SpeedSource = "missing", at_once: int = 5) -> list[bytes]:
     """What ``hexveil hfp`` sends for these fixes, which come a few at a time."""
+    return list(_sent(tuple(fixes), speeds, at_once))
+
+
+@cache
+def _sent(fixes: tuple[Fix, ...], speeds: SpeedSource, at_once: int) -> list[bytes]:
+    """The same, worked out once for all tests of a fleet."""
     made = bus_config(Path("unused"))
     chosen = feed(speeds, fields=None)
     source, values = HighFrequencyPositions(chosen, made.slotting, speeds), list[bytes]()

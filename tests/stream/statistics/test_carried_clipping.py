@@ -7,7 +7,6 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
-import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from redis.asyncio import Redis
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config, ConfigError
-from stream.messages.message import HEXAGON_SPEED, schema
+from stream.messages.message import HEXAGON_SPEED
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.carried_clipping import NARROWEST_KMH, SPREAD, carry
@@ -29,6 +28,7 @@ from tests.dpcore.silence import Silence
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.participating import loss, riders
 from tests.support.releasing import build_messages, planned
+from tests.support.schemas import validate
 
 CARRIED = {"speed.clipping": "carried", "speed.post_processing": ["kalman"], "speed.statistics": ["mean", "p50"]}
 
@@ -169,7 +169,7 @@ async def test_windows_hand_their_released_means_on_as_ranges_which_every_messag
     bodies = [json.loads(line)["value"] for line in out.getvalue().splitlines()]
     cells = [body for body in bodies if "cell" in body]
     for body in cells:
-        jsonschema.Draft202012Validator(schema(HEXAGON_SPEED)).validate(body)
+        validate(HEXAGON_SPEED, body)
     first = cells[0]["window"]["start"]
     assert all(("clipping" in body) == (body["window"]["start"] != first) for body in cells)
     narrowed = [body["clipping"]["upper"] - body["clipping"]["lower"] for body in cells if "clipping" in body]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import h3
-import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from stream.config import Config
 from stream.config.loading import ConfigError
 from stream.evaluation.histograms import evaluate_histograms
 from stream.ingestion.decoding import Decoder
-from stream.messages.message import SPATIAL_HISTOGRAM, schema
+from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import (
     contributing,
@@ -39,6 +38,7 @@ from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.window_release import Allowance, WindowStatistics
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, with_histograms
+from tests.support.schemas import validate
 
 GENERATION = "11111111-1111-4111-8111-111111111111"
 CELLS = 24
@@ -289,7 +289,7 @@ def test_the_message_says_what_is_counted_and_is_valid(tmp_path: Path) -> None:
     (drawn,) = draw_histograms(plan, fixes, Noise())
     window = {"start": "2017-03-21T07:00:00Z", "end": "2017-03-21T08:00:00Z"}
     body = json.loads(json.dumps(histogram_body(drawn, "riders", window)))
-    jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
+    validate(SPATIAL_HISTOGRAM, body)
     assert body["declared_regions"] == {"diameter_m": 1300.0, "per_user": 3}
     assert (body["fixes_per_user"], "regions" in body) == (1, False), "no fixes are counted, as for other regions"
 

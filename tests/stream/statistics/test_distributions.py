@@ -6,19 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 
 from dpcore.cdf import CDFs
 from dpcore.noise import Noise
 from stream.config import ConfigError
-from stream.messages.message import HEXAGON_SPEED, schema, validator
+from stream.messages.message import HEXAGON_SPEED, validator
 from stream.statistics import distributions
 from stream.statistics.participation.public_cells import public_cells
 from tests.support.builders import bus_config, random_rows
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
+from tests.support.schemas import validate
 from tests.support.tapes import tape
 
 Bodies = list[dict[str, Any]]
@@ -39,7 +39,7 @@ def test_a_distribution_is_published_beside_percentiles_and_by_itself_in_one_for
     for statistics in (["p50"], ["mean", "p15", "p50", "p85"], ["cdf"], ["cdf", "mean"]):
         _, (*cells, _) = bodies_of(build(tmp_path, **{"speed.statistics": statistics}))
         for body in cells:
-            jsonschema.Draft202012Validator(schema(HEXAGON_SPEED)).validate(body)
+            validate(HEXAGON_SPEED, body)
             assert validator(HEXAGON_SPEED).is_valid(body)
             cdf = body["cdf"]
             assert len({len(cdf[name]) for name in ("at", "value", "raw", "scale", "low", "high")}) == 1

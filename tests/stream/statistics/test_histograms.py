@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from dpcore.noise import Noise
 from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest, schema
+from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
 from stream.statistics import pipeline
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import (
@@ -34,6 +33,7 @@ from stream.statistics.values.plan import plan_values
 from tests.support import releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
 from tests.support.releasing import bodies_of, build_messages, planned_with_fixes, released
+from tests.support.schemas import validate
 
 RELATIONS = ["values", "participation"]
 GENERATION = "11111111-1111-4111-8111-111111111111"
@@ -210,7 +210,7 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
     bodies = bodies_of(messages)
     assert [body["mechanism"] for body in bodies] == sorted(EVERY_MECHANISM)
     for body, histogram in zip(bodies, drawn, strict=True):
-        jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
+        validate(SPATIAL_HISTOGRAM, body)
         read_back = histogram_from_release(body)
         ranges = Rectangles.of_cells([[0, 1, 2, 5], [0, 7, 0, 7], [3, 3, 3, 3]])
         np.testing.assert_allclose(read_back.answers(ranges), histogram.histogram.answers(ranges), rtol=0, atol=1e-9)
@@ -221,7 +221,7 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
         assert np.array_equal(ours.high, theirs.high)
         assert read_back.to_release() == {"domain": body["domain"], "structure": body["structure"]}
     (marker,) = bodies_of(messages, WINDOW)
-    jsonschema.Draft202012Validator(schema(WINDOW)).validate(marker)
+    validate(WINDOW, marker)
     assert marker["mechanisms"] == sorted(EVERY_MECHANISM)
     assert marker["histogram_epsilon"] == config.histogram.epsilon
     assert to_micro(sum(body["epsilon"] for body in bodies), round_up=False) <= config.histogram.epsilon_micro
@@ -250,7 +250,7 @@ def test_truncated_counts_are_a_reading_of_the_draws_with_their_interval_and_unb
     euler = {"rows": 8, "columns": 8, "diameter_m": 4000.0, "inference": "truncated"}
     config = with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": euler})
     (body,) = bodies_of(released(config, located_rows(4, 60)))
-    jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
+    validate(SPATIAL_HISTOGRAM, body)
     read = histogram_from_release(body)
     assert body["structure"].pop("reading") == "truncated"
     ignoring, whole = histogram_from_release(body), Rectangles.of_cells([[0, 7, 0, 7], [2, 2, 3, 3]])
@@ -266,7 +266,7 @@ def test_ordered_counts_are_published_beside_the_draws_with_their_interval_and_u
     euler = {"rows": 8, "columns": 8, "diameter_m": 4000.0, "inference": "ordered"}
     config = with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": euler})
     (body,) = bodies_of(released(config, located_rows(4, 60)))
-    jsonschema.Draft202012Validator(schema(SPATIAL_HISTOGRAM)).validate(body)
+    validate(SPATIAL_HISTOGRAM, body)
     read, whole = histogram_from_release(body), Rectangles.of_cells([[0, 7, 0, 7], [2, 2, 3, 3]])
     assert read.grade == "ordered"
     del body["structure"]["ordered"]

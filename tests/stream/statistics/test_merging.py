@@ -7,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import h3
-import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from dpcore.noise import Noise
 from dpcore.variance import Variance
 from stream.config import Config, ConfigError
 from stream.evaluation.evaluate import evaluate
-from stream.messages.message import HEXAGON_SPEED, schema
+from stream.messages.message import HEXAGON_SPEED
 from stream.statistics.merging import by_planned_cells, excluded, widths
 from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, counts_digest, decode_plan, encode_plan
@@ -26,6 +25,7 @@ from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.closing import Collected, protocol_of
 from tests.support.releasing import build_messages, planned
+from tests.support.schemas import validate
 from tests.support.stored_rows import store
 
 MERGING = {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
@@ -206,7 +206,7 @@ def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path: Path) ->
     plan, _, pooled = planned_merged(config, uneven_rows(3))
     assert decode_plan(encode_plan(plan)) == plan
     for message in build_messages(plan, pooled, Noise(), config, None)[0]:
-        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+        validate(message.topic, json.loads(message.value))
 
 
 def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import h3
-import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT, sample_weights
 from stream.cli import app
 from stream.config import ConfigError
-from stream.messages.message import schema
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of
 from stream.statistics.participation.public_cells import public_cells
@@ -31,6 +29,7 @@ from tests.support import hourly
 from tests.support.builders import random_rows
 from tests.support.participating import loss, riders, skeleton
 from tests.support.releasing import build_messages, planned
+from tests.support.schemas import validate
 
 WEIGHTS = ("share", "user", "sample")
 STATISTICS = (["mean"], ["mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
@@ -141,7 +140,7 @@ def test_every_message_validates(tmp_path: Path) -> None:
     config = riders(tmp_path)
     plan, contributions = planned(config, random_rows(2, 100))
     for message in build_messages(plan, contributions, Noise(), config, None)[0]:
-        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+        validate(message.topic, json.loads(message.value))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -318,6 +317,6 @@ def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
         plan, contributions = planned(config, rows)
         messages = build_messages(plan, contributions, Noise(), config, None)[0]
         assert len(messages) == 2
-        jsonschema.Draft202012Validator(schema(messages[0].topic)).validate(json.loads(messages[0].value))
+        validate(messages[0].topic, json.loads(messages[0].value))
     plan, contributions = planned(config, outside)
     assert not plan.charges.any(), "an event outside the list was charged for"

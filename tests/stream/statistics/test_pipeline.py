@@ -34,6 +34,7 @@ from stream.statistics.values.cell_statistics import planned_statistics, scales_
 from stream.statistics.values.draw import exact_values
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.releasing import build_messages, planned
+from tests.support.schemas import validate
 
 USED_BY = {
     "mean_capacity": set(MECHANISMS) - {"baseline", "pooled-minimax"},
@@ -183,10 +184,9 @@ def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: P
     plan, contributions = planned(config, random_rows(2, 60))
     messages = decode_outbox(encode_outbox(build_messages(plan, contributions, Noise(), config, None)[0]))
     for message in [*messages, rejected_message("bus", "not-json", "bus.positions", 0, 3, 9, 4)]:
-        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-        jsonschema.Draft202012Validator(schema(message.topic), format_checker=checker).validate(
-            json.loads(message.value)
-        )
+        body, checker = json.loads(message.value), jsonschema.Draft202012Validator.FORMAT_CHECKER
+        validate(message.topic, body)
+        jsonschema.Draft202012Validator(schema(message.topic), format_checker=checker).validate(body)
         assert message.ce_id.startswith(message.topic)
     marker = json.loads(messages[-1].value)
     assert messages[-1].topic == WINDOW
@@ -266,7 +266,7 @@ def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(
     assert (charges <= config.privacy.epsilon_micro).all()
     assert (charges > 0).all()
     for message in build_messages(plan, contributions, Noise(), config, None)[0]:
-        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+        validate(message.topic, json.loads(message.value))
     assert planned(config, random_rows(8, 300))[0].digest == plan.digest
 
 
@@ -284,7 +284,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
     plan, contributions = planned(config, rows)
     bodies = [json.loads(message.value) for message in build_messages(plan, contributions, Noise(), config, None)[0]]
     for body in bodies:
-        jsonschema.Draft202012Validator(schema(HEXAGON_SPEED if "cell" in body else WINDOW)).validate(body)
+        validate(HEXAGON_SPEED if "cell" in body else WINDOW, body)
     assert all(set(statistics) <= set(body) for body in bodies[:-1])
     charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
     retained, n = plan.retained, contributions.counts.n_cells

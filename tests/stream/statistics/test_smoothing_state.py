@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from dpcore.smoothing import MOST_CELLS
 from stream.config import Config
-from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, schema
+from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.statistics import pipeline
 from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import Plan
@@ -28,6 +27,7 @@ from tests.support.builders import SLOT, bus_config, random_rows, riders_config,
 from tests.support.closing import Collected, protocol_of
 from tests.support.recalling import recalled, recalled_from
 from tests.support.releasing import build_messages
+from tests.support.schemas import validate
 from tests.support.stored_rows import store
 
 HOUR = 3600
@@ -82,7 +82,7 @@ def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path: Path
     assert memory is not None
     assert stored(recalled_from(windows)) == stored(memory)
     for message in [message for messages in windows for message in messages]:
-        jsonschema.Draft202012Validator(schema(message.topic)).validate(json.loads(message.value))
+        validate(message.topic, json.loads(message.value))
 
 
 def test_a_memory_that_keeps_a_raw_value_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import h3
-import jsonschema
 import numpy as np
 import pytest
 
 from dpcore.noise import Noise
 from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
 from stream.config import Config, ConfigError
-from stream.messages.message import WINDOW, schema
+from stream.messages.message import WINDOW
 from stream.statistics import shrinkage
 from stream.statistics.pipeline import contributions_of
 from stream.statistics.plan import PlanError
@@ -24,6 +23,7 @@ from stream.statistics.values import plan as values_plan
 from stream.statistics.window_release import Allowance, Drawn, WindowRows, WindowStatistics
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, located_rows, riders_config, with_histograms
+from tests.support.schemas import validate
 
 Rule = Callable[[np.ndarray], np.ndarray]
 AUSTIN = h3.latlng_to_cell(30.27, -97.74, 7)
@@ -166,7 +166,7 @@ def planned_and_drawn(statistics: WindowStatistics, rows: np.ndarray) -> tuple[A
     drawn = statistics.draw(plan, arranged, Noise())
     messages, _ = statistics.compose(plan, drawn, b"", 1)
     marker = json.loads(messages[-1].value)
-    jsonschema.validate(marker, schema(WINDOW))
+    validate(WINDOW, marker)
     return plan, drawn, marker
 
 

@@ -10,7 +10,7 @@ import re
 from contextlib import closing
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import msgspec
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from stream.config import ConfigError, load_config
 from stream.evaluation.evaluate import evaluate
 from stream.evaluation.variants import COMPARED_DELTA, with_accounting, with_epsilon
 from stream.local import RedisServer
-from stream.messages.message import WINDOW, schema
+from stream.messages.message import WINDOW
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.received import received
@@ -45,6 +45,7 @@ from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
 from tests.support.participating import SMALL, loss, riders, skeleton
 from tests.support.releasing import build_messages, planned
+from tests.support.schemas import validate
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -98,7 +99,7 @@ def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path
     plan, contributions = planned(config, random_rows(2, 100))
     for message in build_messages(plan, contributions, Noise(), config, None)[0]:
         body = json.loads(message.value)
-        jsonschema.Draft202012Validator(schema(message.topic)).validate(body)
+        validate(message.topic, body)
         assert (body["accounting"], body["rho"], body["delta"]) == ("zcdp", 0.05, 1e-6)
         assert body["epsilon"] == epsilon_of_rho(50_000_000, 1e-6)
         if message.topic == WINDOW:
@@ -106,8 +107,8 @@ def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path
         assert received(message.topic, message.ce_id, message.value) is not None
         for name in ("accounting", "delta"):
             broken = {key: value for key, value in body.items() if key != name}
-            with pytest.raises(jsonschema.ValidationError):
-                jsonschema.Draft202012Validator(schema(message.topic)).validate(broken)
+            with pytest.raises(jsonschema_rs.ValidationError):
+                validate(message.topic, broken)
 
 
 def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
