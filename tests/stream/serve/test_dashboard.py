@@ -59,9 +59,9 @@ from tests.stream.serve.city import (
 from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.many_cells import clear, of_usual
 from tests.stream.serve.serving import origin_of, publish, serving
-from tests.support.tapes import record
+from tests.support.tapes import recording
 
-pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from privacyas released$")
 """A displayed number, and the symbol that says what kind of number it is."""
@@ -92,21 +92,20 @@ class Shown(NamedTuple):
     messages: list[Message]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def page_of_all(
     request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Shown]:
     feed = f"t-{uuid.uuid4().hex[:12]}"
     config = city_config(tmp_path_factory.mktemp("city"), **{"feed.name": feed, "kafka.bootstrap": kafka})
-    with pytest.MonkeyPatch.context() as patched:
-        record(request.node.nodeid, patched)
+    with recording(request.node.nodeid):
         messages = window(config, 0)
     async with city(browser, config, messages) as (page, client):
         await shows(page, 0)
         yield Shown(page, client, messages)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def shown(page_of_all: Shown) -> AsyncIterator[Shown]:
     """One window on a page of all tests that only look at it: what they open is closed again."""
     yield page_of_all

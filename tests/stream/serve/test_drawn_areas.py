@@ -42,7 +42,7 @@ from tests.support.builders import SLOT, random_rows
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MERGED = h3.cell_to_parent(BUSY, 6)
 CHILD = h3.cell_to_center_child(MERGED, 7)
