@@ -206,10 +206,15 @@ ADDRESSES = {
 async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
     browser: Browser, config: Config, size: dict[str, int]
 ) -> None:
-    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), size=size) as page:
+    first, *_ = ADDRESSES
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), first, size=size) as page,
+    ):
         widths = []
         for place, corners in ADDRESSES.items():
-            await revisit(page, place)
+            if place != first:
+                await revisit(page, place)
             await expect(page.locator("#area-mean")).to_contain_text("km/h")
             seen = await pixels_of(page, corners)
             assert all(await in_sight(page, seen)), (place, seen)
