@@ -19,3 +19,9 @@ def absent(*needed: str) -> str | None:
     if not missing:
         return None
     return f"no {', '.join(missing)} in {recordings()}; let HEXVEIL_DATA name the folder of the recordings"
+
+
+def absences(*wanted: str) -> dict[str, str]:
+    """``without``: the sentence of :func:`absent`, for a report that is made without these files; empty if none is missing."""
+    sentence = absent(*wanted)
+    return {} if sentence is None else {"without": sentence}

@@ -44,7 +44,7 @@ from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 
 EPSILONS = (100_000, 1_000_000)
-CHOICE_EPSILONS = (50_000, 200_000, 1_000_000, 4_000_000)
+CHOICE_EPSILONS = (50_000, 100_000, 200_000, 1_000_000, 4_000_000)
 SWEPT: dict[str, tuple[Any, ...]] = {
     "ZERO_ADVANTAGE": (0.5, 0.6, 0.75, 0.9, 1.0),
     "ZERO_PSEUDO_COUNT": (0.05, 1.0, 5.0, 20.0),
@@ -75,7 +75,7 @@ class Sizes:
     """ε at which the reading for relative error stands beside the other."""
 
 
-FULL = Sizes(grids=None, values=None, epsilons=2, trials=2, choices=4)
+FULL = Sizes(grids=None, values=None, epsilons=2, trials=2, choices=5)
 QUICK = Sizes(grids=1, values=1, epsilons=1, trials=1, choices=1)
 
 

@@ -26,6 +26,9 @@ TOLERANCE = 1e-3
 FINEST_SCALE = 1e-3
 """Smaller scales are raised to this share of the prior's standard deviation; the difference is too small to matter."""
 _DAMPING = 0.7
+"""Share of its step that a site moves by, once whole steps did not halve the last movement: correlated sites overshoot together."""
+_WEAK = 1e-6
+"""Sites whose precision is less than this share of their prior one: (1 - x)/precision would lose their variance to rounding."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class LaplacePosterior:
     """``mean`` and ``variance`` (n,) of the quantities, and the natural logarithm of the evidence.
 
     ``site_precision``, ``site_shift``: (n,), the site of each observation, a Gaussian of that precision and mean
-    shift / precision. A later estimate can use it in place of the observation.
+    shift / precision. A later estimate can use it in place of the observation. ``factor``: (n, n), lower Cholesky factor of
+    I + √precision·covariance·√precision.
     """
 
     mean: FloatArray
@@ -41,6 +45,7 @@ class LaplacePosterior:
     log_evidence: float
     site_precision: FloatArray
     site_shift: FloatArray
+    factor: FloatArray
 
 
 def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> LaplacePosterior:
@@ -53,12 +58,18 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
     precision = 1 / (2 * np.square(scale))
     prior = _Covariance.of(covariance)
     current = _Approximation.of(prior, precision, observed * precision)
-    for sweep in range(MOST_SWEEPS):
-        before, current = current, _refined(prior, current, observed, scale, _DAMPING if sweep else 1.0)
-        if np.all(np.abs(current.mean - before.mean) <= TOLERANCE * np.sqrt(current.variance)):
+    damping, last = 1.0, np.inf
+    for _ in range(MOST_SWEEPS):
+        before, current = current, _refined(prior, current, observed, scale, damping)
+        moved = np.abs(current.posterior.mean - before.posterior.mean) / np.sqrt(current.posterior.variance)
+        if (most := moved.max(initial=0.0)) <= TOLERANCE:
             break
+        damping, last = (_DAMPING if most > last / 2 else damping), most
     log_evidence = _log_evidence(current, observed, scale)
-    return LaplacePosterior(current.mean, current.variance, log_evidence, current.precision, current.shift)
+    posterior = current.posterior
+    return LaplacePosterior(
+        posterior.mean, posterior.variance, log_evidence, current.precision, current.shift, posterior.factor
+    )
 
 
 def normal_posterior(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> LaplacePosterior:
@@ -66,10 +77,10 @@ def normal_posterior(covariance: FloatArray, observed: FloatArray, scales: Float
     _check(covariance, observed, scales)
     precision = 1 / (2 * np.square(np.maximum(scales, FINEST_SCALE * np.sqrt(np.diag(covariance)))))
     shift = observed * precision
-    mean, variance, log_volume = _gaussian_posterior(_Covariance.of(covariance), precision, shift)
+    posterior = _GaussianPosterior.of(_Covariance.of(covariance), precision, shift)
     log_density = 0.5 * np.log(precision / (2 * np.pi)) - 0.5 * np.square(observed) * precision
-    log_evidence = float(log_density.sum()) + 0.5 * float(shift @ mean) - log_volume
-    return LaplacePosterior(mean, variance, log_evidence, precision, shift)
+    log_evidence = float(log_density.sum()) + 0.5 * float(shift @ posterior.mean) - posterior.log_volume
+    return LaplacePosterior(posterior.mean, posterior.variance, log_evidence, precision, shift, posterior.factor)
 
 
 def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> None:
@@ -99,28 +110,57 @@ class _Covariance:
 
 
 @dataclass(frozen=True)
+class _GaussianPosterior:
+    """Beside Gaussian sites of precision P: ``mean`` and ``variance`` (n,), the Cholesky ``factor`` of I + √P·covariance·√P, and
+    ``log_volume`` = ½ log |I + covariance·P|.
+    """
+
+    mean: FloatArray
+    variance: FloatArray
+    factor: FloatArray
+    log_volume: float
+
+    @classmethod
+    def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _GaussianPosterior:
+        """The posterior beside sites of ``precision`` and mean ``shift``/``precision``. Its variance is the diagonal of
+        (I - (I + √P·covariance·√P)⁻¹)/P. Source: Rasmussen and Williams (2006), (3.66) to (3.68).
+        """
+        root, matrix, prior = np.sqrt(precision), covariance.matrix, np.diag(covariance.matrix)
+        inner = root[:, None] * covariance.by_column * root
+        np.einsum("ii->i", inner)[:] += 1.0
+        factor = scipy.linalg.cholesky(inner, lower=True, overwrite_a=True, check_finite=False)
+        inverse = scipy.linalg.lapack.dtrtri(factor, lower=1)[0] if len(factor) else factor
+        known = matrix @ shift
+        mean = known - matrix @ (root * (inverse.T @ (inverse @ (root * known))))
+        variance = (1.0 - np.einsum("ij,ij->j", inverse, inverse)) / precision
+        if len(weak := np.flatnonzero(precision * prior < _WEAK)):
+            half = inverse @ (root[:, None] * matrix[:, weak])
+            variance[weak] = prior[weak] - np.einsum("ij,ij->j", half, half)
+        return cls(mean, np.maximum(variance, 1e-12 * prior), factor, float(np.log(np.diag(factor)).sum()))
+
+
+@dataclass(frozen=True)
 class _Approximation:
-    """The posterior while each observation counts as a Gaussian site of ``precision`` and mean ``shift``/``precision``, (n,):
-    its ``mean`` and ``variance`` (n,), the ``prior`` variance (n,), and ½ log |I + covariance·precision|.
+    """The ``posterior`` while each observation counts as a Gaussian site of ``precision`` and mean ``shift``/``precision``, (n,),
+    and the ``prior`` variance (n,).
     """
 
     prior: FloatArray
     precision: FloatArray
     shift: FloatArray
-    mean: FloatArray
-    variance: FloatArray
-    log_volume: float
+    posterior: _GaussianPosterior
 
     @classmethod
     def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _Approximation:
         """The posterior of these sites."""
-        posterior = _gaussian_posterior(covariance, precision, shift)
-        return cls(np.diag(covariance.matrix), precision, shift, *posterior)
+        posterior = _GaussianPosterior.of(covariance, precision, shift)
+        return cls(np.diag(covariance.matrix), precision, shift, posterior)
 
     def cavity(self) -> tuple[FloatArray, FloatArray]:
         """(Mean, precision) without each quantity's own site; the others never make it less certain than its prior."""
-        rest = np.maximum(1 / self.variance - self.precision, 1 / self.prior)
-        return (self.mean / self.variance - self.shift) / rest, rest
+        mean, variance = self.posterior.mean, self.posterior.variance
+        rest = np.maximum(1 / variance - self.precision, 1 / self.prior)
+        return (mean / variance - self.shift) / rest, rest
 
 
 def _refined(
@@ -149,19 +189,4 @@ def _log_evidence(current: _Approximation, observed: FloatArray, scale: FloatArr
     both = rest + precision
     quadratic = mean**2 * rest * precision - 2 * mean * rest * shift - shift**2
     log_evidence = log_mass + 0.5 * np.log(both / rest) + 0.5 * quadratic / both
-    return float(log_evidence.sum()) + 0.5 * float(shift @ current.mean) - current.log_volume
-
-
-def _gaussian_posterior(
-    covariance: _Covariance, precision: FloatArray, shift: FloatArray
-) -> tuple[FloatArray, FloatArray, float]:
-    """(Mean, variance, ½ log |I + covariance·precision|) beside Gaussian sites."""
-    root, matrix = np.sqrt(precision), covariance.matrix
-    scaled = root[:, None] * covariance.by_column
-    inner = scaled * root
-    np.einsum("ii->i", inner)[:] += 1.0
-    factor = scipy.linalg.cholesky(inner, lower=True, overwrite_a=True)
-    half = scipy.linalg.solve_triangular(factor, scaled, lower=True, overwrite_b=True)
-    mean = matrix @ shift - half.T @ (half @ shift)
-    variance = np.diag(matrix) - np.einsum("ij,ij->j", half, half)
-    return mean, np.maximum(variance, 1e-12 * np.diag(matrix)), float(np.log(np.diag(factor)).sum())
+    return float(log_evidence.sum()) + 0.5 * float(shift @ current.posterior.mean) - current.posterior.log_volume

@@ -39,6 +39,8 @@ BASELINE_SHARE = 0.1
 """The same around a baseline."""
 EFFECT_SHARES = (0.04, 0.1)
 """Candidate standard deviations of the effect of one standard deviation of a covariate, as shares of U."""
+UNLIKELY = 30.0
+"""Candidates whose evidence is e^30 times smaller than that of the best cautious one change no digit, so they are not predicted."""
 MOST_INFORMATIVE = 600
 """Cells that inform the field; in a larger area the noisiest ones are only predicted."""
 BLOCK = 1024
@@ -95,7 +97,7 @@ def shrink(
     prior = _Prior(upper, level, events, _standardised(covariates, events), positions_km)
     candidates = _candidates(EFFECT_SHARES if covariates is not None else (0.0,))
     posteriors = _posteriors(prior, candidates, informative, (means - guess)[informative], scales[informative])
-    value, prediction = _mixtures(prior, candidates, informative, posteriors)
+    value, prediction = _mixtures(prior, *_likely(candidates, posteriors), informative)
     prediction = Prediction(guess + prediction.mean, prediction.variance)
     observed = Observed(means, scales, events.astype(np.float64))
     after = (calibration or Calibration()).after(prediction, observed)
@@ -109,21 +111,35 @@ class _Candidate(NamedTuple):
     field: float
     event: float
 
+    @property
+    def cautious(self) -> bool:
+        """Whether its single events vary most."""
+        return self.event == max(EVENT_SHARES)
+
 
 def _candidates(slopes: tuple[float, ...]) -> list[_Candidate]:
     """The whole grid, for these standard deviations of an effect."""
     return [_Candidate(*shares) for shares in itertools.product(slopes, FIELD_SHARES, EVENT_SHARES)]
 
 
+def _likely(candidates: list[_Candidate], posteriors: list[_Posterior]) -> tuple[list[_Candidate], list[_Posterior]]:
+    """The candidates that can change a digit, with their posteriors."""
+    both = list(zip(candidates, posteriors, strict=True))
+    best = max(posterior.log_evidence for candidate, posterior in both if candidate.cautious)
+    kept = [(candidate, posterior) for candidate, posterior in both if posterior.log_evidence > best - UNLIKELY]
+    return [candidate for candidate, _ in kept], [posterior for _, posterior in kept]
+
+
 def _mixtures(
-    prior: _Prior, candidates: list[_Candidate], informative: IntArray, posteriors: list[_Posterior]
+    prior: _Prior, candidates: list[_Candidate], posteriors: list[_Posterior], informative: IntArray
 ) -> tuple[FloatArray, Prediction]:
     """Averages over the candidates, relative to the first guess, (C,): the posterior mean, and the prediction without
     the cell's own release. Its variance rests on the candidates with the widest standard deviation of one event.
     """
     moments = list(zip(*_predictions(prior, candidates, informative, posteriors), strict=True))
-    cautious = [candidate.event == max(EVENT_SHARES) for candidate in candidates]
-    weights = EvidenceWeights.of([posterior.log_evidence for posterior in posteriors], cautious)
+    weights = EvidenceWeights.of(
+        [posterior.log_evidence for posterior in posteriors], [candidate.cautious for candidate in candidates]
+    )
     value, _ = weights.mixture(moments)
     predictions = [
         _without_own(posterior, informative, *own) for posterior, own in zip(posteriors, moments, strict=True)
@@ -199,9 +215,8 @@ def _posteriors(
         kernel = prior.covariance(relations, informative, candidate)
         sites = laplace_posterior(kernel, residual, scale)
         root = np.sqrt(sites.site_precision)
-        factor = scipy.linalg.cholesky(np.eye(len(root)) + root[:, None] * kernel * root, lower=True)
-        weighed = scipy.linalg.solve_triangular(factor, sites.site_shift / root, lower=True)
-        posteriors.append(_Posterior(sites.log_evidence, root, sites.site_shift, factor, weighed))
+        weighed = scipy.linalg.solve_triangular(sites.factor, sites.site_shift / root, lower=True)
+        posteriors.append(_Posterior(sites.log_evidence, root, sites.site_shift, sites.factor, weighed))
     return posteriors
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from bench.papers import euler
 from bench.papers.euler import SOURCE, TAXIS, WHOLE, Users, in_lines, ranges, users
 from bench.progress import shown
-from bench.recordings import absent
+from bench.recordings import absences
 from dpcore.budget import MICRO, to_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
@@ -158,8 +158,7 @@ def run(quick: bool) -> dict[str, Any]:
     """``sets``: set → coverage and widths of each bound."""
     sizes = QUICK if quick else FULL
     figures = {name: measured(given, sizes) for name, given in shown(users(sizes.sets).items(), "bounds")}
-    without = absent(TAXIS)
-    return {"sets": figures} | ({"without": without} if without else {})
+    return {"sets": figures} | absences(TAXIS)
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -24,7 +24,7 @@ from bench.papers.e2epriv import QUICK as QUICK_SETS
 from bench.papers.questions import Questions, mixed, squares
 from bench.papers.sets import Grid, gaussian
 from bench.progress import shown
-from bench.recordings import absent
+from bench.recordings import absences, absent
 from bench.spatial import path_of, recorded, tuning_queries
 from dpcore.budget import MICRO, to_micro
 from dpcore.noise import Noise
@@ -281,10 +281,8 @@ def run(quick: bool) -> dict[str, Any]:
                     **choice.stated(epsilon * SHARE),
                     "errors": median_errors(questions, choice, offered, micro, sizes.repeats),
                 }
-    without = absent(*map(path_of, RECORDED))
-    return {"sets": figures, "objectives": objectives(sizes, compared_sets(quick))} | (
-        {"without": without} if without else {}
-    )
+    compared_figures = objectives(sizes, compared_sets(quick))
+    return {"sets": figures, "objectives": compared_figures} | absences(*map(path_of, RECORDED))
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from bench.papers.questions import Questions, squares
 from bench.papers.sets import Grid, population, thinned
 from bench.progress import shown
-from bench.recordings import absent
+from bench.recordings import absences, absent
 from bench.spatial import Fit, path_of, private, recorded, tuning_queries
 from dpcore.noise import Noise
 from dpcore.spatial import Auto, E2EPriv, SparseHierarchy, UniformGrid
@@ -131,8 +131,7 @@ def _between(side: int, low: int, high: int) -> list[int]:
 def run(quick: bool) -> dict[str, Any]:
     """``sets``: set → ε → mechanism → errors; ``floors``: set → δ → errors; and which recordings are absent."""
     by_set, by_floor = measured(QUICK if quick else FULL)
-    without = absent(STROKE)
-    return {"sets": by_set, "floors": by_floor} | ({"without": without} if without else {})
+    return {"sets": by_set, "floors": by_floor} | absences(STROKE)
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.progress import shown
-from bench.recordings import absent, recordings
+from bench.recordings import absences, absent, recordings
 from bench.spatial import synthetic_regions
 from dpcore.budget import to_micro
 from dpcore.noise import Noise
@@ -391,9 +391,8 @@ def run(quick: bool) -> dict[str, Any]:
         for name, given in shown(users(sizes).items(), "regions")
     }
     report = {"sets": figures, "compared": compared(figures), "extraction": extraction(sizes)}
-    without = absent(TAXIS)
-    if without:
-        return report | {"without": without}
+    if without := absences(TAXIS):
+        return report | without
     middles = {name: [box.north / 1000, box.east / 1000] for name, box in boxes(sizes.boxes).items()}
     return report | {"boxes": middles, "outliers": outliers(sizes)}
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.papers.recorded_hour import RECORDING, recorded_hour, samples_of
 from bench.progress import shown
-from bench.recordings import absent
+from bench.recordings import absences, absent
 from bench.scaling import UPPER, one_cell
 from dpcore.budget import to_micro
 from dpcore.noise import Noise
@@ -107,8 +107,7 @@ def run(quick: bool) -> dict[str, Any]:
                     for factor in shown(sizes.factors, f"{recipe}, {kind}, ε = {epsilon}")
                 }
                 figures.setdefault(recipe, {}).setdefault(kind, {})[epsilon] = by_factor
-    without = absent(RECORDING)
-    return {"errors": figures} | ({"without": without} if without else {})
+    return {"errors": figures} | absences(RECORDING)
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from bench.papers.recorded_hour import RECORDING, day_of, recorded_hour, recorded_hours
 from bench.progress import shown
-from bench.recordings import absent
+from bench.recordings import absences
 from bench.scaling import city
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts
@@ -99,7 +99,7 @@ def run(quick: bool) -> dict[str, Any]:
     """
     epsilons = QUICK if quick else EPSILONS
     sets = {"generated city": city(), "heavy hitter": heavy_hitter()}
-    without = absent(RECORDING)
+    without = absences(RECORDING)
     if not without:
         sets["recorded hour"] = recorded_hour().counts
         if not quick:
@@ -118,7 +118,7 @@ def run(quick: bool) -> dict[str, Any]:
     if not without:
         drawn["recorded hour"] = [in_another_order(sets["recorded hour"], seed) for seed in range(DRAWS)]
     draws = {name: cells_after(counts, epsilons) for name, counts in drawn.items()}
-    return {"sets": figures, "draws": draws} | ({"without": without} if without else {})
+    return {"sets": figures, "draws": draws} | without
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -23,7 +23,7 @@ from bench.papers.e2epriv import QUICK as QUICK_SETS
 from bench.papers.questions import Questions, squares
 from bench.papers.sets import Grid
 from bench.progress import shown
-from bench.recordings import absent
+from bench.recordings import absences
 from bench.spatial import tuning_queries
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Rectangles
@@ -134,8 +134,7 @@ def run(quick: bool) -> dict[str, Any]:
         name: of_set(Candidates(counts, tuple(candidates), floor), QUICK if quick else FULL)
         for (name, (counts, candidates)), floor in shown(tuple(zip(made.items(), floors, strict=True)), "tuning")
     }
-    without = absent(STROKE)
-    return {"sets": figures} | ({"without": without} if without else {})
+    return {"sets": figures} | absences(STROKE)
 
 
 def plot(figures: Mapping[str, Any], folder: Path) -> None:
