@@ -117,7 +117,7 @@ async def commit(config: Config, url: str) -> tuple[dict[str, float], dict[str, 
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation(birth=0)
         protocol = ReleaseProtocol.connect(
-            config, redis, RowStore(redis, config.feed.name), ledger, _Nowhere(), Noise(), after_step=done
+            config, redis, RowStore.of(redis, config), ledger, _Nowhere(), Noise(), after_step=done
         )
         await protocol.commit(SLOT)
     return seconds, peaks
@@ -129,7 +129,7 @@ def peak_megabytes() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1000
 
 
-async def _watched(url: str, close: list[str]) -> dict[str, Any]:
+async def watched(url: str, close: list[str]) -> dict[str, Any]:
     """Run ``close`` and return its report, with what Redis did meanwhile."""
     async with Redis.from_url(url) as redis:
         await redis.config_set("slowlog-log-slower-than", 1_000)
@@ -160,8 +160,13 @@ def close_city(city: City) -> dict[str, Any]:
         asyncio.run(store(server.url, config.feed.name, rows))
         sizes = {"rows": len(rows), "users": city.users, "pairs": city.users * city.cells_per_user}
         del rows
-        close = [sys.executable, "-m", "bench.city_windows", server.url, folder, json.dumps(asdict(city))]
-        return sizes | asyncio.run(_watched(server.url, close))
+        return sizes | closed(city, server.url, folder)
+
+
+def closed(city: City, url: str, folder: str) -> dict[str, Any]:
+    """Figures of closing the window that is stored there."""
+    close = [sys.executable, "-m", "bench.city_windows", url, folder, json.dumps(asdict(city))]
+    return asyncio.run(watched(url, close))
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -134,10 +134,7 @@ class Contributions:
 
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""
-        if len(self.values) * max(self.upper, 1) ** 2 >= MAX_TOTAL:
-            raise OverflowBoundError(
-                f"squares of {len(self.values)} values of up to {self.upper} quanta could exceed 2^62; coarser quantum"
-            )
+        check_squares(len(self.values), self.upper)
         bounds, squares, cell = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64), 0
         # Some cells at a time, since the squares of all values take as much memory as the values.
         while cell < len(squares):
@@ -146,6 +143,12 @@ class Contributions:
             squares[cell:end] = _segment_sums(values * values, bounds[cell : end + 1] - bounds[cell])
             cell = end
         return squares
+
+
+def check_squares(n: int, upper: int) -> None:
+    """Raise :class:`OverflowBoundError` if the squares of ``n`` values of up to ``upper`` quanta could leave int64 together."""
+    if n * max(upper, 1) ** 2 >= MAX_TOTAL:
+        raise OverflowBoundError(f"squares of {n} values of up to {upper} quanta could exceed 2^62; coarser quantum")
 
 
 def indexed(ids: IdArray | IntArray) -> tuple[Any, npt.NDArray[np.int32]]:

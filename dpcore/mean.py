@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import MAX_TOTAL, Contributions, Counts, IntArray
+from dpcore.contributions import MAX_TOTAL, Counts, IntArray
 from dpcore.errors import ParameterError
+from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales
 
 FloatArray = npt.NDArray[np.float64]
@@ -54,12 +55,12 @@ class Mean:
         """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
-    def integers(self, kept: Contributions) -> IntArray:
+    def integers(self, kept: Summable) -> IntArray:
         """Σx of the retained values per cell, shape (C,): what noise is added to; never to be shown."""
         self._check_caps(kept.counts)
         return kept.cell_sums(self.caps)
 
-    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
+    def draw(self, kept: Summable, noise: IntArray) -> IntArray:
         """Noisy Σx, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for (:class:`LaplaceScales`)."""
         return self.integers(kept) + noise
 

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import MAX_TOTAL, Contributions, Counts, IntArray
+from dpcore.contributions import MAX_TOTAL, Counts, IntArray
+from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales
 
 FloatArray = npt.NDArray[np.float64]
@@ -57,14 +58,14 @@ class Variance:
         """µε of each user for noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
-    def integers(self, kept: Contributions) -> IntArray:
+    def integers(self, kept: Summable) -> IntArray:
         """⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ per cell, shape (C,); 0 where n = 0. Exact for any n; never to be shown."""
         n = kept.counts.by_cell(kept.counts.samples).astype(object)
         sums = kept.cell_sums().astype(object)
         squares = kept.cell_squares().astype(object)
         return np.asarray((n * squares - sums * sums) // np.maximum(n * n * self.grid, 1)).astype(np.int64)
 
-    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
+    def draw(self, kept: Summable, noise: IntArray) -> IntArray:
         """Noisy V, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for (:class:`LaplaceScales`)."""
         return self.integers(kept) + noise
 

@@ -38,7 +38,9 @@ from stream.sources.recognition import require_events, require_speeds, speed_pro
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
+from stream.storage.sealed_rows import StoredWindow
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
+from stream.storage.stored_sums import OVERTAKEN, Counted, counted
 from stream.windows import SpanError, Window, utc_text
 
 if TYPE_CHECKING:
@@ -80,9 +82,9 @@ class MemoryRows:
     async def seal(self, slot: int) -> None:
         """Do nothing, because no further rows can arrive."""
 
-    async def read_rows(self, slot: int, *, positions: bool = True) -> npt.NDArray[np.void]:
+    async def read(self, slot: int, *, positions: bool = True) -> StoredWindow:
         """Rows of one slot, with their positions."""
-        return self.rows.get(slot, np.zeros(0, dtype=ROW))
+        return StoredWindow(self.rows.get(slot, np.zeros(0, dtype=ROW)))
 
     async def drop_rows(self, slot: int) -> None:
         """Free the memory."""
@@ -182,11 +184,27 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
 
 
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
-    """Rows of each timeslot, oldest slot first."""
+    """Rows of each timeslot, oldest slot first; with ``window.state`` "sums", those that would count in the order of ``rows``."""
     starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
+    if config.window.state == "sums":
+        kept = _as_sums(rows, starts, config).counts
+        rows, starts = rows[kept], starts[kept]
     order = np.argsort(starts, kind="stable")
     slots, first = np.unique(starts[order], return_index=True)
     return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
+
+
+def _as_sums(rows: npt.NDArray[np.void], starts: npt.NDArray[np.int64], config: Config) -> Counted:
+    """Which of ``rows`` of slots ``starts`` sums would count."""
+    return counted(starts, rows["user"], rows["time"].astype(np.int64), config.window.max_events_per_user)
+
+
+def _overtaken(rows: npt.NDArray[np.void], config: Config) -> int:
+    """Number of ``rows`` that do not count because others of their user were as late, or later, and came before."""
+    if config.window.state != "sums":
+        return 0
+    which = _as_sums(rows, config.slotting.slot_starts(rows["time"].astype(np.int64)), config)
+    return int((~which.counts & ~which.beyond).sum())
 
 
 def replay_offline(
@@ -229,6 +247,8 @@ def replay_offline(
     if span is not None:
         rows = _within(rows, span, path, config.relation)
     by_slot = split_by_slot(rows, config)
+    if overtaken := _overtaken(rows, config):
+        refusals.counts[OVERTAKEN] += overtaken
     slots = (
         sorted(by_slot)
         if config.relation == NeighbouringRelation.VALUES or span is None
@@ -236,7 +256,7 @@ def replay_offline(
     )
     with RedisServer(state, appendfsync="always" if state else "no") as server:
         summary = asyncio.run(
-            _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, file_format)
+            _release(config, server.url, by_slot, slots, len(rows) - overtaken, refusals, out, started, file_format)
         )
     return summary if problem is None else replace(summary, implausible=problem[0])
 

@@ -27,6 +27,7 @@ from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import Message, rejected_message
 from stream.storage.row_store import Appended, Arrivals, Behind, ReadThrough, RowStore
+from stream.storage.stored_sums import OVERTAKEN
 from stream.windows import CLOCK_MARGIN_US
 
 log = structlog.get_logger()
@@ -52,6 +53,7 @@ class IngestMetrics(Protocol):
     events_rejected: Counter
     events_late: Counter
     events_skewed: Counter
+    events_beyond_limits: Counter
     events_duplicate: Counter
     events_lost: Counter
     redis_errors: Counter
@@ -344,6 +346,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._metrics.events_duplicate.inc(result.duplicates)
         self._metrics.events_late.inc(result.late)
         self._metrics.events_skewed.inc(result.skewed)
+        self._metrics.events_rejected.labels(OVERTAKEN).inc(result.overtaken)
+        self._metrics.events_beyond_limits.inc(result.beyond)
         if len(batch.rejected):
             self._report_rejected(partition, batch, offsets)
         return True

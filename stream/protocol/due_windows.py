@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import structlog
 
 from dpcore.relation import NeighbouringRelation
@@ -17,7 +15,7 @@ from stream.config import Config
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Look, RowStore
-from stream.storage.sealed_rows import NotSealedError
+from stream.storage.sealed_rows import NotSealedError, StoredWindow
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
@@ -183,9 +181,9 @@ class RowsOfCluster:
         """As :meth:`DueWindows.seal`."""
         await self.due.seal(slot)
 
-    async def read_rows(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
-        """As :meth:`SealedRows.read_rows`."""
-        return await self.due.rows.read_rows(slot, positions=positions)
+    async def read(self, slot: int, *, positions: bool) -> StoredWindow:
+        """As :meth:`SealedRows.read`."""
+        return await self.due.rows.read(slot, positions=positions)
 
     async def drop_rows(self, slot: int) -> None:
         """As :meth:`SealedRows.drop_rows`."""

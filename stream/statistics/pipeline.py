@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
+from dpcore.pair_sums import Summable
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
@@ -32,7 +33,7 @@ from stream.statistics.histograms.histograms import (
 from stream.statistics.merging import excluded
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS, draw_participation
 from stream.statistics.participation.plan import plan_participation
-from stream.statistics.plan import CDF, DECIMALS, Columns, Derived, Plan
+from stream.statistics.plan import CDF, DECIMALS, Columns, Derived, Plan, values_of
 from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.statistics.values.draw import draw_values
@@ -120,13 +121,14 @@ def plan_window(
     )
 
 
-def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
+def draw(plan: Plan, contributions: Summable, noise: Noise) -> dict[str, Columns]:
     """Draw every statistic of the plan's cells. ``draw_histograms`` draws the histograms.
 
     Raises :class:`stream.statistics.plan.PlanError` if the rows are not those that were planned and charged.
     """
-    sample = draw_values if plan.relation == NeighbouringRelation.VALUES else draw_participation
-    return sample(plan, contributions, noise)
+    if plan.relation == NeighbouringRelation.VALUES:
+        return draw_values(plan, contributions, noise)
+    return draw_participation(plan, values_of(plan, contributions), noise)
 
 
 def post_process(

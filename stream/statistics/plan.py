@@ -14,6 +14,7 @@ from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import ChargeBasis, from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.level_tree import LEAST_ERROR, Sharing, TreeShape
+from dpcore.pair_sums import PairSums, Summable
 from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
@@ -384,7 +385,17 @@ def counts_digest(counts: Counts) -> str:
     return state.hexdigest()
 
 
-def check_rows(plan: Plan, contributions: Contributions) -> None:
+def values_of(plan: Plan, contributions: Summable) -> Contributions:
+    """The single values; raises :class:`PlanError` if only their sums were kept."""
+    if isinstance(contributions, PairSums):
+        raise PlanError(
+            f"window {utc_text(plan.window.start)} was planned for statistics that read single events, but its state are sums; nothing "
+            "was drawn. Restore Redis from its append-only file"
+        )
+    return contributions
+
+
+def check_rows(plan: Plan, contributions: Summable) -> None:
     """Raise :class:`PlanError` if the rows are not those that were planned and charged, or clipped to another bound."""
     if contributions.upper != plan.upper_quanta:
         raise PlanError(

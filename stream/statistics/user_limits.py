@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.contributions import Contributions
+from dpcore.contributions import Contributions, Counts
 from stream.config import Config
 
 IntArray = npt.NDArray[np.int64]
@@ -67,10 +67,24 @@ class UserLimits:
         first = order[_rank(user[order]) < (self.events or len(order))]
         last = np.zeros(counts.n_users, dtype=np.int64)
         last[user[first]] = time[first]  # in ascending order of time, so the last one stays
-        pair, events_of_pair = np.unique(event_pair[events][first], return_counts=True)
-        order = np.lexsort((pair, -events_of_pair, counts.pair_user[pair]))
-        chosen = pair[order][_rank(counts.pair_user[pair[order]]) < (self.cells or len(order))]
+        chosen = self._with_most_events(counts, *np.unique(event_pair[events][first], return_counts=True))
         return counts.pair_cell[chosen] * counts.n_users + counts.pair_user[chosen], last
+
+    def counted_pairs(self, counts: Counts) -> BoolArray | None:
+        """Which pairs of ``counts`` are in cells that count, shape (P,); None where all are. The limit of events is not applied."""
+        above = np.bincount(counts.pair_user, minlength=counts.n_users) > (self.cells or len(counts.samples))
+        if not above.any():
+            return None
+        counted = ~above[counts.pair_user]
+        pair = np.flatnonzero(~counted)
+        counted[self._with_most_events(counts, pair, counts.samples[pair])] = True
+        return counted
+
+    def _with_most_events(self, counts: Counts, pair: IntArray, events: IntArray) -> IntArray:
+        """Of each user the pairs among ``pair`` with most ``events``, as many as cells may count."""
+        order = np.lexsort((pair, -events, counts.pair_user[pair]))
+        chosen: IntArray = pair[order][_rank(counts.pair_user[pair[order]]) < (self.cells or len(order))]
+        return chosen
 
 
 def _rank(group: IntArray) -> IntArray:

@@ -251,5 +251,5 @@ class PartKeys:
         return self._named("sealed")
 
     def rows(self, slot: int) -> str:
-        """List of blobs of rows."""
+        """List of blobs of rows; or hash of sums in their place, as :mod:`stream.storage.stored_sums` says."""
         return self._named(f"rows:{slot}")

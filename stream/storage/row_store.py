@@ -5,26 +5,31 @@ rows below the stored offset are skipped, so a second delivery changes nothing, 
 former owner of the partition. A batch that begins beyond the stored offset is refused, so nothing is skipped if Redis
 was set back. Sealed slots, and slots of retired periods, take no more rows, and no slot takes rows that the broker
 appended after its deadline. The call that stores the rows decides this. All that it touches is on the partition's shard.
+
+A window may hold sums in place of rows (``window.state``, :mod:`stream.storage.stored_sums`). In each partition it holds what its
+first batch brought, under one key, which is a list of rows or a hash of sums; so no window holds both in one partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import resources
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
 
 from stream.config import Config
+from stream.storage.adding_sums import AddingSums, Form
+from stream.storage.arriving import Appended, Arrivals, Arriving, Behind
 from stream.storage.keys import PartKeys
 from stream.storage.ledger import AFRESH
 from stream.storage.opening import Opening
 from stream.storage.partitions import Known, each, known_partitions
+from stream.storage.scripts import Script
 from stream.storage.sealed_rows import ROW, SealedRows
-from stream.windows import PartitionTime
+from stream.storage.stored_sums import SumTerms
+from stream.windows import PartitionTime, utc_text
 
 __all__ = ["ROW", "Appended", "Arrivals", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
 
@@ -35,14 +40,6 @@ _MOVE = "if redis.call('HGET', KEYS[1], 'offset') == ARGV[1] then redis.call('HS
 
 class StateError(RuntimeError):
     """This worker must not write to the state of the feed; the message says why and what to do."""
-
-
-class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
-    """The batch begins beyond ``stored``, the next offset in Redis, so reading must continue from there."""
-
-    def __init__(self, partition: str, stored: int) -> None:
-        super().__init__(f"state of {partition} ends at offset {stored}")
-        self.stored = stored
 
 
 _READ_THROUGH = """
@@ -100,31 +97,6 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]
 """
 
 
-class Appended(NamedTuple):
-    """Numbers of rows of one call: stored, stored before, late.
-
-    ``skewed``: late rows that were in time by the broker's timestamp, although the partition had been read past that time. The
-    clocks of brokers and Redis then differ by more than is allowed.
-    """
-
-    appended: int
-    duplicates: int
-    late: int
-    skewed: int = 0
-
-
-class Arrivals(NamedTuple):
-    """When the broker appended the messages of a batch, µs UTC; the times do not decrease.
-
-    ``rows``: time of each row, shape (n,). ``last``: time of the last message, even if it gave no row. ``deadline``: function
-    from the start of a slot (epoch seconds) to the time until which its rows are in time.
-    """
-
-    rows: NDArray[np.int64]
-    last: int
-    deadline: Callable[[int], int]
-
-
 class ReadThrough(NamedTuple):
     """A partition that was read to its end.
 
@@ -151,16 +123,26 @@ class Look(NamedTuple):
 class RowStore(SealedRows):
     """Rows, offsets and times of one feed. The keys of each partition are on one shard, the feed's own on another."""
 
-    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        feed: str,
+        shared_ledger: str | None = None,
+        *,
+        terms: SumTerms | None = None,
+        form: Form = "rows",
+    ) -> None:
+        """``form``: what windows hold that hold nothing yet. ``terms``: those of sums; without them no window may hold sums."""
         super().__init__(redis, feed, shared_ledger)
         self._opening = Opening(redis, self._keys)
-        self._lua = resources.files("stream.storage").joinpath("lua", "append.lua").read_text(encoding="utf-8")
-        self._append = redis.register_script(self._lua)
+        self._append = Script(redis, "moving.lua", "append.lua")
+        self._sums = None if terms is None else AddingSums(redis, self._keys, self._opening, terms, form)
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
         """The rows of a configured feed."""
-        return cls(redis, config.feed.name, config.shared_ledger)
+        terms = SumTerms(config.speed.upper_quanta, config.window.max_events_per_user)
+        return cls(redis, config.feed.name, config.shared_ledger, terms=terms, form=config.window.state)
 
     async def now_us(self) -> int:
         """The clock of the feed's shard, µs UTC, which is the same for all workers."""
@@ -188,30 +170,29 @@ class RowStore(SealedRows):
         ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so Redis must know
         it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
+        batch = Arriving(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
+        sums = self._sums
+        if sums is not None and (sums.form == "sums" or sums.knows(batch)):
+            return await sums.add(batch, begun=begun)
         part = PartKeys(self._keys, partition)
-        largest = str(int(rows["time"].max())) if len(rows) else ""
         keys: list[str] = [part.progress, part.slots, part.sealed]
-        args: list[str | int | bytes] = [first_offset, next_offset, largest, "" if arrivals is None else arrivals.last]
-        for slot, chosen in _by_slot(slots):
+        args = batch.facts
+        for slot, chosen in batch.by_slot():
             keys.append(part.rows(slot))
-            in_time, deadline = rows[chosen], ""
-            if arrivals is not None:
-                deadline = str(arrivals.deadline(slot))
-                in_time = in_time[: np.searchsorted(arrivals.rows[chosen], int(deadline), side="right")]
+            deadline, in_time = batch.in_time(slot, chosen)
             args += [slot, deadline, in_time.tobytes(), offsets[chosen].astype("<i8").tobytes()]
-        while not (answer := await self._store(keys, args)):
+        while not (answer := await self._append.run(keys, args)):
             await self._opening.open(partition, 0 if begun else first_offset)
         if len(answer) == 1:
             raise Behind(partition, answer[0])
-        return Appended(*answer)
-
-    async def _store(self, keys: list[str], args: list[str | int | bytes]) -> list[int]:
-        try:
-            answer: list[int] = await self._redis.evalsha(self._append.sha, len(keys), *keys, *args)
-        except NoScriptError:
-            # Loading it would ask every shard, of which one may be away; this one learns it by running it once.
-            answer = await self._redis.eval(self._lua, len(keys), *keys, *args)
-        return answer
+        if len(answer) > 2:
+            return Appended(*answer)
+        if sums is None:
+            raise StateError(
+                f"window {utc_text(int(answer[0]))} holds sums; store its events with the terms of a configuration"
+            )
+        sums.note(partition, int(answer[0]), "sums")
+        return await sums.add(batch, begun=begun)
 
     async def read_through(self, partitions: Sequence[ReadThrough]) -> dict[str, int]:
         """Record partitions that were read to their end.
@@ -326,13 +307,3 @@ def _time_of(progress: Sequence[bytes | None], listed_us: int, first_us: int) ->
     """How far a partition was read that the topic was listed with now and at first."""
     _, read, event, moved = progress
     return PartitionTime(None if event is None else int(event), int(moved or first_us), min(int(read or 0), listed_us))
-
-
-def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
-    """Each distinct slot with the indices of its rows, in order."""
-    if len(slots) and (slots == slots[0]).all():
-        yield int(slots[0]), slice(None)
-        return
-    order = np.argsort(slots, kind="stable")
-    distinct, start = np.unique(slots[order], return_index=True)
-    yield from zip(distinct.tolist(), np.split(order, start[1:]), strict=bool(len(distinct)))

@@ -109,7 +109,7 @@ class PlainStatistics:
         self.shipped, self.config = WindowStatistics(config), config
         self.price = round(config.privacy.epsilon * 1e6)
 
-    def arrange(self, rows: Any, window: Any) -> Any:
+    def arrange(self, rows: Any, window: Any, sums: Any = None) -> Any:
         return SimpleNamespace(counts=SimpleNamespace(users=np.unique(rows["user"])), beyond_limits=0, refused={})
 
     def withhold(self, window: Any, generation: str) -> Plan | None:

@@ -25,6 +25,7 @@ from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import Plan, PlanError, decode_plan, empty_plan, encode_plan, pack_ids, pack_integers
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import ROW
+from stream.storage.stored_sums import ENTRY, LATEST
 from stream.windows import Window
 from tests.support.builders import SLOT, bus_config, pinned_rows, riders_config
 
@@ -81,6 +82,7 @@ def other() -> dict[str, Any]:
         "digest": digest([b"one", b"two"]),
         "pseudonym": Pseudonyms(bytes(range(32)))["bus-1"],
         "row": [list(field) for field in ROW.descr],
+        "sums": {"entry": ENTRY.descr, "user": LATEST.descr},
     }
 
 

@@ -38,7 +38,7 @@ def make_config(
         window={"lateness": "event-time"} | window,
         privacy={"epsilon": 2.0, "budget": 48.0},
         hexagons={"resolution": 7},
-        speed={"upper_bound": 65.0},
+        speed={"upper_bound": 65.0, "clipping": "none"},
         kafka={"bootstrap": bootstrap, "group": f"{topic}-{group}"},
         redis={"url": redis_url},
     )

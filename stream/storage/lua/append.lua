@@ -5,10 +5,10 @@
 --       rows (int64 LE, not descending; the late ones come last; the rows of one message share its offset, and are in one call)
 -- Returns {appended rows, duplicate rows, late rows, late rows that were in time by the broker's timestamp}. If the batch begins
 -- beyond the stored offset, nothing is written and {stored offset} is returned: Redis was set back, and the messages between
--- must be read again. Returns {} if the partition was not opened.
+-- must be read again. Returns {} if the partition was not opened, and {slot, 'sums'}, with nothing written, if a window holds sums.
 local ROW, OFFSET = 36, 8
 local progress = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark', 'event')
-local first, next_offset, stored = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(progress[1])
+local first, stored = tonumber(ARGV[1]), tonumber(progress[1])
 if not stored then return {} end
 if first > stored then return {stored} end
 local read, retired = tonumber(progress[2] or '0'), tonumber(progress[3] or '0')
@@ -24,6 +24,9 @@ local function below(offsets, limit)
 end
 
 local n = (#ARGV - 4) / 4
+for i = 1, n do
+  if redis.call('TYPE', KEYS[3 + i]).ok == 'hash' then return {ARGV[4 * i + 1], 'sums'} end
+end
 for i = 1, n do
   local slot, deadline, blob, offsets = ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3], ARGV[4 * i + 4]
   local known = 0
@@ -45,15 +48,5 @@ for i = 1, n do
     appended = appended + in_time
   end
 end
-if next_offset > stored then
-  local changed = {'offset', ARGV[2]}
-  if ARGV[4] ~= '' and tonumber(ARGV[4]) > read then
-    changed[3], changed[4] = 'read', ARGV[4]
-  end
-  if ARGV[3] ~= '' and (not progress[4] or tonumber(progress[4]) < tonumber(ARGV[3])) then
-    local now = redis.call('TIME')
-    for _, part in ipairs({'event', ARGV[3], 'moved', string.format('%d%06d', now[1], now[2])}) do changed[#changed + 1] = part end
-  end
-  redis.call('HSET', KEYS[1], unpack(changed))
-end
+move(KEYS[1], stored, ARGV[2], read, ARGV[4], progress[4], ARGV[3])
 return {appended, duplicates, late, skewed}

@@ -26,10 +26,11 @@ from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
 from tests.support.closing import Collected, Stopped
+from tests.support.summed import SUMMED, in_order
 
 NAMES, N, HOUR = ("bus/0", "bus/1"), 20, 3600
 AFTER_US = (SLOT + 24 * HOUR) * 1_000_000
-LOGS = {name: [random_rows(2 * number + part, N, slot=SLOT) for part in range(2)] for number, name in enumerate(NAMES)}
+LOGS = {name: np.split(in_order(random_rows(number, 2 * N, slot=SLOT)), 2) for number, name in enumerate(NAMES)}
 STATES = ("nothing", "opened", "half of the rows", "all rows", "read to the end", "sealed")
 STEPS = ("seal", "read", "plan", "charge", "commit", "publish", "confirm")
 
@@ -143,11 +144,15 @@ async def waits(redis: Redis, config: Config, publisher: Collected, state: RowSt
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "held"),
+    [*((step, {}) for step in STEPS), ("seal", SUMMED), ("charge", SUMMED)],
+    ids=[*STEPS, "seal of sums", "charge of sums"],
+)
 async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(
-    redis: Redis, tmp_path: Path, step: str, killed: bool
+    redis: Redis, tmp_path: Path, step: str, held: dict[str, Any], killed: bool
 ) -> None:
-    config, expected = bus_config(tmp_path, **PLAINLY_PLANNED), Collected()
+    config, expected = bus_config(tmp_path, **PLAINLY_PLANNED | held), Collected()
     await redis.config_set("appendfsync", "no")
     await fill(redis, config)
     await protocol(redis, config, expected).close(SLOT)

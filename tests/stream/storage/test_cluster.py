@@ -39,6 +39,7 @@ from stream.storage.taking_over import take_over
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.redis_cluster import Certificates, LocalCluster, Node
+from tests.support.summed import SUMMED, in_order
 
 PARTITIONS = [f"bus/{number}" for number in range(6)]
 N, HOUR, PASSWORD = 20, 3600, "w-secret"
@@ -74,7 +75,7 @@ async def client(config: Config, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 def batch(partition: int, slot: int) -> np.ndarray:
-    return random_rows(partition + slot // HOUR % 97, N, slot=slot)
+    return in_order(random_rows(partition + slot // HOUR % 97, N, slot=slot))
 
 
 SLOTS = [SLOT + HOUR * hour for hour in range(3)]
@@ -345,6 +346,27 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
     assert any("errorstat_ASK" in errors or "errorstat_TRYAGAIN" in errors for errors in met), met
     await outlasting(lambda: closing(client, config, publisher).close(SLOTS[2]))
     await assert_released_as_on_one_server(client, redis, config, publisher, expected)
+
+
+async def test_a_window_of_sums_is_released_with_the_counts_of_rows_on_one_server(
+    client: Redis, redis: Redis, config: Config, tmp_path: Path
+) -> None:
+    """One shard after the other is stored to, sealed and read, and what was released is deleted on all of them."""
+    plain = {name: value for name, value in SUMMED.items() if name != "window.state"}
+    settings = {"feed.name": config.feed.name}
+    expected = await released_on_one_server(redis, bus_config(tmp_path, **settings, **plain), LOGS, SLOTS)
+    summed, publisher = (
+        config.model_copy(update={"window": config.window.model_copy(update={"state": "sums"})}),
+        Collected(),
+    )
+    summed = summed.model_copy(update={"speed": bus_config(tmp_path, **plain).speed})
+    state = await stored(client, summed, LOGS)
+    await note_ends(state, LOGS)
+    keys = FeedKeys.of(summed)
+    assert {await client.type(PartKeys(keys, name).rows(SLOT)) for name in PARTITIONS} == {b"hash"}
+    for slot in SLOTS:
+        await closing(client, summed, publisher).close(slot)
+    await assert_released_as_on_one_server(client, redis, summed, publisher, expected)
 
 
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
