@@ -19,6 +19,9 @@ from aiokafka.protocol.offset import OffsetRequest
 _AS_READER, _AS_DEBUGGER = -1, -2
 """Replica ids of ListOffsets. Only a leader answers a reader. A debugger is told the end of the log by any replica."""
 _LATEST = -1
+_OWN_CONNECTION = 2
+"""The group of connections of these requests, beside aiokafka's own two. On one that fetches, each would wait behind a fetch that
+finds nothing, for half a second."""
 
 
 class LogEnds(NamedTuple):
@@ -64,7 +67,8 @@ async def _asked(consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition
         topics[partition.topic].append((partition.partition, _LATEST))
     if not topics:
         return answered
-    response = await consumer._client.send(node, OffsetRequest(replica, 0, list(topics.items())))
+    request = OffsetRequest(replica, 0, list(topics.items()))
+    response = await consumer._client.send(node, request, group=_OWN_CONNECTION)
     for topic, answers in response.topics:
         for number, error, _, end in answers:
             if error == NoError.errno:

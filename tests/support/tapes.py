@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,11 @@ def record(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``Noise()`` read the tape whose seed is ``name``, unless noise is to be fresh."""
     if not os.environ.get("HEXVEIL_FRESH_NOISE"):
         monkeypatch.setattr(Noise.__init__, "__defaults__", (tape(zlib.crc32(name.encode())),))
+
+
+@contextmanager
+def recording(name: str) -> Iterator[None]:
+    """Let ``Noise()`` read the tape whose seed is ``name`` while the block runs: for what several tests share."""
+    with pytest.MonkeyPatch.context() as patched:
+        record(name, patched)
+        yield

@@ -8,6 +8,8 @@ the order of their markers, which is the same for every reader, whatever the ord
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 
 import structlog
@@ -49,36 +51,57 @@ class TopicSource:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read(self, intake: Intake) -> None:
+        # A broker answers a connection's requests one after the other, and a fetch that finds nothing takes it half a
+        # second. So positions are asked for by a client that never fetches, and each part is fetched by one of its own.
+        async with self._client() as asking:
+            await asking._client.force_metadata_update()
+            numbers = {topic: asking.partitions_for_topic(topic) or set() for topic in TOPICS}
+            problem = _problem(numbers)
+            if problem is not None:
+                log.warning("topics unusable", reason=problem)
+                return
+            partitions = [TopicPartition(topic, number) for topic in TOPICS for number in numbers[topic]]
+            async with self._client() as consumer:
+                reached = await _markers(intake, consumer, asking)
+            async with self._client() as consumer:
+                await _start(intake, consumer, asking, partitions, reached)
+                await _follow(intake, consumer, asking, partitions)
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[AIOKafkaConsumer]:
         # If retention overtakes the reader, it continues with the oldest message that exists, not with the newest.
         consumer = AIOKafkaConsumer(
             **kafka_options(self._kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
         )
         await start_client(consumer)
         try:
-            await consumer._client.force_metadata_update()
-            numbers = {topic: consumer.partitions_for_topic(topic) or set() for topic in TOPICS}
-            problem = _problem(numbers)
-            if problem is not None:
-                log.warning("topics unusable", reason=problem)
-                return
-            partitions = [TopicPartition(topic, number) for topic in TOPICS for number in numbers[topic]]
-            await _start(intake, consumer, partitions)
-            await _follow(intake, consumer, partitions)
+            yield consumer
         finally:
             await consumer.stop()
 
 
-async def _start(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
-    """Read the close markers, then all other messages, beginning with the oldest window to keep."""
-    marker, others = TopicPartition(WINDOW, 0), [p for p in partitions if p.topic != WINDOW]
+async def _markers(intake: Intake, consumer: AIOKafkaConsumer, asking: AIOKafkaConsumer) -> int:
+    """Read the close markers; returns the position that was reached."""
+    marker = TopicPartition(WINDOW, 0)
+    starts, ends = await asking.beginning_offsets([marker]), await asking.end_offsets([marker])
     consumer.assign([marker])
-    starts = await consumer.beginning_offsets([marker])
-    await _take_until(intake, consumer, starts, await consumer.end_offsets([marker]))
-    reached = await consumer.position(marker)
+    await _take_until(intake, consumer, starts, ends)
+    return int(await consumer.position(marker))
+
+
+async def _start(
+    intake: Intake,
+    consumer: AIOKafkaConsumer,
+    asking: AIOKafkaConsumer,
+    partitions: list[TopicPartition],
+    reached: int,
+) -> None:
+    """Read all other messages, beginning with the oldest window to keep. The markers before ``reached`` were read."""
+    marker, others = TopicPartition(WINDOW, 0), [p for p in partitions if p.topic != WINDOW]
     kept = [_milliseconds(window.end) for window in intake.view.windows.values()]
-    ends = await consumer.end_offsets(others)
+    ends = await asking.end_offsets(others)
     # Each message carries its window's end as timestamp, so reading starts at the timestamp of the oldest kept window.
-    first = await consumer.offsets_for_times({p: min(kept, default=0) for p in others})
+    first = await asking.offsets_for_times({p: min(kept, default=0) for p in others})
     begin = {p: ends[p] if (oldest := first[p]) is None else oldest.offset for p in others}
     consumer.assign(partitions)
     consumer.seek(marker, reached)
@@ -96,7 +119,9 @@ async def _take_until(intake: Intake, consumer: AIOKafkaConsumer, begin: Positio
             await intake.take([_arrival(record) for record in records])
 
 
-async def _follow(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> None:
+async def _follow(
+    intake: Intake, consumer: AIOKafkaConsumer, asking: AIOKafkaConsumer, partitions: list[TopicPartition]
+) -> None:
     others = [p for p in partitions if p.topic != WINDOW]
     markers: list[ConsumerRecord] = []
     ends: Positions = {}
@@ -105,7 +130,7 @@ async def _follow(intake: Intake, consumer: AIOKafkaConsumer, partitions: list[T
         for partition, records in batch.items():
             if partition.topic == WINDOW:
                 markers += records
-                ends = await consumer.end_offsets(others)
+                ends = await asking.end_offsets(others)
             else:
                 await intake.take([_arrival(record) for record in records])
         if markers and await _reached(consumer, ends):

@@ -119,6 +119,13 @@ async def opened(
         await context.close()
 
 
+async def revisit(page: Page, place: str) -> None:
+    """Load the page anew at another place of its address, from its server. Costs half of what a new page does."""
+    await page.evaluate("place => history.replaceState(null, '', place)", f"/{place}")
+    await page.reload()
+    await page.wait_for_selector("html[data-ready]")
+
+
 WCAG_22 = {"rules": {"target-size": {"enabled": True}}, "resultTypes": ["violations"]}
 """What axe-core leaves out unless it is asked: that targets have 24 pixels, or as much room. And that it need not describe
 every element which passes a rule."""

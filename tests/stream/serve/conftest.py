@@ -1,4 +1,4 @@
-"""Every test here draws from a tape of its own; tests of one file share a browser."""
+"""Every test here draws from a tape of its own; all tests of a process share a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.tapes import recorded_noise
 __all__ = ["recorded_noise"]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as started:
         yield started

@@ -48,10 +48,10 @@ async def publish(bootstrap: str, messages: Iterable[Message]) -> None:
 
 async def ready(client: TestClient) -> None:
     """Wait until everything present at the start was read."""
-    for _ in range(300):
+    for _ in range(600):
         if (await client.get("/readyz")).status == 200:
             return
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
     raise AssertionError("the service never caught up")
 
 

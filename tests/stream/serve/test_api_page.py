@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp.test_utils import TestClient
 from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser
 
 from stream.serve import api_page
-from tests.stream.serve.browser import PHONE, chromium, needs_chromium
+from tests.stream.serve.browser import PHONE, needs_chromium
 from tests.stream.serve.serving import serving_file
 from tests.support.builders import bus_config
 
@@ -43,13 +45,14 @@ class Read(HTMLParser):
         self.text += data + " "
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
     (tmp_path / "releases").mkdir()
     async with serving_file(bus_config(tmp_path), tmp_path / "releases") as made:
         yield made
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_the_page_says_what_the_document_says_and_its_examples_are_requests_that_are_taken(
     client: TestClient,
 ) -> None:
@@ -106,10 +109,11 @@ def test_nothing_in_a_document_can_become_an_element() -> None:
 
 
 @needs_chromium
-async def test_the_page_is_styled_loads_nothing_else_and_has_no_violation(client: TestClient) -> None:
-    async with chromium() as browser:
-        for colours in ("light", "dark"):
-            page = await (await browser.new_context(color_scheme=colours, viewport=PHONE, bypass_csp=True)).new_page()
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_page_is_styled_loads_nothing_else_and_has_no_violation(browser: Browser, client: TestClient) -> None:
+    for colours in ("light", "dark"):
+        async with await browser.new_context(color_scheme=colours, viewport=PHONE, bypass_csp=True) as context:
+            page = await context.new_page()
             requests: list[str] = []
             page.on("request", lambda request, seen=requests: seen.append(request.url))
             await page.goto(str(client.make_url(PAGE)))
@@ -122,7 +126,8 @@ async def test_the_page_is_styled_loads_nothing_else_and_has_no_violation(client
             assert results.violations_count == 0, results.generate_report()
             assert requests == [str(client.make_url(PAGE))]
             assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-        strict = await (await browser.new_context()).new_page()
+    async with await browser.new_context() as context:
+        strict = await context.new_page()
         await strict.goto(str(client.make_url(PAGE)))
         assert await strict.evaluate("getComputedStyle(document.body).maxWidth") == "960px", (
             "the policy lets it through"

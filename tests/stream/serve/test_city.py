@@ -22,13 +22,14 @@ from tests.stream.serve.browser import (
     pixels,
     pixels_of,
     place_of,
+    revisit,
 )
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
 from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
 from tests.stream.serve.pages import in_sight
 from tests.stream.serve.serving import origin_of, serving
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CENTRE = h3.cell_to_latlng(BUSY)
 
@@ -205,18 +206,23 @@ ADDRESSES = {
 async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
     browser: Browser, config: Config, size: dict[str, int]
 ) -> None:
-    async with serving(config, window(config, 0)) as client:
+    first, *_ = ADDRESSES
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), first, size=size) as page,
+    ):
         widths = []
         for place, corners in ADDRESSES.items():
-            async with opened(browser, origin_of(client), place, size=size) as page:
-                await expect(page.locator("#area-mean")).to_contain_text("km/h")
-                seen = await pixels_of(page, corners)
-                assert all(await in_sight(page, seen)), (place, seen)
-                widths.append(max(x for x, _ in seen) - min(x for x, _ in seen))
+            if place != first:
+                await revisit(page, place)
+            await expect(page.locator("#area-mean")).to_contain_text("km/h")
+            seen = await pixels_of(page, corners)
+            assert all(await in_sight(page, seen)), (place, seen)
+            widths.append(max(x for x, _ in seen) - min(x for x, _ in seen))
             at = "11.00/30.3000/-97.9000"
-            async with opened(browser, origin_of(client), f"{place.replace('?', '#')}&at={at}", size=size) as page:
-                await expect(page.locator("#area-mean")).to_contain_text("km/h")
-                assert (await fields(page))["at"] == at
+            await revisit(page, f"{place.replace('?', '#')}&at={at}")
+            await expect(page.locator("#area-mean")).to_contain_text("km/h")
+            assert (await fields(page))["at"] == at
         assert min(widths) > size["width"] / 12, "no area is a speck"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.async_api import Browser, Route, expect
+import pytest_asyncio
+from playwright.async_api import Browser, Page, Route, expect
 
 from stream.config import Config
 from tests.stream.serve.browser import DESKTOP, HIGH_WALL, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
@@ -19,8 +21,9 @@ from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config,
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of
+from tests.support.tapes import recording
 
-pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 STARTS = [f"2017-03-21T{12 + hour}:00:00Z" for hour in range(5)]
 AT = "10.00/30.2500/-97.7000"
@@ -197,26 +200,38 @@ STALE = {
 }
 
 
-@pytest.mark.parametrize("language", STALE)
-async def test_with_alerts_search_and_feeds_the_badge_is_whole_and_a_laptop_has_one_row_of_buttons(
-    browser: Browser, tmp_path: Path, language: str
-) -> None:
-    config = city_config(tmp_path, **{"feed.name": "day-bus", "public.alerts": [JAM_RULE]} | city_files(tmp_path))
-    messages = [*windows(config, [USUAL_DAY, JAM]), *window(city_config(tmp_path, **{"feed.name": "night-bus"}), 0)]
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=STALE)
+async def translated(
+    request: pytest.FixtureRequest, browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[str, Page]]:
+    """A language and the page of all its tests, with alerts, search and two feeds."""
+    folder, language = tmp_path_factory.mktemp("city"), request.param
+    config = city_config(folder, **{"feed.name": "day-bus", "public.alerts": [JAM_RULE]} | city_files(folder))
+    other = city_config(folder, **{"feed.name": "night-bus"})
+    with recording(request.node.nodeid):
+        messages = [*windows(config, [USUAL_DAY, JAM]), *window(other, 0)]
     options: dict[str, Any] = {"size": LAPTOP, "locale": language, "clock": MONTHS_LATER}
     async with page_of(browser, config, messages, **options) as (page, _):
-        await expect(page.locator("html")).to_have_attribute("lang", language)
-        await expect(page.locator("#badge-text")).to_contain_text(STALE[language])
-        await expect(page.locator("#alerts-count")).to_have_text("1")
-        for name in ("#feed", "#search", "#alerts", "#badge"):
-            await expect(page.locator(name)).to_be_visible()
-        for size, highest in ((LAPTOP, 52), (NARROW_DESKTOP, 52), (PHONE, 180)):
-            await page.set_viewport_size(size)  # type: ignore[arg-type]
-            assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-            assert await page.evaluate(OUTSIDE) == []
-            assert await page.evaluate(CUT) == []
-            assert await page.evaluate(BAR) <= highest
-            await no_violation(page)
+        yield language, page
+
+
+async def test_with_alerts_search_and_feeds_the_badge_is_whole_and_a_laptop_has_one_row_of_buttons(
+    translated: tuple[str, Page],
+) -> None:
+    language, page = translated
+    await page.set_viewport_size(LAPTOP)  # type: ignore[arg-type]
+    await expect(page.locator("html")).to_have_attribute("lang", language)
+    await expect(page.locator("#badge-text")).to_contain_text(STALE[language])
+    await expect(page.locator("#alerts-count")).to_have_text("1")
+    for name in ("#feed", "#search", "#alerts", "#badge"):
+        await expect(page.locator(name)).to_be_visible()
+    for size, highest in ((LAPTOP, 52), (NARROW_DESKTOP, 52), (PHONE, 180)):
+        await page.set_viewport_size(size)  # type: ignore[arg-type]
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert await page.evaluate(OUTSIDE) == []
+        assert await page.evaluate(CUT) == []
+        assert await page.evaluate(BAR) <= highest
+        await no_violation(page)
 
 
 OFF_SCREEN = """(name) => [...document.querySelectorAll(`${name}, ${name} *`)]
@@ -232,21 +247,19 @@ TABLET = {"width": 720, "height": 900}
 MENUS = {"#search": "#search-body", "#alerts": "#alerts-list", "#downloads": "#download-list", "#range": "#range-body"}
 
 
-@pytest.mark.parametrize("language", STALE)
-async def test_every_menu_can_be_read_on_a_phone_and_a_tablet(browser: Browser, tmp_path: Path, language: str) -> None:
-    config = city_config(tmp_path, **{"feed.name": "day-bus", "public.alerts": [JAM_RULE]} | city_files(tmp_path))
-    messages = [*windows(config, [USUAL_DAY, JAM]), *window(city_config(tmp_path, **{"feed.name": "night-bus"}), 0)]
-    async with page_of(browser, config, messages, size=PHONE, locale=language) as (page, _):
-        for size in (TABLET, PHONE):
-            await page.set_viewport_size(size)  # type: ignore[arg-type]
-            for menu, body in MENUS.items():
-                await page.locator(f"{menu} > summary").click()
-                await expect(page.locator(f"{body} > *").first).to_be_visible()
-                assert await page.evaluate(OFF_SCREEN, body) == [], menu
-                await no_violation(page)
-                await page.locator(f"{menu} > summary").click()
-        await page.locator("#about-button").click()
-        assert await page.evaluate(OFF_SCREEN, "#about-body") == []
+async def test_every_menu_can_be_read_on_a_phone_and_a_tablet(translated: tuple[str, Page]) -> None:
+    _, page = translated
+    for size in (TABLET, PHONE):
+        await page.set_viewport_size(size)  # type: ignore[arg-type]
+        for menu, body in MENUS.items():
+            await page.locator(f"{menu} > summary").click()
+            await expect(page.locator(f"{body} > *").first).to_be_visible()
+            assert await page.evaluate(OFF_SCREEN, body) == [], menu
+            await no_violation(page)
+            await page.locator(f"{menu} > summary").click()
+    await page.locator("#about-button").click()
+    assert await page.evaluate(OFF_SCREEN, "#about-body") == []
+    await page.keyboard.press("Escape")
 
 
 SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentHTML('beforeend',
@@ -286,10 +299,8 @@ SMALLEST_LETTERS = """() => {
 async def test_nothing_overflows_and_letters_can_be_read_on_every_screen(
     browser: Browser, config: Config, place: str, letters: float, screens: list[tuple[dict[str, int], Any]]
 ) -> None:
-    first, colours = screens[0]
-    options: dict[str, Any] = {"size": first, "color_scheme": colours}
     place = f"#cell={BUSY}{place}"
-    async with page_of(browser, config, windows(config, [USUAL_DAY] * 4), place, **options) as (page, _):
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 4), place) as (page, _):
         for size, colours in screens:
             await page.set_viewport_size(size)  # type: ignore[arg-type]
             await page.emulate_media(color_scheme=colours)
@@ -311,7 +322,7 @@ async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(
     """Against another day, whose legend is the longest, in the longest language."""
     place = "#large=on&colours=day&day=2017-03-21&values=raw"
     days = [message for hour in (0, 24) for message in window(config, hour)]
-    async with page_of(browser, config, days, place, size=WALL, locale="de") as (page, _):
+    async with page_of(browser, config, days, place, locale="de") as (page, _):
         await expect(page.locator("#legend li")).to_have_count(7)
         for size in (WALL, HIGH_WALL):
             await page.set_viewport_size(size)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import h3
 import pytest
@@ -41,6 +41,7 @@ from tests.stream.serve.browser import (
     painted,
     pixels,
     place_of,
+    revisit,
 )
 from tests.stream.serve.city import (
     BUSY,
@@ -59,9 +60,9 @@ from tests.stream.serve.city import (
 from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.many_cells import clear, of_usual
 from tests.stream.serve.serving import origin_of, publish, serving
-from tests.support.tapes import record
+from tests.support.tapes import recording
 
-pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from privacyas released$")
 """A displayed number, and the symbol that says what kind of number it is."""
@@ -92,25 +93,89 @@ class Shown(NamedTuple):
     messages: list[Message]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def page_of_all(
     request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Shown]:
-    feed = f"t-{uuid.uuid4().hex[:12]}"
-    config = city_config(tmp_path_factory.mktemp("city"), **{"feed.name": feed, "kafka.bootstrap": kafka})
-    with pytest.MonkeyPatch.context() as patched:
-        record(request.node.nodeid, patched)
+    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka))
+    with recording(request.node.nodeid):
         messages = window(config, 0)
     async with city(browser, config, messages) as (page, client):
         await shows(page, 0)
         yield Shown(page, client, messages)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def shown(page_of_all: Shown) -> AsyncIterator[Shown]:
     """One window on a page of all tests that only look at it: what they open is closed again."""
     yield page_of_all
-    page = page_of_all.page
+    await close_all(page_of_all.page)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def page_of_a_day(
+    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Shown]:
+    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka))
+    with recording(request.node.nodeid):
+        messages = windows(config, [USUAL_DAY] * 4 + [JAM])
+    async with city(browser, config, messages, color_scheme="light") as (page, client):
+        yield Shown(page, client, messages)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def day(page_of_a_day: Shown) -> AsyncIterator[Shown]:
+    """Five windows, of which the last has a jam, on a page that tests visit at an address each."""
+    yield page_of_a_day
+    await close_all(page_of_a_day.page)
+
+
+KINDS = ("histograms", "values", "zcdp", "participation", "withheld")
+"""What the windows of :func:`kinds` are of, one an hour."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def page_of_kinds(
+    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Shown]:
+    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka))
+    zcdp = {"accounting": "zcdp", "rho": 0.05, "rho_budget": 0.4, "delta": 1e-6}
+    with recording(request.node.nodeid):
+        (*first, marker), *others = (window(config, hour) for hour in range(len(KINDS)))
+        histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
+    plain, under_zcdp, under_participation, withheld = others
+    messages = [
+        *closed([*first, *histograms], marker, histogram_epsilon=2.0, mechanisms=["htf", "ug"]),
+        *plain,
+        *closed(under_zcdp[:-1], under_zcdp[-1], **zcdp),
+        *closed(under_participation[:-1], under_participation[-1], relation="participation"),
+        *closed([], withheld[-1], withheld=True),
+    ]
+    async with city(browser, config, messages) as (page, client):
+        yield Shown(page, client, messages)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def kinds(page_of_kinds: Shown) -> AsyncIterator[Shown]:
+    """Windows of every kind on a page of all tests that only look at one, of which :func:`turn_to` says which."""
+    yield page_of_kinds
+    await close_all(page_of_kinds.page)
+
+
+def new_feed(kafka: str) -> dict[str, Any]:
+    """Settings of a feed that no other test has, on the broker."""
+    return {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
+
+
+async def turn_to(page: Page, kind: str) -> None:
+    """Show the window of this kind."""
+    hour = KINDS.index(kind)
+    await page.locator("#slider").fill(str(hour))
+    await shows(page, hour)
+
+
+async def close_all(page: Page) -> None:
+    """Close what a test opened on a page that it shares."""
     await page.keyboard.press("Escape")
     if await page.locator("#details").is_visible():
         await page.locator("#details-close").click()
@@ -228,21 +293,22 @@ async def test_slower_than_usual_is_red_and_what_noise_explains_has_no_colour(br
         )
 
 
-async def test_other_hours_say_nothing_of_what_is_usual(browser: Browser, config: Config) -> None:
-    async with city(browser, config, windows(config, [USUAL_DAY] * 4 + [JAM])) as (page, _):
-        await shows(page, 4)
-        await expect(page.get_by_role("radio", name="Against usual")).to_be_disabled()
-        await expect(page.get_by_role("radio", name="Speed", exact=True)).to_be_checked()
+async def test_other_hours_say_nothing_of_what_is_usual(day: Shown) -> None:
+    await revisit(day.page, "")
+    await shows(day.page, 4)
+    await expect(day.page.get_by_role("radio", name="Against usual")).to_be_disabled()
+    await expect(day.page.get_by_role("radio", name="Speed", exact=True)).to_be_checked()
 
 
-async def test_a_range_of_windows_is_chosen_and_downloaded(browser: Browser, config: Config) -> None:
-    async with city(browser, config, windows(config, [USUAL_DAY] * 3)) as (page, client):
-        await page.locator("#downloads summary").click()
-        await page.get_by_label("From").select_option("2017-03-21T12:00:00Z")
-        link = await page.locator("#download-list a", has_text="CSV").nth(1).get_attribute("href")
-        answer = await client.get(f"/{link}")
-        assert answer.status == 200
-        assert len((await answer.text()).splitlines()) == 1 + 3 * len(CELLS)
+async def test_a_range_of_windows_is_chosen_and_downloaded(day: Shown) -> None:
+    page = day.page
+    await revisit(page, "")
+    await page.locator("#downloads summary").click()
+    await page.get_by_label("From").select_option("2017-03-21T14:00:00Z")
+    link = await page.locator("#download-list a", has_text="CSV").nth(1).get_attribute("href")
+    answer = await day.client.get(f"/{link}")
+    assert answer.status == 200
+    assert len((await answer.text()).splitlines()) == 1 + 3 * len(CELLS)
 
 
 async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_path: Path, topic_name: str) -> None:
@@ -264,10 +330,10 @@ async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_p
         await expect(page.get_by_role("radio", name="Against usual")).to_be_disabled()
 
 
-async def test_a_statistic_that_was_not_released_cannot_be_chosen(browser: Browser, config: Config) -> None:
-    async with city(browser, config, window(config, 0), "#statistic=p85") as (page, _):
-        await expect(page.get_by_role("radio", name="85th percentile of speed (p85)")).to_be_disabled()
-        await expect(page.get_by_role("radio", name="Mean speed")).to_be_checked()
+async def test_a_statistic_that_was_not_released_cannot_be_chosen(day: Shown) -> None:
+    await revisit(day.page, "#statistic=p85")
+    await expect(day.page.get_by_role("radio", name="85th percentile of speed (p85)")).to_be_disabled()
+    await expect(day.page.get_by_role("radio", name="Mean speed")).to_be_checked()
 
 
 async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser: Browser, config: Config) -> None:
@@ -308,20 +374,20 @@ async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_com
         await expect(page.locator("#empty")).to_be_hidden()
 
 
-async def test_an_address_shows_the_same_place_window_and_statistic_again(browser: Browser, config: Config) -> None:
-    messages = windows(config, [USUAL_DAY] * 3)
+async def test_an_address_shows_the_same_place_window_and_statistic_again(browser: Browser, day: Shown) -> None:
+    page = day.page
     place = f"#at=12.50/30.2500/-97.7000&window=2017-03-21T13:00:00Z&statistic=mean&colours=absolute&cell={STEADY}"
-    async with city(browser, config, messages, place) as (page, client):
-        await shows(page, 1)
-        again = await fields(page)
-        assert f"#{'&'.join(f'{name}={value}' for name, value in again.items())}" == place
-        await expect(page.locator("#details code")).to_have_text(STEADY)
-        await expect(page.locator("#live-text")).to_have_text("Paused")
-        await page.locator("#map canvas").press("+")
-        await page.wait_for_function("!location.hash.includes('at=12.50')")
-        url = page.url
-        async with opened(browser, origin_of(client), url[url.index("#") :]) as other:
-            assert await fields(other) == await fields(page)
+    await revisit(page, place)
+    await shows(page, 1)
+    again = await fields(page)
+    assert f"#{'&'.join(f'{name}={value}' for name, value in again.items())}" == place
+    await expect(page.locator("#details code")).to_have_text(STEADY)
+    await expect(page.locator("#live-text")).to_have_text("Paused")
+    await page.locator("#map canvas").press("+")
+    await page.wait_for_function("!location.hash.includes('at=12.50')")
+    url = page.url
+    async with opened(browser, origin_of(day.client), url[url.index("#") :]) as other:
+        assert await fields(other) == await fields(page)
 
 
 async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(browser: Browser, config: Config) -> None:
@@ -347,31 +413,29 @@ async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(br
         await expect(page.locator("#live-text")).to_have_text("Following")
 
 
-async def test_a_withheld_window_says_why_it_is_empty(browser: Browser, config: Config) -> None:
-    marker = window(config, 1)[-1]
-    messages = [*window(config, 0), *closed([], marker, withheld=True)]
-    async with city(browser, config, messages) as (page, _):
-        await shows(page, 1)
-        await expect(page.locator("#empty")).to_contain_text("This window was withheld")
-        await page.get_by_role("button", name="Earlier window").click()
-        await shows(page, 0)
-        await expect(page.locator("#empty")).to_be_hidden()
+async def test_a_withheld_window_says_why_it_is_empty(kinds: Shown) -> None:
+    page = kinds.page
+    await turn_to(page, "withheld")
+    await expect(page.locator("#empty")).to_contain_text("This window was withheld")
+    await page.get_by_role("button", name="Earlier window").click()
+    await shows(page, KINDS.index("withheld") - 1)
+    await expect(page.locator("#empty")).to_be_hidden()
 
 
-async def test_an_area_is_in_the_address_and_comes_back_with_it(browser: Browser, config: Config) -> None:
-    place = "#at=11.00/30.2500/-97.7000&area=-97.8,30.15,-97.6,30.28"
-    async with city(browser, config, window(config, 0), place) as (page, _):
-        await expect(page.locator("#area-mean")).to_have_text(READING)
-        assert (await fields(page))["area"] == "-97.8,30.15,-97.6,30.28"
-        await page.get_by_label("North").fill("30.23")
-        await page.get_by_role("button", name="Measure", exact=True).click()
-        assert (await fields(page))["area"] == "-97.8,30.15,-97.6,30.23"
-        await expect(page.locator("#details")).to_contain_text("published of 1 cells")
-        await page.reload()
-        await page.wait_for_selector("html[data-ready]")
-        await expect(page.locator("#details")).to_contain_text("published of 1 cells")
-        await page.locator("#details-close").click()
-        assert "area" not in await fields(page)
+async def test_an_area_is_in_the_address_and_comes_back_with_it(day: Shown) -> None:
+    page = day.page
+    await revisit(page, "#at=11.00/30.2500/-97.7000&area=-97.8,30.15,-97.6,30.28")
+    await expect(page.locator("#area-mean")).to_have_text(READING)
+    assert (await fields(page))["area"] == "-97.8,30.15,-97.6,30.28"
+    await page.get_by_label("North").fill("30.23")
+    await page.get_by_role("button", name="Measure", exact=True).click()
+    assert (await fields(page))["area"] == "-97.8,30.15,-97.6,30.23"
+    await expect(page.locator("#details")).to_contain_text("published of 1 cells")
+    await page.reload()
+    await page.wait_for_selector("html[data-ready]")
+    await expect(page.locator("#details")).to_contain_text("published of 1 cells")
+    await page.locator("#details-close").click()
+    assert "area" not in await fields(page)
 
 
 async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(shown: Shown) -> None:
@@ -417,11 +481,12 @@ async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser
         await expect(page.locator("#histogram-count")).to_contain_text("lies outside the histogram's domain")
 
 
-async def test_the_past_of_a_cell_is_plotted(browser: Browser, config: Config) -> None:
-    async with city(browser, config, windows(config, [USUAL_DAY] * 3 + [JAM])) as (page, _):
-        await page.mouse.click(*await place_of(page, BUSY))
-        await expect(page.locator("#details figcaption")).to_contain_text("4 windows since Tue, 21 Mar 2017")
-        await expect(page.locator("#details .uplot canvas")).to_be_visible()
+async def test_the_past_of_a_cell_is_plotted(day: Shown) -> None:
+    page = day.page
+    await revisit(page, "")
+    await page.mouse.click(*await place_of(page, BUSY))
+    await expect(page.locator("#details figcaption")).to_contain_text("5 windows since Tue, 21 Mar 2017")
+    await expect(page.locator("#details .uplot canvas")).to_be_visible()
 
 
 async def test_downloads_are_linked_and_are_the_window(shown: Shown) -> None:
@@ -445,25 +510,23 @@ async def test_parquet_is_offered_only_where_the_server_can_write_it(
         await expect(page.locator("#download-list a")).to_have_text(["CSV", "GeoJSON"] * 2)
 
 
-async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_stay(
-    browser: Browser, config: Config
-) -> None:
-    messages = window(config, 0)
-    mean = bodies(messages)[BUSY]["mean"]["value"]
-    async with city(browser, config, messages, f"#at=11/30.25/-97.7&cell={BUSY}") as (page, _):
-        await expect(page.locator("#legend h3")).to_have_text("km/h")
-        await choose(page, "mph")
-        for _ in range(2):
-            said = re.compile(rf"^{round(mean / 1.609344, 1):.1f} mph, 95 % interval")
-            await expect(page.locator("#details .reading")).to_have_text(said)
-            await expect(page.locator("#legend h3")).to_have_text("mph")
-            await expect(page.locator("#legend li").nth(1)).to_have_text("5–10")
-            await expect(page.locator(".maplibregl-ctrl-scale")).to_have_text(re.compile("mi|ft"))
-            await page.reload()
-            await page.wait_for_selector("html[data-ready]")
-        await no_violation(page)
-        await choose(page, "km/h")
-        await expect(page.locator("#details .reading")).to_contain_text("km/h")
+async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_stay(day: Shown) -> None:
+    page = day.page
+    mean = bodies(day.messages)[BUSY]["mean"]["value"]  # of the last window
+    await revisit(page, f"#at=11/30.25/-97.7&cell={BUSY}")
+    await expect(page.locator("#legend h3")).to_have_text("km/h")
+    await choose(page, "mph")
+    for _ in range(2):
+        said = re.compile(rf"^{round(mean / 1.609344, 1):.1f} mph, 95 % interval")
+        await expect(page.locator("#details .reading")).to_have_text(said)
+        await expect(page.locator("#legend h3")).to_have_text("mph")
+        await expect(page.locator("#legend li").nth(1)).to_have_text("5–10")
+        await expect(page.locator(".maplibregl-ctrl-scale")).to_have_text(re.compile("mi|ft"))
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+    await no_violation(page)
+    await choose(page, "km/h")
+    await expect(page.locator("#details .reading")).to_contain_text("km/h")
 
 
 async def test_about_the_noise_says_what_the_marker_promises(shown: Shown) -> None:
@@ -486,35 +549,29 @@ async def test_about_the_noise_says_what_the_marker_promises(shown: Shown) -> No
     await expect(said).to_be_hidden()
 
 
-async def test_spatial_histograms_are_named_with_their_epsilon_and_the_sum_that_is_spent(
-    browser: Browser, config: Config
-) -> None:
-    *cells, marker = window(config, 0)
-    histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
-    named = {"histogram_epsilon": 2.0, "mechanisms": ["htf", "ug"]}
-    async with city(browser, config, closed([*cells, *histograms], marker, **named)) as (page, _):
-        await expect(page.locator("#legend")).to_contain_text("spatial histograms (htf, ug)")
-        await page.get_by_role("button", name="About the noise").click()
-        said = page.locator("#about")
-        await expect(said).to_contain_text("18 for one user, over all cells and statistics of speed together")
-        await expect(said).to_contain_text("htf, ug: ε 2 together, in addition")
-        await expect(said).to_contain_text("18 + 2 = 20 of the budget")
-        await no_violation(page)
+async def test_spatial_histograms_are_named_with_their_epsilon_and_the_sum_that_is_spent(kinds: Shown) -> None:
+    page = kinds.page
+    await turn_to(page, "histograms")
+    await expect(page.locator("#legend")).to_contain_text("spatial histograms (htf, ug)")
+    await page.get_by_role("button", name="About the noise").click()
+    said = page.locator("#about")
+    await expect(said).to_contain_text("18 for one user, over all cells and statistics of speed together")
+    await expect(said).to_contain_text("htf, ug: ε 2 together, in addition")
+    await expect(said).to_contain_text("18 + 2 = 20 of the budget")
+    await no_violation(page)
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_about_the_noise_claims_noise_on_counts_only_where_they_have_it(
-    browser: Browser, config: Config, relation: str
-) -> None:
-    *cells, marker = window(config, 0)
-    async with city(browser, config, closed(cells, marker, relation=relation)) as (page, _):
-        await page.get_by_role("button", name="About the noise").click()
-        said = page.locator("#about")
-        if relation == "values":
-            await expect(said).to_contain_text("The numbers of events and users are exact")
-            await expect(said).not_to_contain_text("every number")
-        else:
-            await expect(said).to_contain_text("Random noise was added to every number")
+async def test_about_the_noise_claims_noise_on_counts_only_where_they_have_it(kinds: Shown, relation: str) -> None:
+    page = kinds.page
+    await turn_to(page, relation)
+    await page.get_by_role("button", name="About the noise").click()
+    said = page.locator("#about")
+    if relation == "values":
+        await expect(said).to_contain_text("The numbers of events and users are exact")
+        await expect(said).not_to_contain_text("every number")
+    else:
+        await expect(said).to_contain_text("Random noise was added to every number")
 
 
 @pytest.mark.parametrize(
@@ -551,68 +608,80 @@ async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_whe
         await expect(page.locator("#legend")).not_to_contain_text("configured to compute")
 
 
-async def test_about_the_noise_gives_rho_and_delta_under_zcdp(browser: Browser, config: Config) -> None:
-    *cells, marker = window(config, 0)
-    zcdp = {"accounting": "zcdp", "rho": 0.05, "rho_budget": 0.4, "delta": 1e-6}
-    async with city(browser, config, closed(cells, marker, **zcdp)) as (page, _):
-        await page.get_by_role("button", name="About the noise").click()
-        for text in ("0.05 for one user", "0.4 for one user", "δ 0.000001"):
-            await expect(page.locator("#about")).to_contain_text(text)
+async def test_about_the_noise_gives_rho_and_delta_under_zcdp(kinds: Shown) -> None:
+    page = kinds.page
+    await turn_to(page, "zcdp")
+    await page.get_by_role("button", name="About the noise").click()
+    for text in ("0.05 for one user", "0.4 for one user", "δ 0.000001"):
+        await expect(page.locator("#about")).to_contain_text(text)
 
 
-async def test_everything_can_be_done_by_keyboard(browser: Browser, config: Config) -> None:
-    async with city(browser, config, windows(config, [USUAL_DAY] * 2), "#at=11/30.25/-97.7") as (page, _):
-        await page.keyboard.press("Tab")
-        await expect(page.locator(".skip")).to_be_focused()
-        canvas = page.locator("#map canvas")
-        await canvas.focus()
-        await page.keyboard.press("Enter")
-        await expect(page.locator("#details code")).to_have_text(STEADY)
-        await page.keyboard.press(",")
-        await shows(page, 0)
-        await page.keyboard.press("l")
-        await shows(page, 1)
-        await page.keyboard.press("t")
-        first = page.locator("#table-scroll tbody tr").nth(0).locator("button")
-        await expect(first).to_be_focused()
-        await page.keyboard.press("ArrowDown")
-        await page.keyboard.press("Enter")
-        chosen = await page.locator("#table-scroll tbody tr").nth(1).locator("button").inner_text()
-        await expect(page.locator("#details code")).to_have_text(chosen)
-        await page.keyboard.press("Escape")
-        await expect(page.locator("#table-panel")).to_be_hidden()
-        await expect(canvas).to_be_focused()
-        await page.keyboard.press("?")
-        await expect(page.locator("#about")).to_be_visible()
-        await page.keyboard.press("Escape")
-        await expect(page.locator("#about")).to_be_hidden()
-        await canvas.focus()
-        await page.keyboard.press("a")
-        await page.get_by_role("button", name="Measure", exact=True).press("Enter")
-        await expect(page.locator("#area-mean")).to_have_text(READING)
+async def test_everything_can_be_done_by_keyboard(day: Shown) -> None:
+    page = day.page
+    await revisit(page, "#at=11/30.25/-97.7")
+    await page.keyboard.press("Tab")
+    await expect(page.locator(".skip")).to_be_focused()
+    canvas = page.locator("#map canvas")
+    await canvas.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#details code")).to_have_text(STEADY)
+    await page.keyboard.press(",")
+    await shows(page, 3)
+    await page.keyboard.press("l")
+    await shows(page, 4)
+    await page.keyboard.press("t")
+    first = page.locator("#table-scroll tbody tr").nth(0).locator("button")
+    await expect(first).to_be_focused()
+    await page.keyboard.press("ArrowDown")
+    await page.keyboard.press("Enter")
+    chosen = await page.locator("#table-scroll tbody tr").nth(1).locator("button").inner_text()
+    await expect(page.locator("#details code")).to_have_text(chosen)
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#table-panel")).to_be_hidden()
+    await expect(canvas).to_be_focused()
+    await page.keyboard.press("?")
+    await expect(page.locator("#about")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#about")).to_be_hidden()
+    await canvas.focus()
+    await page.keyboard.press("a")
+    await page.get_by_role("button", name="Measure", exact=True).press("Enter")
+    await expect(page.locator("#area-mean")).to_have_text(READING)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def modelled(
+    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Page]:
+    """A page with a cell whose mean is modelled."""
+    changed = {"speed.post_processing": ["empirical-bayes"]}
+    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka) | changed)
+    with recording(request.node.nodeid):
+        messages = windows(config, [USUAL_DAY] * 4)
+    async with city(browser, config, messages) as (page, _):
+        yield page
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_axe_finds_no_violation(
-    browser: Browser, kafka: str, tmp_path: Path, topic_name: str, size: dict[str, int], colours: str
-) -> None:
-    modelled = {"speed.post_processing": ["empirical-bayes"]}
-    config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka} | modelled)
-    options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with city(browser, config, windows(config, [USUAL_DAY] * 4), f"#cell={BUSY}", **options) as (page, _):
-        await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
-        await expect(page.locator("#details table")).to_contain_text("empirical-bayes")
-        await no_violation(page)
-        await page.locator("#details-close").click()
-        await page.get_by_role("button", name="Cells as a table").click()
-        await no_violation(page)
-        await page.locator("#table-close").click()
-        await page.get_by_role("button", name="Measure an area").click()
-        await no_violation(page)
-        await page.keyboard.press("Escape")
-        await page.get_by_role("button", name="About the noise").click()
-        await no_violation(page)
+async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colours: Literal["light", "dark"]) -> None:
+    page = modelled
+    await page.set_viewport_size(size)  # type: ignore[arg-type]
+    await page.emulate_media(color_scheme=colours)
+    await revisit(page, f"#cell={BUSY}")
+    await expect(page.locator("html")).to_have_attribute("data-theme", colours)
+    await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
+    await expect(page.locator("#details table")).to_contain_text("empirical-bayes")
+    await no_violation(page)
+    await page.locator("#details-close").click()
+    await page.get_by_role("button", name="Cells as a table").click()
+    await no_violation(page)
+    await page.locator("#table-close").click()
+    await page.get_by_role("button", name="Measure an area").click()
+    await no_violation(page)
+    await page.keyboard.press("Escape")
+    await page.get_by_role("button", name="About the noise").click()
+    await no_violation(page)
 
 
 async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, config: Config) -> None:
@@ -685,14 +754,20 @@ async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_
     """The same street without and with its name, from left to right or from right to left."""
     lat, lng = h3.cell_to_latlng(BUSY)
     ends, archive = [(lat, lng - 0.2), (lat, lng + 0.2)], tmp_path / "city.pmtiles"
-    messages, seen = window(config, 0), []
-    for name in ("", "Longest Street", "שדרות רוטשילד"):
-        tags = {"name": name} if name else {}
-        archive.write_bytes(archive_of({"roads": [Feature("line", ends, tags)]}, range(9, 12), ""))
-        async with (
-            serving(config, messages, check_basemap(archive)) as client,
-            opened(browser, origin_of(client), f"#at=11/{lat:.4f}/{lng:.4f}", color_scheme="light") as page,
-        ):
+    archives = [
+        archive_of({"roads": [Feature("line", ends, tags)]}, range(9, 12), "")
+        for tags in ({}, {"name": "Longest Street"}, {"name": "שדרות רוטשילד"})
+    ]
+    place, seen = f"#at=11/{lat:.4f}/{lng:.4f}", []
+    archive.write_bytes(archives[0])
+    async with (
+        serving(config, window(config, 0), check_basemap(archive)) as client,
+        opened(browser, origin_of(client), place, color_scheme="light") as page,
+    ):
+        for content in archives:
+            if content != archives[0]:
+                archive.write_bytes(content)
+                await revisit(page, place)
             await page.wait_for_timeout(500)
             seen.append([sum(pixel) for pixel in await pixels(page, BUSY, 400)])
     without, *named = seen
@@ -700,12 +775,11 @@ async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_
         assert sum(abs(a - b) > 60 for a, b in zip(without, picture, strict=True)) > 200
 
 
-async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(browser: Browser, config: Config) -> None:
+async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(day: Shown) -> None:
     """Neither the cell of 45 km/h nor the land nor its grid is as dark in red, green and blue."""
-    place = "#at=11/30.25/-97.7&colours=absolute"
-    async with city(browser, config, window(config, 0), place, color_scheme="light") as (page, _):
-        seen = await pixels(page, STEADY, 400)
-        assert sum(max(pixel) < 190 for pixel in seen) > 100
+    await revisit(day.page, "#at=11/30.25/-97.7&colours=absolute")
+    seen = await pixels(day.page, STEADY, 400)
+    assert sum(max(pixel) < 190 for pixel in seen) > 100
 
 
 async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, config: Config, tmp_path: Path) -> None:
@@ -715,14 +789,17 @@ async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, confi
     street = Feature("line", [(lat, lng - 0.2), (lat, lng + 0.2)], {"name": "Longest Street"})
     archive = tmp_path / "city.pmtiles"
     archive.write_bytes(archive_of({"roads": [street]}, range(9, 12), ""))
-    inked = []
-    async with serving(config, window(config, 0), check_basemap(archive)) as client:
+    place, inked = f"#at=11/{lat:.4f}/{lng:.4f}", []
+    async with (
+        serving(config, window(config, 0), check_basemap(archive)) as client,
+        opened(browser, origin_of(client), place, color_scheme="light") as page,
+    ):
         for large in ("", "&large=on"):
-            place = f"#at=11/{lat:.4f}/{lng:.4f}{large}"
-            async with opened(browser, origin_of(client), place, color_scheme="light") as page:
-                await page.wait_for_timeout(500)
-                seen = await pixels(page, empty, 200)
-                inked.append(sum(sum(pixel) < 300 for pixel in seen))
+            if large:
+                await revisit(page, f"{place}{large}")
+            await page.wait_for_timeout(500)
+            seen = await pixels(page, empty, 200)
+            inked.append(sum(sum(pixel) < 300 for pixel in seen))
     small, large = inked
     assert small > 20
     assert large > 1.8 * small

@@ -31,7 +31,7 @@ from tests.stream.serve.many_cells import clear, of_two_days
 from tests.stream.serve.pages import OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of, publish, serving
 
-pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 DAY, WEEK = 24, 7 * 24
 """Hours from 2017-03-21, 12:00 UTC, which is 07:00 in Chicago."""

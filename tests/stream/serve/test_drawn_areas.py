@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import threading
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import quote
 
 import h3
 import pytest
+import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient
 from playwright.async_api import Browser, Page, Route, expect
@@ -42,7 +44,7 @@ from tests.support.builders import SLOT, random_rows
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MERGED = h3.cell_to_parent(BUSY, 6)
 CHILD = h3.cell_to_center_child(MERGED, 7)
@@ -192,6 +194,14 @@ async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_
     assert drawn["mean"]["interval"][0] <= drawn["mean"]["value"] <= drawn["mean"]["interval"][1]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def asked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestClient]:
+    """A service without windows, for all tests that only ask."""
+    feed = {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
+    async with serving(city_config(tmp_path_factory.mktemp("city"), **feed)) as client:
+        yield client
+
+
 @pytest.mark.parametrize(
     ("ring", "said"),
     [
@@ -206,11 +216,10 @@ async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_
         (",".join(["1,2"] * (MOST_CORNERS + 1)), "has 101 corners, more than 100"),
     ],
 )
-async def test_a_ring_that_is_none_is_refused_with_its_reason(config: Config, ring: str, said: str) -> None:
-    async with serving(config) as client:
-        answer = await client.get("/api/v1/area", params={"ring": ring})
-        assert (answer.status, answer.content_type) == (400, "application/problem+json")
-        assert said in (await answer.json())["title"]
+async def test_a_ring_that_is_none_is_refused_with_its_reason(asked: TestClient, ring: str, said: str) -> None:
+    answer = await asked.get("/api/v1/area", params={"ring": ring})
+    assert (answer.status, answer.content_type) == (400, "application/problem+json")
+    assert said in (await answer.json())["title"]
 
 
 @needs_chromium

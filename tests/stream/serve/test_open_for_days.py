@@ -32,7 +32,7 @@ from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import in_sight, page_of
 from tests.stream.serve.serving import origin_of, serving_file
 
-pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def on_kafka(config: Config, kafka: str, topic_name: str) -> Config:
     )
 
 
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(
     on_kafka: Config,
 ) -> None:
@@ -173,7 +173,7 @@ async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_releas
 
 
 @needs_chromium
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(
     ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
@@ -220,7 +220,7 @@ async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_exp
 
 
 @needs_chromium
-@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_the_screen(
     browser: Browser, config: Config, tmp_path: Path
 ) -> None:

@@ -11,17 +11,20 @@ import logging
 import socket
 import string
 import subprocess
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import pytest_asyncio
 import structlog
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from stream.config import ConfigError
+from stream.config import Config, ConfigError
 from stream.local import REPO_ROOT, KafkaServer
+from stream.messages.topics import create_topics
 from stream.serve.api import SERVICE, make_app
 from stream.serve.guards import worth_a_log
 from stream.serve.reading.topics import TopicSource
@@ -31,16 +34,28 @@ from tests.stream.serve.serving import publish, released, serving
 from tests.stream.serve.taking import arrivals, outcomes
 from tests.support import hourly
 from tests.support.builders import bus_config
+from tests.support.tapes import recording
 
 HEXAGONS = f"/api/v1/hexagons?window={START}"
 SITE, OTHER = "https://maps.example.org", "https://elsewhere.example.org"
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def released_feed(request: pytest.FixtureRequest, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The configuration of a feed whose window with histograms is on the broker; no test adds to it."""
+    folder, feed = tmp_path_factory.mktemp("feed"), f"t-{uuid.uuid4().hex[:12]}"
+    overrides = {"feed.name": feed, "kafka.bootstrap": kafka, "public.cors_origins": [SITE]}
+    with recording(request.node.nodeid):
+        messages, _ = with_histograms(folder, overrides)
+    config = bus_config(folder, **overrides)
+    await create_topics(config)
+    await publish(kafka, messages)
+    return config
+
+
 @pytest.fixture
-async def client(kafka: str, tmp_path: Path, topic_name: str) -> AsyncIterator[TestClient]:
-    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.cors_origins": [SITE]}
-    messages, _ = with_histograms(tmp_path, overrides)
-    async with serving(bus_config(tmp_path, **overrides), messages) as made:
+async def client(released_feed: Config) -> AsyncIterator[TestClient]:
+    async with serving(released_feed) as made:
         yield made
 
 

@@ -6,11 +6,13 @@ import asyncio
 import json
 import resource
 import socket
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -92,10 +94,18 @@ async def test_an_id_ahead_of_every_marker_begins_anew(kafka: str, tmp_path: Pat
         assert event[1]["complete"]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def asked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestClient]:
+    """A service without windows, for all tests that only ask."""
+    feed = {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
+    async with serving(bus_config(tmp_path_factory.mktemp("feed"), **feed)) as client:
+        yield client
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("last_event_id", ["x", "-1", "1.5", "9" * 30, "1,2", ""])
-async def test_an_id_that_is_none_is_refused(kafka: str, tmp_path: Path, topic_name: str, last_event_id: str) -> None:
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
-    async with serving(config) as client, client.get(STREAM, headers={"Last-Event-ID": last_event_id}) as answer:
+async def test_an_id_that_is_none_is_refused(asked: TestClient, last_event_id: str) -> None:
+    async with asked.get(STREAM, headers={"Last-Event-ID": last_event_id}) as answer:
         problem = await answer.json()
         assert (answer.status, answer.content_type) == (400, "application/problem+json")
         assert "Last-Event-ID" in problem["title"]

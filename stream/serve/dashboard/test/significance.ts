@@ -37,7 +37,10 @@ const KINDS: Record<string, (uniform: Uniform, shift: number) => Pair> = {
   },
   usual: (uniform, shift) => {
     const windows = 3 + Math.floor(uniform() * 26);
-    const noise = Array.from({ length: windows }, () => laplace(uniform) / Math.SQRT2).reduce((sum, part) => sum + part, 0) / windows;
+    // The logarithm of a product costs less than the sum of logarithms. It lies within 2^±1000, each of its factors within 2^±33.
+    let product = 1;
+    for (let window = 0; window < windows; window += 1) product *= uniform() / uniform();
+    const noise = Math.log(product) / Math.SQRT2 / windows;
     const deviation = 1 / Math.sqrt(windows);
     return [value(30 + shift, laplace(uniform) / Math.SQRT2, 1, LAPLACE), { value: 30 + noise, deviation }];
   },
