@@ -69,16 +69,21 @@ class Counts:
 
 @dataclass(frozen=True)
 class Contributions:
-    """Values behind :class:`Counts`: N quanta in [0, ``upper``] and their times, sorted by (cell, user, time)."""
+    """Values behind :class:`Counts`: N ``quanta`` in [0, ``upper``] and their times, sorted by (cell, user, time).
+
+    Quanta are kept in 32 bits where ``upper`` permits that, and are widened before anything is computed with them.
+    """
 
     counts: Counts
-    values: IntArray
+    quanta: npt.NDArray[np.int32] | IntArray
     times: IntArray
     pair_start: IntArray
     upper: int
 
     @classmethod
-    def group(cls, cell: IdArray, user: IdArray, time: IntArray, value: IntArray, *, upper: int) -> Contributions:
+    def group(
+        cls, cell: IdArray, user: IdArray, time: IntArray, value: npt.NDArray[Any], *, upper: int
+    ) -> Contributions:
         """Group N events (columns of shape (N,)), clipping each value to [0, ``upper``] quanta.
 
         Raises :class:`ParameterError` for columns of unequal length or ``upper`` < 0, :class:`OverflowBoundError` if
@@ -95,8 +100,14 @@ class Contributions:
         pair_start = np.append(events.first, n).astype(np.int64)
         pair_cell, pair_user = np.divmod(events.pair, max(len(events.users), 1))
         counts = Counts(events.cells, events.users, pair_cell, pair_user, np.diff(pair_start))
-        values = events.value.astype(np.int64)
-        return cls(counts, np.clip(values, 0, upper, out=values), events.time, pair_start, upper)
+        clipped = np.clip(events.value, 0, min(upper, np.iinfo(events.value.dtype).max), out=events.value)
+        quanta: npt.NDArray[Any] = clipped.astype(np.int32 if upper < 2**31 else np.int64, copy=False)
+        return cls(counts, quanta, events.time, pair_start, upper)
+
+    @property
+    def values(self) -> IntArray:
+        """The quanta in 64 bits, shape (N,), made anew."""
+        return self.quanta.astype(np.int64)
 
     def regroup(self, renamed: IdArray) -> Contributions:
         """The same events with cell g called ``renamed[g]``, shape (C,); a user's in cells of one name are one pair."""
@@ -105,7 +116,7 @@ class Contributions:
             raise ParameterError(f"{len(renamed)} names for {counts.n_cells} cells; give one for each")
         cell = np.repeat(renamed[counts.pair_cell], counts.samples)
         user = np.repeat(counts.users[counts.pair_user], counts.samples)
-        return Contributions.group(cell, user, self.times, self.values, upper=self.upper)
+        return Contributions.group(cell, user, self.times, self.quanta, upper=self.upper)
 
     def retain(self, samples: IntArray) -> Contributions:
         """The first ``samples[p]`` values of every pair p, in time order; pairs with 0 stay, empty."""
@@ -116,30 +127,30 @@ class Contributions:
             )
         if np.array_equal(samples, available):
             return self
-        position = np.arange(len(self.values)) - np.repeat(self.pair_start[:-1], available)
+        position = np.arange(len(self.quanta)) - np.repeat(self.pair_start[:-1], available)
         keep = position < np.repeat(samples, available)
         counts = Counts(
             self.counts.cells, self.counts.users, self.counts.pair_cell, self.counts.pair_user, samples.astype(np.int64)
         )
         return Contributions(
-            counts, self.values[keep], self.times[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper
+            counts, self.quanta[keep], self.times[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper
         )
 
     def cell_sums(self, caps: IntArray | None = None) -> IntArray:
         """Σx per cell in quanta, shape (C,); with ``caps``, shape (C,), no user adds more than that to each cell."""
         if caps is None:
-            return _segment_sums(self.values, self.pair_start[self.counts.cell_start])
-        own = _segment_sums(self.values, self.pair_start)
+            return _segment_sums(self.quanta, self.pair_start[self.counts.cell_start])
+        own = _segment_sums(self.quanta, self.pair_start)
         return self.counts.by_cell(np.minimum(own, caps[self.counts.pair_cell]))
 
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""
-        check_squares(len(self.values), self.upper)
+        check_squares(len(self.quanta), self.upper)
         bounds, squares, cell = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64), 0
         # Some cells at a time, since the squares of all values take as much memory as the values.
         while cell < len(squares):
             end = max(cell + 1, int(np.searchsorted(bounds, bounds[cell] + _SQUARED, side="right")) - 1)
-            values = self.values[bounds[cell] : bounds[end]]
+            values = self.quanta[bounds[cell] : bounds[end]].astype(np.int64)
             squares[cell:end] = _segment_sums(values * values, bounds[cell : end + 1] - bounds[cell])
             cell = end
         return squares
@@ -219,12 +230,12 @@ class _Ordered:
     cells: IdArray
     users: IdArray
     time: IntArray
-    value: IntArray
+    value: npt.NDArray[Any]
     first: IntArray
     pair: IntArray
 
     @classmethod
-    def by(cls, cell: IdArray, user: IdArray, time: IntArray, value: IntArray) -> _Ordered:
+    def by(cls, cell: IdArray, user: IdArray, time: IntArray, value: npt.NDArray[Any]) -> _Ordered:
         """Sort by one packed key where pairs and times fit into 63 bits, which is ten times as fast as by several.
 
         Columns are overwritten where they can be: a window may have tens of millions of events.
@@ -281,7 +292,7 @@ _PART = 2**14
 """Least rows that are sorted at a time."""
 
 
-def _break_ties(order: IntArray, key: IntArray, value: IntArray) -> None:
+def _break_ties(order: IntArray, key: IntArray, value: npt.NDArray[Any]) -> None:
     """Put ``order`` into the order of ``value`` where the sorted ``key`` is the same."""
     again = np.flatnonzero(key[1:] == key[:-1])
     if len(again):
@@ -296,10 +307,10 @@ def _first_of_equal(ordered: npt.NDArray[Any]) -> IntArray:
     return np.flatnonzero(new)
 
 
-def _segment_sums(column: IntArray, start: IntArray) -> IntArray:
+def _segment_sums(column: npt.NDArray[Any], start: IntArray) -> IntArray:
     """Sums of ``column[start[i]:start[i+1]]``; segments may be empty, and together they are the column."""
     sums = np.zeros(len(start) - 1, dtype=np.int64)
     filled = start[1:] > start[:-1]
     if filled.any():
-        sums[filled] = np.add.reduceat(column, start[:-1][filled])
+        sums[filled] = np.add.reduceat(column, start[:-1][filled], dtype=np.int64)
     return sums

@@ -73,7 +73,7 @@ class Distribution:
         """Counts of the retained values per cell and bin, shape (C, K): the leaves; never to be shown."""
         edges, cells = bin_edges(self.upper, self.bins), kept.counts.n_cells
         k, cell = len(edges) - 1, np.repeat(kept.counts.pair_cell, np.diff(kept.pair_start))
-        bin_of_cell = cell * k + np.searchsorted(edges, kept.values, side="right") - 1
+        bin_of_cell = cell * k + np.searchsorted(edges, kept.quanta, side="right") - 1
         return np.bincount(bin_of_cell, minlength=cells * k).reshape(cells, k).astype(np.int64)
 
     def draw(self, kept: Contributions, scales: LaplaceScales, noise: Noise) -> tuple[IntArray, CDFs | None]:

@@ -218,7 +218,7 @@ class PublicCells:
 
 def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArray:
     """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown."""
-    check_total(len(kept.values), UNIT)
+    check_total(len(kept.quanta), UNIT)
     counts, listed = kept.counts, len(public.cells)
     column = np.searchsorted(public.cells, counts.cells[counts.pair_cell])
     of_value = np.repeat(column, counts.samples)
@@ -247,7 +247,7 @@ def area_integers(layout: Layout, kept: Contributions) -> IntArray:
 
     Values count as they are, whatever the ranges of cells.
     """
-    check_total(len(kept.values), UNIT)
+    check_total(len(kept.quanta), UNIT)
     parts = polynomials(kept.values, sample_weights(kept, layout.weight), layout.upper, 1)
     return np.asarray(parts.sum(axis=1), dtype=np.int64)
 
@@ -301,9 +301,9 @@ def sample_weights(kept: Contributions, weight: Weight) -> IntArray:
     """Integer weight of every kept value, shape (N,), in 1/:data:`UNIT`; they add up to :func:`pair_weights` exactly."""
     counts = kept.counts
     if weight == "sample":
-        return np.full(len(kept.values), UNIT, dtype=np.int64)
+        return np.full(len(kept.quanta), UNIT, dtype=np.int64)
     before, whole = _running(counts, weight)
-    position = np.arange(len(kept.values)) - np.repeat(kept.pair_start[:-1] - before, counts.samples)
+    position = np.arange(len(kept.quanta)) - np.repeat(kept.pair_start[:-1] - before, counts.samples)
     divisor = np.repeat(np.maximum(whole, 1), counts.samples)
     weights: IntArray = UNIT * (position + 1) // divisor - UNIT * position // divisor
     return weights

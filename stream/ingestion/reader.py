@@ -36,7 +36,7 @@ BATCH_MESSAGES = 10_000
 """Messages per poll. Decoding them takes about 30 ms, so heartbeats never wait long."""
 _COMMIT_SECONDS = 5.0
 _LAG_SECONDS = 5.0
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 _BACKOFF_SECONDS = (0.1, 5.0)
 _REPORTS_WAITING = 1_000
 _REPORT_SECONDS = 5.0
@@ -198,7 +198,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
     async def _look_for_ends(self, consumer: AIOKafkaConsumer) -> None:
         """Look up the ends of partitions repeatedly. While that fails, windows wait."""
         while not self._stopping.is_set():
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
             try:
                 await self._look(consumer)
             except (KafkaError, RedisError, OSError) as error:

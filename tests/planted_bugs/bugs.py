@@ -1117,8 +1117,8 @@ SUMS = (
     Bug(
         "sums: an event as late as one that counts is counted",
         "stream/storage/stored_sums.py",
-        "later = key > np.maximum(",
-        "later = key >= np.maximum(",
+        "key > np.maximum(least",
+        "key >= np.maximum(least",
         _SUMS,
         "plain_rule",
     ),

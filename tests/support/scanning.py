@@ -144,7 +144,7 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
     clock = Clock()
     with monkeypatch.context() as patch:
         patch.setattr(reader, "time", clock)
-        patch.setattr(reader, "_LOOK_SECONDS", 0.1)  # every hour of the feed waits for a look
+        patch.setattr(reader, "LOOK_SECONDS", 0.1)  # every hour of the feed waits for a look
         patch.setattr(RowStore, "now_us", lambda _: clock.now_us())
         patch.setattr(reader.Ingestor, "arrivals", lambda _, records: clock.arrivals(records))
         patch.setattr(close_process, "Noise", noise)

@@ -87,14 +87,14 @@ def plan_cell_means(mechanism: Any, counts: Counts, samples: IntArray, epsilon_m
 
 def draw_cell_means(mechanism: Any, kept: Contributions, epsilon_micro: int, noise: Noise) -> FloatArray:
     """(raw, scale, low, high) of every cell, shape (4, C), in quanta; the plans are recomputed from the same counts."""
-    counts = kept.counts
+    counts, values = kept.counts, kept.values
     out = np.zeros((4, counts.n_cells))
     for g in range(counts.n_cells):
         pairs = _pairs_of(counts, counts.samples, g)
         if len(pairs):
             first, last = kept.pair_start[counts.cell_start[g]], kept.pair_start[counts.cell_start[g + 1]]
             plan = mechanism.plan(counts.samples[pairs], epsilon_micro)
-            estimate = mechanism.release(kept.values[first:last], plan, noise)
+            estimate = mechanism.release(values[first:last], plan, noise)
             out[:, g] = estimate.raw, estimate.scale, estimate.low, estimate.high
     return out
 

@@ -129,7 +129,7 @@ def _exact_percentile(kept: Contributions, percent: float) -> FloatArray:
     start = kept.pair_start[kept.counts.cell_start]
     n = np.diff(start)
     cell = np.repeat(np.arange(len(n)), n)
-    ordered = kept.values[np.lexsort((kept.values, cell))]
+    ordered = kept.quanta[np.lexsort((kept.quanta, cell))]
     rank = np.maximum(np.ceil(percent / 100 * n).astype(np.int64), 1) - 1
     exact = np.zeros(len(n))
     exact[n > 0] = ordered[(start[:-1] + rank)[n > 0]]
