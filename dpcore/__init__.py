@@ -33,6 +33,7 @@ __all__ = [
     "model_averaging",
     "noise",
     "occupancy",
+    "pair_sums",
     "participation",
     "relation",
     "resolution",

@@ -384,8 +384,8 @@ DRAW = (
     Bug(
         "values are not clipped from above",
         "dpcore/contributions.py",
-        "np.clip(values, 0, upper, out=values)",
-        "np.maximum(values, 0, out=values)",
+        "np.clip(events.value, 0, min(upper, np.iinfo(events.value.dtype).max), out=events.value)",
+        "np.maximum(events.value, 0, out=events.value)",
         "tests/dpcore/test_mean.py",
         "clipped_before",
     ),
