@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg.lapack import dpotrf, dtrtri
+import scipy
 
 from dpcore._tilted_normal import tilted
 from dpcore.errors import ParameterError
@@ -132,10 +132,10 @@ class _GaussianPosterior:
         root, matrix, prior = np.sqrt(precision), covariance.matrix, covariance.variance
         inner = root[:, None] * covariance.by_column * root
         np.einsum("ii->i", inner)[:] += 1.0
-        factor, failed = dpotrf(inner, lower=1, overwrite_a=1)
+        factor, failed = scipy.linalg.lapack.dpotrf(inner, lower=1, overwrite_a=1)
         if failed:
             raise np.linalg.LinAlgError(f"the leading minor {failed} of a covariance plus noise is not positive")
-        inverse = dtrtri(factor, lower=1)[0] if len(factor) else factor
+        inverse = scipy.linalg.lapack.dtrtri(factor, lower=1)[0] if len(factor) else factor
         known = matrix @ shift
         mean = known - matrix @ (root * (inverse.T @ (inverse @ (root * known))))
         variance = (1.0 - np.einsum("ij,ij->j", inverse, inverse)) / precision
