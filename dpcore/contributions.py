@@ -6,6 +6,7 @@ Values are integers on a public grid (quanta), clipped to [0, U] before anything
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,8 +21,8 @@ IdArray = npt.NDArray[np.uint64]
 
 MAX_TOTAL = 2**62
 """Every integer sum of values must stay below this."""
-_SQUARED = 2**18
-"""Values that are squared at a time, unless one cell has more."""
+_AT_ONCE = 2**18
+"""Values that are widened, squared and added at a time, since all of them would take as much memory as the values."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +147,10 @@ class Contributions:
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""
         check_squares(len(self.quanta), self.upper)
-        bounds, squares, cell = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64), 0
-        # Some cells at a time, since the squares of all values take as much memory as the values.
-        while cell < len(squares):
-            end = max(cell + 1, int(np.searchsorted(bounds, bounds[cell] + _SQUARED, side="right")) - 1)
-            values = self.quanta[bounds[cell] : bounds[end]].astype(np.int64)
-            squares[cell:end] = _segment_sums(values * values, bounds[cell : end + 1] - bounds[cell])
-            cell = end
+        bounds, squares = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64)
+        for first, end in _stretches(bounds):
+            values = self.quanta[bounds[first] : bounds[end]].astype(np.int64)
+            squares[first:end] = _segment_sums(values * values, bounds[first : end + 1] - bounds[first])
         return squares
 
 
@@ -308,9 +306,20 @@ def _first_of_equal(ordered: npt.NDArray[Any]) -> IntArray:
 
 
 def _segment_sums(column: npt.NDArray[Any], start: IntArray) -> IntArray:
-    """Sums of ``column[start[i]:start[i+1]]``; segments may be empty, and together they are the column."""
+    """Sums of ``column[start[i]:start[i+1]]`` in 64 bits; segments may be empty, and together they are the column."""
     sums = np.zeros(len(start) - 1, dtype=np.int64)
-    filled = start[1:] > start[:-1]
-    if filled.any():
-        sums[filled] = np.add.reduceat(column, start[:-1][filled], dtype=np.int64)
+    for first, end in _stretches(start):
+        wide, begin = column[start[first] : start[end]].astype(np.int64, copy=False), start[first:end] - start[first]
+        filled = np.diff(start[first : end + 1]) > 0
+        if filled.any():
+            sums[first:end][filled] = np.add.reduceat(wide, begin[filled])
     return sums
+
+
+def _stretches(start: IntArray) -> Iterator[tuple[int, int]]:
+    """(First segment, end) of stretches that hold :data:`_AT_ONCE` values or less, or one segment that holds more."""
+    first = 0
+    while first < len(start) - 1:
+        end = max(first + 1, int(np.searchsorted(start, start[first] + _AT_ONCE, side="right")) - 1)
+        yield first, end
+        first = end
