@@ -79,12 +79,15 @@ def counted(
     begin = _begins(slot[order], user[order])
     length = np.diff(np.append(begin, len(order)))
     floor, before, limit = _known_of(slot[order][begin], user[order][begin], most, known or {})
-    later = _later(np.repeat(np.arange(len(begin)), length), time[order], floor, begin)
+    group, own = np.repeat(np.arange(len(begin)), length), time[order]
+    later = _later(group, own, floor, begin)
     so_far: IntArray = np.cumsum(later) - later
     # Up to the limit, events that are later than all before them are those that count.
     full = so_far - np.repeat(so_far[begin] - before, length) >= np.repeat(limit, length)
+    last = floor.copy()  # of the events that count
+    np.maximum.at(last, group, np.where(later & ~full, own, floor[group]))
     counts, beyond = np.empty((2, len(user)), dtype=bool)
-    counts[order], beyond[order] = later & ~full, full
+    counts[order], beyond[order] = later & ~full, full & (own > last[group])
     return Counted(counts, beyond)
 
 

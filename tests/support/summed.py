@@ -79,10 +79,10 @@ def account(events: Iterable[Event], upper: int, most: int) -> tuple[Pairs, int,
     pairs: Pairs = {}
     overtaken = beyond = 0
     for cell, user, time, value in events:
-        if number.get(user, 0) == most:
-            beyond += 1
-        elif user in last and time <= last[user]:
+        if user in last and time <= last[user]:
             overtaken += 1
+        elif number.get(user, 0) == most:
+            beyond += 1
         else:
             last[user], number[user] = time, number.get(user, 0) + 1
             x = min(max(value, 0), upper)
