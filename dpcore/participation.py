@@ -219,7 +219,7 @@ class PublicCells:
 def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArray:
     """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown."""
     check_total(len(kept.quanta), UNIT)
-    counts, listed = kept.counts, len(public.cells)
+    counts, values, listed = kept.counts, kept.values, len(public.cells)
     column = np.searchsorted(public.cells, counts.cells[counts.pair_cell])
     of_value = np.repeat(column, counts.samples)
     weights = sample_weights(kept, layout.weight)
@@ -228,14 +228,14 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
         parts = polynomials(means, pair_weights(counts, layout.weight), layout.upper, 1)
         rows = [_sums(column, part, listed) for part in parts]
     else:
-        parts = polynomials(kept.values, weights, layout.upper, layout.degree)
+        parts = polynomials(values, weights, layout.upper, layout.degree)
         rows = [_sums(of_value, part, listed) for part in parts]
     if layout.users:
         rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed)[:listed])
     if layout.tree is not None:
         bins = layout.tree.bins
         edges = bin_edges(layout.upper, layout.bins)
-        bin_of_cell = of_value * bins + np.searchsorted(edges, kept.values, side="right") - 1
+        bin_of_cell = of_value * bins + np.searchsorted(edges, values, side="right") - 1
         levels = layout.tree.levels(_sums(bin_of_cell, weights, listed * bins).reshape(listed, bins))
         for level, real in zip(levels, layout.tree.real_nodes(), strict=True):
             rows += list(level.T[:real])
