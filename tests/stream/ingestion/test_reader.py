@@ -111,13 +111,13 @@ async def test_redelivery_to_another_group_and_shuffled_partitions_leave_the_sam
 async def test_sums_hold_what_counts_of_each_partition_once_and_metrics_say_why_the_others_do_not(
     kafka, redis, redis_url, topic
 ):
-    values, window = messages(3_000), {"state": "sums", "max_events_per_user": 6}
+    values, window = messages(3_000), {"state": "sums", "max_events_per_user": 2}
     await produce(kafka, topic, values, PARTITIONS)
     config, expected, overtaken, beyond = make_config(topic, **window), Counter(), 0, 0
     for number in range(PARTITIONS):
         batch = Decoder(config, KEY).decode(values[number::PARTITIONS], NOW_US)
         for slot in np.unique(batch.slots).tolist():
-            expected_of_slot = account(events_of(batch.rows[batch.slots == slot]), config.speed.upper_quanta, 6)
+            expected_of_slot = account(events_of(batch.rows[batch.slots == slot]), config.speed.upper_quanta, 2)
             for pair, numbers in expected_of_slot[0].items():
                 for place, one in enumerate(numbers):
                     expected[slot, *pair, place] += one
