@@ -1,8 +1,9 @@
 """What it costs to close the window of a big city: from its rows in Redis to its committed bytes, with a real Redis.
 
 Each window is closed in a process of its own, which reports its processor seconds by step and the most memory that it held
-until the end of each. A worker keeps its closing process for all windows, so importing scipy is a figure of its own. Redis reports the processor seconds and the longest command of the same time: while
-a command runs, nothing else is served. Its length is by the clock, so on a busy machine it includes waiting for a processor.
+until the end of each. A worker keeps its closing process for all windows, so importing scipy is a figure of its own. Redis
+reports the processor seconds and the longest command of the same time: while a command runs, nothing else is served. Its
+length is by the clock, so on a busy machine it includes waiting for a processor.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def peak_megabytes() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1000
 
 
-async def watched(url: str, close: list[str]) -> dict[str, Any]:
+async def _watched(url: str, close: list[str]) -> dict[str, Any]:
     """Run ``close`` and return its report, with what Redis did meanwhile."""
     async with Redis.from_url(url) as redis:
         await redis.config_set("slowlog-log-slower-than", 1_000)
@@ -166,7 +167,7 @@ def close_city(city: City) -> dict[str, Any]:
 def closed(city: City, url: str, folder: str) -> dict[str, Any]:
     """Figures of closing the window that is stored there."""
     close = [sys.executable, "-m", "bench.city_windows", url, folder, json.dumps(asdict(city))]
-    return asyncio.run(watched(url, close))
+    return asyncio.run(_watched(url, close))
 
 
 def run(quick: bool) -> dict[str, Any]:

@@ -95,8 +95,7 @@ class Contributions:
         n = len(value)
         if not len(cell) == len(user) == len(time) == n:
             raise ParameterError(f"columns of {len(cell)}, {len(user)}, {len(time)} and {n} rows; give equal lengths")
-        if n * max(upper, 1) >= MAX_TOTAL:
-            raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
+        check_values(n, upper)
         events = _Ordered.by(cell, user, time, value)
         pair_start = np.append(events.first, n).astype(np.int64)
         pair_cell, pair_user = np.divmod(events.pair, max(len(events.users), 1))
@@ -152,6 +151,12 @@ class Contributions:
             values = self.quanta[bounds[first] : bounds[end]].astype(np.int64)
             squares[first:end] = _segment_sums(values * values, bounds[first : end + 1] - bounds[first])
         return squares
+
+
+def check_values(n: int, upper: int) -> None:
+    """Raise :class:`OverflowBoundError` if ``n`` values of up to ``upper`` quanta could leave int64 together."""
+    if n * max(upper, 1) >= MAX_TOTAL:
+        raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
 
 
 def check_squares(n: int, upper: int) -> None:

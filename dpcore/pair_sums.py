@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.contributions import MAX_TOTAL, Contributions, Counts, IdArray, IntArray, check_squares, indexed
-from dpcore.errors import OverflowBoundError, ParameterError
+from dpcore.contributions import Contributions, Counts, IdArray, IntArray, check_squares, check_values, indexed
+from dpcore.errors import ParameterError
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,22 @@ class PairSums:
         np.add.at(sums, pair, values)
         np.add.at(squares, pair, values * values)
         return cls(counts, sums, squares, contributions.upper)
+
+    @classmethod
+    def merged(cls, *several: PairSums) -> PairSums:
+        """The sums of all of them; those of one pair are added. At least one."""
+        columns = [
+            (
+                one.counts.cells[one.counts.pair_cell],
+                one.counts.users[one.counts.pair_user],
+                one.counts.samples,
+                one.sums,
+                one.squares,
+            )
+            for one in several
+        ]
+        cell, user, samples, sums, squares = (np.concatenate(column) for column in zip(*columns, strict=True))
+        return cls.group(cell, user, samples, sums, squares, upper=max(one.upper for one in several))
 
     def among(self, pairs: npt.NDArray[np.bool_]) -> PairSums:
         """These ``pairs`` alone, (P,); users and cells without one are left out."""
@@ -101,9 +117,7 @@ class PairSums:
 def _check_sums(samples: IntArray, sums: IntArray, squares: IntArray, upper: int) -> None:
     if upper < 0 or np.any(samples < 0):
         raise ParameterError("an upper bound or a number of samples is negative; give 0 or more")
-    n = int(samples.sum())
-    if n * max(upper, 1) >= MAX_TOTAL:
-        raise OverflowBoundError(f"{n} values of up to {upper} quanta could exceed 2^62; use a coarser quantum")
+    check_values(int(samples.sum()), upper)
     # Σx² lies between Σx, as values are whole, and U·Σx.
     if np.any((sums < 0) | (sums > samples * upper) | (squares < sums) | (-(-squares // max(upper, 1)) > sums)):
         raise ParameterError(f"sums of a pair are none of values in [0, {upper}] quanta; what is stored is damaged")

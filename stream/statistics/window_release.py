@@ -29,7 +29,7 @@ from stream.statistics.pipeline import compose, compose_withheld, contributions_
 from stream.statistics.plan import Columns, Plan, PlanError, empty_plan, within
 from stream.statistics.smoothing_state import decode_memory, encode_memory
 from stream.statistics.user_limits import UserLimits
-from stream.statistics.window_sums import WindowSums, check_sums, merged
+from stream.statistics.window_sums import WindowSums, check_sums
 from stream.storage.stored_sums import StoredSums
 from stream.windows import Window, utc_text
 
@@ -157,7 +157,7 @@ class WindowStatistics:
         added = check_sums(sums.sums, sums.last_us, window, config)
         if len(rows):
             beside = WindowRows.of(rows, config, UserLimits(0, limits.events), box)
-            added = merged(added, PairSums.of(beside.contributions))
+            added = PairSums.merged(added, PairSums.of(beside.contributions))
         return WindowSums.of(added, limits)
 
     def plan(self, rows: Arranged, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:

@@ -7,9 +7,6 @@ again. Partitions that hold rows of the window, because its state was changed wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
 
 from dpcore.contributions import Contributions, Counts
 from dpcore.pair_sums import PairSums, Summable
@@ -105,18 +102,3 @@ def check_sums(stored: PairSums, last_us: int, window: Window, config: Config) -
             "planned. Restore the old length until it is released"
         )
     return replace(stored, upper=upper)
-
-
-def merged(*several: PairSums) -> PairSums:
-    """The sums of all of them."""
-    columns: list[tuple[Any, ...]] = [
-        (
-            sums.counts.cells[sums.counts.pair_cell],
-            sums.counts.users[sums.counts.pair_user],
-            sums.counts.samples,
-            sums.sums,
-            sums.squares,
-        )
-        for sums in several
-    ]
-    return PairSums.group(*map(np.concatenate, zip(*columns, strict=True)), upper=max(sums.upper for sums in several))

@@ -53,18 +53,7 @@ def test_sums_draw_what_values_draw_also_suppressed_and_merged(events: list[tupl
 
 @given(EVENTS, EVENTS)
 def test_parts_of_a_pair_are_added(first: list[tuple[int, int, int]], second: list[tuple[int, int, int]]) -> None:
-    parts = [PairSums.of(contributions(events)) for events in (first, second)]
-    columns = [
-        (
-            part.counts.cells[part.counts.pair_cell],
-            part.counts.users[part.counts.pair_user],
-            part.counts.samples,
-            part.sums,
-            part.squares,
-        )
-        for part in parts
-    ]
-    together = PairSums.group(*(np.concatenate(column) for column in zip(*columns, strict=True)), upper=UPPER)
+    together = PairSums.merged(*(PairSums.of(contributions(events)) for events in (first, second)))
     assert_same(together, contributions(first + second))
 
 
