@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -93,13 +93,25 @@ class Shown(NamedTuple):
     messages: list[Message]
 
 
+NewCity = Callable[..., tuple[Config, list[Message]]]
+
+
+@pytest.fixture(scope="module")
+def new_city(request: pytest.FixtureRequest, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> NewCity:
+    """Makes a feed that no other test has, and what it releases, for a page that several tests share."""
+
+    def make(released: Callable[[Config], list[Message]], **overrides: Any) -> tuple[Config, list[Message]]:
+        feed = {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
+        config = city_config(tmp_path_factory.mktemp("city"), **feed | overrides)
+        with recording(request.node.nodeid):
+            return config, released(config)
+
+    return make
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def page_of_all(
-    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Shown]:
-    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka))
-    with recording(request.node.nodeid):
-        messages = window(config, 0)
+async def page_of_all(browser: Browser, new_city: NewCity) -> AsyncIterator[Shown]:
+    config, messages = new_city(lambda made: window(made, 0))
     async with city(browser, config, messages) as (page, client):
         await shows(page, 0)
         yield Shown(page, client, messages)
@@ -113,12 +125,8 @@ async def shown(page_of_all: Shown) -> AsyncIterator[Shown]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def page_of_a_day(
-    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Shown]:
-    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka))
-    with recording(request.node.nodeid):
-        messages = windows(config, [USUAL_DAY] * 4 + [JAM])
+async def page_of_a_day(browser: Browser, new_city: NewCity) -> AsyncIterator[Shown]:
+    config, messages = new_city(lambda made: windows(made, [USUAL_DAY] * 4 + [JAM]))
     async with city(browser, config, messages, color_scheme="light") as (page, client):
         yield Shown(page, client, messages)
 
@@ -134,23 +142,24 @@ KINDS = ("histograms", "values", "zcdp", "participation", "withheld")
 """What the windows of :func:`kinds` are of, one an hour."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def page_of_kinds(
-    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Shown]:
-    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka))
+def windows_of_kinds(config: Config) -> list[Message]:
+    """A window of each of :data:`KINDS`."""
     zcdp = {"accounting": "zcdp", "rho": 0.05, "rho_budget": 0.4, "delta": 1e-6}
-    with recording(request.node.nodeid):
-        (*first, marker), *others = (window(config, hour) for hour in range(len(KINDS)))
-        histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
+    (*first, marker), *others = (window(config, hour) for hour in range(len(KINDS)))
+    histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
     plain, under_zcdp, under_participation, withheld = others
-    messages = [
+    return [
         *closed([*first, *histograms], marker, histogram_epsilon=2.0, mechanisms=["htf", "ug"]),
         *plain,
         *closed(under_zcdp[:-1], under_zcdp[-1], **zcdp),
         *closed(under_participation[:-1], under_participation[-1], relation="participation"),
         *closed([], withheld[-1], withheld=True),
     ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def page_of_kinds(browser: Browser, new_city: NewCity) -> AsyncIterator[Shown]:
+    config, messages = new_city(windows_of_kinds)
     async with city(browser, config, messages) as (page, client):
         yield Shown(page, client, messages)
 
@@ -160,11 +169,6 @@ async def kinds(page_of_kinds: Shown) -> AsyncIterator[Shown]:
     """Windows of every kind on a page of all tests that only look at one, of which :func:`turn_to` says which."""
     yield page_of_kinds
     await close_all(page_of_kinds.page)
-
-
-def new_feed(kafka: str) -> dict[str, Any]:
-    """Settings of a feed that no other test has, on the broker."""
-    return {"feed.name": f"t-{uuid.uuid4().hex[:12]}", "kafka.bootstrap": kafka}
 
 
 async def turn_to(page: Page, kind: str) -> None:
@@ -650,14 +654,10 @@ async def test_everything_can_be_done_by_keyboard(day: Shown) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def modelled(
-    request: pytest.FixtureRequest, browser: Browser, kafka: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Page]:
+async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
     """A page with a cell whose mean is modelled."""
     changed = {"speed.post_processing": ["empirical-bayes"]}
-    config = city_config(tmp_path_factory.mktemp("city"), **new_feed(kafka) | changed)
-    with recording(request.node.nodeid):
-        messages = windows(config, [USUAL_DAY] * 4)
+    config, messages = new_city(lambda made: windows(made, [USUAL_DAY] * 4), **changed)
     async with city(browser, config, messages) as (page, _):
         yield page
 
