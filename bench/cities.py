@@ -99,12 +99,17 @@ def rows_of(kind: str, seed: int) -> Rows:
     return _rows(vehicle, time, SOUTH + where[:, 1] / KM_PER_DEGREE, WEST + where[:, 0] / KM_PER_DEGREE / narrow, speed)
 
 
-def timetable(vehicles: int, hours: int, seed: int) -> Rows:
-    """All fixes of a bus fleet of the simulator, one a minute."""
+def bus_fleet(vehicles: int, start: int, seed: int, *, interval: float, tick: float) -> Fleet:
+    """The simulator's buses from ``start`` (epoch seconds) on, a line for each twelve, with a fix every ``interval`` seconds each."""
     rng = np.random.default_rng(seed)
     box = BoundingBox(south=SOUTH, west=WEST, north=SOUTH + 0.5, east=WEST + 0.5)
     network = build_network(box, max(2, vehicles // 12), rng)
-    fleet = Fleet(network, vehicles, START * 1_000_000, TIMEZONE, rng, interval=60.0, tick=10.0)
+    return Fleet(network, vehicles, start * 1_000_000, TIMEZONE, rng, interval=interval, tick=tick)
+
+
+def timetable(vehicles: int, hours: int, seed: int) -> Rows:
+    """All fixes of a bus fleet of the simulator, one a minute."""
+    fleet = bus_fleet(vehicles, START, seed, interval=60.0, tick=10.0)
     steps = [fleet.step() for _ in range(hours * 360)]
     vehicle, time, lat, lng, speed = (
         np.concatenate([getattr(fixes, name) for fixes in steps]) for name in ("vehicle", "time", "lat", "lng", "speed")

@@ -14,21 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import h3.api.numpy_int as h3
 import numpy as np
 from redis.asyncio import Redis
 
+from bench.cities import bus_fleet
 from bench.city_windows import City, closed
 from bench.closing import SLOT
 from bench.progress import shown
 from stream.config import Config
-from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.local import RedisServer
-from stream.sources.fleet import Fleet
-from stream.sources.network import build_network
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
@@ -56,10 +53,7 @@ QUICK = {"50 vehicles": Sizes(50, 10.0, 5)}
 
 def batches(fleet: Sizes, resolution: int) -> Iterator[np.ndarray]:
     """Rows in order of time, some for each step of the simulator."""
-    rng, zone = np.random.default_rng(1), ZoneInfo("America/Chicago")
-    box = BoundingBox(south=30.1, west=-98.0, north=30.6, east=-97.5)
-    network = build_network(box, max(2, fleet.vehicles // 12), rng)
-    driving = Fleet(network, fleet.vehicles, SLOT * 1_000_000, zone, rng, interval=fleet.interval, tick=fleet.interval)
+    driving = bus_fleet(fleet.vehicles, SLOT, 1, interval=fleet.interval, tick=fleet.interval)
     for _ in range(int(fleet.minutes * 60 / fleet.interval)):
         fixes = driving.step()
         rows = np.zeros(len(fixes.vehicle), dtype=ROW)
