@@ -40,7 +40,7 @@ from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from stream.storage.sealed_rows import StoredWindow
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
-from stream.storage.stored_sums import OVERTAKEN, Counted, counted
+from stream.storage.stored_sums import OVERTAKEN, counted
 from stream.windows import SpanError, Window, utc_text
 
 if TYPE_CHECKING:
@@ -185,26 +185,20 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
 
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
     """Rows of each timeslot, oldest slot first; with ``window.state`` "sums", those that would count in the order of ``rows``."""
-    starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
+    return _split(rows, config)[0]
+
+
+def _split(rows: npt.NDArray[np.void], config: Config) -> tuple[dict[int, npt.NDArray[np.void]], int]:
+    """:func:`split_by_slot`, and how many rows others of their user overtook, so that sums would not count them."""
+    starts, overtaken = config.slotting.slot_starts(rows["time"].astype(np.int64)), 0
     if config.window.state == "sums":
-        kept = _as_sums(rows, starts, config).counts
-        rows, starts = rows[kept], starts[kept]
+        most = config.window.max_events_per_user
+        kept, beyond = counted(starts, rows["user"], rows["time"].astype(np.int64), most)
+        rows, starts, overtaken = rows[kept], starts[kept], int((~kept & ~beyond).sum())
     order = np.argsort(starts, kind="stable")
     slots, first = np.unique(starts[order], return_index=True)
-    return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
-
-
-def _as_sums(rows: npt.NDArray[np.void], starts: npt.NDArray[np.int64], config: Config) -> Counted:
-    """Which of ``rows`` of slots ``starts`` sums would count."""
-    return counted(starts, rows["user"], rows["time"].astype(np.int64), config.window.max_events_per_user)
-
-
-def _overtaken(rows: npt.NDArray[np.void], config: Config) -> int:
-    """Number of ``rows`` that do not count because others of their user were as late, or later, and came before."""
-    if config.window.state != "sums":
-        return 0
-    which = _as_sums(rows, config.slotting.slot_starts(rows["time"].astype(np.int64)), config)
-    return int((~which.counts & ~which.beyond).sum())
+    by_slot = dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
+    return by_slot, overtaken
 
 
 def replay_offline(
@@ -246,8 +240,8 @@ def replay_offline(
         require_speeds(path, problem)
     if span is not None:
         rows = _within(rows, span, path, config.relation)
-    by_slot = split_by_slot(rows, config)
-    if overtaken := _overtaken(rows, config):
+    by_slot, overtaken = _split(rows, config)
+    if overtaken:
         refusals.counts[OVERTAKEN] += overtaken
     slots = (
         sorted(by_slot)
