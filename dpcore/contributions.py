@@ -7,7 +7,7 @@ Values are integers on a public grid (quanta), clipped to [0, U] before anything
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -72,12 +72,14 @@ class Counts:
 class Contributions:
     """Values behind :class:`Counts`: N ``quanta`` in [0, ``upper``] and their times, sorted by (cell, user, time).
 
-    Quanta are kept in 32 bits where ``upper`` permits that, and are widened before anything is computed with them.
+    Quanta are kept in 32 bits where ``upper`` permits that, and are widened before anything is computed with them. Times are kept
+    ``since`` the ``earliest``, in 32 bits where they fit.
     """
 
     counts: Counts
     quanta: npt.NDArray[np.int32] | IntArray
-    times: IntArray
+    since: npt.NDArray[np.uint32] | IntArray
+    earliest: int
     pair_start: IntArray
     upper: int
 
@@ -102,12 +104,17 @@ class Contributions:
         counts = Counts(events.cells, events.users, pair_cell, pair_user, np.diff(pair_start))
         clipped = np.clip(events.value, 0, min(upper, np.iinfo(events.value.dtype).max), out=events.value)
         quanta: npt.NDArray[Any] = clipped.astype(np.int32 if upper < 2**31 else np.int64, copy=False)
-        return cls(counts, quanta, events.time, pair_start, upper)
+        return cls(counts, quanta, events.since, events.earliest, pair_start, upper)
 
     @property
     def values(self) -> IntArray:
         """The quanta in 64 bits, shape (N,), made anew."""
         return self.quanta.astype(np.int64)
+
+    @property
+    def times(self) -> IntArray:
+        """The times in 64 bits, shape (N,), made anew."""
+        return self.since.astype(np.int64) + self.earliest
 
     def regroup(self, renamed: IdArray) -> Contributions:
         """The same events with cell g called ``renamed[g]``, shape (C,); a user's in cells of one name are one pair."""
@@ -129,12 +136,9 @@ class Contributions:
             return self
         position = np.arange(len(self.quanta)) - np.repeat(self.pair_start[:-1], available)
         keep = position < np.repeat(samples, available)
-        counts = Counts(
-            self.counts.cells, self.counts.users, self.counts.pair_cell, self.counts.pair_user, samples.astype(np.int64)
-        )
-        return Contributions(
-            counts, self.quanta[keep], self.times[keep], np.append(0, np.cumsum(samples)).astype(np.int64), self.upper
-        )
+        counts = replace(self.counts, samples=samples.astype(np.int64))
+        pair_start = np.append(0, np.cumsum(samples)).astype(np.int64)
+        return replace(self, counts=counts, quanta=self.quanta[keep], since=self.since[keep], pair_start=pair_start)
 
     def cell_sums(self, caps: IntArray | None = None) -> IntArray:
         """Σx per cell in quanta, shape (C,); with ``caps``, shape (C,), no user adds more than that to each cell."""
@@ -226,81 +230,69 @@ def in_order(user: IdArray, time: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class _Ordered:
-    """N events by (cell, user, time, value): distinct ``cells`` and ``users``; ``time`` and ``value`` in that order, (N,) each;
-    for each pair its position, ``first``, and ``pair``, cell · L + user by their positions, (P,) each.
+    """N events by (cell, user, time, value): distinct ``cells`` and ``users``; times ``since`` the ``earliest`` and ``value`` in
+    that order, (N,) each; for each pair its position, ``first``, and ``pair``, cell · L + user by their positions, (P,) each.
     """
 
     cells: IdArray
     users: IdArray
-    time: IntArray
+    earliest: int
+    since: npt.NDArray[Any]
     value: npt.NDArray[Any]
     first: IntArray
     pair: IntArray
 
     @classmethod
     def by(cls, cell: IdArray, user: IdArray, time: IntArray, value: npt.NDArray[Any]) -> _Ordered:
-        """Sort by one packed key where pairs and times fit into 63 bits, which is ten times as fast as by several.
-
-        Columns are overwritten where they can be: a window may have tens of millions of events.
+        """Sort by one packed key: pair, upper bits of the time, number of the event. It alone is sorted, which is five times as fast as
+        finding its order. Events that it leaves in doubt are few and are sorted among themselves.
         """
         (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
-        pair = of_cell.astype(np.int64)
-        pair *= len(users)
-        pair += of_user
-        del of_user
-        # The upper 16 bits of a cell's position: numpy sorts these by radix.
-        group = (of_cell >> max(len(cells).bit_length() - 16, 0)).astype(np.uint16)
-        del of_cell
-        earliest = int(time.min()) if len(time) else 0
-        bits = (int(time.max()) - earliest).bit_length() if len(time) else 0
-        named = None
-        if int(pair.max(initial=0)).bit_length() + bits > 63:
-            named, position = indexed(pair)  # those that occur need fewer bits
-            pair = position.astype(np.int64)
-        if int(pair.max(initial=0)).bit_length() + bits > 63:
-            order = np.lexsort((value, time, pair))
-            pair, times = pair[order], time[order].astype(np.int64)
-        else:
-            pair <<= bits
-            pair += time
-            pair -= earliest
-            order, pair = _sorted(pair, group)
-            _break_ties(order, pair, value)
-            times = pair & ((1 << bits) - 1)
-            times += earliest
-            pair >>= bits
-        first = _first_of_equal(pair)
-        pair = pair[first] if named is None else named[pair[first]]
-        return cls(cells, users, times, value[order], first, pair)
+        key = of_cell.astype(np.int64)
+        key *= len(users)
+        key += of_user
+        del of_cell, of_user
+        numbers, named = len(key).bit_length(), None
+        if int(key.max(initial=0)).bit_length() + _LEAST_TIME + numbers > 63:
+            named, position = indexed(key)  # those that occur need no more bits than numbers of events
+            key = position.astype(np.int64)
+        earliest, since = _since_earliest(time)
+        span = int(since.max(initial=0)).bit_length()
+        bits = min(63 - numbers - int(key.max(initial=0)).bit_length(), span)
+        key <<= bits
+        key += since >> (span - bits)
+        key <<= numbers
+        key += np.arange(len(key), dtype=np.int32)
+        key.sort()
+        order = key & ((1 << numbers) - 1)
+        key >>= numbers
+        _break_ties(order, key, since, value)
+        key >>= bits
+        first = _first_of_equal(key)
+        pair = key[first] if named is None else named[key[first]]
+        del key
+        since = since[order]
+        return cls(cells, users, earliest, since, np.ascontiguousarray(value)[order], first, pair)
 
 
-def _sorted(key: IntArray, group: npt.NDArray[np.uint16]) -> tuple[IntArray, IntArray]:
-    """The order of ``key``, and the sorted key, (N,) each. Keys of a lower ``group`` are lower.
-
-    Rows are put in order of their group by one radix sort, and then sorted part by part in the processor's cache.
-    """
-    order: IntArray = np.argsort(group, kind="stable")
-    ends = np.cumsum(np.bincount(group))
-    key, start = key[order], 0
-    while start < len(key):
-        end = int(ends[min(int(np.searchsorted(ends, start + _PART)), len(ends) - 1)])
-        part = np.argsort(key[start:end])
-        key[start:end] = key[start:end][part]
-        order[start:end] = order[start:end][part]
-        start = end
-    return order, key
+def _since_earliest(time: IntArray) -> tuple[int, npt.NDArray[np.uint32] | IntArray]:
+    """The earliest time, and the times since then, (N,), in 32 bits where all of them fit."""
+    earliest, latest = (int(time.min()), int(time.max())) if len(time) else (0, 0)
+    since: npt.NDArray[Any] = np.empty(len(time), dtype=np.uint32 if latest - earliest < 2**32 else np.int64)
+    return earliest, np.subtract(time, earliest, out=since, casting="unsafe")
 
 
-_PART = 2**14
-"""Least rows that are sorted at a time."""
+_LEAST_TIME = 8
+"""Bits of the time in a key; if they are fewer, pairs are counted first, which makes room."""
 
 
-def _break_ties(order: IntArray, key: IntArray, value: npt.NDArray[Any]) -> None:
-    """Put ``order`` into the order of ``value`` where the sorted ``key`` is the same."""
+def _break_ties(order: IntArray, key: IntArray, since: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:
+    """Put ``order`` into the order of ``since`` and ``value`` where the sorted ``key`` is the same."""
     again = np.flatnonzero(key[1:] == key[:-1])
     if len(again):
         tied = np.union1d(again, again + 1)
-        order[tied] = order[tied][np.lexsort((value[order[tied]], key[tied]))]
+        events = order[tied]
+        order[tied] = events[np.lexsort((value[events], since[events], key[tied]))]
 
 
 def _first_of_equal(ordered: npt.NDArray[Any]) -> IntArray:
