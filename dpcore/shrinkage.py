@@ -195,11 +195,13 @@ class _Relations(NamedTuple):
 
 
 class _Posterior(NamedTuple):
-    """Of one candidate, what predicts any cell: √ of the sites' precisions, the sites' shifts, a Cholesky factor, the weighed
-    shifts.
+    """Of one candidate: mean and variance of the informative cells, and what predicts any other: √ of the sites' precisions, the
+    sites' shifts, a Cholesky factor, the weighed shifts.
     """
 
     log_evidence: float
+    mean: FloatArray
+    variance: FloatArray
     root: FloatArray
     shift: FloatArray
     factor: FloatArray
@@ -216,7 +218,9 @@ def _posteriors(
         sites = laplace_posterior(kernel, residual, scale)
         root = np.sqrt(sites.site_precision)
         weighed = scipy.linalg.solve_triangular(sites.factor, sites.site_shift / root, lower=True)
-        posteriors.append(_Posterior(sites.log_evidence, root, sites.site_shift, sites.factor, weighed))
+        posteriors.append(
+            _Posterior(sites.log_evidence, sites.mean, sites.variance, root, sites.site_shift, sites.factor, weighed)
+        )
     return posteriors
 
 
@@ -226,8 +230,11 @@ def _predictions(
     """(Mean beside the first guess, variance) of every cell under every candidate, shape (candidates, C) each."""
     shape = len(candidates), len(prior.events)
     values, variances = np.zeros(shape), np.zeros(shape)
-    for start in range(0, shape[1], BLOCK):
-        cells = np.arange(start, min(start + BLOCK, shape[1]))
+    values[:, informative] = [posterior.mean for posterior in posteriors]
+    variances[:, informative] = [posterior.variance for posterior in posteriors]
+    others = np.setdiff1d(np.arange(shape[1]), informative)
+    for start in range(0, len(others), BLOCK):
+        cells = others[start : start + BLOCK]
         relations = prior.relations(informative, cells)
         for i, (candidate, posterior) in enumerate(zip(candidates, posteriors, strict=True)):
             known = prior.covariance(relations, cells, candidate)
