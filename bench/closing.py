@@ -105,6 +105,11 @@ def close(config: Config, rows: np.ndarray) -> dict[str, Any]:
     return sizes | {"cut_short": list(plan.cut_short), "close": sum(seconds.values())} | seconds
 
 
+def closed_twice(config: Config, rows: np.ndarray) -> dict[str, Any]:
+    """As :func:`close`, the quicker of two times: others on the machine only add to it."""
+    return min(close(config, rows), close(config, rows), key=lambda figures: figures["close"])
+
+
 def exponent(windows: list[dict[str, Any]], size: str) -> float | None:
     """Slope of log CPU seconds over log ``size``, where fixed costs no longer hide it.
 
@@ -156,7 +161,8 @@ def run(quick: bool) -> dict[str, Any]:
         series = series_of(QUICK if quick else FULL, Path(folder))
         for name, (size, windows) in shown(series.items(), "closing"):
             closed = [
-                close(config, window_rows(**shape, resolution=config.hexagons.resolution)) for config, shape in windows
+                closed_twice(config, window_rows(**shape, resolution=config.hexagons.resolution))
+                for config, shape in windows
             ]
             figures[name] = {"grows": size, "exponent": exponent(closed, size), "windows": closed}
     return {"closing": figures}

@@ -1,9 +1,9 @@
 """The greedy choice of CHOP-USER: level by level, every user in the most cells leaves the cell that costs least.
 
 :func:`departure_error` is what it minimises. A user's next cell is the least of many errors, each of which changes whenever
-anybody leaves its cell. Two ways to find it give the same choices: :class:`_Scan` computes them all, which is quickest for
+anybody leaves its cell. Two ways to find it give the same choices: :class:`_Scan` compares them all, which is quickest for
 few cells; :class:`_Queue` keeps lower bounds that stay true until a cell's largest contributor leaves, and computes only
-errors whose bound is below the least one found. Every error computed counts as one evaluation: the cost of a run is stated
+errors whose bound is below the least one found. Every error compared counts as one evaluation: the cost of a run is stated
 in them, never in seconds. Relation "values": everything is a function of public counts.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from dpcore.contributions import Counts, IntArray
 
 MOST_SCANNED = 48
-"""Cells of one user up to which all errors are computed each time; above, a queue is quicker (measured: 30 to 60)."""
+"""Cells of one user up to which all errors are compared each time; above, a queue is quicker (measured: 30 to 60)."""
 QUEUE_COST = 4
 """Evaluations that one error in a queue counts as, for the time that it takes."""
 
@@ -46,7 +46,7 @@ def departure_error(of_mean: bool, of_variance: bool, epsilon: float) -> Error:
     def error(total: int, retained: int, largest: int) -> float:
         summed = 1 - retained / total + largest / retained * per_share if of_mean else 0.0
         if of_variance:
-            j = min(largest, retained // 2)
+            j = largest if 2 * largest <= retained else retained // 2
             noise = j * (retained - j) / (retained * retained)
             summed += _variance_bias(total, retained) + noise * per_share
         return summed
@@ -129,6 +129,9 @@ class CellTable:
 class LevelRun:
     """The users who are still in each cell. A cell's two largest retained counts are found by sorted order with lazy
     deletion.
+
+    ``errors``: of each cell, until somebody leaves it, its errors without one user by how many samples that one has; 0 stands for
+    the largest contributor.
     """
 
     def __init__(self, table: CellTable, error: Error, bound: Bound, min_users: int, max_evaluations: float) -> None:
@@ -144,6 +147,7 @@ class LevelRun:
         self.runner_up = list(self.largest)
         for g in range(len(self.at)):
             self._find_second(g)
+        self.errors: list[dict[int, float]] = [{} for _ in self.at]
         self.leaving: dict[int, _Scan | _Queue] = {}
         self.queued: dict[int, list[int]] = {}
 
@@ -219,14 +223,17 @@ class LevelRun:
         """Suppress ``pair``, and make queues compute those errors again that may now be below their bounds."""
         g = self.table.cell[pair]
         first, largest, runner_up = self.first[g], self.largest[g], self.runner_up[g]
-        was_wide, first_was_wide = self._wide(g)
+        was_wide, first_was_wide = self._wide(g) if self.queued else (False, False)
         self.active[pair] = 0
+        self.errors[g] = {}
         self.retained[g] -= self.table.samples[pair]
         self.users[g] -= 1
         if pair == first:
             self.first[g], self.largest[g] = self.second[g], runner_up
         if pair in (first, self.second[g]):
             self._find_second(g)
+        if not self.queued:
+            return
         wide, first_wide = self._wide(g)
         if self.largest[g] < largest or (was_wide and not wide):
             self._announce(self.queued.get(g, ()))
@@ -260,7 +267,7 @@ class LevelRun:
 
 
 class _Scan:
-    """The cells of one user: all errors are computed each time."""
+    """The cells of one user: all errors are compared each time."""
 
     def __init__(self, run: LevelRun, pairs: Sequence[int]) -> None:
         self.run, self.pairs = run, list(pairs)
@@ -269,14 +276,16 @@ class _Scan:
         """(The pair whose suppression costs least, its error): the lowest cell on ties, −1 where none may go."""
         run, best, least = self.run, -1, math.inf
         run.evaluations += len(self.pairs)
-        # The lists are looked up once and LevelRun.without stands here in full: this is where the time goes.
-        cell_of, samples, total, first = run.table.cell, run.table.samples, run.table.total, run.first
-        users, min_users, retained, error_of = run.users, run.min_users, run.retained, run.error
+        # The lists are looked up once: this is where the time goes.
+        cell_of, samples, first, errors = run.table.cell, run.table.samples, run.first, run.errors
+        users, min_users = run.users, run.min_users
         for pair in self.pairs:
             g = cell_of[pair]
             if users[g] > min_users:
-                largest = run.runner_up[g] if first[g] == pair else run.largest[g]
-                error = error_of(total[g], retained[g] - samples[pair], largest)
+                leaving = 0 if first[g] == pair else samples[pair]
+                error = errors[g].get(leaving)
+                if error is None:
+                    error = errors[g][leaving] = run.error(*run.without(pair))
                 if error < least:
                     best, least = pair, error
         return best, least
