@@ -151,7 +151,7 @@ class Contributions:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""
         check_squares(len(self.quanta), self.upper)
         bounds, squares = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64)
-        for first, end in _stretches(bounds):
+        for first, end in stretches(bounds):
             values = self.quanta[bounds[first] : bounds[end]].astype(np.int64)
             squares[first:end] = _segment_sums(values * values, bounds[first : end + 1] - bounds[first])
         return squares
@@ -305,7 +305,7 @@ def _first_of_equal(ordered: npt.NDArray[Any]) -> IntArray:
 def _segment_sums(column: npt.NDArray[Any], start: IntArray) -> IntArray:
     """Sums of ``column[start[i]:start[i+1]]`` in 64 bits; segments may be empty, and together they are the column."""
     sums = np.zeros(len(start) - 1, dtype=np.int64)
-    for first, end in _stretches(start):
+    for first, end in stretches(start):
         wide, begin = column[start[first] : start[end]].astype(np.int64, copy=False), start[first:end] - start[first]
         filled = np.diff(start[first : end + 1]) > 0
         if filled.any():
@@ -313,7 +313,7 @@ def _segment_sums(column: npt.NDArray[Any], start: IntArray) -> IntArray:
     return sums
 
 
-def _stretches(start: IntArray) -> Iterator[tuple[int, int]]:
+def stretches(start: IntArray) -> Iterator[tuple[int, int]]:
     """(First segment, end) of stretches that hold :data:`_AT_ONCE` values or less, or one segment that holds more."""
     first = 0
     while first < len(start) - 1:

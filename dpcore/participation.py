@@ -19,9 +19,10 @@ Neighbours differ by all events of one user. Integers are in 1/:data:`UNIT`. Sou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from dpcore.accounting import gaussian_ratio, square_losses
 from dpcore.bernstein import polynomials
 from dpcore.budget import MICRO
 from dpcore.cdf import bin_edges, bin_tree
-from dpcore.contributions import Contributions, Counts, IdArray, IntArray
+from dpcore.contributions import Contributions, Counts, IdArray, IntArray, stretches
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, split_budget
@@ -219,25 +220,27 @@ class PublicCells:
 def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArray:
     """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown."""
     check_total(len(kept.quanta), UNIT)
-    counts, values, listed = kept.counts, kept.values, len(public.cells)
+    counts, listed, tree = kept.counts, len(public.cells), layout.tree
     column = np.searchsorted(public.cells, counts.cells[counts.pair_cell])
-    of_value = np.repeat(column, counts.samples)
-    weights = sample_weights(kept, layout.weight)
+    moments = np.zeros((layout.degree + 1, listed + 1), dtype=np.int64)
+    in_bins = np.zeros((0 if tree is None else 1, listed * layout.bins + 1), dtype=np.int64)
     if public.ranges is not None:
         means = _in_range(public.ranges, kept, column, layout.upper)
-        parts = polynomials(means, pair_weights(counts, layout.weight), layout.upper, 1)
-        rows = [_sums(column, part, listed) for part in parts]
-    else:
-        parts = polynomials(values, weights, layout.upper, layout.degree)
-        rows = [_sums(of_value, part, listed) for part in parts]
+        _add(moments, column, polynomials(means, pair_weights(counts, layout.weight), layout.upper, 1))
+    for some in weighed(kept, layout.weight):
+        cell = column[some.pair]
+        if public.ranges is None:
+            _add(moments, cell, polynomials(some.values, some.weights, layout.upper, layout.degree))
+        if tree is not None:
+            edges = bin_edges(layout.upper, layout.bins)
+            bin_of_cell = cell * layout.bins + np.searchsorted(edges, some.values, side="right") - 1
+            _add(in_bins, bin_of_cell, some.weights[None, :])
+    rows = list(moments[:, :listed])
     if layout.users:
         rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed)[:listed])
-    if layout.tree is not None:
-        bins = layout.tree.bins
-        edges = bin_edges(layout.upper, layout.bins)
-        bin_of_cell = of_value * bins + np.searchsorted(edges, values, side="right") - 1
-        levels = layout.tree.levels(_sums(bin_of_cell, weights, listed * bins).reshape(listed, bins))
-        for level, real in zip(levels, layout.tree.real_nodes(), strict=True):
+    if tree is not None:
+        levels = tree.levels(in_bins[0, :-1].reshape(listed, layout.bins))
+        for level, real in zip(levels, tree.real_nodes(), strict=True):
             rows += list(level.T[:real])
     return np.array(rows, dtype=np.int64)
 
@@ -248,8 +251,10 @@ def area_integers(layout: Layout, kept: Contributions) -> IntArray:
     Values count as they are, whatever the ranges of cells.
     """
     check_total(len(kept.quanta), UNIT)
-    parts = polynomials(kept.values, sample_weights(kept, layout.weight), layout.upper, 1)
-    return np.asarray(parts.sum(axis=1), dtype=np.int64)
+    sums = np.zeros(2, dtype=np.int64)
+    for some in weighed(kept, layout.weight):
+        sums += polynomials(some.values, some.weights, layout.upper, 1).sum(axis=1)
+    return sums
 
 
 def draw(
@@ -297,16 +302,30 @@ def pair_weights(counts: Counts, weight: Weight) -> IntArray:
     return weights
 
 
-def sample_weights(kept: Contributions, weight: Weight) -> IntArray:
-    """Integer weight of every kept value, shape (N,), in 1/:data:`UNIT`; they add up to :func:`pair_weights` exactly."""
-    counts = kept.counts
-    if weight == "sample":
-        return np.full(len(kept.quanta), UNIT, dtype=np.int64)
-    before, whole = _running(counts, weight)
-    position = np.arange(len(kept.quanta)) - np.repeat(kept.pair_start[:-1] - before, counts.samples)
-    divisor = np.repeat(np.maximum(whole, 1), counts.samples)
-    weights: IntArray = UNIT * (position + 1) // divisor - UNIT * position // divisor
-    return weights
+class Weighed(NamedTuple):
+    """Some kept values: the pair of each, the value in quanta, and its weight in 1/:data:`UNIT`, shape (n,) each."""
+
+    pair: IntArray
+    values: IntArray
+    weights: IntArray
+
+
+def weighed(kept: Contributions, weight: Weight) -> Iterator[Weighed]:
+    """Every kept value with its integer weight, some at a time: columns of all of them would take more memory than the values.
+
+    The weights of a pair add up to :func:`pair_weights` exactly.
+    """
+    samples, start = kept.counts.samples, kept.pair_start
+    before, whole = (samples, samples) if weight == "sample" else _running(kept.counts, weight)
+    for first, end in stretches(start):
+        pair = np.repeat(np.arange(first, end), samples[first:end])
+        values = kept.quanta[start[first] : start[end]].astype(np.int64)
+        if weight == "sample":
+            yield Weighed(pair, values, np.full(len(values), UNIT, dtype=np.int64))
+            continue
+        position = np.arange(start[first], start[end]) - (start[:-1] - before)[pair]
+        divisor = np.maximum(whole, 1)[pair]
+        yield Weighed(pair, values, UNIT * (position + 1) // divisor - UNIT * position // divisor)
 
 
 def _running(counts: Counts, weight: Weight) -> tuple[IntArray, IntArray]:
@@ -335,8 +354,9 @@ def _in_range(ranges: IntArray, kept: Contributions, column: IntArray, upper: in
     return means
 
 
-def _sums(index: IntArray, values: IntArray, size: int) -> IntArray:
-    """Exact integer sums per index below ``size``; bincount would add in floating point."""
-    sums = np.zeros(size + 1, dtype=np.int64)
-    np.add.at(sums, np.minimum(index, size), values)
-    return sums[:size]
+def _add(sums: IntArray, index: IntArray, parts: IntArray) -> None:
+    """Add ``parts`` (R, n) to ``sums`` (R, S + 1) by ``index`` (n,), those from S on to the last one: exact, where bincount would
+    add in floating point.
+    """
+    for row, part in zip(sums, parts, strict=True):
+        np.add.at(row, np.minimum(index, len(row) - 1), part)
