@@ -25,6 +25,7 @@ __all__ = [
     "distribution",
     "earth",
     "errors",
+    "event_order",
     "gaussian",
     "interval_calibration",
     "laplace_posterior",

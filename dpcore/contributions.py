@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import OverflowBoundError, ParameterError
+from dpcore.event_order import indexed, ordered, since_earliest
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -98,13 +99,20 @@ class Contributions:
         if not len(cell) == len(user) == len(time) == n:
             raise ParameterError(f"columns of {len(cell)}, {len(user)}, {len(time)} and {n} rows; give equal lengths")
         check_values(n, upper)
-        events = _Ordered.by(cell, user, time, value)
-        pair_start = np.append(events.first, n).astype(np.int64)
-        pair_cell, pair_user = np.divmod(events.pair, max(len(events.users), 1))
-        counts = Counts(events.cells, events.users, pair_cell, pair_user, np.diff(pair_start))
-        clipped = np.clip(events.value, 0, min(upper, np.iinfo(events.value.dtype).max), out=events.value)
-        quanta: npt.NDArray[Any] = clipped.astype(np.int32 if upper < 2**31 else np.int64, copy=False)
-        return cls(counts, quanta, events.since, events.earliest, pair_start, upper)
+        (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
+        pair = of_cell.astype(np.int64)
+        pair *= len(users)
+        pair += of_user
+        del of_cell, of_user
+        earliest, since = since_earliest(time)
+        order, first, pair = ordered(pair, since, value)
+        pair_start = np.append(first, n).astype(np.int64)
+        counts = Counts(cells, users, *np.divmod(pair, max(len(users), 1)), np.diff(pair_start))
+        since = since[order]
+        quanta: npt.NDArray[Any] = np.ascontiguousarray(value)[order]
+        np.clip(quanta, 0, min(upper, np.iinfo(quanta.dtype).max), out=quanta)
+        quanta = quanta.astype(np.int32 if upper < 2**31 else np.int64, copy=False)
+        return cls(counts, quanta, since, earliest, pair_start, upper)
 
     @property
     def values(self) -> IntArray:
@@ -167,139 +175,6 @@ def check_squares(n: int, upper: int) -> None:
     """Raise :class:`OverflowBoundError` if the squares of ``n`` values of up to ``upper`` quanta could leave int64 together."""
     if n * max(upper, 1) ** 2 >= MAX_TOTAL:
         raise OverflowBoundError(f"squares of {n} values of up to {upper} quanta could exceed 2^62; coarser quantum")
-
-
-def indexed(ids: IdArray | IntArray) -> tuple[Any, npt.NDArray[np.int32]]:
-    """The distinct ``ids``, ascending, and the position of each entry among them, (N,); fewer than 2^31 distinct ones.
-
-    As ``np.unique`` with its inverse, in less time and memory: one key is sorted by itself, and positions are looked up in a
-    table by a hash. The few whose place in the table another id took are looked up by bisection.
-    """
-    ordered = np.sort(ids)
-    distinct = ordered[_first_of_equal(ordered)]
-    del ordered
-    bits = (_PLACES_PER_ID * len(distinct)).bit_length()
-    table = np.zeros(2**bits, dtype=np.int32)
-    table[_places(distinct, bits)] = np.arange(len(distinct))
-    position = np.empty(len(ids), dtype=np.int32)
-    for start in range(0, len(ids), _BLOCK):
-        block, into = np.ascontiguousarray(ids[start : start + _BLOCK]), position[start : start + _BLOCK]
-        places = table[_places(block, bits)]
-        missed = np.flatnonzero(distinct[places] != block)
-        if len(missed):
-            # In ascending order, bisection finds most of what it reads in the processor's cache.
-            missed = missed[np.argsort(block[missed])]
-            places[missed] = np.searchsorted(distinct, block[missed])
-        into[:] = places
-    return distinct, position
-
-
-def _places(ids: npt.NDArray[Any], bits: int) -> IntArray:
-    """The place of each id in a table of 2^``bits``, (N,)."""
-    place: IdArray = ids.view(np.uint64) >> np.uint64(32)
-    place ^= ids.view(np.uint64)
-    place *= _MIXER
-    place >>= np.uint64(64 - bits)
-    return place.view(np.int64)
-
-
-_BLOCK = 2**16
-"""Entries that are looked up at a time: few enough for the processor's cache."""
-_PLACES_PER_ID = 4
-"""Least places of the table for each distinct id; at most twice as many. About one id in eight finds its place taken, or fewer."""
-_MIXER = np.uint64(0xD6E8FEB86659FD93)
-"""An odd number whose bits look random: the upper bits of products differ even where ids differ little."""
-
-
-def in_order(user: IdArray, time: IntArray) -> IntArray:
-    """The order of events by (user, time), shape (N,); that of equal ones is any. By one packed key where it has 63 bits."""
-    if not len(user):
-        return np.zeros(0, dtype=np.int64)
-    earliest = int(time.min())
-    bits = (int(time.max()) - earliest).bit_length()
-    users, position = indexed(user)
-    if len(users).bit_length() + bits > 63:
-        return np.lexsort((time, position))
-    key = position.astype(np.int64)
-    key <<= bits
-    key += time
-    key -= earliest
-    order: IntArray = np.argsort(key)
-    return order
-
-
-@dataclass(frozen=True)
-class _Ordered:
-    """N events by (cell, user, time, value): distinct ``cells`` and ``users``; times ``since`` the ``earliest`` and ``value`` in
-    that order, (N,) each; for each pair its position, ``first``, and ``pair``, cell · L + user by their positions, (P,) each.
-    """
-
-    cells: IdArray
-    users: IdArray
-    earliest: int
-    since: npt.NDArray[Any]
-    value: npt.NDArray[Any]
-    first: IntArray
-    pair: IntArray
-
-    @classmethod
-    def by(cls, cell: IdArray, user: IdArray, time: IntArray, value: npt.NDArray[Any]) -> _Ordered:
-        """Sort by one packed key: pair, upper bits of the time, number of the event. It alone is sorted, which is five times as fast as
-        finding its order. Events that it leaves in doubt are few and are sorted among themselves.
-        """
-        (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
-        key = of_cell.astype(np.int64)
-        key *= len(users)
-        key += of_user
-        del of_cell, of_user
-        numbers, named = len(key).bit_length(), None
-        if int(key.max(initial=0)).bit_length() + _LEAST_TIME + numbers > 63:
-            named, position = indexed(key)  # those that occur need no more bits than numbers of events
-            key = position.astype(np.int64)
-        earliest, since = _since_earliest(time)
-        span = int(since.max(initial=0)).bit_length()
-        bits = min(63 - numbers - int(key.max(initial=0)).bit_length(), span)
-        key <<= bits
-        key += since >> (span - bits)
-        key <<= numbers
-        key += np.arange(len(key), dtype=np.int32)
-        key.sort()
-        order = key & ((1 << numbers) - 1)
-        key >>= numbers
-        _break_ties(order, key, since, value)
-        key >>= bits
-        first = _first_of_equal(key)
-        pair = key[first] if named is None else named[key[first]]
-        del key
-        since = since[order]
-        return cls(cells, users, earliest, since, np.ascontiguousarray(value)[order], first, pair)
-
-
-def _since_earliest(time: IntArray) -> tuple[int, npt.NDArray[np.uint32] | IntArray]:
-    """The earliest time, and the times since then, (N,), in 32 bits where all of them fit."""
-    earliest, latest = (int(time.min()), int(time.max())) if len(time) else (0, 0)
-    since: npt.NDArray[Any] = np.empty(len(time), dtype=np.uint32 if latest - earliest < 2**32 else np.int64)
-    return earliest, np.subtract(time, earliest, out=since, casting="unsafe")
-
-
-_LEAST_TIME = 8
-"""Bits of the time in a key; if they are fewer, pairs are counted first, which makes room."""
-
-
-def _break_ties(order: IntArray, key: IntArray, since: npt.NDArray[Any], value: npt.NDArray[Any]) -> None:
-    """Put ``order`` into the order of ``since`` and ``value`` where the sorted ``key`` is the same."""
-    again = np.flatnonzero(key[1:] == key[:-1])
-    if len(again):
-        tied = np.union1d(again, again + 1)
-        events = order[tied]
-        order[tied] = events[np.lexsort((value[events], since[events], key[tied]))]
-
-
-def _first_of_equal(ordered: npt.NDArray[Any]) -> IntArray:
-    """Where each distinct entry of a sorted column begins."""
-    new = np.ones(len(ordered), dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
-    return np.flatnonzero(new)
 
 
 def _segment_sums(column: npt.NDArray[Any], start: IntArray) -> IntArray:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.contributions import Contributions, Counts, IdArray, IntArray, check_squares, check_values, indexed
+from dpcore.contributions import Contributions, Counts, IdArray, IntArray, check_squares, check_values
 from dpcore.errors import ParameterError
+from dpcore.event_order import indexed
 
 
 @dataclass(frozen=True)

@@ -227,14 +227,14 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
     if public.ranges is not None:
         means = _in_range(public.ranges, kept, column, layout.upper)
         _add(moments, column, polynomials(means, pair_weights(counts, layout.weight), layout.upper, 1))
-    for some in weighed(kept, layout.weight):
-        cell = column[some.pair]
+    for piece in weighed(kept, layout.weight):
+        cell = column[piece.pair]
         if public.ranges is None:
-            _add(moments, cell, polynomials(some.values, some.weights, layout.upper, layout.degree))
+            _add(moments, cell, polynomials(piece.values, piece.weights, layout.upper, layout.degree))
         if tree is not None:
             edges = bin_edges(layout.upper, layout.bins)
-            bin_of_cell = cell * layout.bins + np.searchsorted(edges, some.values, side="right") - 1
-            _add(in_bins, bin_of_cell, some.weights[None, :])
+            bin_of_cell = cell * layout.bins + np.searchsorted(edges, piece.values, side="right") - 1
+            _add(in_bins, bin_of_cell, piece.weights[None, :])
     rows = list(moments[:, :listed])
     if layout.users:
         rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed)[:listed])
@@ -252,8 +252,8 @@ def area_integers(layout: Layout, kept: Contributions) -> IntArray:
     """
     check_total(len(kept.quanta), UNIT)
     sums = np.zeros(2, dtype=np.int64)
-    for some in weighed(kept, layout.weight):
-        sums += polynomials(some.values, some.weights, layout.upper, 1).sum(axis=1)
+    for piece in weighed(kept, layout.weight):
+        sums += polynomials(piece.values, piece.weights, layout.upper, 1).sum(axis=1)
     return sums
 
 

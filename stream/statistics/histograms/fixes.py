@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.contributions import in_order
+from dpcore.event_order import indexed, ordered, since_earliest
 from dpcore.spatial import Domain
 from stream.config import Config
 from stream.config.section import BoundingBox
@@ -92,14 +92,11 @@ def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None, *, declared: b
         return None
     domain = Domain(box.south, box.west, box.north, box.east, 1, 1)
     inside = domain.contains(rows["lat"] * DEGREES, rows["lng"] * DEGREES)
-    within = rows[inside]
-    order = in_order(within["user"], within["time"])
-    again = same_as_before(within["user"][order], within["time"][order])
-    if again.any():
-        shared = again | np.append(again[1:], False)
-        tied = within[order[shared]]
-        first = np.lexsort((tied["lng"], tied["lat"], tied["cell"], tied["time"], tied["user"]))
-        order[shared] = order[shared][first]
-    kept = within[order[~again]]
-    fixes = Fixes(kept["user"].astype(np.uint64), kept["lat"].astype(np.int64), kept["lng"].astype(np.int64))
+    user, time, cell, lat, lng = (rows[name][inside] for name in ("user", "time", "cell", "lat", "lng"))
+    (users, of_user), (_, since) = indexed(user), since_earliest(time)
+    order, first, _ = ordered(of_user.astype(np.int64), since, cell, lat, lng)
+    kept = ~same_as_before(since[order])
+    kept[first] = True
+    order = order[kept]
+    fixes = Fixes(users[of_user[order]], lat[order].astype(np.int64), lng[order].astype(np.int64))
     return replace(fixes, corners=Corners.of_rows(rows, inside)) if declared else fixes

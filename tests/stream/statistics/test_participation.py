@@ -109,7 +109,7 @@ def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path: P
     rows["user"][:10] = 7
     plan, contributions = planned(config, rows)
     kept = contributions.retain(plan.retained)
-    weights = np.concatenate([some.weights for some in weighed(kept, weight)])
+    weights = np.concatenate([piece.weights for piece in weighed(kept, weight)])
     pair = np.repeat(np.arange(len(kept.counts.samples)), kept.counts.samples)
     by_pair = np.bincount(pair, weights, len(kept.counts.samples)).astype(np.int64)
     whole = by_pair[kept.counts.samples > 0] if weight == "user" else kept.counts.by_user(by_pair)
