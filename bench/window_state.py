@@ -3,13 +3,15 @@
 The simulator's fleets, a fix a vehicle every ``interval`` seconds, in batches of 10 000 messages of one partition, as a worker that
 has much to read makes them. Processor seconds of client and server; Redis's longest command is by the clock, so on a busy machine it
 includes waiting for a processor. Append-only files grow without being rewritten.
+
+Besides, the share of stored rows that plans retain on recorded days where samples are needed: what keeping only those would save.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,10 +24,15 @@ from redis.asyncio import Redis
 from bench.cities import bus_fleet
 from bench.city_windows import City, closed
 from bench.closing import SLOT
+from bench.defaults import path_of
+from bench.hourly import hourly_config
 from bench.progress import shown
+from bench.recordings import absent, recordings
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.evaluation.evaluate import planned_windows
 from stream.local import RedisServer
+from stream.offline import read_recording, split_by_slot
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
@@ -48,6 +55,15 @@ FLEETS = {
     "1 000 vehicles, a fix a second": Sizes(1_000, 1.0, 60),
     "10 000 vehicles, a fix every ten seconds": Sizes(10_000, 10.0, 60),
 }
+_PERCENTILES = {"speed.statistics": ["mean", "variance", "p15", "p50", "p85"]}
+SAMPLED: dict[str, tuple[str, dict[str, Any]]] = {
+    "values, percentiles": ("bus-fleet", _PERCENTILES),
+    "values, joint clipping": ("bus-fleet", {"speed.clipping": "joint"}),
+    "participation, share, percentiles": ("riders", _PERCENTILES | {"hexagons.resolution": 7}),
+    "participation, sample": ("riders", {"participation.weight": "sample", "hexagons.resolution": 7}),
+}
+"""Configurations that read single events, by shipped configuration and settings."""
+DAYS = ("2017-03-21", "2016-11-24")
 QUICK = {"50 vehicles": Sizes(50, 10.0, 5)}
 
 
@@ -106,8 +122,25 @@ def measured(rows: np.ndarray, state: str) -> dict[str, Any]:
         return figures | {"closing": closed(city, server.url, folder)}
 
 
+def retained_share(day: str, shipped: str, settings: dict[str, Any]) -> float:
+    """The share of a recorded day's rows that its plans retain, each window with a fresh budget."""
+    with TemporaryDirectory() as folder:
+        config = hourly_config(shipped, **{"privacy.user_key_file": str(Path(folder) / "user.key")}, **settings)
+        rows, _ = read_recording(config, recordings() / path_of(day), "capmetro")
+    windows = split_by_slot(rows, config).items()
+    planned = (plan for slot, own in windows for plan in planned_windows(config, {slot: own}))
+    return sum(int(window.plan.retained.sum()) for window in planned) / len(rows)
+
+
+def retained(days: Sequence[str]) -> dict[str, Any]:
+    """:func:`retained_share` of every day and configuration."""
+    if missing := absent(*map(path_of, days)):
+        return {"skipped": missing}
+    return {name: {day: retained_share(day, *sampled) for day in days} for name, sampled in SAMPLED.items()}
+
+
 def run(quick: bool) -> dict[str, Any]:
-    """Figures of every fleet, as rows and as sums."""
+    """Figures of every fleet, as rows and as sums, and of what plans retain."""
     fleets, figures = QUICK if quick else FLEETS, dict[str, Any]()
     for name, fleet in shown(fleets.items(), "window_state"):
         rows = np.concatenate(list(batches(fleet, 9)))
@@ -115,4 +148,4 @@ def run(quick: bool) -> dict[str, Any]:
         sizes = {"events": len(rows), "pairs": pairs, "users": len(np.unique(rows["user"]))}
         states = {state: measured(rows, state) for state in ("rows", "sums")}
         figures[name] = sizes | {state: one | {"bytes_a_pair": one["bytes"] / pairs} for state, one in states.items()}
-    return {"window_state": figures}
+    return {"window_state": figures, "retained": retained(DAYS[:1] if quick else DAYS)}
