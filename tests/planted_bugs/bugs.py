@@ -384,10 +384,26 @@ DRAW = (
     Bug(
         "values are not clipped from above",
         "dpcore/contributions.py",
-        "np.clip(events.value, 0, min(upper, np.iinfo(events.value.dtype).max), out=events.value)",
-        "np.maximum(events.value, 0, out=events.value)",
+        "np.clip(quanta, 0, min(upper, np.iinfo(quanta.dtype).max), out=quanta)",
+        "np.maximum(quanta, 0, out=quanta)",
         "tests/dpcore/test_mean.py",
         "clipped_before",
+    ),
+    Bug(
+        "events of one key stay as they came",
+        "dpcore/event_order.py",
+        "    if len(again):\n        tied",
+        "    if len(again) < 0:\n        tied",
+        "tests/dpcore/test_event_order.py",
+        "order_that_sorting",
+    ),
+    Bug(
+        "suppression keeps the errors of a cell that somebody left",
+        "dpcore/suppression_levels.py",
+        "self.errors[g] = {}",
+        "self.errors[g] = self.errors[g]",
+        "tests/dpcore/test_suppression.py",
+        "literal_specification",
     ),
     Bug(
         "one sample more than planned is retained",
