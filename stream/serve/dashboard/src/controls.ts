@@ -52,10 +52,10 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.statistic !== 'spread' : view.comparable));
+  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
   byId('scheduled-choice').hidden = !view.scheduling;
   showDays(view);
-  check('kinds', view.shownKind, (name) => name === 'raw' || view.modelled);
+  check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : view.modelled));
   check('units', unit(), () => true);
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('controls-against').textContent = comparedWith(view);
