@@ -111,7 +111,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   return [
     title,
     make('ul', {}, ...rows, ...extra),
-    make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say('legend.fainter')),
+    make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
     against ? note('raw', say('legend.compared')) : note(view.shownKind, say(`legend.${view.shownKind}`)),
     ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
     ...derived(view),

@@ -182,6 +182,12 @@ export class View {
     return this.modelled && !this.window!.hexagons.some((hexagon) => hexagon[STATISTICS[this.statistic]]);
   }
 
+  /** Whether what is shown has no intervals. */
+  get unbounded(): boolean {
+    const name = STATISTICS[this.statistic];
+    return this.shownKind === 'modelled' && this.window!.hexagons.some(({ post_processed }) => post_processed?.[name] && !post_processed[name].interval);
+  }
+
   /** What numbers are shown of the chosen kind. */
   get shownKind(): Kind {
     if (!this.modelled) return 'raw';
