@@ -63,8 +63,8 @@ def shrunken_variances(variances: FloatArray, deviations: FloatArray) -> FloatAr
     """Released ``variances`` (C,) moved towards their common level, as far as noise of standard ``deviations`` (C,) explains how
     they differ (empirical Bayes): shape (C,), in their unit.
 
-    Level and variance between cells are those of largest likelihood under normal noise. Cells without noise stay as they are and
-    say nothing about the others. Raises :class:`ParameterError`.
+    Level and variance between cells have the largest likelihood under normal noise, as far as some rounds of scoring bring them
+    there. Cells without noise stay as they are and say nothing about the others. Raises :class:`ParameterError`.
     """
     if len(variances) != len(deviations) or not np.all(np.isfinite([variances, deviations])) or np.any(deviations < 0):
         raise ParameterError("need one finite variance and one finite deviation >= 0 per cell")
