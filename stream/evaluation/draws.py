@@ -155,7 +155,7 @@ def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, 
 
 
 def _covers(
-    interval: tuple[FloatArray, FloatArray], target: FloatArray, rounding: float = 0.0
+    interval: tuple[FloatArray, FloatArray] | FloatArray, target: FloatArray, rounding: float = 0.0
 ) -> npt.NDArray[np.bool_]:
     """Whether each interval holds its number."""
     low, high = interval
@@ -203,6 +203,5 @@ def _score_participation(
         table, true = tables[name, estimate.method], truth[name][listed]
         table.add(plan.cells[at], estimate.value[at] - true, weight)
         if estimate.interval is not None:
-            low, high = estimate.interval
-            table.covered.append(_covers((low[at], high[at]), true))
+            table.covered.append(_covers(np.array(estimate.interval)[:, at], true))
     return memory
