@@ -15,7 +15,8 @@ from stream.config import Config, ConfigError
 from stream.statistics import pipeline
 from stream.statistics.modelled_percentiles import modelled_percentiles
 from stream.statistics.plan import Derived
-from tests.support.builders import bus_config, random_rows, riders_config, zcdp_config
+from tests.support.builders import bus_config, random_rows, zcdp_config
+from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
 from tests.support.schemas import validate
 
@@ -37,7 +38,7 @@ def body(mean: float, variance: float, scale: float, **fields: Any) -> dict[str,
     return {"mean": {"value": mean}, "variance": {"raw": variance, "scale": scale}} | fields
 
 
-@pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config])
+@pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
 def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path: Path, build: Any) -> None:
     bodies = bodies_of(build(tmp_path, **MODELLED))
     for each in bodies:
@@ -54,7 +55,7 @@ def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path: P
     assert any(each["status"] == "published" for each in bodies)
 
 
-@pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config])
+@pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
 def test_nothing_else_changes_when_percentiles_are_modelled(tmp_path: Path, build: Any) -> None:
     kinds = ["kalman"] if build is not bus_config else ["empirical-bayes", "kalman"]
     settings = {"speed.statistics": ["mean", "variance"]}
@@ -82,8 +83,8 @@ def released_alone(bodies: list[dict[str, Any]], upper: float, leading: str | No
         (bus_config, [], None),
         (bus_config, ["empirical-bayes"], "mean"),
         (bus_config, ["empirical-bayes", "kalman"], "mean_smoothed"),
-        (riders_config, [], None),
-        (riders_config, ["kalman"], "mean_smoothed"),
+        (riders, [], None),
+        (riders, ["kalman"], "mean_smoothed"),
         (zcdp_config, ["kalman"], "mean_smoothed"),
     ],
 )
@@ -110,7 +111,7 @@ def test_a_true_mean_that_slips_into_the_model_is_caught(tmp_path: Path, monkeyp
         return modelled_percentiles([true, *rest], means, upper)
 
     monkeypatch.setattr(pipeline, "modelled_percentiles", leaking)
-    config = riders_config(tmp_path, **MODELLED)
+    config = riders(tmp_path, **MODELLED)
     bodies = bodies_of(config)
     (again, *_) = released_alone(bodies, config.speed.upper_bound, None)
     assert abs(bodies[0]["post_processed"]["p50"]["value"] - again["p50"]) > 0.5
@@ -142,7 +143,7 @@ def test_of_single_cells_without_noise_in_the_variance_the_law_is_that_of_the_me
     assert value == expected[0, 0]
 
 
-@pytest.mark.parametrize("build", [bus_config, riders_config])
+@pytest.mark.parametrize("build", [bus_config, riders])
 @pytest.mark.parametrize(("statistics", "missing"), [(["mean"], "variance"), (["p50"], "mean and variance")])
 def test_a_model_without_its_moments_is_refused_with_the_remedy(
     tmp_path: Path, build: Any, statistics: list[str], missing: str
