@@ -121,8 +121,9 @@ def judged(
 
 
 def _score(estimate: Derived, true: FloatArray, events: npt.NDArray[np.int64]) -> FloatArray:
-    covered = (estimate.low <= true) & (true <= estimate.high)
-    return np.array([events, estimate.high - estimate.low, covered, np.abs(estimate.value - true)])
+    assert estimate.interval is not None, "modelled means have intervals"
+    low, high = estimate.interval
+    return np.array([events, high - low, (low <= true) & (true <= high), np.abs(estimate.value - true)])
 
 
 def table(feed: str, estimator: str, columns: list[FloatArray]) -> dict[str, Any]:

@@ -111,7 +111,9 @@ def _smoothed(
     at = np.searchsorted(plan.cells, counts.cells[listed])
     truth = exact_values(plan, planned.contributions)["mean"][listed]
     events, estimate = counts.by_cell(counts.samples)[listed].astype(float), derived[SMOOTHED]
-    covered = (estimate.low[at] <= truth) & (truth <= estimate.high[at])
+    assert estimate.interval is not None, "smoothed means have intervals"
+    low, high = estimate.interval
+    covered = (low[at] <= truth) & (truth <= high[at])
     return (estimate.value[at] - truth, events, covered), after
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "level_tree",
     "mean",
     "model_averaging",
+    "modelled_percentiles",
     "noise",
     "occupancy",
     "pair_sums",

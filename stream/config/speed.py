@@ -21,6 +21,10 @@ _USE = {
     "mean_quantile_percent": ("fixed-quantile", "auto"),
 }
 """Mechanisms of the mean that use a key."""
+CLIPPED_NORMAL = "clipped-normal"
+"""Post-processing that models percentiles by means and variances."""
+MOMENTS = ("mean", "variance")
+"""Statistics that it needs."""
 _FROM_BINS = ("p15", "p50", "p85", "cdf")
 """Statistics that are read from the distribution's tree."""
 MAX_TREE_NODES = 5_500
@@ -72,7 +76,7 @@ class SpeedConfig(Section):
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "carried", "none"] = "joint"
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
-    post_processing: tuple[Literal["empirical-bayes", "kalman"], ...] = ("empirical-bayes",)
+    post_processing: tuple[Literal["empirical-bayes", "kalman", "clipped-normal"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
     mean_capacity: int | None = Field(default=None, ge=1, le=100_000)
     mean_quantile_percent: int = Field(default=10, ge=1, le=49)
@@ -102,6 +106,15 @@ class SpeedConfig(Section):
                 raise ValueError(
                     f"{key} {value!r} is for statistics {', '.join(_FROM_BINS)}, but those are {list(self.statistics)}; leave {key} out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _moments_are_there_to_model(self) -> Self:
+        if CLIPPED_NORMAL in self.post_processing and (missing := set(MOMENTS) - set(self.statistics)):
+            raise ValueError(
+                f"post_processing {CLIPPED_NORMAL!r} models percentiles by mean and variance, but statistics {list(self.statistics)} "
+                f"are without {' and '.join(sorted(missing))}; add what is missing, or leave {CLIPPED_NORMAL!r} out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,7 @@ from dpcore.distribution import Distribution
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.config.speed import CLIPPED_NORMAL
 from stream.evaluation.scores import Errors
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
@@ -102,7 +105,8 @@ def _score_values(
     """Errors are each hexagon's against its own truth; intervals are judged cell by cell."""
     places, noise = Places.of(plan, contributions), _Witness()
     kept = places.cells.retain(plan.retained)
-    truth, target = exact_values(plan, contributions), exact_values(plan, kept, plan.caps)
+    judged = _judged(plan, config)
+    truth, target = exact_values(plan, contributions, statistics=judged), exact_values(plan, kept, plan.caps)
     columns = draw(plan, places.cells, noise)
     if plan.mean_epsilon_micro and "mean" in columns:
         target["mean"] = _witnessed(columns["mean"], places.published, noise)
@@ -115,11 +119,23 @@ def _score_values(
     bodies = release_bodies(plan, places.cells.counts, columns, config)
     derived, memory = post_process(plan, bodies, config, memory)
     pooled = exact_values(plan, places.cells)
-    for estimate in derived.values():
-        table = tables["mean", estimate.method]
-        table.add(places.ids, places.errors(estimate.value, truth["mean"]), places.weight)
-        table.covered.append(_covers(estimate, pooled["mean"])[places.published])
+    for name, estimate in _by_statistic(derived):
+        table = tables[name, estimate.method]
+        table.add(places.ids, places.errors(estimate.value, truth[name]), places.weight)
+        if estimate.interval is not None:
+            table.covered.append(_covers(estimate.interval, pooled[name])[places.published])
     return memory
+
+
+def _judged(plan: Plan, config: Config) -> tuple[str, ...]:
+    """Statistics whose true values are needed: those that are released, and percentiles that are modelled."""
+    modelled = PERCENTS if CLIPPED_NORMAL in config.speed.post_processing else ()
+    return tuple(dict.fromkeys([*plan.statistics, *modelled]))
+
+
+def _by_statistic(derived: Mapping[str, Derived]) -> Iterator[tuple[str, Derived]]:
+    """Post-processed statistics with the name of what each estimates: however a mean is modelled, it is a mean."""
+    return ((name if name in PERCENTS else "mean", estimate) for name, estimate in derived.items())
 
 
 def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatArray:
@@ -135,12 +151,15 @@ def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, 
     noisy = places.published[column.scale[places.published] > 0]
     if name not in PERCENTS:
         table.add_noise((column.raw - target)[noisy], _events(places.cells)[noisy])
-    table.covered.append(_covers(column, target, _ROUNDING)[noisy])
+    table.covered.append(_covers((column.low, column.high), target, _ROUNDING)[noisy])
 
 
-def _covers(estimate: Columns | Derived, target: FloatArray, rounding: float = 0.0) -> npt.NDArray[np.bool_]:
+def _covers(
+    interval: tuple[FloatArray, FloatArray] | FloatArray, target: FloatArray, rounding: float = 0.0
+) -> npt.NDArray[np.bool_]:
     """Whether each interval holds its number."""
-    return (estimate.low <= target + rounding) & (target <= estimate.high + rounding)
+    low, high = interval
+    return (low <= target + rounding) & (target <= high + rounding)
 
 
 def _events(contributions: Contributions) -> FloatArray:
@@ -172,15 +191,17 @@ def _score_participation(
     counts = contributions.counts
     listed = np.isin(counts.cells, plan.cells)
     at = np.searchsorted(plan.cells, counts.cells[listed])
-    truth, weight = exact_values(plan, contributions), _events(contributions)[listed]
+    truth = exact_values(plan, contributions, statistics=_judged(plan, config))
+    weight = _events(contributions)[listed]
     columns = draw(plan, contributions, Noise())
     bodies = release_bodies(plan, counts, columns, config)
     derived, memory = post_process(plan, bodies, config, memory, area_body(columns))
-    released: list[tuple[str, str, Columns | Derived]] = [(name, "released", columns[name]) for name in columns]
-    for name, estimator, column in released + [("mean", estimate.method, estimate) for estimate in derived.values()]:
+    released = {name: Derived("released", each.value, (each.low, each.high)) for name, each in columns.items()}
+    for name, estimate in itertools.chain(released.items(), _by_statistic(derived)):
         if name not in truth:
             continue  # of the counts of events and users: they have no value of their own to be judged by
-        table, true = tables[name, estimator], truth[name][listed]
-        table.add(plan.cells[at], column.value[at] - true, weight)
-        table.covered.append((column.low[at] <= true) & (true <= column.high[at]))
+        table, true = tables[name, estimate.method], truth[name][listed]
+        table.add(plan.cells[at], estimate.value[at] - true, weight)
+        if estimate.interval is not None:
+            table.covered.append(_covers(np.array(estimate.interval)[:, at], true))
     return memory

@@ -27,7 +27,7 @@ from stream.statistics.merging import by_planned_cells, resolutions
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import planned_layout
 from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
-from stream.statistics.plan import Columns, Derived, Plan
+from stream.statistics.plan import Derived, Plan
 from stream.statistics.smoothing_state import SMOOTHED, Memory
 from stream.statistics.values.draw import exact_values
 from stream.windows import Period, Slotting, Window
@@ -193,14 +193,16 @@ def _leading(
     columns = draw(plan, samples, noise)
     bodies = release_bodies(plan, samples.counts, columns, config)
     derived, memory = post_process(plan, bodies, config, memory, area_body(columns))
-    leading: Columns | Derived = derived.get(SMOOTHED) or derived.get("mean") or columns["mean"]
+    mean = columns["mean"]
+    leading = derived.get(SMOOTHED) or derived.get("mean") or Derived("none", mean.value, (mean.low, mean.high))
     return _judged(plan, samples, leading), memory
 
 
-def _judged(plan: Plan, samples: Contributions, leading: Columns | Derived) -> Leading:
+def _judged(plan: Plan, samples: Contributions, leading: Derived) -> Leading:
     """What is asked of the ``leading`` numbers of the plan's cells, for each cell of ``samples``."""
     counts, top = samples.counts, plan.upper_quanta * SPEED_QUANTUM_KMH
-    low, high = np.clip(leading.low, 0.0, top), np.clip(leading.high, 0.0, top)
+    assert leading.interval is not None, "means have intervals, released and modelled ones"
+    low, high = np.clip(leading.interval, 0.0, top)
     reach = np.where(plan.published, np.maximum(high - leading.value, leading.value - low), np.inf)
     at = np.minimum(np.searchsorted(plan.cells, counts.cells), len(plan.cells) - 1)
     listed = plan.cells[at] == counts.cells

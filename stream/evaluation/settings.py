@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.config.speed import CLIPPED_NORMAL, MOMENTS
 
 CELLS_PER_USER = (2, 4, 8, 16)
 """Limits k that are tried under "participation"."""
@@ -16,7 +17,11 @@ CELLS_PER_USER = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that is searched besides ε and the budget. ``weight``, ``cells_per_user``: only under "participation"."""
+    """Everything that is searched besides ε and the budget. ``weight``, ``cells_per_user``: only under "participation".
+
+    ``post_processing``: as configured; what models percentiles is left out of :meth:`keys` where ``statistics`` are without what
+    it needs.
+    """
 
     resolution: int
     slot: timedelta
@@ -27,6 +32,7 @@ class Setting:
     coarsest_resolution: int
     weight: str | None
     cells_per_user: int | None
+    post_processing: tuple[str, ...]
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -42,10 +48,12 @@ class Setting:
             coarsest_resolution=hexagons.coarsest_resolution,
             weight=None if participation is None else participation.weight,
             cells_per_user=None if participation is None else participation.cells_per_user,
+            post_processing=speed.post_processing,
         )
 
     def keys(self) -> dict[str, Any]:
         """All settings by their dotted keys in a configuration."""
+        refused = set() if set(MOMENTS) <= set(self.statistics) else {CLIPPED_NORMAL}
         return {
             "hexagons.resolution": self.resolution,
             "hexagons.merge_until_km_h": self.merge_until_km_h,
@@ -54,6 +62,7 @@ class Setting:
             "speed.statistics": self.statistics,
             "speed.clipping": self.clipping,
             "speed.suppression": self.suppression,
+            "speed.post_processing": tuple(name for name in self.post_processing if name not in refused),
             "participation.weight": self.weight,
             "participation.cells_per_user": self.cells_per_user,
         }

@@ -19,7 +19,7 @@ from dpcore.noise import Noise
 from dpcore.pair_sums import Summable
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.speed import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
 from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.fix_rules import FixRules
@@ -31,6 +31,7 @@ from stream.statistics.histograms.histograms import (
     plan_histograms,
 )
 from stream.statistics.merging import excluded
+from stream.statistics.modelled_percentiles import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS, draw_participation
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.plan import CDF, DECIMALS, Columns, Derived, Plan
@@ -139,6 +140,17 @@ def post_process(
 
     They depend only on ``bodies`` and ``area``, as published, and on ``memory``: see :mod:`stream.statistics.smoothing_state`.
     """
+    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    derived, after = _modelled_means(plan, bodies, config, memory, area)
+    if CLIPPED_NORMAL in config.speed.post_processing and set(MOMENTS) <= set(plan.statistics):
+        derived = derived | modelled_percentiles(bodies, derived, upper)
+    return derived, after
+
+
+def _modelled_means(
+    plan: Plan, bodies: list[Body], config: Config, memory: Memory | None, area: Body | None
+) -> tuple[dict[str, Derived], Memory | None]:
+    """Shrunk and smoothed means, where they are configured, and the memory after the window."""
     shrinking, upper = shrinks(plan, config), plan.upper_quanta * SPEED_QUANTUM_KMH
     if "kalman" not in config.speed.post_processing or "mean" not in plan.statistics:
         return shrunk(bodies, upper) if shrinking else {}, memory
@@ -211,11 +223,11 @@ def area_body(columns: dict[str, Columns]) -> Body | None:
 
 
 def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
-    decimals = DECIMALS[name]
+    decimals, ends = DECIMALS[name], column.interval
     return {
         "method": column.method,
         "value": round(float(column.value[g]), decimals),
-        "interval": [round(float(column.low[g]), decimals), round(float(column.high[g]), decimals)],
+        **({} if ends is None else {"interval": [round(float(end[g]), decimals) for end in ends]}),
         "unit": UNITS[name],
     }
 

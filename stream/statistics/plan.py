@@ -431,9 +431,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class Derived:
-    """A post-processed statistic over all cells, shape (C,) each."""
+    """A post-processed statistic over all cells, shape (C,) each. ``interval``: its ends, None where the method promises none."""
 
     method: str
     value: FloatArray
-    low: FloatArray
-    high: FloatArray
+    interval: tuple[FloatArray, FloatArray] | None = None

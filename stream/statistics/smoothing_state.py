@@ -162,9 +162,9 @@ def _observed(
 
 def _derived(method: str, columns: Smoothed | Shrunken, places: npt.NDArray[np.int64], bodies: int) -> Derived:
     """A column's (C,) estimates at the ``places`` of their bodies; 0 for bodies without a release."""
-    table = np.zeros((3, bodies))
-    table[:, places] = columns.value, columns.low, columns.high
-    return Derived(method, *table)
+    value, low, high = np.zeros((3, bodies))
+    value[places], low[places], high[places] = columns.value, columns.low, columns.high
+    return Derived(method, value, (low, high))
 
 
 def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray, FloatArray]:

@@ -847,6 +847,32 @@ HISTOGRAMS = (
         "other_fixes_than_planned",
     ),
 )
+MODELLED = (
+    Bug(
+        "modelled percentiles: the variance is taken for the standard deviation",
+        "dpcore/modelled_percentiles.py",
+        "_law(means[block] / upper, variances[block] / upper**2)",
+        "_law(means[block] / upper, np.sqrt(np.abs(variances[block])) / upper**2)",
+        "tests/dpcore/test_modelled_percentiles.py",
+        "given_mean_and_variance",
+    ),
+    Bug(
+        "modelled percentiles: a Laplace scale is taken for a standard deviation",
+        "stream/statistics/modelled_percentiles.py",
+        "(1.0 if normal else math.sqrt(2.0))",
+        "1.0",
+        "tests/stream/statistics/test_modelled_percentiles.py",
+        "the_law_that_its_message_names",
+    ),
+    Bug(
+        "modelled percentiles: the interval of another number stands beside them",
+        "stream/statistics/modelled_percentiles.py",
+        "name: Derived(CLIPPED_NORMAL, column) for",
+        "name: Derived(CLIPPED_NORMAL, column, (column, column)) for",
+        "tests/stream/statistics/test_modelled_percentiles.py",
+        "without_intervals",
+    ),
+)
 SMOOTHING = (
     Bug(
         "smoothing: numerators are divided by noisy counts",
@@ -1173,6 +1199,7 @@ BUGS = (
     *COMMIT,
     *STATE,
     *HISTOGRAMS,
+    *MODELLED,
     *SMOOTHING,
     *ALERTS,
     *AREAS,

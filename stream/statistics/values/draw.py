@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -104,17 +105,20 @@ def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
     return Columns.rounded("mean", value, scale, (low, high), plan.upper_quanta * SPEED_QUANTUM_KMH)
 
 
-def exact_values(plan: Plan, kept: Contributions, caps: IntArray | None = None) -> dict[str, FloatArray]:
+def exact_values(
+    plan: Plan, kept: Contributions, caps: IntArray | None = None, statistics: Sequence[str] | None = None
+) -> dict[str, FloatArray]:
     """Every number without noise, per cell, in released units: for evaluation inside the boundary only.
 
-    ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,); None for no caps.
+    ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``statistics``: None for those
+    of the plan.
     """
     numbers: dict[str, Mean | Variance] = {
         "mean": Mean(plan.upper_quanta, caps),
         "variance": Variance(plan.upper_quanta, VARIANCE_GRID),
     }
     exact = {}
-    for name in plan.statistics:
+    for name in plan.statistics if statistics is None else statistics:
         if name == CDF:
             continue
         if name in PERCENTS:

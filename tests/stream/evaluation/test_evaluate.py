@@ -5,17 +5,21 @@ private.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, optimize, stats
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.config import Config
 from stream.evaluation.evaluate import evaluate, report
 from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.participating import riders
 
 BUS = str(hourly.BUS)
 
@@ -133,6 +137,39 @@ def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added
         assert n == 300
         assert stats.binomtest(round(score.coverage * n), n, 0.95).pvalue > 1e-6, (name, score.coverage)
         assert stats.binomtest(round(0.78 * n), n, 0.95).pvalue < 1e-6, "planted: half the width"
+
+
+@pytest.mark.parametrize("build", [bus_config, riders])
+@pytest.mark.parametrize("released", [["mean", "variance"], ["mean", "variance", "p50"]])
+def test_modelled_percentiles_are_scored_by_the_true_ones_beside_the_released_and_without_coverage(
+    tmp_path: Path, build: Callable[..., Config], released: list[str]
+) -> None:
+    """At ε = 1 000 noise is next to nothing, so the errors are of the model alone: of speeds that are spread evenly over 0 to 65."""
+    terms = {"privacy.epsilon": 1000.0, "privacy.budget": 1000.0, "speed.clipping": "none"}
+    config = build(tmp_path, **terms, **{"speed.statistics": released, "speed.post_processing": ["clipped-normal"]})
+    rows = random_rows(3, 3000)
+    rows["value"] = np.random.default_rng(4).integers(0, 6500, len(rows))
+    scores = {(score.statistic, score.estimator): score for score in evaluate(config, {SLOT: rows}, 2)}
+    for name, percent in (("p15", 0.15), ("p50", 0.5), ("p85", 0.85)):
+        score = scores[name, "clipped-normal"]
+        assert (score.coverage, score.noise, score.unit) == (None, None, "km/h")
+        law = stats.norm(*_clipped_normal_of_even_speeds())
+        assert score.bias == pytest.approx(np.clip(law.ppf(percent), 0, 65) - 65 * percent, abs=0.7)
+        assert 0.3 < score.mae < 2, "of the 6 cells that were visited"
+        assert ((name, "released") in scores) == (name in released)
+
+
+def _clipped_normal_of_even_speeds() -> tuple[float, float]:
+    """(Location, deviation) of the normal variable that clipped to [0, 65] has the mean and the variance of even speeds."""
+    middle = 65 / 2
+
+    def variance(deviation: float) -> float:
+        integral, _ = integrate.quad(
+            lambda z: min(deviation * z, middle) ** 2 * stats.norm.pdf(z), 0, 9, points=[middle / deviation]
+        )
+        return 2 * float(integral)
+
+    return middle, optimize.brentq(lambda deviation: variance(deviation) - 65**2 / 12, 1.0, 200.0)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,15 @@ def test_no_setting_that_is_tried_takes_the_area_from_weights_that_it_needs(area
     assert weights == ({"share"} if area else {"share", "user"})
 
 
+def test_a_setting_without_what_models_percentiles_is_without_the_model() -> None:
+    modelling = {"speed.statistics": ["mean", "variance"], "speed.post_processing": ["kalman", "clipped-normal"]}
+    config = load_config(hourly.RIDERS, **modelling)
+    setting = Setting.of(config)
+    assert setting.changes_of(config) == {}
+    changed = replace(setting, statistics=("mean",))
+    assert changed.changes_of(config) == {"speed.statistics": ("mean",), "speed.post_processing": ("kalman",)}
+
+
 def test_a_grid_that_other_noise_refutes_leaves_the_choice_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolution 5 is the cheapest under the first noise, and hopeless under the other one."""
 

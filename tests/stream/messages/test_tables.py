@@ -103,6 +103,20 @@ def test_fields_that_are_yet_to_come_have_columns_too(tmp_path: Path) -> None:
             assert line[name] == (written if here else "")
 
 
+def test_an_estimate_without_an_interval_has_no_columns_for_one(tmp_path: Path) -> None:
+    modelling = {"speed.statistics": ["mean", "variance"], "speed.post_processing": ["clipped-normal"]}
+    messages = values(released(tmp_path, **modelling))
+    table = parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
+    columns = sorted(name for name in table.column_names if name.startswith("post_processed_p50"))
+    assert columns == ["post_processed_p50", "post_processed_p50_method", "post_processed_p50_unit"]
+    for value, line, column in zip(
+        messages, csv.DictReader(io.StringIO(table_of(messages, "csv").decode())), table.to_pylist(), strict=True
+    ):
+        modelled = json.loads(value)["post_processed"]["p50"]
+        assert column["post_processed_p50"] == float(line["post_processed_p50"]) == modelled["value"]
+        assert column["post_processed_p50_method"] == line["post_processed_p50_method"] == "clipped-normal"
+
+
 def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path: Path) -> None:
     for feature in json.loads(table_of(values(released(tmp_path)), "geojson"))["features"]:
         (ring,) = feature["geometry"]["coordinates"]

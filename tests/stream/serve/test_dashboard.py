@@ -334,6 +334,27 @@ async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_p
         await expect(page.get_by_role("radio", name="Against usual")).to_be_disabled()
 
 
+async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(
+    browser: Browser, kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "speed.statistics": ["mean", "variance"]}
+    config = city_config(tmp_path, **overrides | {"speed.post_processing": ["clipped-normal"]})
+    messages = windows(config, [USUAL_DAY] * 4)
+    async with city(browser, config, messages) as (page, _):
+        await page.mouse.click(*await place_of(page, STEADY))
+        await choose(page, "Median speed (p50)")
+        assert (await fields(page))["statistic"] == "p50"
+        reading = page.locator("#details .reading")
+        value = bodies(messages)[STEADY]["post_processed"]["p50"]["value"]
+        await expect(reading).to_contain_text(f"{value:.0f} km/h; no interval is given for a modelled percentile")
+        await expect(reading.locator(".chip")).to_have_text("modelled")
+        await expect(page.locator("#details table")).to_contain_text("clipped-normal")
+        await expect(page.locator("#details figcaption")).to_contain_text("No interval is given")
+        await expect(page.get_by_role("radio", name="Against usual")).to_be_disabled()
+        await expect(page.get_by_role("radio", name="As released")).to_be_disabled()
+        await expect(page.locator("#legend")).to_contain_text("Every cell is faint")
+
+
 async def test_a_statistic_that_was_not_released_cannot_be_chosen(day: Shown) -> None:
     await revisit(day.page, "#statistic=p85")
     await expect(day.page.get_by_role("radio", name="85th percentile of speed (p85)")).to_be_disabled()

@@ -52,10 +52,10 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.statistic !== 'spread' : view.comparable));
+  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
   byId('scheduled-choice').hidden = !view.scheduling;
   showDays(view);
-  check('kinds', view.shownKind, (name) => name === 'raw' || view.modelled);
+  check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : view.modelled));
   check('units', unit(), () => true);
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('controls-against').textContent = comparedWith(view);
@@ -111,7 +111,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   return [
     title,
     make('ul', {}, ...rows, ...extra),
-    make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say('legend.fainter')),
+    make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
     against ? note('raw', say('legend.compared')) : note(view.shownKind, say(`legend.${view.shownKind}`)),
     ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
     ...derived(view),

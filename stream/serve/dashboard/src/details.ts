@@ -95,12 +95,12 @@ function allStatistics(view: View, cell: string): HTMLElement {
   const hexagon = view.cells.get(cell)!;
   const rows = view.statistics().flatMap((statistic: Statistic) => {
     const released = shown(hexagon, statistic, 'raw');
-    if (!released) return [];
     const modelled = shown(hexagon, statistic, 'modelled');
-    const estimate = hexagon[STATISTICS[statistic]]!;
-    const clamped = estimate.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
-    const lines = [line([make('span', {}, say(`${statistic}.short`)), chip('raw')], speed(released.value, released), interval(released), clamped)];
-    if (modelled?.method) lines.push(line([chip('modelled')], speed(modelled.value, modelled), interval(modelled), modelled.method));
+    const estimate = hexagon[STATISTICS[statistic]];
+    const clamped = estimate?.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
+    const name = make('span', {}, say(`${statistic}.short`));
+    const lines = released ? [line([name, chip('raw')], speed(released.value, released), interval(released), clamped)] : [];
+    if (modelled?.method) lines.push(line([...(released ? [] : [name]), chip('modelled')], speed(modelled.value, modelled), interval(modelled), modelled.method));
     return lines;
   });
   if (!rows.length) return make('span');
@@ -116,7 +116,7 @@ async function fillPast(view: View, cell: string, target: HTMLElement): Promise<
   try {
     const [releases, { sparkline }] = await Promise.all([history(view.feed, cell), import('./sparkline')]);
     const current = view.window?.window.start ?? '';
-    target.replaceChildren(sparkline(releases, view.statistic, view.kind, view.zone, current, view.upper));
+    target.replaceChildren(sparkline(releases, view.statistic, view.shownKind, view.zone, current, view.upper));
   } catch (error) {
     const reason = error instanceof ApiError ? error.message : say('failed.server');
     target.replaceChildren(make('p', { class: 'quiet' }, say('cell.past-failed', { reason })));

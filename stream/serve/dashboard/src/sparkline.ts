@@ -94,7 +94,7 @@ function describe(past: Hexagon[], known: Shown[], zone: string): string {
   const lowest = known.reduce((a, b) => (b.value < a.value ? b : a));
   const highest = known.reduce((a, b) => (b.value > a.value ? b : a));
   const since = past[0]!.window.start;
-  return say('cell.plot', {
+  return say(known.some((value) => value.unbounded) ? 'cell.plot.unbounded' : 'cell.plot', {
     count: known.length,
     since: `${day(since, zone)}, ${clock(since, zone)}`,
     low: speed(lowest.value, lowest),

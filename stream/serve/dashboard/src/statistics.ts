@@ -13,7 +13,8 @@ export const STATISTICS: Record<Statistic, Measured> = { mean: 'mean', p50: 'p50
 
 /**
  * A number with its 95 % interval, in km/h. `method` names the model where it is not the released value. `outside`:
- * the noise carried it out of the possible range, interval and all, so that nothing is left of it but a bound.
+ * the noise carried it out of the possible range, interval and all, so that nothing is left of it but a bound. `unbounded`:
+ * its model gives no interval, so `low` and `high` are the value.
  */
 export interface Shown {
   value: number;
@@ -24,6 +25,7 @@ export interface Shown {
   quantile: number;
   method?: string;
   outside?: boolean;
+  unbounded?: boolean;
 }
 
 /** Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %. */
@@ -36,8 +38,13 @@ const root = (number: number) => Math.sqrt(Math.max(number, 0));
 export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown | null {
   const name = STATISTICS[statistic];
   const released = hexagon[name];
-  if (hexagon.status !== 'published' || !released) return null;
+  if (hexagon.status !== 'published') return null;
   const derived = kind === 'modelled' ? hexagon.post_processed?.[name] : undefined;
+  if (derived && !derived.interval) {
+    const { value, method } = derived;
+    return { value, low: value, high: value, deviation: 0, quantile: NORMAL, method, unbounded: true };
+  }
+  if (!released) return null;
   const [low, high] = derived?.interval ?? released.interval;
   const gaussian = Boolean(derived) || hexagon.accounting === 'zcdp';
   const quantile = gaussian ? NORMAL : LAPLACE;
@@ -128,28 +135,30 @@ export function classOf(value: number, breaks: number[]): number {
   return index;
 }
 
-/** Class of the value, and how many classes its interval touches: all of them where the interval is known to miss. */
+/** Class of the value, and how many classes its interval touches: all of them where it is known to miss, or there is none. */
 export function classify(now: Shown, breaks: number[], reference: number): { index: number; spans: number } {
   const at = (value: number) => classOf(value / reference, breaks);
-  return { index: at(now.value), spans: now.outside ? breaks.length + 1 : at(now.high) - at(now.low) + 1 };
+  return { index: at(now.value), spans: now.outside || now.unbounded ? breaks.length + 1 : at(now.high) - at(now.low) + 1 };
 }
 
 /** Opacity of a cell whose interval touches that many classes: full only when it touches one. */
 export const opacity = (spans: number) => (spans <= 1 ? 0.92 : spans === 2 ? 0.66 : spans === 3 ? 0.48 : 0.3);
 
 /** "23" or, where the interval is narrower than 4, "23.4". */
-export function speed(value: number, now: { low: number; high: number }): string {
-  return decimals(inUnit(value), inUnit(now.high - now.low) < 4 ? 1 : 0);
+export function speed(value: number, now: { low: number; high: number; unbounded?: boolean }): string {
+  return decimals(inUnit(value), !now.unbounded && inUnit(now.high - now.low) < 4 ? 1 : 0);
 }
 
-/** "19–27". */
-export const interval = (now: Shown) => `${speed(now.low, now)}–${speed(now.high, now)}`;
+/** "19–27", or "–" where there is none. */
+export const interval = (now: Shown) => (now.unbounded ? '–' : `${speed(now.low, now)}–${speed(now.high, now)}`);
 
 /** "23 km/h, 95 % interval 19–27, noise from privacy". */
 export const sentence = (now: Shown) =>
-  now.outside
-    ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
-    : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
+  now.unbounded
+    ? say('reading.unbounded', { value: speed(now.value, now), unit: unit() })
+    : now.outside
+      ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
+      : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
 /** How far the value is from another in km/h, and the 95 % error of that by noise. Both are as released. */
 export function difference(now: Shown, other: Reference): { value: number; error: number } {

@@ -15,7 +15,7 @@ const number = (count: Reading['hexagon']['users']) => (isNoisy(count) ? count.v
 
 const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | string> = {
   value: ({ now }) => now?.value ?? -1,
-  interval: ({ now }) => (now ? now.high - now.low : Infinity),
+  interval: ({ now }) => (now && !now.unbounded ? now.high - now.low : Infinity),
   then: ({ then }) => (then && typeof then !== 'string' ? then.value : -1),
   against: ({ verdict }) => (verdict ? (verdict.clear ? verdict.now.value / verdict.reference.value : 1) : Infinity),
   events: ({ hexagon }) => number(countOf(hexagon)),

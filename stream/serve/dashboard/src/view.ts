@@ -160,9 +160,13 @@ export class View {
     return this.windows.findIndex((window) => window.window.start === this.window?.window.start);
   }
 
+  /** Whether the statistic was released, or is modelled by others that were. */
   available(statistic: Statistic): boolean {
-    return this.window?.marker?.statistics.includes(STATISTICS[statistic]) ?? false;
+    return this.window?.marker?.statistics.includes(STATISTICS[statistic]) || this.isModelled(statistic);
   }
+
+  private isModelled = (statistic: Statistic) =>
+    this.window?.hexagons.some((hexagon) => hexagon.post_processed?.[STATISTICS[statistic]]) ?? false;
 
   statistics(): Statistic[] {
     return (Object.keys(STATISTICS) as Statistic[]).filter((statistic) => this.available(statistic));
@@ -170,13 +174,24 @@ export class View {
 
   /** Whether the window holds modelled values of the statistic. */
   get modelled(): boolean {
+    return this.isModelled(this.statistic);
+  }
+
+  /** Whether the window holds modelled values of the statistic, and none as released. */
+  get modelledAlone(): boolean {
+    return this.modelled && !this.window!.hexagons.some((hexagon) => hexagon[STATISTICS[this.statistic]]);
+  }
+
+  /** Whether what is shown has no intervals. */
+  get unbounded(): boolean {
     const name = STATISTICS[this.statistic];
-    return this.window?.hexagons.some((hexagon) => hexagon.post_processed?.[name]) ?? false;
+    return this.shownKind === 'modelled' && this.window!.hexagons.some(({ post_processed }) => post_processed?.[name] && !post_processed[name].interval);
   }
 
   /** What numbers are shown of the chosen kind. */
   get shownKind(): Kind {
-    return this.modelled ? this.kind : 'raw';
+    if (!this.modelled) return 'raw';
+    return this.modelledAlone ? 'modelled' : this.kind;
   }
 
   /** Mechanisms of the window's spatial histograms. */
@@ -185,7 +200,12 @@ export class View {
   }
 
   get comparable(): boolean {
-    return this.earlierWindows >= 3 && this.statistic !== 'spread';
+    return this.earlierWindows >= 3 && this.besideOtherDays;
+  }
+
+  /** Released values alone are compared with other days. */
+  get besideOtherDays(): boolean {
+    return !this.modelledAlone && this.statistic !== 'spread';
   }
 
   /** A timetable has means only. */
@@ -194,7 +214,7 @@ export class View {
   }
 
   get scheme(): Scheme {
-    if (this.chosenScheme === 'day' && this.statistic !== 'spread' && this.otherDay) return 'day';
+    if (this.chosenScheme === 'day' && this.besideOtherDays && this.otherDay) return 'day';
     if (this.chosenScheme === 'scheduled' && this.schedulable && this.scheduled) return 'scheduled';
     return this.comparable && this.chosenScheme !== 'absolute' ? 'usual' : 'absolute';
   }
@@ -212,7 +232,7 @@ export class View {
   }
 
   private compare(hexagon: Hexagon): Omit<Reading, 'verdict'> {
-    const now = shown(hexagon, this.statistic, this.kind);
+    const now = shown(hexagon, this.statistic, this.shownKind);
     const released = shown(hexagon, this.statistic, 'raw');
     const usual = usualOf(this.usual.get(hexagon.cell), this.statistic);
     const then = released && this.scheme === 'day' ? this.then(hexagon) : null;

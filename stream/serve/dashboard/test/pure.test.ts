@@ -11,7 +11,7 @@ import { Names } from '../src/names';
 import { MAP_COLOURS, WITHIN_NOISE, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
-import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, usualOf, type Reference, type Shown } from '../src/statistics';
+import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, interval, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, usualOf, type Reference, type Shown } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
 import { choose } from '../src/units';
 import type { Estimate, Hexagon, Usual, WindowCells } from '../src/types';
@@ -43,6 +43,27 @@ test('spread is the root of the variance, interval and all', () => {
 test('a suppressed cell and a missing statistic show nothing', () => {
   assert.equal(shown(hexagon({ status: 'suppressed' }), 'mean', 'raw'), null);
   assert.equal(shown(hexagon(), 'p85', 'raw'), null);
+});
+
+test('a percentile that is modelled alone is shown without an interval, whatever kind was chosen, and compared with nothing', () => {
+  const post_processed = { p50: { method: 'clipped-normal', value: 21.4, unit: 'km/h' } };
+  const alone = hexagon({ post_processed });
+  const now = shown(alone, 'p50', 'modelled')!;
+  assert.equal(sentence(now), '21 km/h; no interval is given for a modelled percentile');
+  assert.equal(interval(now), '–');
+  assert.equal(classify(now, RELATIVE_BREAKS, 20).spans, 5);
+  assert.equal(shown(alone, 'p50', 'raw'), null);
+  assert.equal(shown(hexagon({ post_processed, p50: estimate(30, 20, 40) }), 'p50', 'modelled')!.low, 21.4, 'not the interval of the released one');
+  const view = new View();
+  view.statistic = 'p50';
+  view.kind = 'raw';
+  view.setWindow({ hexagons: [alone], window: WINDOW, marker: { statistics: ['mean', 'variance'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells, {
+    earlier_windows: 9, days: 'any', cells: [],
+  } as unknown as Usual);
+  assert.deepEqual(view.statistics(), ['mean', 'p50', 'spread']);
+  assert.deepEqual([view.statistic, view.shownKind, view.comparable, view.scheme], ['p50', 'modelled', false, 'absolute']);
+  assert.equal(view.read(alone).now!.value, 21.4);
+  assert.equal(view.read(alone).verdict, null);
 });
 
 test('a value that noise carried out of range with its interval touches every class', () => {

@@ -1,0 +1,42 @@
+"""p15, p50 and p85 of each cell as a model reads them from its published mean and variance, where none are drawn. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpcore.modelled_percentiles import percentiles, shrunken_variances
+from stream.config.speed import CLIPPED_NORMAL
+from stream.statistics.plan import PERCENTS, Derived
+from stream.statistics.smoothing_state import SMOOTHED
+
+
+def modelled_percentiles(
+    bodies: Sequence[dict[str, Any]], means: Mapping[str, Derived], upper: float
+) -> dict[str, Derived]:
+    """The modelled percentiles of the ``bodies`` of a window, (C,) each, by name; 0 for bodies without a release.
+
+    They depend on variances and means as published, and on what ``means``, which earlier bodies may have a part in, made of
+    the latter: the smoothed mean counts, else the shrunk one, else the released one. ``upper``: U in km/h. They have no
+    interval, because no release says how far speeds are from the model's law.
+    """
+    places = np.array([g for g, body in enumerate(bodies) if "variance" in body], dtype=np.int64)
+    released = [bodies[g] for g in places]
+    leading = means.get(SMOOTHED) or means.get("mean")
+    mean = np.array([body["mean"]["value"] for body in released]) if leading is None else leading.value[places]
+    variances = np.array([body["variance"]["raw"] for body in released], dtype=np.float64)
+    deviations = np.array([_noise_deviation(body) for body in released], dtype=np.float64)
+    table = np.zeros((len(PERCENTS), len(bodies)))
+    table[:, places] = percentiles(
+        mean, shrunken_variances(variances, deviations), upper=upper, percents=tuple(PERCENTS.values())
+    )
+    return {name: Derived(CLIPPED_NORMAL, column) for name, column in zip(PERCENTS, table, strict=True)}
+
+
+def _noise_deviation(body: dict[str, Any]) -> float:
+    """Standard deviation of the noise in the variance of this ``body``."""
+    normal = body.get("accounting") == "zcdp"
+    return float(body["variance"]["scale"]) * (1.0 if normal else math.sqrt(2.0))
