@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import signal
 import subprocess
@@ -42,8 +41,8 @@ from tests.support.feeding import until
 BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
 SLOT_SECONDS, MARGIN, DELAY = 3, 10.0, 0.0
 COST, LATER = 2.9, 5
-"""Seconds by which the draw of one window is longer than that of another, which is so many windows later: until then a busy
-machine has closed what waited."""
+"""Seconds by which the draw of one window is longer than those of so many later ones: until the last of them, a busy machine
+has closed what waited."""
 TOLERANCE = 2.0
 """Seconds after its instant in which a message has to arrive, on a machine that does other things beside."""
 
@@ -143,7 +142,7 @@ def costly_in(first: int) -> Callable[..., Any]:
 async def offsets_after_the_end(
     config: Config, redis: Redis, kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[float, float]]:
-    """Seconds from the end of each of two windows to the arrival of its first and last message. The earlier one is costly."""
+    """Seconds from the end of each window to the arrival of its first and last message. The first one is costly."""
     await create_topics(config)
     await Ledger(redis, config.feed.name).start_generation(birth=0)
     rows, arrivals = RowStore(redis, config.feed.name), Arrivals(config.feed.name)
@@ -160,7 +159,7 @@ async def offsets_after_the_end(
         worker = Worker(config)
         worker.ready.set()
         services = [Closing(worker), Publishing(worker)]
-        slots = [first, first + LATER * SLOT_SECONDS]
+        slots = range(first, first + (LATER + 1) * SLOT_SECONDS, SLOT_SECONDS)
 
         async def there() -> bool:
             return all(text(slot) in arrivals.markers for slot in slots)
@@ -206,20 +205,21 @@ async def test_windows_of_very_different_cost_are_published_at_the_same_offset_f
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
-    offsets = await offsets_after_the_end(config, redis, kafka, monkeypatch)
-    assert all(map(at_an_instant, itertools.chain(*offsets))), offsets
+    costly, *_, cheap = await offsets_after_the_end(config, redis, kafka, monkeypatch)
+    assert all(map(at_an_instant, [*costly, *cheap])), (costly, cheap)
 
 
 async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted bug."""
+    """The planted bug. On a busy machine a cheap window may be late, too, but not each of them."""
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
     monkeypatch.setattr(Config, "publication", None)
-    (costly, _), (cheap, _) = await offsets_after_the_end(config, redis, kafka, monkeypatch)
-    assert costly - cheap > COST / 2
+    offsets = await offsets_after_the_end(config, redis, kafka, monkeypatch)
+    costly, *cheap = [first for first, _ in offsets]
+    assert costly - min(cheap) > COST / 2
     assert not at_an_instant(costly)
-    assert not at_an_instant(cheap)
+    assert not at_an_instant(min(cheap))
 
 
 async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_publishes_it_at_an_instant(
