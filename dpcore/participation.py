@@ -316,15 +316,13 @@ def weighed(kept: Contributions, weight: Weight) -> Iterator[Weighed]:
     The weights of a pair add up to :func:`pair_weights` exactly.
     """
     samples, start = kept.counts.samples, kept.pair_start
-    before, whole = (samples, samples) if weight == "sample" else _running(kept.counts, weight)
+    # A sample that has the weight 1 is a whole of its own.
+    before, whole = (0, np.ones_like(samples)) if weight == "sample" else _running(kept.counts, weight)
+    begin, whole = start[:-1] - before, np.maximum(whole, 1)
     for first, end in stretches(start):
         pair = np.repeat(np.arange(first, end), samples[first:end])
         values = kept.quanta[start[first] : start[end]].astype(np.int64)
-        if weight == "sample":
-            yield Weighed(pair, values, np.full(len(values), UNIT, dtype=np.int64))
-            continue
-        position = np.arange(start[first], start[end]) - (start[:-1] - before)[pair]
-        divisor = np.maximum(whole, 1)[pair]
+        position, divisor = np.arange(start[first], start[end]) - begin[pair], whole[pair]
         yield Weighed(pair, values, UNIT * (position + 1) // divisor - UNIT * position // divisor)
 
 
