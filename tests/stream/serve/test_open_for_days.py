@@ -215,6 +215,30 @@ async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists
             await expect(focused).to_be_focused()
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_enter_counts_that_is_pressed_before_the_search_knows_its_entries_unless_more_is_typed(
+    browser: Browser, tmp_path: Path, goes_on: bool
+) -> None:
+    config, loaded = city_config(tmp_path, **city_files(tmp_path)), asyncio.Event()
+
+    async def late(route: Route) -> None:
+        await loaded.wait()
+        await route.continue_()
+
+    async with page_of(browser, config, windows(config, [JAM])) as (page, _):
+        await page.route("**/api/v1/stops", late)
+        await page.locator("#search-button").click()
+        search = page.locator("#search-input")
+        await search.fill(BUSY)
+        await search.press("Enter")
+        if goes_on:
+            await search.press("Backspace")
+        await expect(page.locator("#search-results li")).to_have_count(0)
+        loaded.set()
+        await expect(page.locator("#search-body")).to_be_visible(visible=goes_on)
+        await expect(page.locator("#details")).to_be_visible(visible=not goes_on)
+
+
 async def test_the_focus_stays_in_the_table_where_its_pages_are_turned_and_other_windows_come(
     browser: Browser, tmp_path: Path
 ) -> None:

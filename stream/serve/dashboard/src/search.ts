@@ -83,7 +83,12 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
   const list = make('ul', { id: 'search-results', role: 'listbox', 'aria-label': say('search.results') });
   const status = make('p', { class: 'quiet', role: 'status' });
   byId('search-body').replaceChildren(input, list, status);
+  // Who types quickly may press Enter before there is anything to choose from: then it counts once there is.
+  let entered = false;
+  const wait = (event: KeyboardEvent) => (entered = event.key === 'Enter' && !event.isComposing);
+  input.addEventListener('keydown', wait);
   const entries = await collect(view);
+  input.removeEventListener('keydown', wait);
   let shown: Entry[] = [];
   let active = -1;
 
@@ -134,4 +139,5 @@ export async function setUpSearch(view: View, targets: Targets): Promise<void> {
     event.preventDefault();
   });
   update();
+  if (entered && shown[0]) go(shown[0]);
 }
