@@ -53,7 +53,7 @@ class City:
         return hourly(self.feed, folder, **self.settings)
 
 
-_PERCENTILES = ["mean", "variance", "p15", "p50", "p85"]
+PERCENTILES = ["mean", "variance", "p15", "p50", "p85"]
 _HISTOGRAM = {
     "histogram.mechanisms": ["auto"],
     "histogram.epsilon": 1.0,
@@ -64,13 +64,13 @@ CITIES = {
     "3.6 M rows": City(10_000, 36, 10),
     "14.4 M rows": City(40_000, 36, 10),
     "10 M rows of 1 M users": City(1_000_000, 5, 2),
-    "percentiles": City(10_000, 36, 10, settings={"speed.statistics": _PERCENTILES}),
+    "percentiles": City(10_000, 36, 10, settings={"speed.statistics": PERCENTILES}),
     "histogram": City(10_000, 36, 10, settings=_HISTOGRAM),
     "participation, share": City(10_000, 36, 10, feed="riders"),
     "participation, sample": City(
         10_000, 36, 10, feed="riders", settings={"participation.weight": "sample", "speed.clipping": "none"}
     ),
-    "participation, percentiles": City(10_000, 36, 10, feed="riders", settings={"speed.statistics": _PERCENTILES}),
+    "participation, percentiles": City(10_000, 36, 10, feed="riders", settings={"speed.statistics": PERCENTILES}),
 }
 QUICK = {"values": City(200, 6, 2, cells=100), "participation": City(200, 6, 2, cells=100, feed="riders")}
 

@@ -1,12 +1,11 @@
 """How well percentiles are modelled by released moments under "participation", and any smooth model could. NOT PRIVATE.
 
-For p15, p50 and p85: the error of what is released for a share of ε; of what post-processing "clipped-normal" makes of released
-mean and variance, on which all of ε is spent; and of the best smooth model in hindsight that is fed by the same. Of p50 more is
-said of such models. One computes p50 of each cell from its mean, or from mean and variance. Here the model is the best one in hindsight: a
-combination of powers of these moments is fitted to the true medians of the same cells, by least absolute errors weighted by
-events. No model of this form that knows less does better on that day. It is fed exact moments, or released ones; or released ones
-and what a district around the cell shows in the same window: exact percentiles, mean and share of vehicles that stand, for which
-nothing is paid. Beside it stand the medians that are released today, for a third of ε each.
+For p15, p50 and p85: the error of what is released for a share of ε; of what post-processing "clipped-normal" makes of
+released mean and variance, on which all of ε is spent; and of the best smooth model in hindsight that is fed by the same: a
+combination of powers of these moments that is fitted to the true percentiles of the same cells, by least absolute errors
+weighted by events. No model of this form that knows less does better on that day. For p50 it is also fed exact moments, means
+alone, or released moments and what a district around the cell shows in the same window: exact percentiles, mean and share of
+vehicles that stand, for which nothing is paid.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 from redis.asyncio import Redis
 
 from bench.cities import bus_fleet
-from bench.city_windows import City, closed
+from bench.city_windows import PERCENTILES, City, closed
 from bench.closing import SLOT
 from bench.defaults import path_of
 from bench.hourly import hourly_config
@@ -55,11 +55,10 @@ FLEETS = {
     "1 000 vehicles, a fix a second": Sizes(1_000, 1.0, 60),
     "10 000 vehicles, a fix every ten seconds": Sizes(10_000, 10.0, 60),
 }
-_PERCENTILES = {"speed.statistics": ["mean", "variance", "p15", "p50", "p85"]}
 SAMPLED: dict[str, tuple[str, dict[str, Any]]] = {
-    "values, percentiles": ("bus-fleet", _PERCENTILES),
+    "values, percentiles": ("bus-fleet", {"speed.statistics": PERCENTILES}),
     "values, joint clipping": ("bus-fleet", {"speed.clipping": "joint"}),
-    "participation, share, percentiles": ("riders", _PERCENTILES | {"hexagons.resolution": 7}),
+    "participation, share, percentiles": ("riders", {"speed.statistics": PERCENTILES, "hexagons.resolution": 7}),
     "participation, sample": ("riders", {"participation.weight": "sample", "hexagons.resolution": 7}),
 }
 """Configurations that read single events, by shipped configuration and settings."""

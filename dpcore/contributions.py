@@ -99,11 +99,7 @@ class Contributions:
         if not len(cell) == len(user) == len(time) == n:
             raise ParameterError(f"columns of {len(cell)}, {len(user)}, {len(time)} and {n} rows; give equal lengths")
         check_values(n, upper)
-        (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
-        pair = of_cell.astype(np.int64)
-        pair *= len(users)
-        pair += of_user
-        del of_cell, of_user
+        cells, users, pair = numbered_pairs(cell, user)
         earliest, since = since_earliest(time)
         order, first, pair = ordered(pair, since, value)
         pair_start = np.append(first, n).astype(np.int64)
@@ -163,6 +159,15 @@ class Contributions:
             values = self.quanta[bounds[first] : bounds[end]].astype(np.int64)
             squares[first:end] = _segment_sums(values * values, bounds[first : end + 1] - bounds[first])
         return squares
+
+
+def numbered_pairs(cell: IdArray, user: IdArray) -> tuple[IdArray, IdArray, IntArray]:
+    """The distinct cells and L users, ascending, and the pair of each entry, (N,): cell · L + user, by their positions."""
+    (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
+    pair = of_cell.astype(np.int64)
+    pair *= len(users)
+    pair += of_user
+    return cells, users, pair
 
 
 def check_values(n: int, upper: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.contributions import Contributions, Counts, IdArray, IntArray, check_squares, check_values
+from dpcore.contributions import Contributions, Counts, IdArray, IntArray, check_squares, check_values, numbered_pairs
 from dpcore.errors import ParameterError
 from dpcore.event_order import indexed
 
@@ -38,8 +38,7 @@ class PairSums:
         if not len(cell) == len(user) == len(samples) == len(sums) == len(squares):
             raise ParameterError("columns of pairs have unequal lengths; give one entry of each for every pair")
         _check_sums(samples, sums, squares, upper)
-        (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
-        pair = of_cell.astype(np.int64) * max(len(users), 1) + of_user
+        cells, users, pair = numbered_pairs(cell, user)
         distinct, position = indexed(pair)
         totals = [np.zeros(len(distinct), dtype=np.int64) for _ in range(3)]
         for total, column in zip(totals, (samples, sums, squares), strict=True):

@@ -294,8 +294,6 @@ def pair_weights(counts: Counts, weight: Weight) -> IntArray:
 
     "sample": 1 for each of them. "user": 1. "share": parts of 1 as a user's samples of the window are divided.
     """
-    if weight == "sample":
-        return UNIT * counts.samples
     before, whole = _running(counts, weight)
     divisor = np.maximum(whole, 1)
     weights: IntArray = UNIT * (before + counts.samples) // divisor - UNIT * before // divisor
@@ -316,8 +314,7 @@ def weighed(kept: Contributions, weight: Weight) -> Iterator[Weighed]:
     The weights of a pair add up to :func:`pair_weights` exactly.
     """
     samples, start = kept.counts.samples, kept.pair_start
-    # A sample that has the weight 1 is a whole of its own.
-    before, whole = (0, np.ones_like(samples)) if weight == "sample" else _running(kept.counts, weight)
+    before, whole = _running(kept.counts, weight)
     begin, whole = start[:-1] - before, np.maximum(whole, 1)
     for first, end in stretches(start):
         pair = np.repeat(np.arange(first, end), samples[first:end])
@@ -329,10 +326,10 @@ def weighed(kept: Contributions, weight: Weight) -> Iterator[Weighed]:
 def _running(counts: Counts, weight: Weight) -> tuple[IntArray, IntArray]:
     """Samples of a whole that come before each pair, and samples of that whole; shape (P,) each.
 
-    The whole is the pair under "user", all of its user's pairs under "share".
+    The whole is each sample by itself under "sample", the pair under "user", all of its user's pairs under "share".
     """
-    if weight == "user":
-        return np.zeros(len(counts.samples), dtype=np.int64), counts.samples
+    if weight != "share":
+        return np.zeros_like(counts.samples), np.ones_like(counts.samples) if weight == "sample" else counts.samples
     order = np.argsort(counts.pair_user, kind="stable")
     running = np.cumsum(counts.samples[order]) - counts.samples[order]
     before = np.empty(len(counts.samples), dtype=np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from stream.config.speed import CLIPPED_NORMAL
+from stream.statistics.observed_means import noise_variance
 from stream.statistics.plan import PERCENTS, Derived
 from stream.statistics.smoothing_state import SMOOTHED
 
@@ -28,15 +28,9 @@ def modelled_percentiles(
     leading = means.get(SMOOTHED) or means.get("mean")
     mean = np.array([body["mean"]["value"] for body in released]) if leading is None else leading.value[places]
     variances = np.array([body["variance"]["raw"] for body in released], dtype=np.float64)
-    deviations = np.array([_noise_deviation(body) for body in released], dtype=np.float64)
+    deviations = np.sqrt(np.array([noise_variance(body["variance"], body) for body in released], dtype=np.float64))
     table = np.zeros((len(PERCENTS), len(bodies)))
     table[:, places] = percentiles(
         mean, shrunken_variances(variances, deviations), upper=upper, percents=tuple(PERCENTS.values())
     )
     return {name: Derived(CLIPPED_NORMAL, column) for name, column in zip(PERCENTS, table, strict=True)}
-
-
-def _noise_deviation(body: dict[str, Any]) -> float:
-    """Standard deviation of the noise in the variance of this ``body``."""
-    normal = body.get("accounting") == "zcdp"
-    return float(body["variance"]["scale"]) * (1.0 if normal else math.sqrt(2.0))

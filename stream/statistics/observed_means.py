@@ -147,10 +147,15 @@ def _counted(bodies: Sequence[dict[str, Any]], numbers: int) -> NoisyCounts:
     return NoisyCounts(counts, _noise_variance(counted[0], bodies[0]), np.inf if normal else numbers)
 
 
-def _noise_variance(count: dict[str, Any], body: dict[str, Any]) -> float:
-    """Variance of the noise of a ``count`` in the window of this ``body``."""
+def noise_variance(estimate: dict[str, Any], body: dict[str, Any]) -> float:
+    """Variance of the noise of a released ``estimate`` in the window of this ``body``."""
     normal = body.get("accounting") == "zcdp"
-    return max(float(count["scale"]) ** 2 * (1 if normal else 2), _LEAST_VARIANCE)
+    return float(estimate["scale"]) ** 2 * (1 if normal else 2)
+
+
+def _noise_variance(count: dict[str, Any], body: dict[str, Any]) -> float:
+    """The same of a ``count``, above 0."""
+    return max(noise_variance(count, body), _LEAST_VARIANCE)
 
 
 def _ranges(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[FloatArray, FloatArray]:

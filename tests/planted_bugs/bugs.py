@@ -252,8 +252,8 @@ PLAN = (
     Bug(
         "participation: under 'share' every cell has the user's whole weight",
         "dpcore/participation.py",
-        '    if weight == "user":\n        return np.zeros(len(counts.samples)',
-        '    if weight != "sample":\n        return np.zeros(len(counts.samples)',
+        '    if weight != "share":\n        return np.zeros_like',
+        "    if weight:\n        return np.zeros_like",
         _THERE,
         f"{_EXACT} and 0-pure-share",
     ),
@@ -858,9 +858,9 @@ MODELLED = (
     ),
     Bug(
         "modelled percentiles: a Laplace scale is taken for a standard deviation",
-        "stream/statistics/modelled_percentiles.py",
-        "(1.0 if normal else math.sqrt(2.0))",
-        "1.0",
+        "stream/statistics/observed_means.py",
+        "(1 if normal else 2)",
+        "1",
         "tests/stream/statistics/test_modelled_percentiles.py",
         "the_law_that_its_message_names",
     ),

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.event_order import indexed, ordered, since_earliest
+from dpcore.event_order import first_of_equal, indexed, ordered, since_earliest
 from dpcore.spatial import Domain
 from stream.config import Config
 from stream.config.section import BoundingBox
@@ -41,7 +41,7 @@ class Fixes:
 
     @cached_property
     def _starts(self) -> IntArray:
-        return np.flatnonzero(~same_as_before(self.user))
+        return first_of_equal(self.user)
 
     @property
     def users(self) -> IdArray:
