@@ -47,7 +47,7 @@ class Service:
         self.view = View(config.public.max_windows)
         self.answers = Answers()
         self._source = source
-        self.intake = Intake(self.view, self.metrics, self._announce)
+        self.intake = Intake(self.view, self.metrics, config.feed.name, self._announce)
         ready, rules = self.intake.caught_up, len(config.public.alerts)
         self.broadcast = Broadcast(self.view, self.metrics, ready, config.public.max_streams, rules)
         self.usual = Usual()

@@ -25,7 +25,9 @@ class PublicMetrics:
         )
         self.duplicate = Counter("hexveil_public_messages_duplicate", "Messages that had arrived before.", registry=r)
         self.last_window_seconds = Gauge(
-            "hexveil_public_last_window_seconds", "End of the newest complete window, unix time.", registry=r
+            "hexveil_public_last_window_seconds",
+            "End of the newest complete window of the configured feed, unix time.",
+            registry=r,
         )
         self.sse_clients = Gauge("hexveil_public_sse_clients", "Event streams that are open.", registry=r)
         self.sse_dropped = Counter(

@@ -36,9 +36,12 @@ class Intake:
     event loop alone.
     """
 
-    def __init__(self, view: View, metrics: PublicMetrics, announce: Callable[[WindowView], None]) -> None:
+    def __init__(self, view: View, metrics: PublicMetrics, feed: str, announce: Callable[[WindowView], None]) -> None:
+        """``feed``: the one whose newest window the metrics state; windows of others may be in the same topics."""
         self.view = view
         self._metrics = metrics
+        self._feed = feed
+        self._newest_end = 0.0
         self._announce = announce
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self.caught_up = asyncio.Event()
@@ -76,7 +79,9 @@ class Intake:
     def _complete(self, window: WindowView, cells: list[bytes]) -> None:
         self.view.finish(window, cells)
         self._metrics.windows.inc()
-        self._metrics.last_window_seconds.set(datetime.fromisoformat(window.end).timestamp())
+        if window.feed == self._feed:
+            self._newest_end = max(self._newest_end, datetime.fromisoformat(window.end).timestamp())
+            self._metrics.last_window_seconds.set(self._newest_end)
         if self.caught_up.is_set():
             self._announce(window)
 

@@ -20,7 +20,7 @@ def outcomes(view: View, messages: Sequence[Arrival]) -> list[Outcome]:
     """What became of each message that the service's intake put into ``view``."""
 
     async def take() -> list[Outcome]:
-        intake = Intake(view, PublicMetrics(), lambda window: None)
+        intake = Intake(view, PublicMetrics(), "bus", lambda window: None)
         try:
             return await intake.take(messages)
         finally:

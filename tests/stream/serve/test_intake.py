@@ -21,6 +21,7 @@ from stream.serve.reading.intake import PIECE_BYTES, Argument, Arrival, Intake, 
 from stream.serve.received import MAX_ID_BYTES, MAX_LISTED_BYTES, Received, received
 from stream.serve.window_store import View, WindowView
 from stream.windows import Window
+from tests.stream.serve.city import city_config, window
 from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.serving import released
 from tests.stream.serve.taking import arrivals, outcomes
@@ -92,7 +93,7 @@ async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size
     messages = large_window(tmp_path, "bus", cells=2_000, histograms=3)
     arrivals = [Arrival(message.topic, message.ce_id, message.value, 1) for message in messages]
     announced: list[WindowView] = []
-    intake = Intake(View(), PublicMetrics(), announced.append)
+    intake = Intake(View(), PublicMetrics(), "bus", announced.append)
     intake.caught_up.set()
     await intake.take(arrivals)
     intake.close()
@@ -105,7 +106,7 @@ async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size
 async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path: Path) -> None:
     arrivals = [Arrival(message.topic, message.ce_id, message.value, 1) for message in released(tmp_path)]
     announced: list[WindowView] = []
-    intake = Intake(View(), PublicMetrics(), announced.append)
+    intake = Intake(View(), PublicMetrics(), "bus", announced.append)
     intake.caught_up.set()
     end = threading.Event()
     asked = [asyncio.create_task(asyncio.to_thread(end.wait)) for _ in range(200)]
@@ -118,6 +119,20 @@ async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path: Path
         end.set()
         await asyncio.gather(*asked)
         intake.close()
+
+
+async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_windows_arrive(tmp_path: Path) -> None:
+    metrics = PublicMetrics()
+    intake = Intake(View(), metrics, "bus", lambda window: None)
+    ends = []
+    try:
+        for feed, hour in (("bus", 1), ("bus", 0), ("tram", 3), ("bus", 2)):
+            messages = window(city_config(tmp_path, **{"feed.name": feed}), hour)
+            assert (await intake.take(arrivals(messages, 1)))[-1] == "completed"
+            ends.append(metrics.registry.get_sample_value("hexveil_public_last_window_seconds"))
+    finally:
+        intake.close()
+    assert ends == [SLOT + hours * 3600 for hours in (2, 2, 2, 3)]
 
 
 def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(
