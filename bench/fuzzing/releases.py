@@ -114,7 +114,7 @@ class IntakeOfMessages(LoopTarget):
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Three hundred messages of one window into a store of their own."""
-        intake = Intake(View(_MOST_WINDOWS), PublicMetrics(), lambda window: None)
+        intake = Intake(View(_MOST_WINDOWS), PublicMetrics(), "bus", lambda window: None)
         mutator = Mutator(
             rng, ("cell", "mean", "post_processed", "interval", "structure", "counts", "events", "excludes")
         )
@@ -277,7 +277,7 @@ class Files(FolderTarget):
         self._file.write_bytes(b"".join(line + b"\n" for line, _ in lines))
         with suppress(ReleaseSourceError):
             feed_in(self._file)
-        intake = Intake(View(_MOST_WINDOWS), PublicMetrics(), lambda window: None)
+        intake = Intake(View(_MOST_WINDOWS), PublicMetrics(), "bus", lambda window: None)
         reading = asyncio.create_task(FileSource(self._file).run(intake))
         caught_up = asyncio.create_task(intake.caught_up.wait())
         try:
