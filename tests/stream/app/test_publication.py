@@ -105,8 +105,10 @@ async def beside(*tasks: Any) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(task) for task in tasks]
         yield
-        for task in running:
-            task.cancel()
+        while not all(task.done() for task in running):
+            for task in running:
+                task.cancel()  # again, because the client of Redis may lose a cancellation
+            await asyncio.wait(running, timeout=1.0)
 
 
 async def read_on(rows: RowStore) -> None:
