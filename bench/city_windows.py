@@ -3,8 +3,7 @@
 Each window is closed in a process of its own, which reports its processor seconds by step and the most memory that it held
 until the end of each. A worker keeps its closing process for all windows, so importing scipy is a figure of its own. Redis
 reports the processor seconds and the longest command of the same time: while a command runs, nothing else is served. Its
-length is by the clock, so it includes the times in which Redis waits for a processor, of this machine or of its host. The
-longest by Redis's own processor time is beside it; that of commands sent together is of all of them.
+length is by the clock, so on a busy machine it includes waiting for a processor.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from redis.asyncio import Redis
-from redis.asyncio.connection import UnixDomainSocketConnection
 
 from bench.closing import BOX, SLOT, hourly, window_rows
 from bench.progress import shown
@@ -105,29 +103,6 @@ def import_scipy() -> float:
     return time.process_time() - start
 
 
-class _Timed(UnixDomainSocketConnection):  # type: ignore[misc]
-    """Reads the processor time of Redis's main thread before it sends, and after each answer; Linux only."""
-
-    process: ClassVar[int]
-    longest: ClassVar[float] = 0.0
-    """Most milliseconds from sending to an answer. Others may have been served in between, so no command took longer."""
-    _before = 0
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        self._before = self._used()
-        await super().send_packed_command(command, check_health)
-
-    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        answer = await super().read_response(*args, **kwargs)
-        _Timed.longest = max(_Timed.longest, (self._used() - self._before) / 1e6)
-        return answer
-
-    def _used(self) -> int:
-        """Nanoseconds."""
-        thread = Path(f"/proc/{self.process}/task/{self.process}/schedstat")
-        return int(thread.read_text(encoding="ascii").split()[0])
-
-
 async def commit(config: Config, url: str) -> tuple[dict[str, float], dict[str, float]]:
     """Commit the window; CPU seconds of each step, and the most memory until its end in MB."""
     seconds: dict[str, float] = {}
@@ -140,9 +115,6 @@ async def commit(config: Config, url: str) -> tuple[dict[str, float], dict[str, 
         peaks[step] = peak_megabytes()
 
     async with Redis.from_url(url) as redis:
-        _Timed.process = (await redis.info("server"))["process_id"]
-    async with Redis.from_url(url) as redis:
-        redis.connection_pool.connection_class = _Timed
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation(birth=0)
         protocol = ReleaseProtocol.connect(
@@ -208,8 +180,7 @@ def _close_here(url: str, folder: str, city: str) -> None:
     config, imports = City(**json.loads(city)).config(Path(folder)), import_scipy()
     seconds, peaks = asyncio.run(commit(config, url))
     memory = {"peak_mb": peak_megabytes(), "peaks_mb": peaks}
-    processor = {"redis_longest_processor_ms": _Timed.longest}
-    print(json.dumps({"imports": imports, "close": sum(seconds.values())} | seconds | memory | processor))
+    print(json.dumps({"imports": imports, "close": sum(seconds.values())} | seconds | memory))
 
 
 if __name__ == "__main__":
