@@ -14,7 +14,7 @@ Source: [H], corrected as in docs/errata.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from dpcore.spatial.partition import (
     image_of,
 )
 from dpcore.spatial.posterior import Goal, require_goal, sparse_reading
+from dpcore.spatial.queries import sum_along_both
 from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of
 
 QUANTUM = 256
@@ -316,15 +317,15 @@ class _Side:
 
 @dataclass(frozen=True)
 class RankTables:
-    """Number of ``cells`` of rank <= j before the i-th candidate of each box, and the ``points`` in them; both flat: box, i,
-    rank.
+    """Number of ``cells`` of rank <= j before the i-th candidate of each box, and the ``points`` in them; both flat: rank, box,
+    i, summed over all boxes before.
 
-    ``lines`` (P,) rows per box, one per candidate and one for the whole box; ``start`` (P,) and ``width`` (P,): where the
-    table of a box begins and how many ranks a row of it holds.
+    ``lines`` (P,) per box, one per candidate and one for the whole box; ``start`` (P,): where the lowest rank of a box begins,
+    behind an entry of what lies before it; ``step`` (P,): entries from one rank to the next.
     """
 
     start: IntArray
-    width: IntArray
+    step: IntArray
     lines: IntArray
     cells: IntArray
     points: IntArray
@@ -333,73 +334,91 @@ class RankTables:
     def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> RankTables:
         """Tables of ``ranks`` (P,) ranks per box.
 
-        Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed.
+        Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed; where
+        all tables together are small beside the grid, they have the largest width.
         """
         lines = np.diff(candidates.offsets) + 1
         width = 1 << np.ceil(np.log2(np.maximum(ranks, 1))).astype(np.int64)
-        order = np.argsort(width, kind="stable")
-        size = lines * width
-        start = np.empty(len(boxes), dtype=np.int64)
-        start[order] = np.cumsum(size[order]) - size[order]
-        cells = np.bincount(_entries(ranked, boxes, candidates, start, width), minlength=int(size.sum()))
-        points = np.empty_like(cells)
+        if lines.sum() * width.max() <= ranked.rank.size:
+            width[:] = width.max()
+        order, size = np.argsort(width, kind="stable"), lines * (width + 1)
+        first, start, step = np.empty((3, len(boxes)), dtype=np.int64)
+        first[order] = np.cumsum(size[order]) - size[order]
+        counted = np.bincount(_entries(ranked, boxes, candidates, first, width), minlength=int(size.sum()))
+        sums, begin = np.zeros((2, int((lines * width).sum() + np.unique(width).sum())), dtype=np.int64), 0
         for each in np.unique(width):
             same = order[width[order] == each]
-            here = slice(start[same[0]], start[same[0]] + size[same].sum())
-            matrix = cells[here].reshape(-1, each)
-            values = np.zeros(each, dtype=np.int64)
-            values[: min(each, len(ranked.distinct))] = ranked.distinct[:each]
-            top = (start[same] - start[same[0]]) // each
-            points[here] = _summed(matrix * values, top, lines[same]).ravel()
-            cells[here] = _summed(matrix, top, lines[same]).ravel()
-        return cls(start, width, lines, cells, points)
+            ends = np.cumsum(lines[same])
+            start[same], step[same] = begin + 1 + ends - lines[same], 1 + ends[-1]
+            here = counted[first[same[0]] :][: ends[-1] * (each + 1)].reshape(-1, each + 1)
+            end = begin + each * (1 + ends[-1])
+            _sum_up(here[:, :each].T, ranked.distinct, sums[:, begin:end].reshape(2, each, -1))
+            begin = end
+        return cls(start, step, lines, *sums)
 
     def upto(self, box: IntArray, line: IntArray, ranks: IntArray) -> tuple[IntArray, IntArray]:
         """(Cells, their counts) among the ``ranks`` lowest in lines 0 … ``line`` of each ``box``; (0, 0) for no ranks."""
-        entry = self.start[box] + line * self.width[box] + np.maximum(ranks, 1) - 1
-        return np.where(ranks > 0, self.cells[entry], 0), np.where(ranks > 0, self.points[entry], 0)
+        before = self.start[box] - 1 + (np.maximum(ranks, 1) - 1) * self.step[box]
+        entry = before + 1 + line
+        cells, points = (table[entry] - table[before] for table in (self.cells, self.points))
+        return np.where(ranks > 0, cells, 0), np.where(ranks > 0, points, 0)
 
 
 def _entries(
-    ranked: RankedCells, boxes: IntArray, candidates: Candidates, start: IntArray, width: IntArray
-) -> IntArray:
-    """Entry of the flat table in which each cell is counted; cells outside every box, or of a rank beyond the ``width`` of
-    their box's table, are left out.
+    ranked: RankedCells, boxes: IntArray, candidates: Candidates, first: IntArray, width: IntArray
+) -> npt.NDArray[np.integer[Any]]:
+    """Entry in which each cell is counted, (cells,): box, line, rank, from ``first`` of its box on; ranks beyond the ``width`` of a
+    box share one more entry. Those of cells outside every box lie behind all others.
     """
-    (rows, columns), axis = ranked.rank.shape, candidates.axis
+    shape, axis = ranked.rank.shape, candidates.axis
     low, high = np.where(axis == 0, boxes[:, :2].T, boxes[:, 2:].T)
-    # The entry of the lowest rank of every line of every box. Lines before the first candidate share its row, lines
-    # behind the last candidate the last row.
-    ends = np.cumsum(high - low)
-    box = np.repeat(np.arange(len(boxes)), high - low)
-    row = np.arange(len(box)) - (ends - high + low + candidates.first - 1)[box]
-    lowest = start[box] + np.clip(row, 0, np.diff(candidates.offsets)[box]) * width[box]
-    # Cells outside every box belong to an owner of width 0, before all others; their lines lie behind those of the boxes.
-    owner = _owners((rows, columns), boxes)
-    line = np.append(len(box), ends - high).astype(np.int32)[owner]
-    along_rows = np.append(axis[0], axis)[owner] == 0 if np.ptp(axis) else axis[0] == 0
-    line += np.where(along_rows, np.arange(rows, dtype=np.int32)[:, None], np.arange(columns, dtype=np.int32))
-    entry = np.append(lowest, np.zeros(max(rows, columns), dtype=np.int64))[line] + ranked.rank
-    return np.asarray(entry[ranked.rank < np.append(0, width)[owner]], dtype=np.int64)
+    lowest, inside = _lowest(high - low, candidates, first, width), int((high - low).sum())
+    lowest = np.append(lowest, np.full(max(shape), ((np.diff(candidates.offsets) + 1) * (width + 1)).sum()))
+    # Half of the memory takes half of the time.
+    lowest = lowest.astype(np.int32 if lowest.max() + width.max() < 2**31 else np.int64)
+    # Cells outside every box are on lines behind those of the boxes.
+    line = _painted(shape, boxes, np.cumsum(high - low) - high - inside)
+    x, y = (np.arange(inside, inside + length, dtype=np.int32) for length in shape)
+    along = np.where(axis == 0, width, -width)
+    if np.ptp(along):
+        cut = _painted(shape, boxes, along)
+        line += np.where(cut > 0, x[:, None], y)
+    else:
+        cut = np.asarray(along[0], dtype=np.int32)
+        line += x[:, None] if cut > 0 else y
+    entry = np.take(lowest, line)
+    entry += np.minimum(ranked.rank, np.abs(cut))
+    return entry.ravel()
 
 
-def _owners(shape: tuple[int, int], boxes: IntArray) -> npt.NDArray[np.int32]:
-    """Box of every cell, from 1, and 0 for cells outside every box; boxes are disjoint."""
+def _lowest(lines: IntArray, candidates: Candidates, first: IntArray, width: IntArray) -> IntArray:
+    """Entry of the lowest rank of every one of the ``lines`` (P,) of cells of the boxes, one box after the other.
+
+    Lines before the first candidate share its row, lines behind the last candidate the last row.
+    """
+    box = np.repeat(np.arange(len(lines)), lines)
+    row = np.arange(len(box)) - (np.cumsum(lines) - lines + candidates.first - 1)[box]
+    return np.asarray(first[box] + np.clip(row, 0, np.diff(candidates.offsets)[box]) * (width + 1)[box])
+
+
+def _painted(shape: tuple[int, int], boxes: IntArray, values: IntArray) -> npt.NDArray[np.int32]:
+    """The value of the box of every cell, and 0 for cells outside every box; boxes are disjoint. ``values``: (P,)."""
     x0, x1, y0, y1 = boxes.T
     change = np.zeros((shape[0] + 1, shape[1] + 1), dtype=np.int32)
-    number = np.arange(1, len(boxes) + 1, dtype=np.int32)
     # No two disjoint boxes have the same corner of one kind, so each of these sums takes every entry once at most.
     for x, y, sign in ((x0, y0, 1), (x1, y1, 1), (x0, y1, -1), (x1, y0, -1)):
-        change[x, y] += sign * number
-    np.cumsum(change, axis=1, out=change)
-    # Row by row this is four times as fast as a sum along axis 0.
-    for row in range(1, shape[0]):
-        change[row] += change[row - 1]
+        change[x, y] += (sign * values).astype(np.int32)
+    sum_along_both(change)
     return change[:-1, :-1]
 
 
-def _summed(matrix: IntArray, top: IntArray, lines: IntArray) -> IntArray:
-    """Running sums along both axes of a stack of tables, each beginning at row ``top`` with ``lines`` rows."""
-    running = np.cumsum(np.cumsum(matrix, axis=1), axis=0)
-    before = np.where((top > 0)[:, None], running[np.maximum(top, 1) - 1], 0)
-    return np.asarray(running - np.repeat(before, lines, axis=0), dtype=np.int64)
+def _sum_up(counted: IntArray, distinct: IntArray, sums: IntArray) -> None:
+    """Fill ``sums`` (2, W, L + 1), which are 0, behind the first column: with running sums along both axes of the cells
+    ``counted`` (W, L) by rank and line, and of their counts.
+    """
+    cells, points = sums
+    np.cumsum(counted, axis=1, out=cells[:, 1:])
+    known = distinct[: len(counted), None]
+    np.multiply(cells[: len(known)], known, out=points[: len(known)])
+    for table in (cells, points):
+        np.cumsum(table, axis=0, out=table)

@@ -6,14 +6,19 @@ lie inside cells: a cell counts in proportion to the area covered.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+
+SHORT = 64
+"""Columns from which on rows are added up faster one by one than by a sum along the first axis."""
 
 
 class QueryError(ParameterError):
@@ -99,9 +104,19 @@ def _snap(column: FloatArray, cells: int) -> FloatArray:
 def integral_image(values: npt.NDArray[np.int64] | FloatArray) -> npt.NDArray[np.int64] | FloatArray:
     """Sums over [0, i) × [0, j), shape (rows+1, columns+1); integers stay integers."""
     image = np.zeros((values.shape[0] + 1, values.shape[1] + 1), dtype=values.dtype)
-    np.cumsum(values, axis=0, out=image[1:, 1:])
-    np.cumsum(image[1:, 1:], axis=1, out=image[1:, 1:])
+    image[1:, 1:] = values
+    sum_along_both(image[1:, 1:])
     return image
+
+
+def sum_along_both(table: npt.NDArray[Any]) -> None:
+    """Replace ``table`` (n, m) by its running sums along both axes."""
+    if table.shape[1] < SHORT:
+        np.cumsum(table, axis=0, out=table)
+    else:
+        for before, row in itertools.pairwise(table):
+            row += before
+    np.cumsum(table, axis=1, out=table)
 
 
 def answer(image: npt.NDArray[np.int64] | FloatArray, queries: Rectangles) -> FloatArray:
