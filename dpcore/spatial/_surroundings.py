@@ -41,6 +41,6 @@ class Surroundings:
         """Count of each box at the density of the ring around it, (P,). ``density``: (N,), of the tiles; ``own``: (P,), what
         the box itself adds to the points of ring and box together.
         """
-        image = integral_image(density[self.owner]).ravel()
+        image = integral_image(np.take(density, self.owner)).ravel()
         last, above, before, first = (image[corner] for corner in self.corners)
         return np.asarray(np.maximum(last - above - before + first - own, 0.0) / self.ring * self.area)

@@ -185,7 +185,12 @@ def _conform(tree: Tree, nodes: IntArray, estimates: Estimates, counts: FloatArr
     value, spread = estimates.mean[nodes], estimates.variance[nodes]
     for _ in range(CONFORMING_ROUNDS):
         gap = own - np.bincount(above, weights=value)
-        free = np.where((value <= 0) & (gap[above] < 0), 0.0, spread)
-        total = np.bincount(above, weights=free)
-        value = np.maximum(value + free * (gap / np.maximum(total, 1e-12))[above], 0.0)
-    counts[nodes] = np.where(own[above] > 0, value, 0.0)
+        stuck = np.take(gap < 0, above)
+        stuck &= value <= 0
+        move = np.where(stuck, 0.0, spread)
+        total = np.bincount(above, weights=move)
+        move *= np.take(gap / np.maximum(total, 1e-12), above)
+        value += move
+        np.maximum(value, 0.0, out=value)
+    value[np.take(own <= 0, above)] = 0.0
+    counts[nodes] = value
