@@ -80,9 +80,9 @@ class Nodes:
         """Positions of the nodes in like places: these learn one prior together."""
         place = np.digitize(np.log(np.maximum(self.expected, 1e-3)), PARENT_BINS) * (len(SURROUNDINGS_BINS) + 1)
         place += np.digitize(np.log(np.maximum(self.around, 1e-4)), SURROUNDINGS_BINS)
-        place = 2 * place + self.inner
-        order = np.argsort(place.astype(np.int16), kind="stable")
-        return np.split(order, np.flatnonzero(np.diff(place[order])) + 1)
+        place = (2 * place + self.inner).astype(np.int16)
+        sizes = np.bincount(place)
+        return np.split(np.argsort(place, kind="stable"), np.cumsum(sizes[sizes > 0])[:-1])
 
     def empty_before(self, group: IntArray) -> float:
         """Empty nodes that ``group`` is assumed to have had before."""
