@@ -341,19 +341,18 @@ class RankTables:
         width = 1 << np.ceil(np.log2(np.maximum(ranks, 1))).astype(np.int64)
         if lines.sum() * width.max() <= ranked.rank.size:
             width[:] = width.max()
-        order, size = np.argsort(width, kind="stable"), lines * (width + 1)
+        order, widths, size = np.argsort(width, kind="stable"), np.unique(width), lines * (width + 1)
         first, start, step = np.empty((3, len(boxes)), dtype=np.int64)
         first[order] = np.cumsum(size[order]) - size[order]
         counted = np.bincount(_entries(ranked, boxes, candidates, first, width), minlength=int(size.sum()))
-        sums, begin = np.zeros((2, int((lines * width).sum() + np.unique(width).sum())), dtype=np.int64), 0
-        for each in np.unique(width):
+        sums, begin = np.zeros((2, int((lines * width).sum() + widths.sum())), dtype=np.int64), 0
+        for each in widths:
             same = order[width[order] == each]
             ends = np.cumsum(lines[same])
             start[same], step[same] = begin + 1 + ends - lines[same], 1 + ends[-1]
             here = counted[first[same[0]] :][: ends[-1] * (each + 1)].reshape(-1, each + 1)
-            end = begin + each * (1 + ends[-1])
-            _sum_up(here[:, :each].T, ranked.distinct, sums[:, begin:end].reshape(2, each, -1))
-            begin = end
+            _sum_up(here[:, :each].T, ranked.distinct, sums[:, begin:][:, : each * step[same[0]]].reshape(2, each, -1))
+            begin += each * step[same[0]]
         return cls(start, step, lines, *sums)
 
     def upto(self, box: IntArray, line: IntArray, ranks: IntArray) -> tuple[IntArray, IntArray]:

@@ -41,7 +41,6 @@ class Intake:
         self.view = view
         self._metrics = metrics
         self._feed = feed
-        self._newest_end = 0.0
         self._announce = announce
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self.caught_up = asyncio.Event()
@@ -79,9 +78,9 @@ class Intake:
     def _complete(self, window: WindowView, cells: list[bytes]) -> None:
         self.view.finish(window, cells)
         self._metrics.windows.inc()
-        if window.feed == self._feed:
-            self._newest_end = max(self._newest_end, datetime.fromisoformat(window.end).timestamp())
-            self._metrics.last_window_seconds.set(self._newest_end)
+        if (span := self.view.span(self._feed)) is not None:
+            newest = self.view.windows[self._feed, span[1]]
+            self._metrics.last_window_seconds.set(datetime.fromisoformat(newest.end).timestamp())
         if self.caught_up.is_set():
             self._announce(window)
 
