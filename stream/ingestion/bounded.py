@@ -10,6 +10,7 @@ another version of aiokafka does not have these classes.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -207,7 +208,14 @@ class _Batch:
             self._skipped.append(skipped)
 
 
-_scratch = bytearray(MAX_BATCH_BYTES)
+class _Scratch(threading.local):
+    """Room to unpack one batch, of each thread its own: the codecs let other threads run while they unpack."""
+
+    def __init__(self) -> None:
+        self.room = bytearray(MAX_BATCH_BYTES)
+
+
+_scratch = _Scratch()
 
 
 def bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[bytes], bytes]:
@@ -217,11 +225,12 @@ def bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[byt
     """
 
     def decode(payload: bytes) -> bytes:
+        room = _scratch.room
         try:
-            size = decompress_into(payload, _scratch)
+            size = decompress_into(payload, room)
         except cramjam.DecompressionError as error:
             raise BatchTooLargeError(f"more than {MAX_BATCH_BYTES >> 20} MiB unpacked, or damaged: {error}") from None
-        return bytes(memoryview(_scratch)[:size])
+        return bytes(memoryview(room)[:size])
 
     return decode
 

@@ -38,6 +38,7 @@ SENSITIVE = re.compile(
     r"user|vehicle|trip|cell|hexagon|plate|device|budget|spent|charge|admitted|exhausted|late|reject"
 )
 """Words that no name of a public metric, and no label of any metric, may contain."""
+STRANGER = "written-by-a-stranger"
 
 
 def described(registry: CollectorRegistry) -> dict[str, set[str]]:
@@ -87,10 +88,10 @@ async def test_a_stranger_cannot_write_into_the_public_metrics(tmp_path: Path) -
     public = make_app(riders_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"}))
     templates = {operation.path for operation in public[SERVICE].operations}
     async with TestClient(TestServer(public)) as client:
-        for path in ("/user-2619", "/api/v1/cells/user-2619", "/api/v1/windows?feed=user-2619", "/metrics/user-2619"):
-            await client.get(path, headers={"User-Agent": "user-2619"})
+        for path in ("/{}", "/api/v1/cells/{}", "/api/v1/windows?feed={}", "/metrics/{}"):
+            await client.get(path.format(STRANGER), headers={"User-Agent": STRANGER})
         text = await (await client.get("/metrics")).text()
-    assert "2619" not in text
+    assert STRANGER not in text
     routes = set(re.findall(r'route="([^"]*)"', text))
     assert routes <= templates | {"unknown", "/healthz", "/readyz", "/metrics"}
     assert set(re.findall(r'(\w+)="', text)) == {"route", "code", "le"}

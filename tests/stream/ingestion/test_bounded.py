@@ -4,6 +4,7 @@ import gzip
 import json
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cramjam
 import pytest
@@ -50,6 +51,20 @@ def test_the_bound_is_exact_and_damaged_bytes_are_refused(codec):
 def test_snappy_without_frames_and_gzip_of_several_members_are_read():
     assert CODECS["snappy"][1](bytes(snappy_encode(b"abc" * 999, xerial_compatible=False))) == b"abc" * 999
     assert CODECS["gzip"][1](gzip.compress(b"a" * 999) + gzip.compress(b"b" * 99)) == b"a" * 999 + b"b" * 99
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_threads_that_unpack_at_the_same_time_each_get_their_own_bytes(codec):
+    """An embedding program may read topics in several threads, each with an event loop of its own."""
+    encode, decode = CODECS[codec]
+    payloads = [bytes([number]) * (100_000 + number) for number in range(4)]
+
+    def all_equal(payload: bytes) -> bool:
+        packed = encode(payload)
+        return all(decode(packed) == payload for _ in range(200))
+
+    with ThreadPoolExecutor(len(payloads)) as threads:
+        assert list(threads.map(all_equal, payloads)) == [True] * len(payloads)
 
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
