@@ -72,12 +72,15 @@ _FIRST = (
 
 @dataclass(frozen=True)
 class Sizes:
+    """``drags``: steps of 16 ms in which the map is dragged."""
+
     hexagons: int
     repeats: int
+    drags: int
 
 
-FULL = Sizes(hexagons=10_000, repeats=9)
-QUICK = Sizes(hexagons=500, repeats=1)
+FULL = Sizes(hexagons=10_000, repeats=9, drags=180)
+QUICK = Sizes(hexagons=500, repeats=1, drags=20)
 
 
 def config_of(bootstrap: str, folder: Path) -> Config:
@@ -205,15 +208,16 @@ async def open_pages(
     return pages[-1], milliseconds
 
 
-async def pan(page: Page, session: CDPSession) -> dict[str, float]:
-    """Frames per second, and milliseconds of processor time of each, while the map is dragged for some three seconds."""
+async def pan(page: Page, session: CDPSession, drags: int) -> dict[str, float]:
+    """Frames per second, and milliseconds of processor time of each, while the map is dragged in so many steps."""
     await page.mouse.move(640, 400)
     before = await processors(session)
     await page.mouse.down()
     await page.evaluate(_COUNT_FRAMES)
-    for step in range(180):
+    for step in range(drags):
         await page.mouse.move(640 + 200 * math.sin(step / 20), 400 + 120 * math.sin(step / 13))
         await page.wait_for_timeout(16)
+    await page.wait_for_function("window.frames_drawn > 0")
     count, per_second = await page.evaluate(_FRAMES)
     after = await processors(session)
     await page.mouse.up()
@@ -243,7 +247,7 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
             session = await browser.new_browser_cdp_session()
             page, first = await open_pages(browser, session, str(client.make_url("/")), sizes.repeats)
-            frames = await pan(page, session)
+            frames = await pan(page, session, sizes.drags)
             await page.evaluate(_LONG_TASKS)
             milliseconds = first | await measure(page, session, kafka.bootstrap, sizes)
             version = browser.version
