@@ -208,19 +208,19 @@ class ReleaseProtocol:
             memory = await self.store.memory()
             messages, after = self.statistics.compose(plan, drawn, memory, number)
             try:
-                answer = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
+                outcome = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
             except ChargesGoneError:
                 raise LedgerError(
                     f"the charges of window {utc_text(slot)} are gone from Redis, so its draw is discarded unseen, and the window is "
                     "charged and drawn again. Run Redis with an append-only file that is synced on every write"
                 ) from None
-            if answer.outcome is not Outcome.STATE_MOVED:
+            if outcome is not Outcome.STATE_MOVED:
                 break
-        if answer.outcome is Outcome.COMMITTED:
+        if outcome is Outcome.COMMITTED:
             self.ledger.committed += 1
         else:
             self.on_redraw()
-        if answer.outbox is None:
+        if outcome is Outcome.WINDOW_RELEASED:
             raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker")
         await self._done("commit")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from importlib import resources
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 from redis.asyncio import Redis
@@ -58,13 +58,6 @@ class Outcome(Enum):
     WINDOW_RELEASED = -1
     STATE_MOVED = 2
     """Another window took the number or changed the memory, so the bytes have to be made again."""
-
-
-class Commit(NamedTuple):
-    """The outcome, and the bytes in the outbox (None if there are none)."""
-
-    outcome: Outcome
-    outbox: bytes | None
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -164,7 +157,7 @@ class ReleaseStore:
 
     async def commit(
         self, slot: int, outbox: bytes, before: bytes, after: bytes, plan_digest: str, number: int
-    ) -> Commit:
+    ) -> Outcome:
         """Commit ``outbox`` as window ``number``, made with the memory ``before``; ``after`` is the new memory (empty: unchanged).
 
         Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid.
@@ -172,14 +165,11 @@ class ReleaseStore:
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence, named.commits]
         try:
-            answer = await self.commit_script(keys=keys, args=[slot, outbox, before, after, plan_digest, number])
+            return Outcome(await self.commit_script(keys=keys, args=[slot, outbox, before, after, plan_digest, number]))
         except ResponseError as error:
             if "CHARGES" in str(error):
                 raise ChargesGoneError(str(error)) from None
             raise
-        if not answer:
-            return Commit(Outcome.WINDOW_RELEASED, None)
-        return Commit(Outcome(answer[0]), answer[1] if len(answer) > 1 else None)
 
     async def forget(self, slot: int) -> None:
         """Delete what was needed to release the window, if its release is recorded."""

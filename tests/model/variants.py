@@ -53,7 +53,7 @@ _EARLY = f"""messages, _ = self.statistics.compose(
 {_INDENT}await self.publisher.publish(messages)
 {_INDENT}"""
 _LOOK, _CONFIRM = "await self.before_publishing()\n", "await self._confirm(messages)\n"
-_FIRST = "if first then\n  return {0, first}\nend\n"
+_FIRST = "if redis.call('EXISTS', KEYS[1]) == 1 then\n  return 0\nend\n"
 _NUMBER, _SPENT = (
     "redis.call('SET', KEYS[5], ARGV[6])",
     "spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)",

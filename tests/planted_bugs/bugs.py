@@ -564,7 +564,7 @@ COMMIT = (
     Bug(
         "commit: the last writer wins",
         "stream/storage/lua/commit.lua",
-        "if first then",
+        "if redis.call('EXISTS', KEYS[1]) == 1 then",
         "if false then",
         _LEDGER,
         "never_replaced",

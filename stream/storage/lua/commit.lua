@@ -6,24 +6,23 @@
 --       were drawn from, number that they carry
 -- Returns an error if that plan is not paid for, because Redis was replaced by one that does not know its charges.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not count twice.
--- Returns {1, these bytes} if they were committed; {0, the committed bytes} if others were first; {} if the window was
--- released already; and {2}, with nothing written, if another window was committed meanwhile: the caller makes new bytes.
+-- Returns 1 if these bytes were committed; 0 if others were first; -1 if the window was released already; and 2, with nothing
+-- written, if another window was committed meanwhile: the caller makes new bytes.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
-  return {}
+  return -1
 end
-local first = redis.call('GET', KEYS[1])
-if first then
-  return {0, first}
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  return 0
 end
 if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then
   return redis.error_reply('CHARGES of this window are gone')
 end
 if tonumber(redis.call('GET', KEYS[5]) or '0') + 1 ~= tonumber(ARGV[6]) then
-  return {2}
+  return 2
 end
 if ARGV[4] ~= '' then
   if (redis.call('GET', KEYS[3]) or '') ~= ARGV[3] then
-    return {2}
+    return 2
   end
   redis.call('SET', KEYS[3], ARGV[4])
 end
@@ -32,4 +31,4 @@ if KEYS[6] ~= KEYS[5] then
 end
 redis.call('SET', KEYS[5], ARGV[6])
 redis.call('SET', KEYS[1], ARGV[2])
-return {1, ARGV[2]}
+return 1
