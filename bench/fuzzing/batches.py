@@ -67,6 +67,8 @@ class Batches(Target):
         if len(batch) < _HEADER:
             return batch
         length = struct.pack(">i", len(batch) - 12)
+        if mutator.rng.random() < 0.1:
+            return batch[:8] + length + batch[12:]  # damaged in the log
         checksum = struct.pack(">I", calc_crc32c(batch[_CRC_OF:]))
         return batch[:8] + length + batch[12:_CRC_AT] + checksum + batch[_CRC_OF:]
 

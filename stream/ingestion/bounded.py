@@ -2,7 +2,8 @@
 
 Kafka limits the stored size of a batch, but 36 kB on disk may unpack into gigabytes. This consumer unpacks at most
 ``MAX_BATCH_BYTES`` of a batch. A batch that is larger or cannot be read is skipped and noted, and reading continues after it.
-Of a message it keeps only what the service needs, and of one above ``MAX_ARRAY_BYTES`` only the fact that it was too large.
+So is one that was damaged in the broker's log, which aiokafka would fetch again without end, and nothing else. Of a message
+it keeps only what the service needs, and of one above ``MAX_ARRAY_BYTES`` only the fact that it was too large.
 
 aiokafka has no setting for such limits, so this module replaces two of aiokafka's classes by its own. Its tests fail if
 another version of aiokafka does not have these classes.
@@ -10,6 +11,8 @@ another version of aiokafka does not have these classes.
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,7 +24,7 @@ import cramjam
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import CorruptRecordException, KafkaError
 
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
@@ -37,6 +40,8 @@ MAX_GATHERED_BYTES = 32 << 20
 """Once this many bytes of messages were read at a time, no further ones are requested."""
 _FEW = 64
 """Messages after which the bytes are counted: at most 16 MiB more than :data:`MAX_GATHERED_BYTES` are read."""
+_FETCHES = 3
+"""How often a batch is fetched whose bytes are not those that were sent, before it is skipped."""
 _LOG_APPEND_TIME = 1
 _TOO_LARGE = bytes(MAX_ARRAY_BYTES + 1)
 """Replaces the value of every message above the limit."""
@@ -58,7 +63,7 @@ class FeedRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Skipped(NamedTuple):
-    """Offsets ``first`` to ``last`` of a partition, whose batch was not unpacked."""
+    """Offsets ``first`` to ``last`` of a partition, whose batch was left out."""
 
     partition: TopicPartition
     first: int
@@ -75,6 +80,7 @@ class BoundedConsumer:
         self.skipped: list[Skipped] = []
         self.bytes_read = 0
         self._failure: KafkaError | None = None
+        self._damaged: dict[TopicPartition, tuple[int, int]] = {}
         self.kafka = AIOKafkaConsumer(
             **kafka_options(config),
             group_id=group,
@@ -85,6 +91,24 @@ class BoundedConsumer:
             metadata_max_age_ms=30_000,
             value_deserializer=_Limits(self),
         )
+
+    def fetches_again(self, partition: TopicPartition, offset: int) -> bool:
+        """Whether the damaged batch at ``offset`` is fetched once more, because only its way here may have damaged it."""
+        last, count = self._damaged.get(partition, (offset, 0))
+        count = count + 1 if last == offset else 1
+        self._damaged[partition] = offset, count
+        return count < _FETCHES
+
+    def skip(self, partition: TopicPartition, first: int, last: int, reason: str) -> None:
+        """Note that a batch is left out, and say so in the log."""
+        log.error(
+            "a batch of messages is skipped",
+            partition=partition.partition,
+            first_offset=first,
+            last_offset=last,
+            reason=reason,
+        )
+        self.skipped.append(Skipped(partition, first, last))
 
     async def gather(
         self, messages: int, timeout_ms: int, begun: Callable[[TopicPartition, list[FeedRecord]], int]
@@ -133,6 +157,10 @@ class _Limits:
 class _BoundedResult(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no types
     """The part of one partition in one answer of the broker, of which no more is taken once enough bytes were read."""
 
+    def __init__(self, tp: TopicPartition, *, assignment: Any, partition_records: Any, backoff: float) -> None:
+        super().__init__(tp, assignment=assignment, partition_records=partition_records, backoff=backoff)
+        partition_records.log_end = assignment.state_value(tp).highwater
+
     def getall(self, max_records: int | None = None) -> list[Any]:
         """At most so many records. What is left is taken by the next call."""
         consumer = getattr(self._partition_records, "consumer", None)
@@ -148,13 +176,16 @@ class _BoundedResult(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has
 
 
 class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokafka has no types
-    """Records of one partition in one answer of the broker."""
+    """Records of one partition in one answer of the broker. ``log_end``: the offset after its last message at that time."""
+
+    log_end: float = math.inf
 
     def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
         super().__init__(tp, records, *rest)
         if isinstance(self._value_deserializer, _Limits):
-            self.consumer = self._value_deserializer.consumer
-            self._records = _Batches(records, tp, self.consumer.skipped)
+            self.partition, self.consumer = tp, self._value_deserializer.consumer
+            self.skip = functools.partial(self.consumer.skip, tp)
+            self._records = _Batches(records, self)
             self._consumer_record = self._feed_record
 
     def __iter__(self) -> Iterator[FeedRecord]:
@@ -175,37 +206,92 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
 
 
 class _Batches:
-    """The batches of an answer; each of them can be skipped."""
+    """The batches of an answer; each of them can be skipped.
 
-    def __init__(self, records: Any, partition: TopicPartition, skipped: list[Skipped]) -> None:
-        self._records, self._partition, self._skipped = records, partition, skipped
-        self.has_next = records.has_next
+    Where the log is damaged so that no batch can be told from the next, the answer ends. The brokers do not read on there
+    either; other partitions are read.
+    """
 
-    def next_batch(self) -> _Batch:
-        return _Batch(self._records.next_batch(), self._partition, self._skipped)
+    def __init__(self, records: Any, reading: _BoundedRecords) -> None:
+        self._records, self._reading = records, reading
+        self._readable = self._read()
+        self._next: _Batch | _Damaged | None = None
+
+    def has_next(self) -> bool:
+        if self._next is None:
+            self._next = next(self._readable, None)
+        return self._next is not None
+
+    def next_batch(self) -> _Batch | _Damaged | None:
+        batch, self._next = self._next, None
+        return batch
+
+    def _read(self) -> Iterator[_Batch | _Damaged]:
+        batch = self._take()
+        while batch is not None:
+            if self._is_sound(batch):
+                yield _Batch(batch, self._reading)
+                batch = self._take()
+            elif self._reading.consumer.fetches_again(self._reading.partition, batch.base_offset):
+                return
+            else:
+                following = self._take()
+                yield _Damaged(self._reading, self._end_of(batch, following))
+                batch = following
+
+    def _take(self) -> Any:
+        try:
+            return self._records.next_batch() if self._records.has_next() else None
+        except CorruptRecordException as error:
+            log.error("the log is damaged", partition=self._reading.partition.partition, reason=str(error))
+            return None
+
+    def _is_sound(self, batch: Any) -> bool:
+        """Whether its checksum is right, and its offsets, which the checksum does not cover, lie in what is left of the log."""
+        return (
+            bool(batch.validate_crc()) and self._reading.next_fetch_offset < batch.next_offset <= self._reading.log_end
+        )
+
+    def _end_of(self, damaged: Any, following: Any) -> int:
+        """The offset after a batch whose own word for it is not believed: the next one's, and within what is left of the log."""
+        end = damaged.next_offset if following is None else following.base_offset
+        return int(max(min(end, self._reading.log_end), self._reading.next_fetch_offset + 1))
 
 
 class _Batch:
-    def __init__(self, batch: Any, partition: TopicPartition, skipped: list[Skipped]) -> None:
-        self._batch, self._partition, self._skipped = batch, partition, skipped
+    """A batch as it was sent."""
+
+    def __init__(self, batch: Any, reading: _BoundedRecords) -> None:
+        self._batch, self._reading = batch, reading
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
+
+    def validate_crc(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         batch = self._batch
         try:
             yield from batch
         except Exception as error:  # whatever error its bytes cause, the batch is skipped and the feed continues
-            skipped = Skipped(self._partition, batch.base_offset, batch.next_offset - 1)
-            log.error(
-                "a batch of messages is skipped",
-                partition=self._partition.partition,
-                first_offset=skipped.first,
-                last_offset=skipped.last,
-                reason=str(error),
-            )
-            self._skipped.append(skipped)
+            self._reading.skip(batch.base_offset, batch.next_offset - 1, str(error))
+
+
+class _Damaged:
+    """In place of a batch that was damaged in the log. None of its bytes is believed."""
+
+    is_control_batch = False
+
+    def __init__(self, reading: _BoundedRecords, next_offset: int) -> None:
+        self._reading, self.next_offset = reading, next_offset
+
+    def validate_crc(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        self._reading.skip(self._reading.next_fetch_offset, self.next_offset - 1, "damaged in the broker's log")
+        return iter(())
 
 
 class _Scratch(threading.local):
