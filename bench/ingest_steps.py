@@ -66,7 +66,7 @@ def unpacked(batches: list[bytes], limits: Any) -> list[FeedRecord]:
     records: list[FeedRecord] = []
     for stored in batches:
         reading: Any = fetcher.PartitionRecords(
-            _PARTITION, MemoryRecords(stored), [], 0, None, limits, False, fetcher.READ_UNCOMMITTED
+            _PARTITION, MemoryRecords(stored), [], 0, None, limits, True, fetcher.READ_UNCOMMITTED
         )
         records += reading
     return records
