@@ -77,3 +77,10 @@ async def _asked(consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition
                 reason = f"broker {node}: {for_code(error).__name__} to replica id {replica}"
                 answered.unknown[TopicPartition(topic, number)] = reason
     return answered
+
+
+async def first_after(consumer: AIOKafkaConsumer, partition: TopicPartition, time_us: int) -> int:
+    """Offset of the first message that was appended to ``partition`` after ``time_us`` (µs UTC); the log's end if there is none."""
+    ends = await consumer.end_offsets([partition])
+    later = await consumer.offsets_for_times({partition: time_us // 1000 + 1})
+    return int(ends[partition] if later[partition] is None else later[partition].offset)

@@ -24,7 +24,7 @@ from stream.config import Config
 from stream.connection import connect
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
-from stream.ingestion.log_ends import log_ends
+from stream.ingestion.log_ends import first_after, log_ends
 from stream.messages.message import Message, rejected_message
 from stream.storage.row_store import Appended, Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.stored_sums import OVERTAKEN
@@ -146,7 +146,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
                 # Positions are noted before any await, because a rebalance during one may seek.
                 batches = await bounded.gather(BATCH_MESSAGES, 250, self._advance)
             except OffsetOutOfRangeError as error:
-                await self._find_again(consumer, error.args[0])
+                with contextlib.suppress(KafkaError):  # then the next fetch asks for it again
+                    await self._find_again(consumer, error.args[0])
                 continue
             except NoOffsetForPartitionError:
                 continue  # polled before on_partitions_assigned has set the position
@@ -220,6 +221,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             reasons = sorted(set(known.unknown.values()))
             log.warning("cannot look up the ends of partitions, trying again", reason="; ".join(reasons))
         for partition, end in known.ends.items():
+            if end < self._stored.get(partition, 0):
+                continue  # messages that were read are gone, so the next fetch fails
             # One that was not reached yet stays, unless a new leader's log is shorter and may never reach it.
             if partition not in self._ends or end < self._ends[partition][0]:
                 self._ends[partition] = (end, now_us)
@@ -275,23 +278,31 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         return begin
 
     async def _find_again(self, consumer: AIOKafkaConsumer, lost: Mapping[TopicPartition, int]) -> None:
-        """Continue at the beginning of logs that no longer have our offset, due to retention or because the topic is new."""
+        """Continue logs that no longer have our offset at their beginning, which retention has moved, or which is a new topic's.
+
+        A log that ends before our offset may be what a power failure left of it. Then what it has was read, up to what was
+        appended since, as all of a new topic was.
+        """
         begins = await consumer.beginning_offsets(list(lost))
         for partition, begin in begins.items():
-            stored = self._stored.get(partition)
+            stored, unread = self._stored.get(partition), begin
             if stored is not None:
+                if begin <= stored and self._by_append_time:
+                    read_us = await self._retry(functools.partial(self._rows.read_until, _name(partition)))
+                    unread = await first_after(consumer, partition, read_us)
                 missing = max(0, begin - stored)
                 self._metrics.events_lost.inc(missing)
                 log.error(
-                    "the log no longer has the offset, continuing at its beginning",
+                    "the log no longer has the offset, continuing at another",
                     partition=partition.partition,
                     offset=stored,
                     beginning=begin,
+                    continuing=unread,
                     lost=missing,
                 )
-                await self._retry(functools.partial(self._rows.move, _name(partition), stored, begin))
-                self._stored[partition] = begin
-            self._go_to(partition, begin)
+                await self._retry(functools.partial(self._rows.move, _name(partition), stored, unread))
+                self._stored[partition] = unread
+            self._go_to(partition, unread)
 
     async def _take(self, partition: TopicPartition, records: Sequence[FeedRecord], begin: int) -> None:
         values, offsets = (

@@ -249,6 +249,10 @@ class RowStore(SealedRows):
         await self._opening.open(partition, stored)
         await self._redis.eval(_MOVE, 1, PartKeys(self._keys, partition).progress, stored, offset)
 
+    async def read_until(self, partition: str) -> int:
+        """Everything that was appended to ``partition`` until this time (µs UTC) was read, or is gone; 0 if nothing was read."""
+        return int(await self._redis.hget(PartKeys(self._keys, partition).progress, "read") or 0)
+
     async def next_offsets(self) -> dict[str, int]:
         """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read again from."""
         partitions = await self.partitions()

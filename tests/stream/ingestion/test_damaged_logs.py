@@ -1,0 +1,135 @@
+"""What a broker's disk damages or loses of a log is left out, and nothing else is, and nothing counts twice. Real Kafka and Redis."""
+
+import json
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+
+from aiokafka.admin import AIOKafkaAdminClient
+
+from stream.local import KafkaServer
+from stream.messages.topics import INPUT_SETTINGS
+from stream.storage.row_store import RowStore
+from tests.support.feeding import create_topic, until
+from tests.support.ingesting import Ingesting
+from tests.support.live_batches import send_batch
+from tests.support.live_events import event, every_speed
+
+NOW = time.time()
+FIRST_OFFSET, LENGTH, LAST_OFFSET = 0, 8, 23
+"""Where a stored batch says which offset its first message has, how many bytes follow, and how many messages."""
+
+
+async def send(server: KafkaServer, topic: str, partition: int, *speeds: float) -> None:
+    """A batch of events."""
+    await send_batch(server.bootstrap, topic, None, [event("a", NOW, speed) for speed in speeds], partition)
+
+
+def log_of(folder: Path, topic: str, partition: int) -> Path:
+    """The file in which a broker stores a partition."""
+    (log,) = folder.rglob(f"{topic}-{partition}/*.log")
+    return log
+
+
+def ends_of_batches(log: Path) -> list[int]:
+    """Where each batch of a log ends, after a 0."""
+    stored, ends = log.read_bytes(), [0]
+    while ends[-1] + 12 <= len(stored) and (length := struct.unpack_from(">i", stored, ends[-1] + LENGTH)[0]):
+        ends.append(ends[-1] + 12 + length)
+    return ends
+
+
+def damage(log: Path, batch: int, at: int, to: bytes) -> None:
+    """Overwrite bytes of a stored batch; below 0, ``at`` counts from its end."""
+    ends = ends_of_batches(log)
+    with log.open("r+b") as file:
+        file.seek(ends[batch] + at if at >= 0 else ends[batch + 1] + at)
+        file.write(to)
+
+
+async def test_what_is_damaged_is_left_out_and_neither_other_messages_nor_other_partitions_are(
+    redis, redis_url, topic_name, tmp_path
+):
+    """The broker compares checksums of what it receives, and not of what it reads from its disk."""
+    with KafkaServer(tmp_path / "kafka") as server:
+        await create_topic(server.bootstrap, topic_name, 6, INPUT_SETTINGS)
+        for partition in range(6):
+            for batch in range(3):
+                await send(server, topic_name, partition, 10 * partition + batch, 10 * partition + batch + 0.25)
+        value, elsewhere, nowhere = (-9, b"#"), b"\x00\x10\x00\x00", b"\x00\x00\x00\x00"
+        logs = [log_of(tmp_path, topic_name, partition) for partition in range(6)]
+        damage(logs[0], 1, *value)
+        damage(logs[1], 2, *value)  # after which there is nothing yet
+        damage(logs[2], 1, LAST_OFFSET, elsewhere)
+        damage(logs[3], 1, FIRST_OFFSET, elsewhere)
+        damage(logs[4], 1, LENGTH, nowhere)  # so the broker itself finds no batch there
+        async with Ingesting(topic_name, server.bootstrap, redis_url, lateness="append-time") as ingesting:
+
+            async def everything_is_read() -> bool:
+                offsets = await RowStore(redis, "bus").next_offsets()
+                return [offset for _, offset in sorted(offsets.items())] == [6, 6, 6, 6, 2, 6]
+
+            await until(everything_is_read)
+            await send(server, topic_name, 1, 19)
+
+            async def and_what_comes_later() -> bool:
+                return (await RowStore(redis, "bus").next_offsets())[f"{topic_name}/1"] == 7
+
+            await until(and_what_comes_later)
+        read = [0, 0.25, 2, 2.25, 10, 10.25, 11, 11.25, 19, 20, 20.25, 22, 22.25, 30, 30.25, 32, 32.25]
+        read += [40, 40.25, 50, 50.25, 51, 51.25, 52, 52.25]
+        assert await every_speed(redis) == [100 * speed for speed in read]
+    reports = [json.loads(report.value) for report in ingesting.reports]
+    left_out = {(body["partition"], body["first_offset"], body["last_offset"], body["count"]) for body in reports}
+    assert left_out == {(0, 2, 3, 2), (1, 4, 5, 2), (2, 2, 3, 2), (3, 2, 3, 2)}
+    assert {body["reason"] for body in reports} == {"unreadable-batch"}
+
+
+async def test_after_a_power_failure_that_cost_the_newest_messages_nothing_is_read_twice_and_new_messages_are(
+    redis, redis_url, topic_name, tmp_path
+):
+    """Kafka leaves it to the operating system when a log reaches the disk. After its end, new messages have old offsets."""
+    with KafkaServer(tmp_path / "kafka") as server:
+        await create_topic(server.bootstrap, topic_name, 1, INPUT_SETTINGS)
+        for speed in range(6):
+            await send(server, topic_name, 0, speed)
+        async with Ingesting(topic_name, server.bootstrap, redis_url, lateness="append-time") as ingesting:
+
+            async def is_at(offset: int) -> bool:
+                return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": offset}
+
+            await until(lambda: is_at(6))
+            os.kill(server.pid, signal.SIGKILL)
+            server.stop()
+            log = log_of(tmp_path, topic_name, 0)
+            os.truncate(log, ends_of_batches(log)[4])
+            server.start()
+            await until(lambda: is_at(4))
+            await send(server, topic_name, 0, 50)
+            await until(lambda: is_at(5))
+        assert await every_speed(redis) == [0, 100, 200, 300, 400, 500, 5000]
+        assert ingesting.count("events_lost_total") == 0
+
+
+async def test_of_a_topic_that_is_made_anew_everything_is_read_although_its_offsets_were_read_before(
+    kafka, redis, redis_url, topic_name
+):
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    try:
+        for anew in range(2):
+            await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+            values = [event("a", NOW, 10 * anew + speed) for speed in range(5 - anew)]
+            await send_batch(kafka, topic_name, None, values)
+            async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
+
+                async def is_read(count: int = len(values)) -> bool:
+                    return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": count}
+
+                await until(is_read)
+            await admin.delete_topics([topic_name])
+    finally:
+        await admin.close()
+    assert await every_speed(redis) == [0, 100, 200, 300, 400, 1000, 1100, 1200, 1300]
