@@ -35,6 +35,7 @@ settings.load_profile("hexveil")
 
 LONG = (
     "test_cluster.py",
+    "test_damaged_logs.py",
     "test_demo.py",
     "test_documents.py",
     "test_faults.py",
