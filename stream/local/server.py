@@ -39,10 +39,18 @@ class StartError(LocalServerError):
 
 
 def free_port() -> int:
-    """A loopback TCP port that is free now. Raises :class:`LocalServerError` if none is found."""
+    """A loopback TCP port that is free now, and that this function gives to nobody else for a minute.
+
+    A connection to it was ended by its own side, so for that time (TIME_WAIT) nobody can bind it but with SO_REUSEADDR, as servers
+    do. A broker needs a second from its choice of ports until it binds them. Raises :class:`LocalServerError` if none is found.
+    """
     for port in random.sample(_PORTS, 200):
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after bind, which is to fail if it was given
+            probe.listen(1)
+            with socket.create_connection((LOOPBACK, port)):
+                probe.accept()[0].close()
             return port
     raise LocalServerError(f"no free loopback port between {_PORTS.start} and {_PORTS.stop}; stop some servers")
 

@@ -24,7 +24,9 @@ from tests.support.broker import shared_bootstrap
 
 
 def _is_free(port: int) -> bool:
+    """As servers see it: for a minute, a port that :func:`free_port` gave is closed to whoever does not want to use it again."""
     with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -42,6 +44,15 @@ async def _round_trip(bootstrap: str, topic: str, timestamp_ms: int | None = Non
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         return (await consumer.getone()).value
+
+
+def test_a_port_is_given_once_and_its_server_can_bind_it_again_and_again() -> None:
+    """Two brokers that were given one port within a second ended one of them, and all tests that read from it."""
+    for port in (local.free_port() for _ in range(10)):
+        with closing(socket.socket()) as another_search, pytest.raises(OSError, match="in use"):
+            another_search.bind(("127.0.0.1", port))
+        assert _is_free(port)
+        assert _is_free(port)
 
 
 @pytest.mark.parametrize("timestamp_ms", [None, 1_490_000_000_000, 4_000_000_000_000], ids=["now", "2017", "2096"])
