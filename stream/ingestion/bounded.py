@@ -11,7 +11,6 @@ another version of aiokafka does not have these classes.
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import zlib
@@ -184,7 +183,7 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
         super().__init__(tp, records, *rest)
         if isinstance(self._value_deserializer, _Limits):
             self.partition, self.consumer = tp, self._value_deserializer.consumer
-            self.skip = functools.partial(self.consumer.skip, tp)
+            self._check_crcs = False  # the batches compare them
             self._records = _Batches(records, self)
             self._consumer_record = self._feed_record
 
@@ -267,15 +266,13 @@ class _Batch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
-    def validate_crc(self) -> bool:
-        return True
-
     def __iter__(self) -> Iterator[Any]:
         batch = self._batch
         try:
             yield from batch
         except Exception as error:  # whatever error its bytes cause, the batch is skipped and the feed continues
-            self._reading.skip(batch.base_offset, batch.next_offset - 1, str(error))
+            reading = self._reading
+            reading.consumer.skip(reading.partition, batch.base_offset, batch.next_offset - 1, str(error))
 
 
 class _Damaged:
@@ -286,11 +283,9 @@ class _Damaged:
     def __init__(self, reading: _BoundedRecords, next_offset: int) -> None:
         self._reading, self.next_offset = reading, next_offset
 
-    def validate_crc(self) -> bool:
-        return True
-
     def __iter__(self) -> Iterator[Any]:
-        self._reading.skip(self._reading.next_fetch_offset, self.next_offset - 1, "damaged in the broker's log")
+        reading, last = self._reading, self.next_offset - 1
+        reading.consumer.skip(reading.partition, reading.next_fetch_offset, last, "damaged in the broker's log")
         return iter(())
 
 

@@ -278,10 +278,10 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         return begin
 
     async def _find_again(self, consumer: AIOKafkaConsumer, lost: Mapping[TopicPartition, int]) -> None:
-        """Continue logs that no longer have our offset at their beginning, which retention has moved, or which is a new topic's.
+        """Continue logs that no longer have our offset: where retention has moved their beginning, there.
 
-        A log that ends before our offset may be what a power failure left of it. Then what it has was read, up to what was
-        appended since, as all of a new topic was.
+        If a log ends before our offset, a power failure took its end, or the topic is new. What was appended before the time
+        until which it was read was read, so reading continues behind that.
         """
         begins = await consumer.beginning_offsets(list(lost))
         for partition, begin in begins.items():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import struct
 import time
 from pathlib import Path
@@ -101,8 +100,7 @@ async def test_after_a_power_failure_that_cost_the_newest_messages_nothing_is_re
                 return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": offset}
 
             await until(lambda: is_at(6))
-            os.kill(server.pid, signal.SIGKILL)
-            server.stop()
+            server.kill()
             log = log_of(tmp_path, topic_name, 0)
             os.truncate(log, ends_of_batches(log)[4])
             server.start()
