@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import os
@@ -28,6 +29,13 @@ sys.dont_write_bytecode = False
 
 # What is imported and collected lives to the end, so looking for garbage meanwhile is in vain.
 gc.disable()
+
+IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+"""Whether this process is one of several that run tests."""
+
+# To free what such a process has, object by object, would take seconds. Everything registered later is done before.
+if IN_PARALLEL:
+    atexit.register(os._exit, 0)
 
 # No property of the tests is about time, and the machine may be busy.
 settings.register_profile("hexveil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -74,6 +82,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """Exempt what a process has at its end from the collections that follow, of which nobody would read what they warn of."""
+    if IN_PARALLEL:
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     return REPO_ROOT
@@ -91,7 +105,7 @@ def shared_data(repo_root: Path) -> Path:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Bootstrap address of a real broker, shared by all workers of the run; topics must be created (no guessing)."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if IN_PARALLEL:
         yield shared_bootstrap(tmp_path_factory.getbasetemp().parent / "broker", owner=os.getppid())
         return
     with KafkaServer() as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, get_origin
 
 from pydantic import BaseModel
@@ -22,7 +23,8 @@ service named "hexveil".
 """
 
 
-def variables(config: type[BaseModel]) -> dict[str, Path]:
+@cache
+def variables(config: type[BaseModel]) -> Mapping[str, Path]:
     """The path of the key that each variable sets, by the variable's name."""
     return {_name(path): path for path, _ in keys(config)}
 

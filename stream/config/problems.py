@@ -6,6 +6,7 @@ import difflib
 import pathlib
 import types
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -33,14 +34,19 @@ def fields_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
-def keys(section: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+@cache
+def keys(section: type[BaseModel]) -> tuple[tuple[Path, FieldInfo], ...]:
     """Path and field of every key that a configuration may have, including sections."""
+    return tuple(_keys(section, ()))
+
+
+def _keys(section: type[BaseModel], prefix: Path) -> Iterator[tuple[Path, FieldInfo]]:
     for name, field in fields_of(section).items():
         path = (*prefix, name)
         yield path, field
         inner = section_of(field.annotation)
         if inner is not None and get_origin(field.annotation) is not tuple:  # no path leads into a list of sections
-            yield from keys(inner, path)
+            yield from _keys(inner, path)
 
 
 def is_compound(field: FieldInfo) -> bool:
