@@ -170,8 +170,9 @@ def consistent_cells(
     linear = prefixes(leaves)
     n = np.where(root_scale > 0, np.maximum(linear[:, -1], 1.0), known)
     prefix = np.zeros_like(linear)
-    for row, raw, top in zip(prefix, linear, n, strict=True):
-        row[1:] = np.clip(scipy.optimize.isotonic_regression(raw[1:]).x, 0.0, top)
+    for row, raw in zip(prefix, linear, strict=True):
+        row[1:] = scipy.optimize.isotonic_regression(raw[1:]).x
+    np.clip(prefix[:, 1:], 0.0, n[:, None], out=prefix[:, 1:])
     prefix[:, -1] = n
     return CDFs(tree, edges, n, prefix, linear, scales, root_scale)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,14 @@ class Rectangles:
                 f"a query reaches outside the public box of {domain.rows} × {domain.columns} cells; cut it to the box"
             )
 
+    @cached_property
+    def whole_edges(self) -> tuple[IntGrid, ...] | None:
+        """x0, x1, y0, y1 as integers if every edge lies on a cell boundary, computed once for all histograms that are asked."""
+        columns = self.x0, self.x1, self.y0, self.y1
+        if not all(np.array_equal(column, np.floor(column)) for column in columns):
+            return None
+        return tuple(column.astype(np.int64) for column in columns)
+
     def part(self, chosen: slice) -> Rectangles:
         """Some of the queries."""
         return Rectangles(self.x0[chosen], self.x1[chosen], self.y0[chosen], self.y1[chosen])
@@ -121,9 +130,8 @@ def sum_along_both(table: npt.NDArray[Any]) -> None:
 
 def answer(image: npt.NDArray[np.int64] | FloatArray, queries: Rectangles) -> FloatArray:
     """Answers from an integral image, shape (Q,); exact for edges on cell boundaries, bilinear inside cells."""
-    whole = all(np.array_equal(c, np.floor(c)) for c in (queries.x0, queries.x1, queries.y0, queries.y1))
-    if whole:
-        x0, x1, y0, y1 = (c.astype(np.int64) for c in (queries.x0, queries.x1, queries.y0, queries.y1))
+    if queries.whole_edges is not None:
+        x0, x1, y0, y1 = queries.whole_edges
         exact = image[x1, y1] - image[x0, y1] - image[x1, y0] + image[x0, y0]
         return np.asarray(exact, dtype=np.float64)
     return (

@@ -12,7 +12,6 @@ bounded by about 0.79; half the noise by about 1.69; an ε of 1.5 by about 1.24,
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import betaincinv, ndtri
 
 from dpcore.noise import EntropySource, Noise
 from tests.support.tapes import tape
@@ -103,9 +102,9 @@ def mu_lower_bound(one: npt.ArrayLike, other: npt.ArrayLike, alpha: float = ALPH
     threshold = (np.median(a[: half[0]]) + np.median(b[: half[1]])) / 2
     hits = tuple(int((side[h:] >= threshold).sum()) for side, h in zip((a, b), half, strict=True))
     tested = len(a) - half[0], len(b) - half[1]
-    low = stats.beta.ppf(alpha / 2, hits[0], tested[0] - hits[0] + 1)
-    high = stats.beta.ppf(1 - alpha / 2, hits[1] + 1, tested[1] - hits[1])
-    bound = float(stats.norm.ppf(low) - stats.norm.ppf(high))
+    low = betaincinv(hits[0], tested[0] - hits[0] + 1, alpha / 2)
+    high = betaincinv(hits[1] + 1, tested[1] - hits[1], 1 - alpha / 2)
+    bound = float(ndtri(low) - ndtri(high))
     return Bound(bound, f"discriminant >= {threshold:g}", (hits[0], hits[1]), tested, alpha)
 
 
@@ -156,15 +155,15 @@ class Pooled(Noise):
     def discrete_laplace(self, numerator, denominator=1, size=None):  # type: ignore[no-untyped-def]
         if size == 1 and type(numerator) is type(denominator) is int:
             return np.array([self._one((numerator, denominator))], dtype=np.int64)
-        shape = np.broadcast_shapes(np.shape(numerator), np.shape(denominator)) if size is None else (size,)
-        if math.prod(shape) > _LARGEST_POOL:
+        scales = np.broadcast(numerator, denominator, *([] if size is None else [np.empty(size)]))
+        if scales.size > _LARGEST_POOL:
             return super().discrete_laplace(numerator, self._shrink * np.asarray(denominator), size)
-        t, s = (np.broadcast_to(part, shape).ravel().tolist() for part in (numerator, denominator))
-        return np.array([self._one(scale) for scale in zip(t, s, strict=True)], dtype=np.int64).reshape(shape)
+        drawn = [self._one((int(t), int(s))) for t, s, *_ in scales]
+        return np.array(drawn, dtype=np.int64).reshape(scales.shape)
 
     def _one(self, scale: tuple[int, int]) -> int:
-        draw = super().discrete_laplace
-        return int(self._pools[scale].next(lambda n: draw(scale[0], self._shrink * scale[1], n)))
+        draw, (t, s) = super().discrete_laplace, scale
+        return int(self._pools[scale].next(lambda n: draw(t, self._shrink * s, n)))
 
     def exponential(self, costs, numerator, denominator, *, offsets=None, weights=None):  # type: ignore[no-untyped-def]
         groups = 1 if offsets is None else len(offsets) - 1
@@ -267,7 +266,7 @@ def _log_ratio(
     k_one: npt.NDArray[np.int64], n_one: int, k_two: npt.NDArray[np.int64], n_two: int, alpha: float
 ) -> FloatArray:
     """log(lower bound of p_one / upper bound of p_two), Clopper–Pearson at α/2 each."""
-    low = np.where(k_one > 0, stats.beta.ppf(alpha / 2, np.maximum(k_one, 1), n_one - k_one + 1), 0.0)
-    high = np.where(k_two < n_two, stats.beta.ppf(1 - alpha / 2, k_two + 1, np.maximum(n_two - k_two, 1)), 1.0)
+    low = np.where(k_one > 0, betaincinv(np.maximum(k_one, 1), n_one - k_one + 1, alpha / 2), 0.0)
+    high = np.where(k_two < n_two, betaincinv(k_two + 1, np.maximum(n_two - k_two, 1), 1 - alpha / 2), 1.0)
     with np.errstate(divide="ignore"):
         return np.log(low) - np.log(high)

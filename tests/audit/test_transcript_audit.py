@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.pipeline import contributions_of
 from stream.statistics.plan import Plan, encode_plan, pack_integers
 from stream.storage.row_store import ROW
+from stream.windows import Period, Slotting, Window
 from tests.audit.observed import Observation, loss_between, observe
 from tests.support.builders import SLOT, zcdp_config
 from tests.support.participating import riders
@@ -37,14 +39,30 @@ VISITS = (NOWHERE, (0,), (1,), (0, 1))
 Planner = Callable[[Counts, np.ndarray, Config], Plan]
 Visits = tuple[tuple[int, ...], ...]
 Spent = tuple[int, ...]
+Budgets = tuple[Spent, Spent]
+"""What the users of a world, and of its neighbour, have spent."""
+PAIRS = [
+    [
+        (visits, tuple(NOWHERE if user == gone else where for user, where in enumerate(visits)))
+        for visits in itertools.product(VISITS, repeat=USERS)
+    ]
+    for gone in range(USERS)
+]
+"""All windows of a world, and of its neighbour without each of the users."""
+NO_LOSS = Fraction(0)
 Outcome = tuple[Observation, Spent]
 """What the shipped draw added noise to, with which scales, and what each user was charged."""
 
 
+@cache
+def hour_of(slotting: Slotting) -> tuple[Window, Period]:
+    """The one timeslot that every plan is for, and its ledger period."""
+    return slotting.window(SLOT), slotting.period_of(SLOT)
+
+
 def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """The real planner."""
-    slotting = config.slotting
-    return plan_participation(counts, left, config, slotting.window(SLOT), slotting.period_of(SLOT), "g")
+    return plan_participation(counts, left, config, *hour_of(config.slotting), "g")
 
 
 def in_carried_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -142,7 +160,7 @@ class Worlds:
 
     def window(self, visits: Visits, spent: Spent) -> Outcome:
         """Outcome of one window; budgets of absent users cannot matter, the planner never sees them."""
-        key = (visits, tuple(spent[user] if visits[user] else 0 for user in range(USERS)))
+        key = (visits, of_present(visits, spent))
         if key not in self.windows:
             counts = self.contributions(visits).counts
             users = counts.users.tolist()
@@ -153,16 +171,24 @@ class Worlds:
             self.windows[key] = (self.observed(visits, plan), charges)
         return self.windows[key]
 
-    def step(self, visits: Visits, gone: int, spent: tuple[Spent, Spent]) -> tuple[tuple[Spent, Spent], Fraction]:
-        """One window of a world and of its neighbour without user ``gone``: what is spent after it, and the loss."""
-        without = tuple(NOWHERE if user == gone else where for user, where in enumerate(visits))
-        (one, charges), (other, fewer) = (
-            self.window(seen, b) for seen, b in zip((visits, without), spent, strict=True)
-        )
-        pair = (id(one), id(other))
-        if pair not in self.losses:
-            self.losses[pair] = loss_between(one, other)
-        return (plus(spent[0], charges), plus(spent[1], fewer)), self.losses[pair]
+    def step(self, gone: int, spent: Budgets) -> dict[Budgets, Fraction]:
+        """Largest loss in one window of a world and of its neighbour without user ``gone``, by what is spent after it."""
+        largest: dict[Budgets, Fraction] = {}
+        for visits, without in PAIRS[gone]:
+            one, charges = self.window(visits, spent[0])
+            other, fewer = self.window(without, spent[1])
+            pair = (id(one), id(other))
+            if pair not in self.losses:
+                self.losses[pair] = loss_between(one, other)
+            after, lost = (plus(spent[0], charges), plus(spent[1], fewer)), self.losses[pair]
+            if lost > largest.get(after, -1):
+                largest[after] = lost
+        return largest
+
+
+def of_present(visits: Visits, spent: Spent) -> Spent:
+    """What the users of a window have spent, and 0 for all others."""
+    return (spent[0] if visits[0] else 0, spent[1] if visits[1] else 0, spent[2] if visits[2] else 0)
 
 
 def plus(spent: Spent, charges: Spent) -> Spent:
@@ -177,15 +203,14 @@ def worst_loss(config: Config, planner: Planner, windows: int = WINDOWS) -> Frac
     loss has to be kept.
     """
     worlds, nothing = Worlds(config, planner), (0,) * USERS
-    worst = Fraction(0)
+    worst = NO_LOSS
     for gone in range(USERS):
-        reached = {(nothing, nothing): Fraction(0)}
+        reached = {(nothing, nothing): NO_LOSS}
         for _ in range(windows):
-            following: dict[tuple[Spent, Spent], Fraction] = {}
+            following: dict[Budgets, Fraction] = {}
             for spent, before in reached.items():
-                for visits in itertools.product(VISITS, repeat=USERS):
-                    after, lost = worlds.step(visits, gone, spent)
-                    following[after] = max(following.get(after, Fraction(0)), before + lost)
+                for after, lost in worlds.step(gone, spent).items():
+                    following[after] = max(following.get(after, NO_LOSS), before + lost)
             reached = following
         worst = max(worst, *reached.values())
     return worst

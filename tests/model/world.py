@@ -197,7 +197,8 @@ class World:
         for outcome in self._outcomes(step.number, state.redis, state.topic):
             if outcome.fault and not state.faults:
                 continue
-            served = state._replace(redis=outcome.redis, topic=outcome.topic, faults=state.faults - outcome.fault)
+            faults = state.faults - outcome.fault
+            served = State(outcome.redis, outcome.topic, state.workers, faults, state.snapshot)
             answer = outcome.answer, outcome.name
             following, drew = self.steps.answered(step, *answer, lambda: self._fresh(state, step))
             broken = self._judge(state, served, drew)
@@ -250,9 +251,7 @@ class World:
         return after, error or (answers[0] if request.single else answers), replayed
 
     def _moved(self, state: State, place: int, step: Step, text: str, fault: bool, broken: str | None) -> Move:
-        while step.report is None and self._is_local(step.number):
-            answer = self._executed(step.request, state.redis)[1]
-            step, _ = self.steps.answered(step, answer, name_of(answer), lambda: 0)
+        step = self._ahead(step.number, state.redis)
         report, slot = step.report, step.slot
         if report is None:
             return Move(self._with(state, place, step.number), place, text, fault, broken=broken)
@@ -264,8 +263,19 @@ class World:
             broken = broken or f"a worker gives up although nothing was lost: {report.reason}"
         return Move(idle, place, text, fault, refused, broken)
 
+    @cache  # noqa: B019
+    def _ahead(self, number: int, redis: int) -> Step:
+        """The first step, from that of ``number`` on, that asks for more than keys that never change, or that has ended."""
+        step = self.steps[number]
+        while step.report is None and self._is_local(step.number):
+            answer = self._executed(step.request, redis)[1]
+            step, _ = self.steps.answered(step, answer, name_of(answer), lambda: 0)
+        return step
+
     def _with(self, state: State, place: int, worker: int) -> State:
-        return state._replace(workers=tuple(sorted((worker, state.workers[1 - place]))))
+        other = state.workers[1 - place]
+        workers = (worker, other) if worker <= other else (other, worker)
+        return State(state.redis, state.topic, workers, state.faults, state.snapshot)
 
     def _fresh(self, state: State, step: Step) -> int:
         """The least number of a draw of which nobody knows any more, or ever did."""

@@ -77,7 +77,8 @@ class Corners:
         latest = np.lexsort((-start, owner))
         rank = np.arange(len(latest)) - np.searchsorted(owner[latest], owner[latest])
         chosen = latest[rank < per_user]
-        polygons = [np.column_stack([x[a:b], y[a:b]]) for a, b in zip(start[chosen], end[chosen], strict=True)]
+        points = np.column_stack([x, y])
+        polygons = [points[a:b] for a, b in zip(start[chosen].tolist(), end[chosen].tolist(), strict=True)]
         return declared_regions(polygons, owner[chosen], diameter=diameter, per_user=per_user).regions
 
 

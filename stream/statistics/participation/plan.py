@@ -8,6 +8,7 @@ cell of a public list is released in every window.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -33,6 +34,7 @@ from stream.windows import Period, Window
 IntArray = npt.NDArray[np.int64]
 
 
+@lru_cache(maxsize=8)
 def layout_of(
     statistics: tuple[str, ...], weight: Weight, upper: int, bins: int, shape: TreeShape, area: bool
 ) -> Layout:
@@ -59,15 +61,19 @@ def participation_of(config: Config) -> Participation:
     settings, speed = config.participation, config.speed
     assert settings is not None, "the configuration has the section under this relation"
     shares, bins, shape = settings.shares, speed.cdf_bins, speed.cdf_shape
-    return Participation(
+    return terms_of(
         layout_of(speed.statistics, settings.weight, speed.upper_quanta, bins, shape, shares.area > 0),
-        cells=settings.cells_per_user,
-        samples=settings.samples_per_cell,
-        grant=config.privacy.ledger_grant,
-        gaussian=config.privacy.accounting == "zcdp",
-        shares=(float(shares.moments), float(shares.users), float(shares.percentiles)),
-        area_share=float(shares.area),
+        settings.cells_per_user,
+        settings.samples_per_cell,
+        config.privacy.ledger_grant,
+        config.privacy.accounting == "zcdp",
+        (float(shares.moments), float(shares.users), float(shares.percentiles)),
+        float(shares.area),
     )
+
+
+terms_of = lru_cache(maxsize=8)(Participation)
+"""The terms of a configuration are made once: their noise scales are the same in every window."""
 
 
 def plan_participation(
