@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import os
 import re
@@ -55,13 +56,20 @@ def find_java() -> str:
     java = java or shutil.which("java")
     if java is None:
         raise JavaMissingError(f"Kafka needs Java and there is none on PATH. {remedy}")
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    major = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    major = _major_version(java)
     if major is None:
         raise JavaMissingError(f"{java} does not tell its version. {remedy}")
-    if int(major[1]) < MIN_JAVA:
-        raise JavaMissingError(f"{java} is Java {major[1]}; Kafka needs {MIN_JAVA}. {remedy}")
+    if major < MIN_JAVA:
+        raise JavaMissingError(f"{java} is Java {major}; Kafka needs {MIN_JAVA}. {remedy}")
     return java
+
+
+@functools.cache
+def _major_version(java: str) -> int | None:
+    """What ``java`` says of itself, once per process: asking takes a Java of its own."""
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    major = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(major[1]) if major else None
 
 
 def kafka_jars() -> Path:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -103,23 +106,33 @@ def test_a_folder_is_free_at_once_while_another_thread_starts_a_process(tmp_path
         starting.join()
 
 
-async def test_stopping_frees_ports_and_folders_and_a_kept_folder_keeps_its_topics(
-    tmp_path: Path, topic_name: str
-) -> None:
-    broker = local.KafkaServer(tmp_path / "k").start()
+class Stopped(NamedTuple):
+    """Servers that ran and were stopped. The broker's folder is kept, with ``topic``; Redis had none of its own."""
+
+    broker: local.KafkaServer
+    cache: local.RedisServer
+    pids: list[int]
+    topic: str
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    broker = local.KafkaServer(tmp_path_factory.mktemp("kept") / "k").start()
     cache = local.RedisServer().start()
     pids = [broker.pid, cache.pid]
     assert not _is_free(broker.port)
     assert not _is_free(cache.port)
-    await _round_trip(broker.bootstrap, topic_name)
+    asyncio.run(_round_trip(broker.bootstrap, "kept"))
     broker.stop()
     cache.stop()
+    return Stopped(broker, cache, pids, "kept")
+
+
+def test_stopping_frees_ports_and_folders(stopped: Stopped) -> None:
+    broker, cache = stopped.broker, stopped.cache
     assert all(map(_is_free, (broker.port, broker.controller_port, cache.port)))
-    assert not any(map(psutil.pid_exists, pids))
+    assert not any(map(psutil.pid_exists, stopped.pids))
     assert not cache.folder.exists()
-    with local.KafkaServer(tmp_path / "k") as again:
-        async with AIOKafkaConsumer(bootstrap_servers=again.bootstrap) as consumer:
-            assert topic_name in await consumer.topics()
 
 
 _PARENT = """
@@ -127,23 +140,44 @@ import sys, time
 from pathlib import Path
 from stream.local import KafkaServer, RedisServer
 with KafkaServer(Path(sys.argv[1]) / "k") as broker, RedisServer(Path(sys.argv[1]) / "r") as cache:
-    print(broker.pid, cache.pid, flush=True)
+    print(broker.pid, cache.pid, broker.bootstrap, flush=True)
     time.sleep(600)
 """
 
 
+class Parent(NamedTuple):
+    """A process that started a broker in the folder of :class:`Stopped`, and a Redis."""
+
+    process: subprocess.Popen[str]
+    servers: list[psutil.Process]
+    bootstrap: str
+
+
+@pytest.fixture(scope="module")
+def parent(stopped: Stopped, repo_root: Path) -> Iterator[Parent]:
+    command = [sys.executable, "-c", _PARENT, str(stopped.broker.folder.parent)]
+    with subprocess.Popen(command, cwd=repo_root, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            *pids, bootstrap = process.stdout.readline().split()
+            yield Parent(process, [psutil.Process(int(pid)) for pid in pids], bootstrap)
+        finally:
+            process.terminate()
+
+
+async def test_a_kept_folder_keeps_its_topics(stopped: Stopped, parent: Parent) -> None:
+    async with AIOKafkaConsumer(bootstrap_servers=parent.bootstrap) as consumer:
+        assert stopped.topic in await consumer.topics()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_no_server_outlives_a_parent_killed_outright(tmp_path: Path, repo_root: Path) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", _PARENT, str(tmp_path)], cwd=repo_root, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    with parent.stdout:
-        servers = [psutil.Process(int(word)) for word in parent.stdout.readline().split()]
-    assert len(servers) == 2
-    parent.kill()
-    parent.wait()
-    gone, alive = psutil.wait_procs(servers, timeout=60)
+def test_no_server_outlives_a_parent_killed_outright(parent: Parent) -> None:
+    """The last test of this parent."""
+    assert len(parent.servers) == 2
+    assert all(server.is_running() for server in parent.servers)
+    parent.process.kill()
+    parent.process.wait()
+    gone, alive = psutil.wait_procs(parent.servers, timeout=60)
     assert not alive
     assert len(gone) == 2
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 from unittest import mock
@@ -179,16 +180,25 @@ def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_
     assert made.exists() == (chosen == "nowhere")
 
 
-def _started(repo_root: Path, *arguments: str) -> subprocess.Popen[str]:
+_SHORT_WINDOWS = {"HEXVEIL_WINDOW__SLOT": "1h"}
+"""The simulated city's first window then ends after three seconds, not nine; a recording is shown with the windows of the file."""
+
+
+def _started(command: Sequence[str], repo_root: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
     """A demo, as the head of a group of processes."""
     return subprocess.Popen(
-        [sys.executable, "-m", "stream", "demo", *arguments],
+        [*command, "demo", *arguments],
         cwd=repo_root,
+        env=os.environ | settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+_ALONE = (sys.executable, "-m", "stream")
+"""Where the demo's own processes matter, it is no fork: this is their parent and the head of their group."""
 
 
 def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
@@ -210,7 +220,7 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
 def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_no_process(
     repo_root: Path,
 ) -> None:
-    with _started(repo_root, "--kafka") as demo:
+    with _started(_ALONE, repo_root, "--kafka", **_SHORT_WINDOWS) as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
@@ -232,7 +242,7 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
     repo_root: Path,
 ) -> None:
     """Both demos have the same dashboard, and a browser costs as much as the rest, so only this one is looked at."""
-    with _started(repo_root) as demo:
+    with _started(_ALONE, repo_root, **_SHORT_WINDOWS) as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
@@ -241,7 +251,7 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
         assert "run without Kafka" in why
         address = said[-1].removeprefix("Dashboard: ").strip()
         first = demo.stdout.readline()
-        assert "06:00–09:00" in first
+        assert "06:00–07:00" in first
         assert "cells" in first
         window = json.loads(fetched(f"{address}api/v1/hexagons"))
         assert window["complete"]
@@ -255,8 +265,10 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
 
 
 @pytest.mark.usefixtures("without_java")
-def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without(repo_root: Path) -> None:
-    command = [sys.executable, "-m", "stream", "demo", "--kafka"]
+def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without(
+    hexveil: Sequence[str], repo_root: Path
+) -> None:
+    command = [*hexveil, "demo", "--kafka"]
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "apt-get install default-jre-headless" in done.stderr
@@ -285,12 +297,12 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("kafka", "seconds"), [("--kafka", 30), ("--no-kafka", 15)], ids=["--kafka", "--no-kafka"])
 def test_a_recording_is_shown_until_its_seconds_are_over(
-    repo_root: Path, recording: Path, kafka: str, seconds: int
+    hexveil: Sequence[str], repo_root: Path, recording: Path, kafka: str, seconds: int
 ) -> None:
     """A busy machine that releases nothing in so many seconds is given more."""
     shown = ["03-21 06:00–09:00", "Windows closed: 2" if kafka == "--no-kafka" else "Windows closed: "]
     for longer in (1, 4, 16):
-        command = [sys.executable, "-m", "stream", "demo", "--seconds", str(seconds * longer), kafka]
+        command = [*hexveil, "demo", "--seconds", str(seconds * longer), kafka]
         command += ["--feed", str(recording), "--format", "capmetro"]
         done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -302,8 +314,10 @@ def test_a_recording_is_shown_until_its_seconds_are_over(
     assert "events sent: 720" in done.stdout
 
 
-def test_sigterm_ends_a_demo_with_a_summary_as_ctrl_c_does(repo_root: Path, recording: Path) -> None:
-    with _started(repo_root, "--no-kafka", "--feed", str(recording), "--format", "capmetro") as demo:
+def test_sigterm_ends_a_demo_with_a_summary_as_ctrl_c_does(
+    hexveil: Sequence[str], repo_root: Path, recording: Path
+) -> None:
+    with _started(hexveil, repo_root, "--no-kafka", "--feed", str(recording), "--format", "capmetro") as demo:
         assert demo.stdout is not None
         assert "06:00–09:00" in demo.stdout.readline()
         demo.send_signal(signal.SIGTERM)
@@ -313,9 +327,9 @@ def test_sigterm_ends_a_demo_with_a_summary_as_ctrl_c_does(repo_root: Path, reco
 
 
 def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(
-    repo_root: Path, recording: Path
+    hexveil: Sequence[str], repo_root: Path, recording: Path
 ) -> None:
-    command = [sys.executable, "-m", "stream", "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
+    command = [*hexveil, "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
     done = subprocess.run(
         [*command, "--config", "config/riders.toml"], cwd=repo_root, capture_output=True, text=True, check=False
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +49,28 @@ async def cluster_of(bootstrap: str) -> str:
         await admin.close()
 
 
+@pytest.fixture(scope="module")
+def other(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """Another broker, with the cluster id of the one that the tests share."""
+    folder = tmp_path_factory.mktemp("other")
+    write_identity(folder / "data", node=1, cluster=asyncio.run(cluster_of(kafka)))
+    with KafkaServer(folder) as server:
+        yield server
+
+
 async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_is_refused(
-    city: City, tmp_path: Path
+    city: City, other: KafkaServer
 ) -> None:
     """Container images give every cluster one id. The bus would not see there what the tram has released."""
     await city.fill()
     await city.verify(city.bus)
-    cluster = await cluster_of(city.bus.kafka.bootstrap)
-    write_identity(tmp_path / "other" / "data", node=1, cluster=cluster)
-    with KafkaServer(tmp_path / "other") as other:
-        assert await cluster_of(other.bootstrap) == cluster
-        kafka = city.tram.kafka.model_copy(update={"bootstrap": other.bootstrap})
-        tram = city.tram.model_copy(update={"kafka": kafka})
-        await create_topics(tram)
-        with pytest.raises(LedgerError, match="to the topic with identity"):
-            await city.verify(tram)
-        reason = await city.release(tram, 0)
+    assert await cluster_of(other.bootstrap) == await cluster_of(city.bus.kafka.bootstrap)
+    kafka = city.tram.kafka.model_copy(update={"bootstrap": other.bootstrap})
+    tram = city.tram.model_copy(update={"kafka": kafka})
+    await create_topics(tram)
+    with pytest.raises(LedgerError, match="to the topic with identity"):
+        await city.verify(tram)
+    reason = await city.release(tram, 0)
     assert reason is not None
     assert "to the topic with identity" in reason
     assert await city.spent() == (0, 0)

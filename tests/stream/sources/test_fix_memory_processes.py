@@ -10,7 +10,7 @@ import json
 import os
 import random
 import subprocess
-import sys
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -70,7 +70,7 @@ async def topic(kafka: str, topic_name: str) -> str:
 
 
 async def test_killed_restarted_and_doubled_processes_send_the_speeds_of_one_that_never_ended(
-    kafka: str, redis: Redis, redis_url: str, topic: str, tmp_path: Path
+    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, topic: str, tmp_path: Path
 ) -> None:
     alone, rng, city = reader(), random.Random(11), City()
     wanted = {value for step in range(STEPS) for value in alone.events(fleet(step)).values}
@@ -81,9 +81,8 @@ async def test_killed_restarted_and_doubled_processes_send_the_speeds_of_one_tha
         "HEXVEIL_FEED__TOPIC": topic,
         "HEXVEIL_FEED__TIMEZONE": "Asia/Kolkata",
         "HEXVEIL_PRIVACY__USER_KEY_FILE": str(tmp_path / "user.key"),
-        "PYTHONPATH": str(REPO_ROOT),
     }
-    command = [sys.executable, "-m", "stream", "gtfs-rt", city.agency.url, "--config", str(config), "--interval", "1s"]
+    command = [*hexveil, "gtfs-rt", city.agency.url, "--config", str(config), "--interval", "1s"]
     load_user_key(tmp_path / "user.key")
     pair = Pair(command, environment)
     with city.agency:
