@@ -123,7 +123,7 @@ class Participation:
 
         Ties go to the lowest cell. A user's choice depends on their own events and the public list only.
         """
-        listed = np.isin(counts.cells, listed_cells, assume_unique=True)[counts.pair_cell]
+        listed = np.isin(counts.cells, listed_cells)[counts.pair_cell]
         pairs = np.flatnonzero(listed)
         order = pairs[np.lexsort((counts.pair_cell[pairs], -counts.samples[pairs], counts.pair_user[pairs]))]
         user = counts.pair_user[order]
