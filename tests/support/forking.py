@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
-from stream.local import REPO_ROOT, end_process, spawn, tail
+from stream.local import REPO_ROOT, die_with_parent, end_process, spawn, tail
 
 CLIENT = Path(__file__).with_name("forked.py")
 START_SECONDS = 120.0
@@ -79,14 +79,17 @@ def attend(link: socket.socket) -> None:
     with link.makefile("rb") as asked:
         folder, count, *rest = asked.read().decode(errors="surrogateescape").split("\0")
     words, settings = rest[: int(count)], rest[int(count) :]
+    here = os.getpid()
     command = os.fork()
     if command == 0:
+        die_with_parent(here)
         link.close()
         become(words, folder, dict(setting.split("=", 1) for setting in settings), streams)
         return
     for stream in streams:
         os.close(stream)
-    link.sendall(b"%d\n" % command)
+    with suppress(BrokenPipeError):  # the asking process is gone already
+        link.sendall(b"%d\n" % command)
     watched = os.pidfd_open(command)
     # The link is at its end for reading, so that only an error shows that the asking process is gone.
     poll = select.poll()
@@ -96,7 +99,8 @@ def attend(link: socket.socket) -> None:
         os.kill(command, signal.SIGKILL)
     _, status = os.waitpid(command, 0)
     code = os.waitstatus_to_exitcode(status)
-    link.sendall(b"%d\n" % (code if code >= 0 else KILLED - code))
+    with suppress(BrokenPipeError):
+        link.sendall(b"%d\n" % (code if code >= 0 else KILLED - code))
 
 
 def become(words: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
