@@ -61,7 +61,7 @@ def participation_of(config: Config) -> Participation:
     settings, speed = config.participation, config.speed
     assert settings is not None, "the configuration has the section under this relation"
     shares, bins, shape = settings.shares, speed.cdf_bins, speed.cdf_shape
-    return terms_of(
+    return participation_with(
         layout_of(speed.statistics, settings.weight, speed.upper_quanta, bins, shape, shares.area > 0),
         settings.cells_per_user,
         settings.samples_per_cell,
@@ -72,7 +72,7 @@ def participation_of(config: Config) -> Participation:
     )
 
 
-terms_of = lru_cache(maxsize=8)(Participation)
+participation_with = lru_cache(maxsize=8)(Participation)
 """The terms of a configuration are made once: their noise scales are the same in every window."""
 
 

@@ -33,7 +33,7 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.received import received
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import participation_of, terms_of
+from stream.statistics.participation.plan import participation_of, participation_with
 from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.pipeline import draw
 from stream.statistics.plan import CDF, decode_plan, encode_plan
@@ -117,7 +117,7 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch:
     def never(*_: object) -> None:
         raise AssertionError("a Gaussian was used under pure accounting")
 
-    terms_of.cache_clear()  # so that scales are computed here
+    participation_with.cache_clear()  # so that scales are computed here
     for name in ("gaussian_ratio", "square_losses", "discrete_gaussian"):
         monkeypatch.setattr(participation, name, never)
     for config in (riders(tmp_path), bus_config(tmp_path)):
