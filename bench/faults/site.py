@@ -116,7 +116,8 @@ class Site:
             self.observer.stop()
             if self.public is not None:
                 self.public.end()
-            for server in (self.redis, *self.brokers):
+            # The controller last: a broker that cannot tell it waits for it.
+            for server in (self.redis, *reversed(self.brokers)):
                 server.stop()
 
     def revive(self) -> None:

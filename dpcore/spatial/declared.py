@@ -79,10 +79,8 @@ def _corners(polygon: npt.ArrayLike) -> FloatArray:
         given = np.zeros((), dtype=object)
     if given.dtype.kind not in "iuf":
         raise RegionError("corners that are no pairs of real numbers; give x and y of each")
-    corners = given
-    if given.dtype != np.float64:
-        with np.errstate(over="ignore"):  # what is no float64 becomes infinite, which is refused below
-            corners = given.astype(np.float64)
+    with np.errstate(over="ignore"):  # what is no float64 becomes infinite, which is refused below
+        corners = given.astype(np.float64)
     if corners.ndim != 2 or corners.shape[1] != 2:
         raise RegionError(f"corners of shape {corners.shape}; give x and y of each, shape (corners, 2)")
     if not 1 <= len(corners) <= MAX_DECLARED_CORNERS:

@@ -299,21 +299,19 @@ def _is_stateless(kind: type) -> bool:
     return issubclass(kind, _STATELESS) or kind.__name__ == "ReleaseProtocol"
 
 
-_PLAIN = frozenset((type(None), bool, int, str, bytes, float, Message))
-"""Types of most values, looked up at once."""
+_PLAIN = (type(None), int, str, bytes, float, Message)
+"""Types of most values. One call asks for all of them, where ``match`` would ask for one after the other."""
 
 
 def _value(value: Any) -> Any:
     """``value`` as something hashable that is equal for equal values, whoever made them."""
-    if type(value) in _PLAIN:
+    if isinstance(value, _PLAIN):
         return value
     match value:
-        case int() | str() | bytes() | float() | Message():
-            return value
         case list() | tuple() | set() | frozenset():
             return tuple(map(_value, value))
         case dict():
-            return tuple([(str(name), _value(part)) for name, part in value.items() if name != "started"])
+            return tuple((str(name), _value(part)) for name, part in value.items() if name != "started")
         case np.ndarray() | bytearray():
             return bytes(value)
         case msgspec.Struct() | slice() | np.dtype() | BaseException():

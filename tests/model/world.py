@@ -197,8 +197,7 @@ class World:
         for outcome in self._outcomes(step.number, state.redis, state.topic):
             if outcome.fault and not state.faults:
                 continue
-            faults = state.faults - outcome.fault
-            served = State(outcome.redis, outcome.topic, state.workers, faults, state.snapshot)
+            served = state._replace(redis=outcome.redis, topic=outcome.topic, faults=state.faults - outcome.fault)
             answer = outcome.answer, outcome.name
             following, drew = self.steps.answered(step, *answer, lambda: self._fresh(state, step))
             broken = self._judge(state, served, drew)
@@ -273,9 +272,7 @@ class World:
         return step
 
     def _with(self, state: State, place: int, worker: int) -> State:
-        other = state.workers[1 - place]
-        workers = (worker, other) if worker <= other else (other, worker)
-        return State(state.redis, state.topic, workers, state.faults, state.snapshot)
+        return state._replace(workers=tuple(sorted((worker, state.workers[1 - place]))))
 
     def _fresh(self, state: State, step: Step) -> int:
         """The least number of a draw of which nobody knows any more, or ever did."""

@@ -106,13 +106,15 @@ def test_a_folder_is_free_at_once_while_another_thread_starts_a_process(tmp_path
         starting.join()
 
 
+TOPIC = "kept"
+
+
 class Stopped(NamedTuple):
-    """Servers that ran and were stopped. The broker's folder is kept, with ``topic``; Redis had none of its own."""
+    """Servers that ran and were stopped. The broker's folder is kept, with ``TOPIC``; Redis had none of its own."""
 
     broker: local.KafkaServer
     cache: local.RedisServer
     pids: list[int]
-    topic: str
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +124,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     pids = [broker.pid, cache.pid]
     assert not _is_free(broker.port)
     assert not _is_free(cache.port)
-    asyncio.run(_round_trip(broker.bootstrap, "kept"))
+    asyncio.run(_round_trip(broker.bootstrap, TOPIC))
     broker.stop()
     cache.stop()
-    return Stopped(broker, cache, pids, "kept")
+    return Stopped(broker, cache, pids)
 
 
 def test_stopping_frees_ports_and_folders(stopped: Stopped) -> None:
@@ -165,9 +167,9 @@ def parent(stopped: Stopped, repo_root: Path) -> Iterator[Parent]:
             process.terminate()
 
 
-async def test_a_kept_folder_keeps_its_topics(stopped: Stopped, parent: Parent) -> None:
+async def test_a_kept_folder_keeps_its_topics(parent: Parent) -> None:
     async with AIOKafkaConsumer(bootstrap_servers=parent.bootstrap) as consumer:
-        assert stopped.topic in await consumer.topics()
+        assert TOPIC in await consumer.topics()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")

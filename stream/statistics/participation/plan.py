@@ -56,6 +56,10 @@ def planned_layout(plan: Plan) -> Layout:
     return layout_of(plan.statistics, plan.weight, plan.upper_quanta, plan.cdf_bins, plan.cdf_shape, plan.area)
 
 
+participation_with = lru_cache(maxsize=8)(Participation)
+"""Rules are made once, because their noise scales are the same in every window."""
+
+
 def participation_of(config: Config) -> Participation:
     """The rules by which users contribute, from the configuration."""
     settings, speed = config.participation, config.speed
@@ -63,17 +67,13 @@ def participation_of(config: Config) -> Participation:
     shares, bins, shape = settings.shares, speed.cdf_bins, speed.cdf_shape
     return participation_with(
         layout_of(speed.statistics, settings.weight, speed.upper_quanta, bins, shape, shares.area > 0),
-        settings.cells_per_user,
-        settings.samples_per_cell,
-        config.privacy.ledger_grant,
-        config.privacy.accounting == "zcdp",
-        (float(shares.moments), float(shares.users), float(shares.percentiles)),
-        float(shares.area),
+        cells=settings.cells_per_user,
+        samples=settings.samples_per_cell,
+        grant=config.privacy.ledger_grant,
+        gaussian=config.privacy.accounting == "zcdp",
+        shares=(float(shares.moments), float(shares.users), float(shares.percentiles)),
+        area_share=float(shares.area),
     )
-
-
-participation_with = lru_cache(maxsize=8)(Participation)
-"""The terms of a configuration are made once: their noise scales are the same in every window."""
 
 
 def plan_participation(

@@ -39,7 +39,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[KafkaServer]
             server.start()
         yield servers
     finally:
-        for server in reversed(servers):  # one that cannot tell its controller waits for it
+        for server in reversed(servers):  # the controller last: a broker that cannot tell it waits for it
             server.stop()
 
 
