@@ -27,6 +27,8 @@ EMPTY_NAMES = {"found", "held", "told", "some"}
 ROOMS = ("stream", "dpcore", "bench")
 BY_NAME = {"setattr", "delattr", "getattr", "hasattr", "object"}
 """Functions that reach an attribute by its name in a string: Python's, and those of pytest's and unittest's patches."""
+CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
+"""Functions that read a clock."""
 OF_OTHERS = {"_name"}
 """Private names of ours that objects of other libraries have too: the metrics of prometheus_client."""
 
@@ -244,6 +246,48 @@ def test_no_test_imports_from_another_test() -> None:
     problems = [f"{path.relative_to(REPO_ROOT)}: {name}" for path in TESTS for name in imported_tests(text_of(path))]
     assert not problems, "\n".join(problems)
     assert imported_tests("from tests.stream.app.test_worker import charges"), "a planted import is noticed"
+
+
+def clock_readings(node: ast.AST) -> Iterator[str]:
+    """Readings of a clock that happen while a module is imported: outside of functions, or as a default of an argument."""
+    match node:
+        case ast.FunctionDef(body=body) | ast.AsyncFunctionDef(body=body):
+            parts = [part for part in ast.iter_child_nodes(node) if part not in body]
+        case ast.Lambda(args=arguments):
+            parts = [arguments]
+        case _:
+            parts = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in CLOCKS:
+        yield f"{node.lineno}: {ast.unparse(node)}"
+    for part in parts:
+        yield from clock_readings(part)
+
+
+def test_no_test_reads_the_clock_while_it_is_collected() -> None:
+    """It may run a quarter of an hour later, when an event of that moment is no longer in time."""
+    problems = [
+        f"{path.relative_to(REPO_ROOT)}:{reading}"
+        for path in TESTS
+        for reading in clock_readings(nodes_of(text_of(path))[0])
+    ]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("NOW = time.time()", 1),
+        ("class A:\n    now = [datetime.now(UTC)]", 1),
+        ("def f(now=time_ns()):\n    pass", 1),
+        ("@mark(date.today())\nasync def f():\n    pass", 1),
+        ("def f():\n    now = time.time()", 0),
+        ("now = lambda: time.time()", 0),
+        ("clock = time.time", 0),
+    ],
+    ids=["module", "class", "default", "decorator", "function", "lambda", "clock"],
+)
+def test_a_clock_that_is_read_during_collection_is_noticed(source: str, count: int) -> None:
+    assert len(list(clock_readings(ast.parse(source)))) == count
 
 
 @pytest.mark.parametrize(

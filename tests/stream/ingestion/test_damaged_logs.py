@@ -18,14 +18,13 @@ from tests.support.ingesting import Ingesting
 from tests.support.live_batches import send_batch
 from tests.support.live_events import event, every_speed
 
-NOW = time.time()
 FIRST_OFFSET, LENGTH, LAST_OFFSET = 0, 8, 23
 """Where a stored batch says which offset its first message has, how many bytes follow, and how many messages."""
 
 
 async def send(server: KafkaServer, topic: str, partition: int, *speeds: float) -> None:
     """A batch of events."""
-    await send_batch(server.bootstrap, topic, None, [event("a", NOW, speed) for speed in speeds], partition)
+    await send_batch(server.bootstrap, topic, None, [event("a", time.time(), speed) for speed in speeds], partition)
 
 
 def log_of(folder: Path, topic: str, partition: int) -> Path:
@@ -129,7 +128,7 @@ async def test_of_a_topic_that_is_made_anew_everything_is_read_although_its_offs
     try:
         for anew in range(2):
             await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
-            values = [event("a", NOW, 10 * anew + speed) for speed in range(5 - anew)]
+            values = [event("a", time.time(), 10 * anew + speed) for speed in range(5 - anew)]
             await send_batch(kafka, topic_name, None, values)
             async with Ingesting(topic_name, kafka, redis_url, lateness="append-time"):
 
