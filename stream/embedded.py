@@ -42,7 +42,7 @@ from stream.storage.row_store import RowStore
 
 PARTITION = "embedded/0"
 _LOOK_SECONDS = 0.2
-_AT_ONCE = 10_000
+AT_ONCE = 10_000
 """Messages that are decoded at a time, within about 30 ms."""
 
 
@@ -65,7 +65,10 @@ class EmbeddedFeed:
         self._config, self._rows, self._decoder, self._report = config, rows, decoder, report
         self._slotting, self._start_us = config.slotting, start_us
         self._offset = 0
-        self._reached_us = np.iinfo(np.int64).min
+        self._reached_us = self._settled_us = np.iinfo(np.int64).min
+        """What the source's clock shows, and what it showed before the blocks that are being stored."""
+        self._storing = 0
+        """Number of blocks that are being stored."""
         self.late = 0
         """Number of events that were too late for their window."""
         self.ended = False
@@ -74,30 +77,41 @@ class EmbeddedFeed:
         """Set once no further window shall be closed, because the Redis client may lose a cancellation."""
 
     async def send(self, messages: Messages) -> None:
-        """Decode and store a block, in parts, so that a large one does not hold up the event loop."""
-        for begin in range(0, max(len(messages.values), 1), _AT_ONCE):
-            await self._send(messages.part(begin, begin + _AT_ONCE))
+        """Decode and store a block, in parts, so that a large one does not hold up the event loop.
 
-    async def _send(self, messages: Messages) -> None:
-        now_us = time.time_ns() // 1000
-        batch = self._decoder.decode(messages.values, now_us)
-        offsets = self._offset + np.arange(len(messages.values), dtype=np.int64)
-        slots = self._slotting.slot_starts(batch.rows["time"].astype(np.int64))
+        When its messages arrived is decided before the first part, so no event is late because of others in its block.
+        """
         arrived = np.maximum.accumulate(np.maximum(messages.due, self._reached_us))
+        self._storing += 1
+        try:
+            for begin in range(0, len(messages.values), AT_ONCE):
+                part = slice(begin, begin + AT_ONCE)
+                await self._send(messages.values[part], arrived[part])
+                self.reach(int(arrived[part][-1]))
+        finally:
+            self._storing -= 1
+            self.reach(self._reached_us)
+
+    async def _send(self, values: list[bytes], arrived: NDArray[np.int64]) -> None:
+        now_us = time.time_ns() // 1000
+        batch = self._decoder.decode(values, now_us)
+        offsets = self._offset + np.arange(len(values), dtype=np.int64)
+        slots = self._slotting.slot_starts(batch.rows["time"].astype(np.int64))
         distinct, which = np.unique(slots, return_inverse=True)
         deadlines = np.array([self._deadline(slot) for slot in distinct.tolist()], dtype=np.int64)
         in_time = arrived[batch.index] <= deadlines[which]
         self.late += int(np.count_nonzero(~in_time))
-        first, self._offset = self._offset, self._offset + len(messages.values)
+        first, self._offset = self._offset, self._offset + len(values)
         await self._rows.append(
             PARTITION, first, self._offset, batch.rows[in_time], offsets[batch.index[in_time]], slots[in_time]
         )
-        self.reach(int(arrived[-1]))
         self._report_rejected(batch, offsets)
 
     def reach(self, time_us: int) -> None:
-        """Note that the source's clock shows ``time_us`` (µs UTC), although no message arrived."""
+        """Note that the source's clock shows ``time_us`` (µs UTC). No window becomes due while a block is stored."""
         self._reached_us = max(self._reached_us, time_us)
+        if not self._storing:
+            self._settled_us = self._reached_us
 
     async def flush(self) -> None:
         """Do nothing, because no message is kept."""
@@ -134,13 +148,13 @@ class EmbeddedFeed:
                     unreleased.append(slot)
                 elif not unreleased:
                     self._start_us = self._slotting.window(slot).end * 1_000_000  # no need to ask again
-        return [slot for slot in unreleased if self.ended or self._deadline(slot) < self._reached_us]
+        return [slot for slot in unreleased if self.ended or self._deadline(slot) < self._settled_us]
 
     def _every_slot(self) -> list[int]:
         """Under "participation", the clock alone decides which windows are released."""
         assert self._start_us is not None, "a source under 'participation' says when it begins"
         slots, slot = [], self._slotting.window(self._start_us // 1_000_000).start
-        while self._deadline(slot) < self._reached_us:
+        while self._deadline(slot) < self._settled_us:
             slots.append(slot)
             slot = self._slotting.window(slot).end
         return slots

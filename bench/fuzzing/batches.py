@@ -20,7 +20,8 @@ from bench.fuzzing.hunting import Hunt, Target
 from bench.fuzzing.messages import sound_event
 from bench.fuzzing.mutation import Mutator, json_of
 from stream.config.servers import KafkaConfig
-from stream.ingestion.bounded import MAX_BATCH_BYTES, BoundedConsumer, FeedRecord
+from stream.ingestion.bounded import BoundedConsumer, FeedRecord
+from stream.ingestion.unpacking import MAX_BATCH_BYTES
 
 _PARTITION = TopicPartition("fuzz", 0)
 _HEADER, _CRC_AT, _CRC_OF = 61, 17, 21
@@ -75,6 +76,7 @@ class Batches(Target):
     def _check(self, before: bytes, values: list[bytes], data: bytes) -> None:
         consumer = self._consumer
         consumer.skipped.clear()
+        consumer.bytes_read = 0
         limits = consumer.kafka._value_deserializer
         records: list[FeedRecord] = []
         try:

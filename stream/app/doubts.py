@@ -21,7 +21,7 @@ import structlog
 from stream.app.refusal_doubts import RefusalDoubts
 from stream.app.speed_doubts import SpeedDoubts
 from stream.config import Config
-from stream.ingestion.arrays import MAX_ARRAY_BYTES, elements, may_hold_several
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, first_element, may_hold_several
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Arrived, Batch
 from stream.ingestion.formats import feed_format, looks_like
 from stream.windows import EARLIEST_S, LATEST_S
@@ -117,7 +117,7 @@ class FeedDoubts:
     def _present(self, value: bytes) -> tuple[bool, dict[str, Any]]:
         """Whether a message, or the first event in it, is JSON, and the fields that it has."""
         if not self._format.positional and may_hold_several(value):
-            value = next(iter(elements(value) or ()), b"")
+            value = first_element(value)
         if len(value) > MAX_MESSAGE_BYTES:
             return False, {}
         is_readable, present = looks_like(value, self._format.fields)

@@ -22,6 +22,7 @@ class Publishing(Looking):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._process = WorkProcess()
+        self._lead_seconds = PUBLICATION_LEAD_SECONDS
 
     async def prepare(self) -> bool:
         """Start the process now, so that the first window need not wait for it."""
@@ -33,7 +34,7 @@ class Publishing(Looking):
 
     async def look(self) -> float:
         """Publish what is committed and whose instant is near."""
-        slots = await self.worker.to_publish(PUBLICATION_LEAD_SECONDS)
+        slots = await self.worker.to_publish(self._lead_seconds)
         return await self._publish_alone(slots) if slots else _LOOK_SECONDS
 
     async def _publish_alone(self, slots: list[int]) -> float:
@@ -42,10 +43,17 @@ class Publishing(Looking):
             if not mine:
                 return _LOOK_SECONDS
             try:
-                reports = await self._process.run(publish_in_process, self.worker.config, slots)
+                reports = await self._process.run(publish_in_process, self.worker.config, slots, self._lead_seconds)
             except ProcessDiedError:
                 log.error("publishing process died")
                 return RETRY_SECONDS
+        if not reports:
+            self._lead_seconds *= 2
+            log.warning(
+                "connecting and verifying the ledger took so long that windows missed their instant; it begins earlier from now on",
+                windows=slots,
+                lead_seconds=self._lead_seconds,
+            )
         for report in reports:
             self.worker.record(report)
         return RETRY_SECONDS if any(report.failure for report in reports) else 0.0

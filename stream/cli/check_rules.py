@@ -48,8 +48,8 @@ def text_of(rules: list[Rule]) -> Iterator[str]:
 
 def _of_events(config: Config) -> Iterator[Rule]:
     from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS
-    from stream.ingestion.bounded import MAX_BATCH_BYTES
     from stream.ingestion.decoding import MAX_MESSAGE_BYTES
+    from stream.ingestion.unpacking import MAX_BATCH_BYTES
 
     event, window = "an event", config.window
     if window.lateness == "append-time":

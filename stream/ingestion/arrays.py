@@ -5,6 +5,7 @@ An element is cut out without being read, so an element that is no event, or tha
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Literal
 
@@ -15,7 +16,7 @@ MAX_ARRAY_BYTES = 1 << 18
 MAX_EVENTS = 5_000
 """Most events of a message."""
 _SPACE = b" \t\r\n"
-_KEPT = 1 << 10
+_KEPT, _HEAD, _PIECE = 1 << 10, 1 << 12, 1 << 14
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+("?)|[\[\]{},]', re.DOTALL)
 """A string, whose group is empty while its end is missing, or a mark of structure. Every quotation mark begins a match."""
 
@@ -38,30 +39,54 @@ def may_hold_several(message: bytes) -> bool:
     return (text[:1] == b"[" and text[-1:] == b"]") or (text[:1] == b"{" and b'"Notification"' in text)
 
 
-def elements(message: bytes) -> list[bytes] | None:
-    """The elements of a JSON array, or of the ``data`` of a notification; None for anything else, and if there are none."""
+def elements(message: bytes, most: float = math.inf) -> list[bytes] | None:
+    """The elements of a JSON array, or of the ``data`` of a notification; None for anything else, and if there are none.
+
+    ``most``: of an array that is no JSON, nothing is read behind so many elements.
+    """
     text = message.strip(_SPACE)
-    is_array = text[:1] == b"["
-    try:
-        values = _raw_elements(text) if is_array else _notification(text).data
-    except (msgspec.DecodeError, RecursionError):
-        return _cut(text if is_array else _data_of(text))
+    values = _whole(text)
+    if values is None:
+        return _cut(text if text[:1] == b"[" else _data_of(text), most)
     return list(map(bytes, values)) or None
+
+
+def first_element(message: bytes) -> bytes:
+    """The first of the :func:`elements`, however the others are formed; nothing if it is not known after the first 4 KiB."""
+    text = message.strip(_SPACE)
+    values = _whole(text)
+    if values is None:
+        values = Cutter(_HEAD).feed(text[:_HEAD]) if text[:1] == b"[" else []
+    return bytes(values[0]) if values else b""
+
+
+def _whole(text: bytes) -> list[msgspec.Raw] | list[bytes] | None:
+    """The elements of an array or notification that is JSON; None for another text."""
+    try:
+        return _raw_elements(text) if text[:1] == b"[" else _notification(text).data
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _data_of(notification: bytes) -> bytes:
     """The array of a notification of which an element is no JSON; nothing if the text is no notification."""
-    members = _cut(b"[" + notification[1:-1] + b"]") if notification[-1:] == b"}" else None
+    members = _cut(b"[" + notification[1:-1] + b"]", MAX_EVENTS) if notification[-1:] == b"}" else None
     values = {match[1]: match[2] for match in map(_MEMBER.fullmatch, members or ()) if match}
     data = values.get(b"data", b"")
     return data if values.get(b"type") == b'"Notification"' and data[:1] == b"[" else b""
 
 
-def _cut(text: bytes) -> list[bytes] | None:
-    """The elements of one array, however they are formed; None if the array does not end with the text."""
-    cutter = Cutter(len(text))
-    values = cutter.feed(text)
-    return values if values and cutter.is_between and cutter.begun == 1 else None
+def _cut(text: bytes, most: float) -> list[bytes] | None:
+    """The elements of one array, however they are formed, up to one that exceeds ``most``; None if the array does not end with
+    the text. Nothing is read behind the end of the first array.
+    """
+    cutter, values = Cutter(len(text)), list[bytes]()
+    for at in range(0, len(text), _PIECE):
+        values += cutter.feed(text[at : at + _PIECE])
+        if cutter.begun > 1 or len(values) > most:
+            break
+    is_one = cutter.begun == 1 and (cutter.is_between or len(values) > most)
+    return values if values and is_one else None
 
 
 class Cutter:

@@ -1,9 +1,8 @@
 """A Kafka consumer with bounded memory, whatever producers send.
 
-Kafka limits the stored size of a batch, but 36 kB on disk may unpack into gigabytes. This consumer unpacks at most
-``MAX_BATCH_BYTES`` of a batch. A batch that is larger or cannot be read is skipped and noted, and reading continues after it.
-So is one that was damaged in the broker's log, which aiokafka would fetch again without end, and nothing else. Of a message
-it keeps only what the service needs, and of one above ``MAX_ARRAY_BYTES`` only the fact that it was too large.
+A batch that :mod:`stream.ingestion.unpacking` refuses, or that cannot be read, is skipped and noted, and reading continues after
+it. So is one that was damaged in the broker's log, which aiokafka would fetch again without end, and nothing else. Of a message
+this consumer keeps only what the service needs, and of one above ``MAX_ARRAY_BYTES`` only the fact that it was too large.
 
 aiokafka has no setting for such limits, so this module replaces two of aiokafka's classes by its own. Its tests fail if
 another version of aiokafka does not have these classes.
@@ -12,14 +11,10 @@ another version of aiokafka does not have these classes.
 from __future__ import annotations
 
 import math
-import threading
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import aiokafka.consumer.fetcher as fetcher
-import aiokafka.record.default_records as plain_records
-import cramjam
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -28,26 +23,19 @@ from aiokafka.errors import CorruptRecordException, KafkaError
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_options
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
+from stream.ingestion.unpacking import scratch
 
 log = structlog.get_logger()
 
 MAX_FETCH_BYTES = 8 << 20
 """Largest stored size of one partition's part in one answer of the broker; a single batch may be as large."""
-MAX_BATCH_BYTES = 16 << 20
-"""Largest unpacked size of one batch."""
 MAX_GATHERED_BYTES = 32 << 20
-"""Once this many bytes of messages were read at a time, no further ones are requested."""
-_FEW = 64
-"""Messages after which the bytes are counted: at most 16 MiB more than :data:`MAX_GATHERED_BYTES` are read."""
+"""Once this many bytes were read or unpacked at a time, no further message is taken: at most one batch more is unpacked."""
 _FETCHES = 3
 """How often a batch is fetched whose bytes are not those that were sent, before it is skipped."""
 _LOG_APPEND_TIME = 1
 _TOO_LARGE = bytes(MAX_ARRAY_BYTES + 1)
 """Replaces the value of every message above the limit."""
-
-
-class BatchTooLargeError(ValueError):
-    """A batch that is larger than :data:`MAX_BATCH_BYTES` when unpacked, or damaged."""
 
 
 class FeedRecord(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +66,7 @@ class BoundedConsumer:
     def __init__(self, config: KafkaConfig, group: str | None) -> None:
         self.skipped: list[Skipped] = []
         self.bytes_read = 0
+        """Bytes of the messages that were read at a time; of a packed batch, those of all that was unpacked, and of the packed."""
         self._failure: KafkaError | None = None
         self._damaged: dict[TopicPartition, tuple[int, int]] = {}
         self.kafka = AIOKafkaConsumer(
@@ -97,6 +86,11 @@ class BoundedConsumer:
         count = count + 1 if last == offset else 1
         self._damaged[partition] = offset, count
         return count < _FETCHES
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether no further message is taken at this time."""
+        return self.bytes_read >= MAX_GATHERED_BYTES
 
     def skip(self, partition: TopicPartition, first: int, last: int, reason: str) -> None:
         """Note that a batch is left out, and say so in the log."""
@@ -122,7 +116,7 @@ class BoundedConsumer:
             raise failure
         gathered: dict[TopicPartition, list[tuple[int, list[FeedRecord]]]] = {}
         count = self.bytes_read = 0
-        while count < messages and self.bytes_read < MAX_GATHERED_BYTES:
+        while count < messages and not self.has_enough:
             try:
                 batches = await self.kafka.getmany(timeout_ms=0 if count else timeout_ms, max_records=messages - count)
             except KafkaError as error:
@@ -156,6 +150,8 @@ class _Limits:
 class _BoundedResult(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has no types
     """The part of one partition in one answer of the broker, of which no more is taken once enough bytes were read."""
 
+    _partition_records: Any
+
     def __init__(self, tp: TopicPartition, *, assignment: Any, partition_records: Any, backoff: float) -> None:
         super().__init__(tp, assignment=assignment, partition_records=partition_records, backoff=backoff)
         partition_records.log_end = assignment.state_value(tp).highwater
@@ -166,11 +162,15 @@ class _BoundedResult(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has
         if consumer is None or max_records is None:
             return list(super().getall(max_records))
         records: list[Any] = []
-        while len(records) < max_records and consumer.bytes_read < MAX_GATHERED_BYTES:
-            few = super().getall(min(_FEW, max_records - len(records)))
-            records += few
-            if not few or not self.has_more():
-                break
+        if consumer.has_enough or not self.check_assignment(self._topic_partition) or not self.has_more():
+            return records
+        for record in self._partition_records:
+            records.append(record)
+            if len(records) >= max_records or consumer.has_enough:
+                self._update_position()
+                return records
+        self._update_position()
+        self._partition_records = None
         return records
 
 
@@ -178,6 +178,8 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
     """Records of one partition in one answer of the broker. ``log_end``: the offset after its last message at that time."""
 
     log_end: float = math.inf
+    is_packed = False
+    """Whether the bytes of the current batch were counted when it was unpacked."""
 
     def __init__(self, tp: TopicPartition, records: Any, *rest: Any) -> None:
         super().__init__(tp, records, *rest)
@@ -195,10 +197,10 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
     def _feed_record(self, tp: TopicPartition, record: Any) -> FeedRecord:
         value = record.value
         if value is not None:
+            if not self.is_packed:
+                self.consumer.bytes_read += len(value)
             if len(value) > MAX_ARRAY_BYTES:
                 value = _TOO_LARGE
-            else:
-                self.consumer.bytes_read += len(value)
         return FeedRecord(
             record.offset, record.timestamp * 1000 if record.timestamp_type == _LOG_APPEND_TIME else -1, value
         )
@@ -217,6 +219,9 @@ class _Batches:
         self._next: _Batch | _Damaged | None = None
 
     def has_next(self) -> bool:
+        """Whether another batch is taken. After batches that were unpacked in vain, the rest of the answer is fetched again."""
+        if self._reading.consumer.has_enough:
+            return False
         if self._next is None:
             self._next = next(self._readable, None)
         return self._next is not None
@@ -267,11 +272,16 @@ class _Batch:
         return getattr(self._batch, name)
 
     def __iter__(self) -> Iterator[Any]:
-        batch = self._batch
+        batch, reading, before = self._batch, self._reading, scratch.bytes_unpacked
         try:
-            yield from batch
+            try:
+                records = iter(batch)  # which unpacks it
+            finally:
+                unpacked = scratch.bytes_unpacked - before
+                reading.is_packed = unpacked > 0
+                reading.consumer.bytes_read += unpacked
+            yield from records
         except Exception as error:  # whatever error its bytes cause, the batch is skipped and the feed continues
-            reading = self._reading
             reading.consumer.skip(reading.partition, batch.base_offset, batch.next_offset - 1, str(error))
 
 
@@ -289,80 +299,4 @@ class _Damaged:
         return iter(())
 
 
-class _Scratch(threading.local):
-    """Room to unpack one batch, of each thread its own: the codecs let other threads run while they unpack."""
-
-    def __init__(self) -> None:
-        self.room = bytearray(MAX_BATCH_BYTES)
-
-
-_scratch = _Scratch()
-
-
-def bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[bytes], bytes]:
-    """A codec that unpacks at most :data:`MAX_BATCH_BYTES`, from one that unpacks into a buffer and returns the size.
-
-    Raises :class:`BatchTooLargeError`.
-    """
-
-    def decode(payload: bytes) -> bytes:
-        room = _scratch.room
-        try:
-            size = decompress_into(payload, room)
-        except cramjam.DecompressionError as error:
-            raise BatchTooLargeError(f"more than {MAX_BATCH_BYTES >> 20} MiB unpacked, or damaged: {error}") from None
-        return bytes(memoryview(room)[:size])
-
-    return decode
-
-
-def gzip_decode(payload: bytes) -> bytes:
-    """At most :data:`MAX_BATCH_BYTES` from a gzip of one or several members; raises :class:`BatchTooLargeError`."""
-    stream, parts, left = zlib.decompressobj(31), [], MAX_BATCH_BYTES
-    while payload:
-        part = stream.decompress(payload, left + 1)
-        left -= len(part)
-        if left < 0:
-            raise BatchTooLargeError(f"more than {MAX_BATCH_BYTES >> 20} MiB unpacked")
-        parts.append(part)
-        payload = stream.unused_data.lstrip(b"\0") if stream.eof else stream.unconsumed_tail
-        if stream.eof:
-            stream = zlib.decompressobj(31)
-    return b"".join(parts)
-
-
-_XERIAL = b"\x82SNAPPY\x00"
-
-
-def snappy_into(payload: bytes, scratch: bytearray) -> int:
-    """Unpack Snappy, raw or in the frames of snappy-java, into ``scratch``; returns the size."""
-    if bytes(payload[:8]) != _XERIAL:
-        return int(cramjam.snappy.decompress_raw_into(payload, scratch))
-    view, space, at, size = memoryview(payload), memoryview(scratch), 16, 0
-    while at < len(view):
-        end = at + 4 + int.from_bytes(view[at : at + 4], "big")
-        block = bytearray(min(cramjam.snappy.decompress_raw_len(view[at + 4 : end]), len(space) - size))
-        length = int(cramjam.snappy.decompress_raw_into(view[at + 4 : end], block))
-        space[size : size + length] = block[:length]
-        size, at = size + length, end
-    return size
-
-
-def _install() -> None:
-    """Replace the classes and functions that aiokafka's readers use by the bounded ones."""
-    fetcher.PartitionRecords, fetcher.FetchResult = _BoundedRecords, _BoundedResult
-    modules = [plain_records]
-    try:
-        import aiokafka.record._crecords.default_records as compiled_records
-    except ImportError:  # aiokafka was built without its compiled readers
-        pass
-    else:
-        modules.append(compiled_records)
-    for module in modules:
-        module.gzip_decode = gzip_decode
-        module.snappy_decode = bounded(snappy_into)
-        module.lz4_decode = bounded(cramjam.lz4.decompress_into)
-        module.zstd_decode = bounded(cramjam.zstd.decompress_into)
-
-
-_install()
+fetcher.PartitionRecords, fetcher.FetchResult = _BoundedRecords, _BoundedResult

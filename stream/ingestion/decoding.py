@@ -37,7 +37,7 @@ log = structlog.get_logger()
 MAX_MESSAGE_BYTES = 1 << 16
 """Largest size of a message with one event, which has about a hundred bytes."""
 AT_ONCE = 10_000
-"""Of messages with several events, no further one is begun after so many events, or 32 bytes for each."""
+"""Of messages that are no event alone, no further one is begun after so many events, or 32 bytes for each."""
 _MAX_VALUE = 2**31 - 1
 
 
@@ -203,14 +203,14 @@ class Decoder:
         return whole
 
     def decode_part(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
-        """As :meth:`decode`, but of messages with several events only so many that about ``AT_ONCE`` events are decoded.
+        """As :meth:`decode`, but of messages that are no event alone only so many that about ``AT_ONCE`` events are decoded.
 
         The batch says how many messages that were, at least one of them. No byte is decoded twice.
         """
         leading = self._leading(values)
         if len(leading.fixes) == len(values):
             return self._total(leading.fixes, arrived_us)
-        read = self._read(values, self._arrays, leading)
+        read = self._read(values, leading)
         message, element = read.places()
         index = np.array(read.index, np.int64)
         batch = self._total(read.fixes, _of(arrived_us, message[index]))
@@ -231,8 +231,9 @@ class Decoder:
                 leading.fixes.extend(map(self._format.decode, values))
         return leading
 
-    def _read(self, values: Sequence[bytes | None], arrays: bool, leading: _Leading) -> _Read:
-        """The events of the first messages, in one pass. ``arrays``: whether a message may hold several."""
+    def _read(self, values: Sequence[bytes | None], leading: _Leading, *, nested: bool = False) -> _Read:
+        """The events of the first messages, in one pass. ``nested``: of all elements of one message, which hold no others."""
+        arrays = self._arrays and not nested
         fixes, events, spent = leading.fixes, len(leading.fixes), 0
         read, undecodable = _Read(fixes, list(range(events))), events if leading.is_cut else -1
         decode, keep, place = self._format.decode, fixes.append, read.index.append
@@ -251,24 +252,21 @@ class Decoder:
                     place(events)
                     events += 1
                     continue
-            if arrays and (corners := self._corners(value)) is not None:
-                read.add(position, events, corners)
-                events += corners.events
-                spent += corners.events
-                if spent >= AT_ONCE:
-                    values = values[: position + 1]
-                    break
-                continue
-            parts = _parts(value) if arrays else None
-            if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
-                reason, read.corners[events] = self._why_refused(value, parts)
-                read.refused[events] = _CODE[reason]
-                events += 1
-                continue
-            read.add(position, events, self._read(parts, False, _Leading([])))
-            events += len(parts)
-            spent += max(len(parts), len(value) >> 5)
-            if spent >= AT_ONCE:
+            several = self._corners(value) if arrays else None
+            if several is None:
+                parts = _parts(value) if arrays else None
+                if value is None or parts is None or self._one_each or len(parts) > MAX_EVENTS:
+                    reason, read.corners[events] = self._why_refused(value, parts)
+                    read.refused[events] = _CODE[reason]
+                else:
+                    several = self._read(parts, _Leading([]), nested=True)
+            count = 1
+            if several is not None:
+                read.add(position, events, several)
+                count = several.events
+            events += count
+            spent += max(count, len(value or b"") >> 5)
+            if spent >= AT_ONCE and not nested:
                 values = values[: position + 1]
                 break
         read.events, read.messages = events, len(values)
@@ -406,7 +404,7 @@ def _parts(value: bytes | None) -> list[bytes] | None:
     """The events of a message that may hold several; None if it does not."""
     if value is None or len(value) > MAX_ARRAY_BYTES or not may_hold_several(value):
         return None
-    return elements(value)
+    return elements(value, MAX_EVENTS)
 
 
 def _inside(domain: BoundingBox, lat: NDArray[np.float64], lng: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from hashlib import blake2b
 from pathlib import Path
 
@@ -84,17 +85,18 @@ def key_fingerprint(key: bytes) -> str:
 
 
 class Pseudonyms(dict[str, int]):
-    """``pseudonyms[user]`` is the keyed BLAKE2b-64 of the identifier; at most ``capacity`` of them are remembered.
+    """``pseudonyms[user]`` is the keyed BLAKE2b-64 of the identifier. So many are remembered that Python has
+    their identifiers in ``capacity`` bytes.
 
     Raises :class:`KeyError` for an identifier that is empty, longer than 256 bytes of UTF-8 or not encodable.
     """
 
-    def __init__(self, key: bytes, capacity: int = 1 << 20) -> None:
+    def __init__(self, key: bytes, capacity: int = 1 << 26) -> None:
         super().__init__()
         if len(key) != KEY_BYTES:
             raise UserKeyError(f"a user key has {KEY_BYTES} bytes, not {len(key)}; take it from load_user_key")
         self._hash = blake2b(key=key, digest_size=8)
-        self._capacity = capacity
+        self._capacity = self._room = capacity
 
     def __missing__(self, user: str) -> int:
         try:
@@ -106,7 +108,9 @@ class Pseudonyms(dict[str, int]):
         hashed = self._hash.copy()
         hashed.update(raw)
         pseudonym = int.from_bytes(hashed.digest(), "little")
-        if len(self) >= self._capacity:
+        self._room -= sys.getsizeof(user)
+        if self._room < 0:
             self.clear()
+            self._room = self._capacity - sys.getsizeof(user)
         self[user] = pseudonym
         return pseudonym

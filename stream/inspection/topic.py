@@ -16,7 +16,8 @@ from aiokafka.errors import KafkaError
 from stream.config.servers import KafkaConfig
 from stream.connection import start_client
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
-from stream.ingestion.bounded import MAX_BATCH_BYTES, BoundedConsumer, FeedRecord
+from stream.ingestion.bounded import BoundedConsumer, FeedRecord
+from stream.ingestion.unpacking import MAX_BATCH_BYTES
 from stream.inspection.observations import InspectionError, Observations
 from stream.inspection.reading import observe_messages
 

@@ -68,7 +68,9 @@ FAILURES: dict[type[Exception], str] = {
 }
 """Errors that the next attempt may overcome; any other error is unexpected."""
 PUBLICATION_LEAD_SECONDS = 3.0
-"""How long before its instant a window is given to the publishing process, which first connects and verifies the ledger."""
+"""How long before its instant a window is given to the publishing process, which first connects and verifies the ledger. Where
+that takes longer, the instant is missed, and the next attempt gets more time.
+"""
 _SERVERS = (RedisError, PublishError, KafkaError)
 
 
@@ -91,9 +93,9 @@ def close_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
     return asyncio.run(close_windows(config, slots))
 
 
-def publish_in_process(config: Config, slots: list[int]) -> list[CloseReport]:
+def publish_in_process(config: Config, slots: list[int], lead_seconds: float) -> list[CloseReport]:
     """:func:`publish_windows`, in a process of its own."""
-    return asyncio.run(publish_windows(config, slots))
+    return asyncio.run(publish_windows(config, slots, lead_seconds))
 
 
 def forget_everything() -> None:
@@ -118,11 +120,14 @@ async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
     return reports
 
 
-async def publish_windows(config: Config, slots: list[int]) -> list[CloseReport]:
+async def publish_windows(
+    config: Config, slots: list[int], lead_seconds: float = PUBLICATION_LEAD_SECONDS
+) -> list[CloseReport]:
     """Publish the committed windows ``slots``, each at its next instant by the clock of Redis, in the order of the instants.
 
     Connections are made and the ledger is verified before the first instant. If a window misses its instant meanwhile and
-    another one may come first, it is left for the next call. Stops at the first failure that the others would share.
+    its next one is more than ``lead_seconds`` away, it is left for the next call, because another window may come first. Stops at
+    the first failure that the others would share.
     """
     times, reports = config.publication, list[CloseReport]()
     assert times is not None, "without instants a window is published by the process that closes it"
@@ -133,7 +138,7 @@ async def publish_windows(config: Config, slots: list[int]) -> list[CloseReport]
             now_us = await servers.rows.now_us()
             instants = sorted((times.next_us(end, now_us), slot) for slot, end in ends.items())
             for instant_us, slot in instants:
-                if instant_us > now_us + PUBLICATION_LEAD_SECONDS * 1e6:
+                if instant_us > now_us + lead_seconds * 1e6:
                     break
                 begun_us = await _until(instant_us, servers.rows)
                 report = await servers.publish(slot)

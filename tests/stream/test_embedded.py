@@ -112,6 +112,30 @@ async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_th
     assert await feed.due_slots() == [SLOT, SLOT + 3600]
 
 
+async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with_it(
+    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large snapshot is stored in parts, and the clock goes on meanwhile."""
+    monkeypatch.setattr(embedded, "AT_ONCE", 2)
+    config = with_redis(riders_config(tmp_path), redis_url)
+    decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
+    rows = RowStore(redis, config.feed.name)
+    feed = EmbeddedFeed(config, rows, decoder, lambda message: None, NOON_US)
+    deadline = NOON_US + HOUR_US + int(config.window.allowed_delay.total_seconds()) * 1_000_000
+    append = rows.append
+
+    async def meanwhile(*what: Any) -> Any:
+        feed.reach(deadline + HOUR_US // 2)
+        assert await feed.due_slots() == [], "no window closes before its events are stored"
+        return await append(*what)
+
+    monkeypatch.setattr(rows, "append", meanwhile)
+    await feed.send(arriving(*[(deadline, NOON_US + k) for k in range(5)]))
+    assert feed.late == 0
+    assert len(await rows_in(redis, config.feed.name, SLOT)) == 5
+    assert await feed.due_slots() == [SLOT]
+
+
 async def test_under_participation_every_window_from_the_beginning_is_released_visited_or_not(
     redis_url: str, redis: Redis, tmp_path: Path
 ) -> None:

@@ -28,6 +28,8 @@ from stream.config import Config
 from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW
 from stream.messages.topics import create_topics
+from stream.protocol.close_process import PUBLICATION_LEAD_SECONDS, close_windows, publish_windows
+from stream.protocol.ledger_check import LedgerCheck
 from stream.statistics import window_release
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
@@ -293,8 +295,6 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
 async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_published(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
 ) -> None:
-    from stream.protocol.close_process import close_windows, publish_windows
-
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
     config = riders_config(tmp_path, **settings, **{"window.publication_margin": f"{MARGIN:.0f}s"})
     await create_topics(config)
@@ -319,6 +319,43 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
     assert samples["hexveil_publication_behind_seconds_count"] == 1
     assert samples["hexveil_window_close_seconds_count"] == 1
     assert samples["hexveil_windows_closed_total"] == 1
+
+
+async def test_a_window_is_published_however_long_connecting_and_verifying_take(
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far brokers answer so late that the lead is too short: the instant passes, and the next attempt begins earlier."""
+    settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
+    config = riders_config(tmp_path, **settings, **{"window.publication_margin": "5s"})
+    await create_topics(config)
+    await Ledger(redis, topic_name).start_generation(birth=0)
+    assert (await close_windows(config, [SLOT]))[0].failure is None
+    worker, verify, leads = Worker(config), LedgerCheck.verify, list[float]()
+
+    async def slowly(check: LedgerCheck) -> None:
+        await asyncio.sleep(PUBLICATION_LEAD_SECONDS + 0.5)
+        await verify(check)
+
+    async def near(within_seconds: float) -> list[int]:
+        now_us, end = await worker.rows.now_us(), config.slotting.window(SLOT).end
+        assert config.publication is not None
+        is_near = config.publication.next_us(end, now_us) <= now_us + within_seconds * 1e6
+        leads.extend([within_seconds] if is_near else [])
+        return [SLOT] if is_near else []
+
+    monkeypatch.setattr(WorkProcess, "run", in_a_thread)
+    monkeypatch.setattr(LedgerCheck, "verify", slowly)
+    monkeypatch.setattr(worker, "to_publish", near)
+    publishing = Publishing(worker)
+    try:
+        for _ in range(60):
+            await asyncio.sleep(await publishing.look())
+            if await worker.rows.is_closed(SLOT):
+                break
+        assert await worker.rows.is_closed(SLOT)
+    finally:
+        await worker.redis.aclose()
+    assert leads == [PUBLICATION_LEAD_SECONDS, 2 * PUBLICATION_LEAD_SECONDS]
 
 
 async def test_a_process_that_was_stopped_begins_nothing_and_waits_for_the_end_of_its_service() -> None:

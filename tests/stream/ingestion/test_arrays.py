@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from dpcore.relation import NeighbouringRelation
 from stream.config.servers import KafkaConfig
 from stream.ingestion import decoding
-from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements, first_element
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.ingestion.formats import feed_format
 from stream.inspection.reading import observe_file
@@ -124,6 +124,46 @@ def test_what_an_array_may_cost_is_bounded() -> None:
     assert refusals(decoder().decode([deep], NOW_US)) == [(0, 0, "not-json")]
     flood = [array(*[b"{}"] * 4_000)] * 50
     assert decoder().decode_part(flood, NOW_US).messages <= decoding.AT_ONCE // 4_000 + 1
+
+
+@pytest.mark.parametrize("relation", NeighbouringRelation)
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"[]" * (1 << 17),
+        b"[" + b"{}" * 131_000 + b"]",
+        b'{"type":"Notification","data":[' + b"{}" * 130_000 + b"]}",
+        b"x" * (1 << 16),
+    ],
+    ids=["many arrays", "no commas", "notification", "no JSON"],
+)
+def test_of_messages_that_are_refused_as_a_whole_no_more_are_looked_at_at_once_than_of_others(
+    message: bytes, relation: NeighbouringRelation
+) -> None:
+    """So the event loop is not blocked by a batch of them, of which gzip makes a few kilobytes."""
+    judge = Decoder(make_config().model_copy(update={"relation": relation}), KEY)
+    batch = judge.decode_part([message] * 100, NOW_US)
+    assert batch.messages <= 1 + 32 * decoding.AT_ONCE // len(message)
+    assert len(batch.rejected) == batch.messages
+
+
+def test_an_array_that_is_no_json_is_not_read_behind_its_end_or_more_elements_than_are_wanted() -> None:
+    endless = b"[" + b"NaN," * 50_000 + b"0]"
+    assert len(elements(endless) or ()) == 50_001
+    assert 100 < len(elements(endless, 100) or ()) < 50_000
+    assert elements(b"[1,NaN] [" + b"0," * 50_000 + b"0]") is None
+
+
+def test_the_first_element_is_known_from_the_beginning_of_an_array_however_the_rest_is_formed() -> None:
+    for message in (
+        array(event(), event()),
+        b" " + array(event(), b"NaN"),
+        b"[" + event() + b"," + b"{" * 200_000 + b"]",
+    ):
+        assert first_element(message) == event()
+    assert first_element(json.dumps({"type": "Notification", "data": [{"a": 1}]}).encode()) == b'{"a": 1}'
+    for nothing in (b"[]", b"{}", b'{"Notification"', b"[" + b" " * 5_000 + b"1,NaN]", b""):
+        assert first_element(nothing) == b""
 
 
 def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list_is_no_array_of_events() -> None:

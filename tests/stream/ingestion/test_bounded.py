@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import cramjam
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stream.ingestion import bounded
+from stream.config.servers import KafkaConfig
+from stream.ingestion import unpacking
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
-from stream.ingestion.bounded import MAX_BATCH_BYTES, BatchTooLargeError
+from stream.ingestion.bounded import MAX_GATHERED_BYTES, BoundedConsumer
+from stream.ingestion.unpacking import MAX_BATCH_BYTES, BatchTooLargeError
 from stream.messages.topics import INPUT_SETTINGS
 from stream.storage.row_store import RowStore
 from tests.support.feeding import create_topic, until
@@ -23,10 +26,10 @@ from tests.support.live_batches import send_batch
 from tests.support.live_events import event, every_speed
 
 CODECS = {
-    "gzip": (gzip_encode, bounded.gzip_decode),
-    "snappy": (snappy_encode, bounded.bounded(bounded.snappy_into)),
-    "lz4": (lz4_encode, bounded.bounded(cramjam.lz4.decompress_into)),
-    "zstd": (zstd_encode, bounded.bounded(cramjam.zstd.decompress_into)),
+    "gzip": (gzip_encode, unpacking.gzip_decode),
+    "snappy": (snappy_encode, unpacking.bounded(unpacking.snappy_into)),
+    "lz4": (lz4_encode, unpacking.bounded(cramjam.lz4.decompress_into)),
+    "zstd": (zstd_encode, unpacking.bounded(cramjam.zstd.decompress_into)),
 }
 
 
@@ -113,3 +116,54 @@ async def test_a_bomb_at_the_end_of_a_partition_holds_nothing_up(kafka, redis, r
 
         await until(passed)
     assert await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": 1}
+
+
+async def test_a_message_of_very_many_headers_is_left_out_with_its_batch_and_other_large_batches_are_read(
+    kafka, redis, redis_url, topic_name
+):
+    """As objects, headers take forty times as many bytes."""
+    await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+    now = time.time()
+    await send_batch(kafka, topic_name, "gzip", [event("a", now, 1), bytes(MAX_ARRAY_BYTES)] * 5)
+    await send_batch(kafka, topic_name, "zstd", [event("b", now, 2)], headers=600_000)
+    await send_batch(kafka, topic_name, "lz4", [event("c", now, 3)], headers=3)
+    async with Ingesting(topic_name, kafka, redis_url, lateness="append-time") as ingesting:
+
+        async def all_read() -> bool:
+            return await RowStore(redis, "bus").next_offsets() == {f"{topic_name}/0": 12}
+
+        await until(all_read)
+        assert await every_speed(redis) == [100] * 5 + [300]
+    reports = [json.loads(report.value) for report in ingesting.reports]
+    unreadable = [body for body in reports if body["reason"] == "unreadable-batch"]
+    assert [(body["first_offset"], body["last_offset"]) for body in unreadable] == [(10, 10)]
+
+
+@pytest.mark.parametrize("size", [15 << 20, 30 << 20], ids=["values that are too large", "batches that are too large"])
+async def test_what_is_unpacked_in_vain_counts_as_read_so_the_event_loop_is_not_blocked_by_it(kafka, topic_name, size):
+    await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+    for _ in range(5):
+        await send_batch(kafka, topic_name, "gzip", [bytes(size)])
+    await send_batch(kafka, topic_name, None, [b"last"])
+    bounded = BoundedConsumer(KafkaConfig(bootstrap=kafka), None)
+    partition, gathered = TopicPartition(topic_name, 0), list[int]()
+    await bounded.kafka.start()
+    try:
+        bounded.kafka.assign([partition])
+        bounded.kafka.seek(partition, 0)
+        values = list[bytes | None]()
+        while b"last" not in values:
+            batches = await bounded.gather(100, 1_000, lambda _, records: records[0].offset)
+            values += [record.value for _, _, records in batches for record in records]
+            gathered.append(bounded.bytes_read)
+    finally:
+        await bounded.kafka.stop()
+    assert all(size < MAX_GATHERED_BYTES + MAX_BATCH_BYTES + (1 << 20) for size in gathered)
+    assert sum(gathered) >= 5 * min(size, MAX_BATCH_BYTES)
+
+
+def test_many_gzip_members_with_padding_between_them_are_unpacked_one_after_the_other():
+    members = [gzip.compress(bytes([number % 256]) * number, mtime=0) for number in range(300)]
+    packed = b"".join(member + bytes(number % 3) for number, member in enumerate(members))
+    assert unpacking.gzip_decode(packed * 3) == b"".join(map(gzip.decompress, members)) * 3
+    assert unpacking.gzip_decode(memoryview(packed)) == unpacking.gzip_decode(packed)

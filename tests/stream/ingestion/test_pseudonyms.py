@@ -1,6 +1,7 @@
 """The user key is secret and single; pseudonyms depend on it and on nothing else."""
 
 import multiprocessing
+import sys
 
 import pytest
 
@@ -43,12 +44,23 @@ def test_processes_that_start_together_share_one_key(tmp_path):
 
 def test_pseudonyms_depend_on_the_key_and_outlive_the_cache():
     key, other = b"a" * 32, b"b" * 32
-    small, large = Pseudonyms(key, capacity=2), Pseudonyms(key)
+    small, large = Pseudonyms(key, capacity=150), Pseudonyms(key)
     users = [f"bus-{i % 7}" for i in range(50)]
     assert [small[user] for user in users] == [large[user] for user in users]
     assert len(small) <= 2
     assert Pseudonyms(other)["bus-1"] != large["bus-1"]
     assert key_fingerprint(key) != key_fingerprint(other)
+
+
+@pytest.mark.parametrize("user", ["bus-{:04}", "{:04}" + "😀" * 63], ids=["short", "long"])
+def test_memory_of_pseudonyms_is_bounded_however_long_identifiers_are(user):
+    """Python takes four bytes for each character of an identifier with one emoji."""
+    pseudonyms, capacity = Pseudonyms(bytes(32), capacity=64_000), 64_000
+    sizes = []
+    for number in range(3_000):
+        _ = pseudonyms[user.format(number)]
+        sizes.append(sum(map(sys.getsizeof, pseudonyms)) if number % 97 == 0 else 0)
+    assert capacity / 2 < max(sizes) <= capacity
 
 
 @pytest.mark.parametrize("user", ["", "x" * 257, "é" * 129, "\ud800"])
