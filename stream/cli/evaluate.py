@@ -166,7 +166,7 @@ def _judge(
     if figure is not None:
         _write_plot(scores, figure)
     if as_json:
-        typer.echo(json.dumps(report(source, trials, scores)))
+        typer.echo(json.dumps(report(source, trials, scores), allow_nan=False))
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     print_scores(scores)
@@ -188,7 +188,7 @@ def _judge_histograms(
             chosen = with_histogram_epsilon(settings, epsilon)
             scores += evaluate_histograms(chosen, windows, trials, lambda: bars.advance(task))
     if as_json:
-        typer.echo(json.dumps(report(source, trials, scores, "histograms")))
+        typer.echo(json.dumps(report(source, trials, scores, "histograms"), allow_nan=False))
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     print_histogram_scores(scores)
@@ -216,6 +216,8 @@ def _values(sweep: str | None, present: float) -> list[float]:
 def _write_plot(scores: list[Score], path: Path) -> None:
     from stream.cli.evaluate_plot import plot
 
+    if all(score.mae is None for score in scores):
+        stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users", USAGE)
     try:
         plot(scores, path)
     except ImportError:
