@@ -125,12 +125,13 @@ def _errors(relation: str, feed: str, map_name: str, sizes: Sizes) -> Iterator[d
         }
 
 
-def _mae(scores: list[Score], estimator: str) -> float:
-    return round(next(s.mae for s in scores if (s.statistic, s.estimator) == ("mean", estimator)), 3)
+def _mae(scores: list[Score], estimator: str) -> float | None:
+    error = next(s.mae for s in scores if (s.statistic, s.estimator) == ("mean", estimator))
+    return None if error is None else round(error, 3)
 
 
 def _modelled(scores: list[Score]) -> float | None:
-    errors = [s.mae for s in scores if s.statistic == "mean" and s.estimator != "released"]
+    errors = [s.mae for s in scores if s.statistic == "mean" and s.estimator != "released" and s.mae is not None]
     return round(errors[-1], 3) if errors else None
 
 

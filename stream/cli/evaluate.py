@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +77,7 @@ def evaluate_recording(
             _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
         else:
             _judge(_runs(settings, names, sweep), windows, trials, str(file), figure, as_json)
-    except ValueError as error:  # an epsilon out of bounds
+    except ValueError as error:  # an accounting that the configuration does not allow
         stop(str(error), USAGE)
 
 
@@ -143,13 +145,13 @@ def read_rows(settings: Config, file: Path, file_format: str) -> npt.NDArray[np.
 
 
 def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[str, Config]]:
-    """Every named variant at every epsilon of ``sweep``. Raises ValueError for an epsilon that the configuration refuses."""
+    """Every named variant at every epsilon of ``sweep``; exit 2 for an epsilon that no configuration may have."""
     from stream.evaluation.variants import variants, with_epsilon
 
     return [
         run
         for epsilon in _values(sweep, settings.privacy.epsilon)
-        for run in variants(settings if sweep is None else with_epsilon(settings, epsilon), names)
+        for run in variants(settings if sweep is None else _at(epsilon, with_epsilon, settings), names)
     ]
 
 
@@ -166,7 +168,7 @@ def _judge(
     if figure is not None:
         _write_plot(scores, figure)
     if as_json:
-        typer.echo(json.dumps(report(source, trials, scores)))
+        typer.echo(json.dumps(report(source, trials, scores), allow_nan=False))
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     print_scores(scores)
@@ -180,15 +182,14 @@ def _judge_histograms(
 
     if settings.histogram is None:
         stop("the configuration has no section [histogram]; add one, as the comments in the shipped files show", USAGE)
-    epsilons = _values(sweep, settings.histogram.epsilon)
+    runs = [_at(epsilon, with_histogram_epsilon, settings) for epsilon in _values(sweep, settings.histogram.epsilon)]
     scores: list[HistogramScore] = []
     with progress_bars() as bars:
-        task = bars.add_task("evaluating", total=len(epsilons) * len(windows))
-        for epsilon in epsilons:
-            chosen = with_histogram_epsilon(settings, epsilon)
+        task = bars.add_task("evaluating", total=len(runs) * len(windows))
+        for chosen in runs:
             scores += evaluate_histograms(chosen, windows, trials, lambda: bars.advance(task))
     if as_json:
-        typer.echo(json.dumps(report(source, trials, scores, "histograms")))
+        typer.echo(json.dumps(report(source, trials, scores, "histograms"), allow_nan=False))
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     print_histogram_scores(scores)
@@ -208,14 +209,26 @@ def _values(sweep: str | None, present: float) -> list[float]:
         values = [float(part) for part in text.split(",")]
     except ValueError:
         values = []
-    if name != "epsilon" or not values or min(values) <= 0:
+    if name != "epsilon" or not values or not all(0 < value < math.inf for value in values):
         stop(f"cannot sweep {sweep!r}; write epsilon=0.5,1,2,4 with positive numbers", USAGE)
     return values
+
+
+def _at(epsilon: float, change: Callable[[Config, float], Config], settings: Config) -> Config:
+    """``settings`` after a ``change`` to ``epsilon``; exit 2 if it is beyond what a configuration may say."""
+    from stream.config import ConfigError
+
+    try:
+        return change(settings, epsilon)
+    except ConfigError as error:
+        stop(f"cannot sweep epsilon={epsilon:g}: {error}", USAGE)
 
 
 def _write_plot(scores: list[Score], path: Path) -> None:
     from stream.cli.evaluate_plot import plot
 
+    if all(score.mae is None for score in scores):
+        stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users", USAGE)
     try:
         plot(scores, path)
     except ImportError:

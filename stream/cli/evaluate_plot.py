@@ -1,4 +1,4 @@
-"""Draws an evaluation: error against epsilon or by mechanism, beside a map of the best one's errors. Not private."""
+"""Draws an evaluation: error against epsilon or by mechanism, beside a map of the errors of the most useful one. Not private."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _COLUMNS = 8
 
 
 def plot(scores: Sequence[Score], path: Path) -> None:
-    """Write the figure (the suffix names the format). Raises ImportError without matplotlib."""
+    """Write the figure (the suffix names the format); at least one score has an error. Raises ImportError without matplotlib."""
     from matplotlib.figure import Figure
 
-    means = [score for score in scores if score.statistic == "mean"] or list(scores)
+    measured = [score for score in scores if score.mae is not None]
+    means = [score for score in measured if score.statistic == "mean"] or measured
     swept = len({score.epsilon for score in means}) > 1
     mapped = [score for score in means if score.map]
     figure = Figure(figsize=(15 if mapped else 8, 7), layout="constrained")
@@ -27,7 +28,7 @@ def plot(scores: Sequence[Score], path: Path) -> None:
     figure.suptitle("NOT PRIVATE: evaluation against true values", color="firebrick", fontweight="bold")
     (_against_epsilon if swept else _by_mechanism)(panels[0], means)
     if mapped:
-        _map(figure, panels[1], min(mapped, key=lambda score: score.mae))
+        _map(figure, panels[1], max(mapped, key=lambda score: score.useful_coverage or 0.0))
     figure.savefig(path)
 
 
@@ -35,10 +36,16 @@ def _label(score: Score) -> str:
     return f"{score.mechanism}, {score.estimator}"
 
 
+def _mae(score: Score) -> float:
+    """The error of a score that has one."""
+    assert score.mae is not None
+    return score.mae
+
+
 def _against_epsilon(axes: Any, scores: Sequence[Score]) -> None:
     lines: dict[str, list[tuple[float, float]]] = {}
     for score in scores:
-        lines.setdefault(_label(score), []).append((score.epsilon, score.mae))
+        lines.setdefault(_label(score), []).append((score.epsilon, _mae(score)))
     for label, points in lines.items():
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
     axes.set(xlabel="epsilon per user and window", ylabel=_error_label(scores), xscale="log", yscale="log")
@@ -52,9 +59,9 @@ def _against_epsilon(axes: Any, scores: Sequence[Score]) -> None:
 
 
 def _by_mechanism(axes: Any, scores: Sequence[Score]) -> None:
-    ordered = sorted(scores, key=lambda score: -score.mae)
-    bars = axes.barh(range(len(ordered)), [score.mae for score in ordered], color="steelblue")
-    axes.bar_label(bars, [f"{score.mae:.1f}" for score in ordered], padding=2, fontsize="small")
+    ordered = sorted(scores, key=_mae, reverse=True)
+    bars = axes.barh(range(len(ordered)), [_mae(score) for score in ordered], color="steelblue")
+    axes.bar_label(bars, [f"{_mae(score):.1f}" for score in ordered], padding=2, fontsize="small")
     axes.set_yticks(range(len(ordered)), [_label(score) for score in ordered], fontsize="small")
     axes.set(xlabel=_error_label(scores), title=f"epsilon {ordered[0].epsilon:g} per user and window")
 

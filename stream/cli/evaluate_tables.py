@@ -40,7 +40,9 @@ def print_scores(scores: list[Score]) -> None:
     errors = Table(title="Error against the truth, weighted by events (NOT PRIVATE)")
     for name in ("mechanism", "statistic", "estimator"):
         errors.add_column(name)
-    for name in ("ε", "MAE", "RMSE", "bias", "noise", "unit", "95 % covers", "useful events", "useful cells"):
+    for name in ("ε", "MAE", "RMSE", "bias", "noise", "unit", "95 % covers"):
+        errors.add_column(name, justify="right")
+    for name in ("released events", "useful events", "useful cells"):
         errors.add_column(name, justify="right")
     runs = Table(title="Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time")
     runs.add_column("mechanism")
@@ -65,12 +67,13 @@ def _errors(score: Score) -> list[str]:
         score.statistic,
         score.estimator,
         f"{score.epsilon:g}",
-        f"{score.mae:.{digits}f}",
-        f"{score.rmse:.{digits}f}",
-        f"{score.bias:+.{digits}f}",
+        "-" if score.mae is None else f"{score.mae:.{digits}f}",
+        "-" if score.rmse is None else f"{score.rmse:.{digits}f}",
+        "-" if score.bias is None else f"{score.bias:+.{digits}f}",
         "" if score.noise is None else f"{score.noise:.2f}",
         score.unit,
         _percent(score.coverage, 1),
+        _percent(score.released),
         _percent(score.useful_coverage),
         _percent(score.useful_cells),
     ]

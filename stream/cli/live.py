@@ -33,7 +33,8 @@ EventsFile = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout). With --offline: the releases.",
+        help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout); those of a live feed are appended. With "
+        "--offline: the releases.",
     ),
 ]
 Offline = Annotated[bool, typer.Option(help="Release the events here, without Kafka; see --out.")]

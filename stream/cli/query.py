@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
         except (OSError, EOFError, zlib.error) as error:
             stop(f"cannot read {file}: {error}", USAGE)
         if as_json:
-            typer.echo(json.dumps({"answers": answers}))
+            typer.echo(json.dumps({"answers": answers}, allow_nan=False))
             return
         _print(answers)
 
@@ -133,9 +133,9 @@ def _utc(text: str) -> str:
     """A time with any offset, as releases write it. Other text is returned unchanged; it will match no window."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return utc_text(int(moment.timestamp())) if moment.tzinfo else text
+    except (ValueError, OverflowError):  # no time, or in UTC one before year 1 or after year 9999
         return text
-    return utc_text(int(moment.timestamp())) if moment.tzinfo else text
 
 
 def _print(answers: list[dict[str, Any]]) -> None:

@@ -76,6 +76,8 @@ def replay(
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
     _check_options(file, order, offline, loop, out, start, end, state)
+    if offline:
+        _check_offline(speed, order, loop, limit)
     pace = parse_pace(speed)
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
@@ -144,3 +146,15 @@ def _check_options(
         return
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
+
+
+def _check_offline(speed: str, order: str, loop: bool, limit: int | None) -> None:
+    """Raises :class:`typer.BadParameter` for options that say how events are sent, because none is."""
+    given = {"--speed": speed != "max", "--order": order != "time", "--loop": loop, "--limit": limit is not None}
+    sending = [option for option, is_given in given.items() if is_given]
+    if sending:
+        raise typer.BadParameter(
+            f"{', '.join(sending)}: for what is sent to Kafka; --offline releases all of a recording at once, or what --from and "
+            "--until name, so leave it out",
+            param_hint="--offline",
+        )

@@ -23,6 +23,7 @@ from stream.ingestion.formats import time_us
 from stream.local import LOOPBACK
 from stream.sources.delivery import Pacer
 from stream.sources.simulate import VEHICLE_POSITIONS, Faults, Simulation, simulate
+from stream.windows import EARLIEST_S, LATEST_S
 
 
 def register(app: typer.Typer) -> None:
@@ -117,10 +118,16 @@ def _serve(simulation: Simulation, pace: float | None, port: int) -> None:
 
 
 def _start(text: str) -> int:
+    """µs UTC. Raises :class:`ValueError` for a time without an offset, and for one at which no event is accepted."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"--start {text!r} has no offset from UTC; write it like 2026-01-31T06:00:00Z")
-    return time_us(moment)
+    start_us = time_us(moment)
+    if not EARLIEST_S * 1_000_000 <= start_us < LATEST_S * 1_000_000:
+        raise ValueError(
+            f"--start {text!r} is before 2000 or after 2099 in UTC, when no event is accepted; write a year between"
+        )
+    return start_us
 
 
 def _write(simulation: Simulation, out: Path, as_json: bool) -> None:

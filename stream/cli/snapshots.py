@@ -17,7 +17,6 @@ from stream.cli.feeding import feed_kafka, parse_pace, refuse
 from stream.cli.live import (
     EventsFile,
     Feed,
-    ForceOffline,
     Offline,
     Speeds,
     SummaryAsJson,
@@ -85,7 +84,9 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         state: Annotated[
             Path | None, typer.Option(help="Offline, stored snapshots: folder of a ledger that is kept after the run.")
         ] = None,
-        force: ForceOffline = False,
+        force: Annotated[
+            bool, typer.Option("--force", help="Offline, or stored snapshots: overwrite the file of --out.")
+        ] = False,
         any_speed: Annotated[
             bool,
             typer.Option("--any-speed", help="Offline, stored snapshots: accept speeds that positions contradict."),
@@ -122,6 +123,8 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             report.summary()
             return
         files = _files([Path(source) for source in sources])
+        if out is not None and str(out) != "-":
+            _check_file(out, files, force=force or offline)
         blocks = _snapshots(files, reader, report.problems)
         if offline:
             options = ReleaseOptions(state, out, force, any_speed or not reader.declares_unit, as_json)
@@ -161,6 +164,16 @@ def _check_options(
         )
     if offline and live:
         check_release_file(out)
+
+
+def _check_file(out: Path, files: list[Path], *, force: bool) -> None:
+    """Refuse a file of ``--out`` that is one of the snapshots, or that exists, unless ``force``."""
+    if not os.path.exists(out):
+        return
+    if any(os.path.exists(file) and out.samefile(file) for file in files):
+        raise typer.BadParameter(f"{out} is one of the snapshots", param_hint="--out")
+    if os.path.isfile(out) and not force:
+        raise refuse(f"{out} exists; name another file, or overwrite it with --force")
 
 
 def _polling(reader: SnapshotEvents, url: str, settings: PollSettings, *, once: bool) -> Feed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,6 +51,15 @@ def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Conf
     except ValidationError as error:
         lines = [f"  {line}" for line in problems(error, Config, origins(Config, os.environ))]
         raise ConfigError(f"{path}: {len(lines)} problem(s)\n" + "\n".join(lines)) from None
+
+
+def with_section(config: Config, name: str, given: Mapping[str, Any]) -> Config:
+    """``config`` with the keys ``given`` as its section ``name``. Raises :class:`ConfigError`, as :func:`load_config` does."""
+    try:
+        section = type(getattr(config, name)).model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("; ".join(problems(error, Config, {}, (name,)))) from None
+    return config.model_copy(update={name: section})
 
 
 def _anchor(data: dict[str, Any], base: Path) -> None:

@@ -59,11 +59,15 @@ def wanted(field: FieldInfo) -> str:
     return _wanted((field.annotation, field.metadata, field.description))
 
 
-def problems(error: ValidationError, config: type[BaseModel], origin: Mapping[Path, str]) -> list[str]:
-    """One line for each problem. ``origin`` names the environment variable from which a key's value came."""
+def problems(
+    error: ValidationError, config: type[BaseModel], origin: Mapping[Path, str], within: Path = ()
+) -> list[str]:
+    """One line for each problem. ``origin`` names the environment variable from which a key's value came; ``within`` the section
+    that was checked, if it was not all of ``config``.
+    """
     lines = []
     for item in error.errors():
-        path = tuple(str(part) for part in item["loc"] if part != "[key]")
+        path = (*within, *(str(part) for part in item["loc"] if part != "[key]"))
         key = ".".join(path) or "(whole file)"
         variable = next((origin[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origin), None)
         source = "" if variable is None else f" (from {variable})"

@@ -85,12 +85,13 @@ def evaluate(
     charges: list[IntArray] = []
     gaps: list[float] = []
     memories: list[Memory | None] = [None] * trials
-    cells = 0
+    cells = events = 0
     for planned in planned_windows(config, windows):
         plan = planned.plan
         charges.append(plan.charges)
         gaps += planned.duality_gaps(config)
         cells += planned.contributions.counts.n_cells
+        events += int(planned.contributions.counts.samples.sum())
         memories = [
             score_draw(carry(plan, memory, config), planned.contributions, config, tables, memory)
             for memory in memories
@@ -102,6 +103,7 @@ def evaluate(
         trials=trials,
         windows=len(windows),
         cells=cells,
+        events=events,
         charges=Charges.of(np.concatenate([np.zeros(0, np.int64), *charges]), config.privacy.ledger_unit[0]),
         duality_gap=max(gaps, default=None),
         seconds=time.monotonic() - started,

@@ -19,7 +19,7 @@ from dpcore.spatial.intervals import Intervals
 from dpcore.spatial.regions import Footprints
 from dpcore.spatial.release import Released
 from stream.config import Config
-from stream.config.histogram import HistogramConfig
+from stream.config.loading import with_section
 from stream.evaluation.evaluate import planned_windows
 from stream.evaluation.scores import Family, HistogramScore
 from stream.statistics.histograms.fixes import Fixes
@@ -78,17 +78,17 @@ class _Questions:
 
 
 def with_histogram_epsilon(config: Config, epsilon: float) -> Config:
-    """``config`` with another epsilon of its histograms, its budget in proportion to what a window costs."""
+    """``config`` with another epsilon of its histograms, its budget in proportion to what a window costs.
+
+    Raises :class:`stream.config.ConfigError` for an epsilon that a configuration may not have.
+    """
     assert config.histogram is not None
-    changed = config.model_copy(
-        update={
-            "histogram": HistogramConfig(**(config.histogram.model_dump(exclude_unset=True) | {"epsilon": epsilon}))
-        }
-    )
+    given = config.histogram.model_dump(exclude_unset=True) | {"epsilon": epsilon}
+    changed = with_section(config, "histogram", given)
     privacy, ratio = config.privacy, changed.window_grant / config.window_grant
     name = "budget" if privacy.rho_budget is None else "rho_budget"
-    given = privacy.model_dump(by_alias=True)
-    return changed.model_copy(update={"privacy": type(privacy)(**(given | {name: given[name] * ratio}))})
+    terms = privacy.model_dump(by_alias=True)
+    return with_section(changed, "privacy", terms | {name: terms[name] * ratio})
 
 
 def evaluate_histograms(

@@ -57,10 +57,12 @@ class Score:
     """Event-weighted errors of one estimator of one statistic, over all windows and trials, in ``unit``.
 
     ``statistic`` "distribution": the error is the Kolmogorov distance of the released distribution. ``mae``, ``rmse``,
-    ``bias``: of the clamped value. ``noise``: mean absolute noise. ``coverage``: share of cells whose 95 % interval holds
-    what noise was added to; of modelled values, the truth. ``useful_coverage``: share of events in cells within ±5 km/h,
-    ``useful_cells``: share of cells. ``duality_gap``: largest relative distance of the noise scales' objective to its proved
-    lower bound. ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell (means only).
+    ``bias``: of the clamped value, over the events in cells that have one; None if none has. ``released``: share of all events
+    that are in such cells. ``noise``: mean absolute noise. ``coverage``: share of cells whose 95 % interval holds what noise was
+    added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells whose value is within
+    ±5 km/h of the truth, ``useful_cells``: share of all cells with events; what has no value counts as missed.
+    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``seconds``: wall time of
+    all trials of this mechanism. ``map``: error of each cell (means only).
     """
 
     mechanism: str
@@ -68,9 +70,10 @@ class Score:
     estimator: str
     unit: str
     epsilon: float
-    mae: float
-    rmse: float
-    bias: float
+    mae: float | None
+    rmse: float | None
+    bias: float | None
+    released: float
     noise: float | None
     coverage: float | None
     useful_coverage: float | None
@@ -105,13 +108,14 @@ class HistogramScore:
 
 @dataclass(frozen=True)
 class Run:
-    """What the scores of one run share."""
+    """What the scores of one run share. ``cells``, ``events``: of all windows, once for all trials, released or not."""
 
     mechanism: str
     epsilon: float
     trials: int
     windows: int
     cells: int
+    events: int
     charges: Charges
     duality_gap: float | None
     seconds: float
@@ -140,10 +144,11 @@ class Errors:
         self.noise_weight.append(weight)
 
     def score(self, statistic: str, estimator: str, run: Run) -> Score:
-        """The sums."""
+        """The sums. ``run`` says how many events and cells there are, of which those without a value are missed."""
         error, weight = np.concatenate(self.error), np.concatenate(self.weight)
-        share = weight / weight.sum() if len(weight) else weight
-        speeds = statistic not in UNITS
+        total, speeds = float(weight.sum()), statistic not in UNITS
+        share = weight / total if total else weight
+        events, cells = (max(run.trials * number, 1) for number in (run.events, run.cells))
         useful = np.abs(error) <= USEFUL_KMH
         return Score(
             mechanism=run.mechanism,
@@ -151,13 +156,14 @@ class Errors:
             estimator=estimator,
             unit=UNITS.get(statistic, "km/h"),
             epsilon=run.epsilon,
-            mae=float(share @ np.abs(error)),
-            rmse=float(np.sqrt(share @ np.square(error))),
-            bias=float(share @ error),
+            mae=float(share @ np.abs(error)) if total else None,
+            rmse=float(np.sqrt(share @ np.square(error))) if total else None,
+            bias=float(share @ error) if total else None,
+            released=total / events,
             noise=self._noise(),
             coverage=float(np.concatenate(self.covered).mean()) if any(map(len, self.covered)) else None,
-            useful_coverage=float(share @ useful) if speeds else None,
-            useful_cells=float(useful.mean()) if speeds else None,
+            useful_coverage=float(weight @ useful) / events if speeds else None,
+            useful_cells=int(useful.sum()) / cells if speeds else None,
             windows=run.windows,
             cells=run.cells,
             charges=run.charges,

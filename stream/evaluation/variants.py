@@ -8,6 +8,7 @@ from typing import Any
 from dpcore.accounting import NANO, rho_of
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.config.loading import with_section
 from stream.statistics.values.cell_means import MECHANISMS
 
 _PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0, "keep": "epsilon"}
@@ -32,15 +33,17 @@ def with_speed(config: Config, **changes: Any) -> Config:
 
 
 def with_epsilon(config: Config, epsilon: float) -> Config:
-    """``config`` with another epsilon, its budget in proportion; under zCDP with the rho that converts to it."""
+    """``config`` with another epsilon, its budget in proportion; under zCDP with the rho that converts to it.
+
+    Raises :class:`stream.config.ConfigError` for an epsilon that a configuration may not have.
+    """
     privacy = config.privacy
     if privacy.rho is None or privacy.rho_budget is None or privacy.delta is None:
         changes = {"epsilon": epsilon, "budget": privacy.budget * epsilon / privacy.epsilon}
     else:
         rho = rho_of(epsilon, privacy.delta) / NANO
         changes = {"rho": rho, "rho_budget": privacy.rho_budget * rho / privacy.rho}
-    given = privacy.model_dump(by_alias=True) | changes
-    return config.model_copy(update={"privacy": type(privacy)(**given)})
+    return with_section(config, "privacy", privacy.model_dump(by_alias=True) | changes)
 
 
 def with_accounting(config: Config, accounting: str) -> Config:
@@ -60,7 +63,7 @@ def with_accounting(config: Config, accounting: str) -> Config:
     else:
         given |= {"rho": None, "rho_budget": None, "delta": None}
         given |= {"budget": privacy.budget, "epsilon": privacy.budget * grants / budgets}
-    return config.model_copy(update={"privacy": type(privacy)(**given)})
+    return with_section(config, "privacy", given)
 
 
 def variant_names(config: Config) -> list[str]:

@@ -21,8 +21,10 @@ PARQUET = b"PAR1"
 HEAD_BYTES = 4096
 """So many first bytes tell what a file is."""
 GZIP = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark, which some programs write before text in UTF-8."""
 _BEGINNINGS = (
-    (PARQUET, "a Parquet file that ends too early or is damaged"),
+    (PARQUET, "a Parquet file that is compressed by gzip: unpack it first"),
     (b"PK\x03\x04", "a zip archive: unpack it first"),
     (b"BZh", "compressed by bzip2: unpack it, or compress it with gzip"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it, or compress it with gzip"),
@@ -42,9 +44,15 @@ _GTFS_RT_OTHER_FORMS = re.compile(
 
 
 def seems_to_be(path: Path) -> str | None:
-    """What the file seems to be, judged by its first bytes, with the remedy; None if they do not tell."""
-    head = head_of(path)
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
+    """What the file seems to be, judged by its first bytes, with the remedy; None if they do not tell.
+
+    Also None for Parquet: it was read as a table, or else its reader said what is wrong with it.
+    """
+    stored = _stored_head(path)
+    if stored.startswith(PARQUET):
+        return None
+    head = unpacked(stored)
+    text = head.removeprefix(BOM).lstrip(b" \t")
     for beginning, what in _BEGINNINGS:
         if text.startswith(beginning):
             return f"It seems to be {what}."
@@ -56,12 +64,12 @@ def seems_to_be(path: Path) -> str | None:
 def is_gtfs_realtime(head: bytes) -> bool:
     """Whether the first bytes are those of a GTFS-realtime message in protobuf, JSON or text form: its header with the version."""
     is_binary = head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
-    return is_binary or _GTFS_RT_OTHER_FORMS.match(head) is not None
+    return is_binary or _GTFS_RT_OTHER_FORMS.match(head.removeprefix(BOM)) is not None
 
 
 def is_html(head: bytes) -> bool:
     """Whether the first bytes are those of a page, as servers send in place of a feed."""
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower().startswith((b"<html", b"<!doctype html"))
+    return head.removeprefix(BOM).lstrip()[:14].lower().startswith((b"<html", b"<!doctype html"))
 
 
 def unpacked(head: bytes) -> bytes:
@@ -74,9 +82,13 @@ def unpacked(head: bytes) -> bytes:
 
 def head_of(path: Path) -> bytes:
     """The first bytes of a file, decompressed; none if it cannot be read."""
+    return unpacked(_stored_head(path))
+
+
+def _stored_head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return unpacked(file.read(HEAD_BYTES))
+            return file.read(HEAD_BYTES)
     except OSError:
         return b""
 

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -202,28 +202,32 @@ class Recording:
         if abs(moment) >= 1 << 62:
             raise ValueError(moment)
         if self._as_is:
-            return key, moment, self._shifted(line) if self._shift else line
+            return key, moment, self._shifted(line, time) if self._shift else line
         if self._shift:
-            time = time + self._shift if isinstance(time, datetime) else moment // 1000
+            time = self._later(time) if isinstance(time, datetime) else moment // 1000
         fields = {"user": str(user), "time": time, "lat": lat, "lng": lng}
         if speed is not None:
             # Six decimals are exact for every pair of units, and remove rounding errors of floats from the messages.
             fields["speed"] = speed if self._factor == 1 else round(_finite(speed * self._factor), 6)
         return key, moment, _encode(fields)
 
-    def _shifted(self, line: bytes) -> bytes:
+    def _shifted(self, line: bytes, time: datetime | int | float) -> bytes:
+        """The event ``line``, whose time was read as ``time``, with a later one."""
         fields = self._format.fields
         *parents, leaf = field_path(fields.time)
         tree = _decode(line)
         holder = walk(tree, tuple(parents))
-        time = holder[leaf]
-        if isinstance(time, str):
-            holder[leaf] = (msgspec.convert(time, datetime) + self._shift).isoformat()
+        if isinstance(time, datetime):
+            holder[leaf] = self._later(time).isoformat()
         else:
-            holder[leaf] = time + self._shift / timedelta(
+            holder[leaf] += self._shift / timedelta(
                 microseconds=TIME_UNIT_US.get(fields.time_format, TIME_UNIT_US["epoch-ms"])
             )
         return _encode(tree)
+
+    def _later(self, time: datetime) -> datetime:
+        """Later by elapsed time, as the event is due, also where the clocks of the zone are changed between."""
+        return (time.astimezone(UTC) + self._shift).astimezone(time.tzinfo)
 
 
 def _finite(number: float) -> float:

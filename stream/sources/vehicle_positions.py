@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.transit import gtfs_realtime_pb2
 
+from stream.sources.file_kinds import BOM
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
 
 _LARGEST_SINGLE = 3.4e38
@@ -78,6 +79,7 @@ def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
     """The decoded message, from protobuf, JSON or text. Raises :class:`SnapshotError`."""
     if len(body) > LARGEST_SNAPSHOT:
         raise SnapshotError(f"{len(body)} bytes are more than the {LARGEST_SNAPSHOT} of one snapshot")
+    body = body.removeprefix(BOM)  # no protobuf begins with it
     message = gtfs_realtime_pb2.FeedMessage()
     start = body[:64].lstrip()
     try:

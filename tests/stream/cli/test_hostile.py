@@ -141,10 +141,51 @@ def test_a_ledger_folder_that_cannot_be_kept_is_refused(desk: Path, state: str) 
     assert "--state" in said
 
 
-@pytest.mark.parametrize("epsilon", ["1e9", "1e-9", "nan"])
-def test_a_sweep_beyond_the_bounds_is_refused(desk: Path, epsilon: str) -> None:
-    code, _ = run("evaluate", "day.ndjson", "--config", BUS, "--sweep", f"epsilon={epsilon}")
+@pytest.mark.parametrize(
+    ("epsilon", "says"),
+    [
+        ("1e9", "epsilon=1e+09: privacy.epsilon: found 1000000000.0; write a number above 0 and of at most 1000"),
+        ("1e-9", "epsilon=1e-09: privacy: epsilon 1e-09 is below the resolution"),
+        ("1,nan", "with positive numbers"),
+        ("inf", "with positive numbers"),
+        ("1e999", "with positive numbers"),
+    ],
+)
+def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(
+    desk: Path, epsilon: str, says: str
+) -> None:
+    code, said = run("evaluate", "day.ndjson", "--config", BUS, "--sweep", f"epsilon={epsilon}")
     assert code == 2
+    assert says in said.replace("\n", " ")
+    assert "validation error" not in said
+    assert "pydantic" not in said
+
+
+def test_a_sweep_of_histograms_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk: Path) -> None:
+    text = Path(BUS).read_text(encoding="utf-8")
+    (desk / "histogram.toml").write_text(
+        f'{text}\n[histogram]\nmechanisms = ["auto"]\nepsilon = 1.0\n', encoding="utf-8"
+    )
+    code, said = run("evaluate", "day.ndjson", "--config", "histogram.toml", "--histograms", "--sweep", "epsilon=1,1e9")
+    assert code == 2
+    assert "histogram.epsilon: found 1000000000.0; write" in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (["--limit", "1"], "--limit"),
+        (["--loop"], "--loop"),
+        (["--speed", "2"], "--speed"),
+        (["--order", "file", "--limit", "1"], "--order, --limit"),
+    ],
+)
+def test_an_offline_replay_refuses_options_that_say_how_events_are_sent(
+    desk: Path, extra: list[str], named: str
+) -> None:
+    code, said = run("replay", "day.ndjson", "--offline", "--config", BUS, *extra)
+    assert code == 2
+    assert named in said
 
 
 def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk: Path) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config import Config
 from stream.evaluation.evaluate import evaluate, report
+from stream.evaluation.leading import released
 from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
@@ -51,6 +52,50 @@ def test_more_epsilon_means_less_error(tmp_path: Path) -> None:
         for e in (0.2, 2.0, 20.0)
     ]
     assert errors == sorted(errors, reverse=True)
+
+
+@pytest.mark.parametrize("least", [1, 8, 12, 1000])
+def test_what_is_not_released_is_missed_not_left_out_as_where_settings_are_tuned(tmp_path: Path, least: int) -> None:
+    """At ε = 1 000 noise is next to nothing, so all that is released is useful."""
+    terms = {"privacy.epsilon": 1000.0, "privacy.budget": 24000.0, "speed.clipping": "none", "speed.sum_cap": 0.0}
+    config = bus_config(tmp_path, **terms, **{"speed.min_users": least, "speed.statistics": ["mean"]})
+    windows = {SLOT + 3600 * k: random_rows(k, 60 + 60 * k, slot=SLOT + 3600 * k) for k in range(2)}
+    (score,) = (s for s in evaluate(config, windows, 2) if s.estimator == "released")
+    users = {
+        (k, cell): len(set(rows["user"][rows["cell"] == cell]))
+        for k, rows in windows.items()
+        for cell in set(rows["cell"])
+    }
+    shown = sum(int((windows[k]["cell"] == cell).sum()) for (k, cell), n in users.items() if n >= least)
+    assert score.released == score.useful_coverage == shown / 180
+    assert score.useful_cells == sum(n >= least for n in users.values()) / len(users)
+    every, _ = released(config, windows, 2, seed=1)
+    assert every.share_within(1e9) == pytest.approx(score.released, abs=1e-12)
+
+
+def test_where_nothing_is_released_there_is_no_error_and_the_report_is_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEXVEIL_SPEED__MIN_USERS", "1000")
+    event = {"user": "b", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": 20}
+    (tmp_path / "day.ndjson").write_text(json.dumps(event))
+    arguments = ["evaluate", "day.ndjson", "--config", BUS, "--trials", "1"]
+    machine = CliRunner().invoke(app, [*arguments, "--json"])
+    assert machine.exit_code == 0, machine.output
+    report = json.loads(machine.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    for score in report["scores"]:
+        assert [score[name] for name in ("mae", "rmse", "bias", "released", "useful_coverage")] in (
+            [None, None, None, 0.0, 0.0],  # of the mean
+            [None, None, None, 0.0, None],
+        )
+    human = CliRunner().invoke(app, arguments)
+    assert human.exit_code == 0
+    assert "nan" not in human.output
+    drawn = CliRunner().invoke(app, [*arguments, "--plot", "errors.png"])
+    assert drawn.exit_code == 2
+    assert "no cell was released" in drawn.output
+    assert [warning for warning in recwarn if warning.category is RuntimeWarning] == []
 
 
 def test_the_command_marks_its_output_as_not_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,8 @@ REFUSED = {
     ("--bbox", "-98.8,30.2,-97.6,30.5"): "cut the range to bbox=-97.9,30.1,-97.5,30.6",
     ("--bbox", BOX, "--window", "2017-03-22T12:00:00Z"): "there are: 2017-03-21T12:00:00Z, 2017-03-21T13:00:00Z",
     ("--bbox", BOX, "--window", "yesterday"): "no histogram has window",
+    ("--bbox", BOX, "--window", "0001-01-01T00:00:00+23:00"): "there are: 2017-03-21T12:00:00Z",
+    ("--bbox", BOX, "--window", "9999-12-31T23:59:59-23:00"): "there are: 2017-03-21T12:00:00Z",
     ("--bbox", BOX, "--mechanism", "dawa"): "there are: ag, auto, e2epriv",
 }
 

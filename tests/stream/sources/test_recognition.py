@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -111,6 +114,28 @@ def test_a_recording_without_a_usable_event_is_wrong_usage_and_says_why(desk: Pa
     for words in says:
         assert words in stderr.replace("\n", " "), stderr
     assert "bus-17" not in stderr, "an example names a user"
+
+
+def table(event: dict[str, Any]) -> bytes:
+    """A sound Parquet file of two such events."""
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([event] * 2), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("command", ["replay {} --offline", "replay {}", "evaluate {} --trials 1"])
+def test_parquet_that_was_read_to_its_end_is_not_called_damaged(desk: Path, command: str) -> None:
+    (desk / "day.parquet").write_bytes(table(EVENT | {"time": "noon"}))
+    code, _, stderr = run(*command.format("day.parquet").split(), "--config", BUS)
+    assert code == 2, stderr
+    assert "It seems to be" not in stderr
+
+
+def test_parquet_in_gzip_is_said_to_be_that(desk: Path) -> None:
+    (desk / "day.parquet.gz").write_bytes(gzip.compress(table(EVENT)))
+    code, _, stderr = run("replay", "day.parquet.gz", "--offline", "--config", BUS)
+    assert code == 2
+    assert "a Parquet file that is compressed by gzip: unpack it first" in stderr
 
 
 def test_a_recording_is_looked_through_for_its_first_sound_event_before_anything_is_sent(desk: Path) -> None:

@@ -213,6 +213,17 @@ def test_the_command_writes_a_file_and_a_pipe(cli: typer.Typer, repo_root: Path,
     assert CliRunner().invoke(cli, [*common, "--start", "2024-03-18T12:00:00", "--once"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "start", ["1999-12-31T23:59:59Z", "2100-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+23:00"]
+)
+def test_a_start_at_which_no_event_is_accepted_is_refused_with_the_bounds(cli: typer.Typer, start: str) -> None:
+    command = ["simulate", "--config", str(hourly.BUS), "--vehicles", "3", "--duration", "3h", "--out", "-"]
+    result = CliRunner().invoke(cli, [*command, "--start", start])
+    assert result.exit_code == 2, result.exception
+    assert start in result.stderr
+    assert "before 2000 or after 2099" in result.stderr
+
+
 def test_the_default_start_is_now() -> None:
     now = round(datetime.now(UTC).timestamp() * 1e6)
     due, _ = run(start_us=now, duration=timedelta(minutes=1), faults=CLEAN)

@@ -126,6 +126,64 @@ def test_a_local_time_that_occurs_twice_or_never_is_refused_alone(tmp_path: Path
         assert rows_of(write(tmp_path / "day.parquet", **table), feed, tmp_path)["time"].tolist() == [SLOT * 10**6]
 
 
+TEXTS = [
+    "2017-03-21T12:00:00Z",
+    "2017-03-21 07:00:00.5-05:00",
+    "2017-03-21T07:00:00.25-0500",
+    "2017-03-21t12:00:00.1234567z",
+    "2016-02-29T12:00:00Z",
+    "2017-03-21 12:00:00+00",  # as Postgres writes it, which no other file may
+    "2017-03-21T12:00Z",
+    "2017-03-21T12Z",
+    "2017-02-29T12:00:00Z",
+    "2017-03-21T24:00:00Z",
+    "2017-03-21T12:00:00",
+    None,
+]
+SOUND = 5
+"""So many of these texts, the first, are times in RFC 3339."""
+
+
+@pytest.mark.parametrize("last", ["2017-03-21T12:00:01Z", "2017-03-21T12:00:01+00", "junk"])
+def test_the_text_of_one_row_does_not_decide_whether_another_row_is_read(last: str, tmp_path: Path) -> None:
+    texts = [*TEXTS, last]
+    for kind in (pa.string(), pa.large_string()):
+        table = {name: column[: len(texts)] for name, column in columns(pa.array(texts, kind)).items()}
+        rows = rows_of(write(tmp_path / "day.parquet", **table), declared(), tmp_path)
+        lines = tmp_path / "day.ndjson"
+        objects = [dict(zip(table, row, strict=True)) for row in zip(*(table | {"seen": texts}).values(), strict=True)]
+        lines.write_text("".join(json.dumps(item) + "\n" for item in objects))
+        assert (rows == rows_of(lines, declared(), tmp_path)).all()
+        assert len(rows) == SOUND + last.endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("kind", "lists"),
+    [
+        (pa.list_(pa.float64()), [[-97.7, 30.25], [], None, [-97.7], [-97.7, None], [-97.6, 30.5, 12.0]]),
+        (pa.large_list(pa.float64()), [[-97.7, 30.25], [], None, [-97.7], [-97.7, None], [-97.6, 30.5, 12.0]]),
+        (pa.list_(pa.float64(), 2), [[-97.7, 30.25], None, [-97.7, None], [-97.6, 30.5]]),
+        (pa.list_(pa.float64(), 1), [[-97.7], None]),
+        (pa.null(), [None, None]),
+    ],
+)
+def test_a_list_that_is_too_short_is_a_missing_field_of_its_row_alone(
+    kind: pa.DataType, lists: list[list[float | None] | None], tmp_path: Path
+) -> None:
+    feed = declared(lat="at.1", lng="at.0")
+    places = pa.array(lists * 50, kind)  # more rows than a row group, so that batches are slices
+    table = {name: column[: len(places)] for name, column in columns().items()} | {"at": places}
+    with open_recording(write(tmp_path / "day.parquet", **table), "declared", feed) as recording:
+        assert not isinstance(recording, Recording)
+        blocks = list(recording.columns())
+    whole = [place is not None and len(place) > 1 and None not in place for place in lists] * 50
+    assert [not missing for block in blocks for missing in block.missing.tolist()] == whole
+    lats = [lat for block in blocks for lat in block.lat.tolist()]
+    assert [lat for lat, there in zip(lats, whole, strict=True) if there] == [
+        place[1] for place, there in zip(places.to_pylist(), whole, strict=True) if there
+    ]
+
+
 def test_rows_without_a_value_are_refused_with_the_reason_that_json_would_have(tmp_path: Path) -> None:
     table = columns(
         v=[None, float("nan"), -1.0, 1e300] + [36.0] * (N - 4), vehicle=["a", "b", "c", "d", "", None] + ["e"] * (N - 6)

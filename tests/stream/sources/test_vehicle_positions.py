@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.fuzzing.mutation import Mutator
+from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MOST_SPEED_MS, SnapshotError
 from stream.sources.vehicle_positions import decode_snapshot
 from tests.stream.sources.gtfs import START, feed_message, snapshot_bytes
@@ -38,6 +39,13 @@ def test_protobuf_json_and_text_form_give_the_same_columns() -> None:
         assert snapshot.time.tolist() == [(START - 5) * 10**6, START * 10**6], "without a timestamp: the header's"
         assert snapshot.lat == pytest.approx([28.61, 28.7], abs=1e-5)
         assert snapshot.speed == pytest.approx([7.5, math.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_byte_order_mark_before_json_or_text_is_skipped(form: str) -> None:
+    marked = b"\xef\xbb\xbf" + in_form(feed_message([BUS]), form)
+    assert decode_snapshot(marked).vehicles == ["a"]
+    assert is_gtfs_realtime(marked[:HEAD_BYTES])
 
 
 @pytest.mark.parametrize("incrementality", [None, "FULL_DATASET", "DIFFERENTIAL"])
