@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -257,9 +258,10 @@ class View:
                 return window
         return None
 
-    def history(self, cell: str, feed: str | None) -> list[bytes]:
-        """Every release of one cell in complete windows, oldest first."""
-        return [w.cells[cell] for w in reversed(self.ordered(feed)) if w.complete and cell in w.cells]
+
+def history(windows: Sequence[WindowView], cell: str) -> list[bytes]:
+    """Every release of one cell in those of the windows that are complete, oldest first; ``windows``: newest first."""
+    return [window.cells[cell] for window in reversed(windows) if window.complete and cell in window.cells]
 
 
 def _by_number(window: WindowView) -> int:
