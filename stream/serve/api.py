@@ -28,12 +28,15 @@ from stream.serve.parameters import read_all
 from stream.serve.ranges import Ranges
 from stream.serve.reading.intake import Intake, Source
 from stream.serve.reading.topics import TopicSource
-from stream.serve.responses import JSON, Answers, key_of
+from stream.serve.responses import JSON, Answers
 from stream.serve.sending import bound_every_answer
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()
+
+SELECTED_BYTES = 32 << 20
+"""Bytes of answers of which readers may ask for any number, that are kept: a share of their own, so that they push out no others."""
 
 
 class Service:
@@ -46,6 +49,7 @@ class Service:
         self.metrics = PublicMetrics()
         self.view = View(config.public.max_windows)
         self.answers = Answers()
+        selections = Answers(SELECTED_BYTES, self.answers.sending)
         self._source = source
         self.intake = Intake(self.view, self.metrics, config.feed.name, self._announce)
         ready, rules = self.intake.caught_up, len(config.public.alerts)
@@ -56,13 +60,13 @@ class Service:
         self.operations = operations(
             config.feed.name,
             Feeds(config, self.view, self.answers),
-            Hexagons(self.view, self.answers),
+            Hexagons(self.view, self.answers, selections),
             Ranges(self.view, self.answers),
-            Histograms(self.view, self.answers),
+            Histograms(self.view, self.answers, selections),
             self.broadcast,
             self.alerts,
             self.city,
-            Features(config.feed.name, config.feed.domain, self.view, self.answers, openapi.DESCRIBED),
+            Features(config.feed.name, config.feed.domain, self.view, selections, openapi.DESCRIBED),
         )
         document = openapi.document(self.operations)
         self._document, self._page = msgspec.json.encode(document), api_page.page(document)
@@ -74,12 +78,12 @@ class Service:
     async def openapi(self, request: web.Request) -> web.Response:
         """The OpenAPI document."""
         read_all(request, ())
-        return await self.answers.answer(request, key_of(self._document), lambda: self._document, JSON, "revalidate")
+        return await self.answers.ready(request, self._document, JSON, "revalidate")
 
     async def openapi_page(self, request: web.Request) -> web.Response:
         """The OpenAPI document as a page to read."""
         read_all(request, ())
-        answer = await self.answers.answer(request, key_of(self._page), lambda: self._page, "text/html", "revalidate")
+        answer = await self.answers.ready(request, self._page, "text/html", "revalidate")
         answer.headers["Content-Security-Policy"] = api_page.POLICY
         return answer
 

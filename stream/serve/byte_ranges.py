@@ -44,9 +44,13 @@ def part_of(path: Path, request: web.Request) -> Part:
 def _bounds(request: web.Request, size: int) -> tuple[int, int]:
     """The first byte of the request's range, and that behind its last."""
     try:
-        start, stop, _ = request.http_range.indices(size)
+        asked = request.http_range
+        start, stop, _ = asked.indices(size)
     except ValueError:
         start = stop = 0
+    else:
+        if not asked.start and request.headers["Range"].lower().startswith("bytes=-"):
+            start = stop  # the last 0 bytes, which aiohttp reads as all (RFC 9110, section 14.1.2)
     if start >= stop:
         title = f"the file has no bytes {request.headers['Range'][:80]!r}"
         raise Problem(416, title, f"ask for one range of its {size} bytes", {"Content-Range": f"bytes */{size}"})

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.feed import derived_speed_note
-from stream.serve.responses import JSON, Answers, key_of
+from stream.serve.responses import JSON, Answers
 from stream.serve.window_store import View
 
 
@@ -28,7 +28,7 @@ class Feeds:
         names = sorted({self._configured} | self._view.feeds())
         feeds = [self._described if name == self._configured else _description(name, None, None) for name in names]
         body = msgspec.json.encode({"feeds": feeds})
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
+        return await self._answers.ready(request, body, JSON, "revalidate")
 
 
 def _description(name: str, derived_speeds: str | None, note: str | None) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date
+from functools import partial
 
 import h3
 import msgspec
@@ -13,19 +15,23 @@ from stream.messages.tables import ParquetMissingError, feature, table_of
 from stream.serve.city.areas import centre_of
 from stream.serve.other_day import other_day
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
-from stream.serve.window_store import View, WindowView
+from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.window_store import View, WindowView, history
 
 FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
 """Media type of each file format."""
+MOST_SELECTED = 16
+"""Selections of cells that may be made or wait at the same time. There are as many as boxes, so their queue is short."""
 
 
-class _Merged(msgspec.Struct):
-    """Of a release, the smaller cells that were released apart from it."""
+class _Place(msgspec.Struct):
+    """Of a release, its cell and the smaller ones that were released apart from it."""
 
+    cell: str
     excludes: list[str] = []
 
 
-_MERGED = msgspec.json.Decoder(_Merged)
+_PLACE = msgspec.json.Decoder(_Place)
 
 
 def known_window(view: View, start: str | None, feed: str) -> WindowView:
@@ -45,21 +51,23 @@ def freshness_of(window: WindowView, start: str | None) -> Freshness:
 class Hexagons:
     """Handlers for the hexagon releases in the store."""
 
-    def __init__(self, view: View, answers: Answers) -> None:
-        self._view = view
-        self._answers = answers
+    def __init__(self, view: View, answers: Answers, selections: Answers) -> None:
+        """``selections``: of what readers choose freely, which pushes nothing out of ``answers``."""
+        self._view, self._answers, self._selections = view, answers, selections
+        self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
+        self._lists = Turns("lists", MOST_WAITING)
 
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
         """All windows, newest first."""
-        chosen = self._view.ordered(feed)[:limit]
-        body = msgspec.json.encode({"windows": [window.summary() for window in chosen]})
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
+        chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
+        key, summaries = key_of("windows", [one.tag for one in chosen]), [one.summary for one in chosen]
+        make = partial(_joined, b'{"windows":[', summaries)
+        return await self._lists.answer(self._selections, request, key, make, JSON, "revalidate")
 
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window with its marker."""
         known = known_window(self._view, window, feed)
-        body = msgspec.json.encode(known.summary())
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, freshness_of(known, window))
+        return await self._answers.ready(request, known.described().summary, JSON, freshness_of(known, window))
 
     async def other_day(self, request: web.Request, feed: str, window: str, day: date | None) -> web.Response:
         """The window of another day that begins at the same local time."""
@@ -79,27 +87,31 @@ class Hexagons:
         """Cells of one window in ascending order."""
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
-        cells = dict(known.cells)
-        summary = known.summary()
+        summary, values = known.described().summary, known.in_order()
+        is_whole = bbox is None and resolution is None
 
         def make() -> bytes:
-            chosen = [cells[cell] for cell in sorted(cells) if _wanted(cell, cells[cell], bbox, resolution)]
+            chosen = values if is_whole else [value for value in values if _wanted(value, bbox, resolution)]
             if shape == "json":
                 # Values are JSON that was checked when it arrived, so they are joined and not encoded again.
-                head = msgspec.json.encode(summary)[:-1]
-                return head + b',"hexagons":[' + b",".join(chosen) + b"]}"
-            bodies = map(msgspec.json.decode, chosen)
-            features = [feature(body["cell"], body) for body in bodies]
-            return msgspec.json.encode({"type": "FeatureCollection", "features": features})
+                return _joined(summary[:-1] + b',"hexagons":[', chosen)
+            return _joined(b'{"type":"FeatureCollection","features":[', map(_feature_of, chosen))
 
-        kind = JSON if shape == "json" else GEOJSON
-        return await self._answers.answer(request, key, make, kind, freshness_of(known, window))
+        kind, fresh = JSON if shape == "json" else GEOJSON, freshness_of(known, window)
+        turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
+        return await turns.answer(answers, request, key, make, kind, fresh)
 
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
         """The newest releases of one cell, oldest first."""
-        past = self._view.history(cell, feed)[-limit:]
-        body = b'{"cell":"' + cell.encode() + b'","releases":[' + b",".join(past) + b"]}"
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
+        windows = self._view.ordered(feed)
+        limit = min(limit, len(windows))
+        key = key_of("cell", cell, feed, self._view.generation, limit)
+
+        def make() -> bytes:
+            past = history(windows, cell)
+            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', past[-limit:])
+
+        return await self._lists.answer(self._selections, request, key, make, JSON, "revalidate")
 
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
@@ -110,8 +122,8 @@ class Hexagons:
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
         key = key_of("download", known.tag, suffix)
         try:
-            return await self._answers.answer(
-                request, key, lambda: table_of(values, suffix), FILES[suffix], "immutable", name
+            return await self._whole.answer(
+                self._answers, request, key, lambda: table_of(values, suffix), FILES[suffix], "immutable", name
             )
         except ParquetMissingError:
             raise no_parquet() from None
@@ -123,10 +135,22 @@ def no_parquet() -> Problem:
     return Problem(501, "Parquet needs pyarrow, which this service does not have", remedy)
 
 
-def _wanted(cell: str, value: bytes, box: Box | None, resolution: int | None) -> bool:
-    if resolution is not None and h3.get_resolution(cell) != resolution:
+def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
+    """An object that ends with a list of these values; ``head``: all before the first one."""
+    return head + b",".join(values) + b"]}"
+
+
+def _feature_of(value: bytes) -> bytes:
+    """One by one, because all bodies of a window as objects would take many times its bytes."""
+    body = msgspec.json.decode(value)
+    return msgspec.json.encode(feature(body["cell"], body))
+
+
+def _wanted(value: bytes, box: Box | None, resolution: int | None) -> bool:
+    place = _PLACE.decode(value)
+    if resolution is not None and h3.get_resolution(place.cell) != resolution:
         return False
     if box is None:
         return True
-    lat, lng = centre_of(cell, _MERGED.decode(value).excludes)
+    lat, lng = centre_of(place.cell, place.excludes)
     return bool(box[0] <= lng <= box[2] and box[1] <= lat <= box[3])

@@ -12,6 +12,7 @@ from dpcore.spatial.release import Released
 from stream.messages.range_query import Box, RangeError, count_in
 from stream.serve.hexagons import freshness_of, known_window
 from stream.serve.responses import JSON, Answers, Problem, key_of
+from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
 
@@ -23,49 +24,41 @@ def _histogram(value: bytes) -> Released:
 class Histograms:
     """Handlers for the histogram releases in the store."""
 
-    def __init__(self, view: View, answers: Answers) -> None:
-        self._view = view
-        self._answers = answers
+    def __init__(self, view: View, answers: Answers, selections: Answers) -> None:
+        """``selections``: of what readers choose freely, which pushes nothing out of ``answers``."""
+        self._view, self._answers, self._selections = view, answers, selections
+        self._turns = Turns("histograms", MOST_WAITING)
 
     async def listed(self, request: web.Request, feed: str, limit: int) -> web.Response:
         """Windows with histograms, newest first."""
-        chosen = [window for window in self._view.ordered(feed) if window.histograms][:limit]
-        body = msgspec.json.encode(
-            {
-                "windows": [
-                    {
-                        "feed": window.feed,
-                        "window": {"start": window.start, "end": window.end},
-                        "complete": window.complete,
-                        "histograms": [
-                            msgspec.Raw(summary) for _, summary in sorted(window.histogram_summaries.items())
-                        ],
-                    }
-                    for window in chosen
-                ]
-            }
-        )
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
+        chosen = [window.described() for window in self._view.ordered(feed) if window.histograms][:limit]
+        key, listed = key_of("histograms", [one.tag for one in chosen]), [one.histograms for one in chosen]
+
+        def make() -> bytes:
+            return b'{"windows":[' + b",".join(listed) + b"]}"
+
+        return await self._turns.answer(self._selections, request, key, make, JSON, "revalidate")
 
     async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
         """The message as it was released."""
         known = known_window(self._view, window, feed)
-        value = _chosen(known, mechanism)[1]
-        return await self._answers.answer(request, key_of(value), lambda: value, JSON, freshness_of(known, window))
+        name, value = _chosen(known, mechanism)
+        key, fresh = key_of("histogram", known.tag, name), freshness_of(known, window)
+        return await self._turns.answer(self._answers, request, key, lambda: value, JSON, fresh)
 
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
     ) -> web.Response:
         """Estimated number in a range, with a 95 % interval of the exact number."""
         known = known_window(self._view, window, feed)
-        value = _chosen(known, mechanism)[1]
-        key = key_of("count", value, bbox)
+        name, value = _chosen(known, mechanism)
+        key, fresh = key_of("count", known.tag, name, bbox), freshness_of(known, window)
 
         def make() -> bytes:
             return msgspec.json.encode(count_in(msgspec.json.decode(value), bbox, _histogram(value)))
 
         try:
-            return await self._answers.answer(request, key, make, JSON, freshness_of(known, window))
+            return await self._turns.answer(self._selections, request, key, make, JSON, fresh)
         except RangeError as error:
             raise Problem(400, error.message, error.remedy) from None
 

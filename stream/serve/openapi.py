@@ -91,7 +91,7 @@ def _operation(operation: Operation) -> Schema:
             },
         }
         responses["304"] = {"description": "Nothing changed since the ETag that If-None-Match names."}
-    for status in sorted({400, *operation.errors}):
+    for status in sorted({400, 503, *operation.errors}):
         responses[str(status)] = {
             "description": _ERRORS[status],
             "content": {PROBLEM: {"schema": ref("Problem")}},

@@ -27,7 +27,10 @@ BASE = "/api/v1"
 
 @dataclass(frozen=True)
 class Operation:
-    """GET (and HEAD) of one path. ``content``: media type -> name of a schema of the document, None for bytes."""
+    """GET (and HEAD) of one path. ``content``: media type -> name of a schema of the document, None for bytes.
+
+    ``errors``: besides 400 and 503, which every path may answer.
+    """
 
     path: str
     name: str
@@ -83,7 +86,6 @@ def operations(
             broadcast.stream,
             (named, p.AFTER, p.LAST_EVENT_ID),
             {"text/event-stream": "EventStream"},
-            (503,),
             conditional=False,
             tag="Stream",
         ),
@@ -220,7 +222,7 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             city.scheduled_in,
             (p.WINDOW_PATH, feed),
             {JSON: "ScheduledSpeeds"},
-            (404, 503),
+            (404,),
             tag="Places",
         ),
     ]
@@ -244,7 +246,7 @@ def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
             city.area,
             (p.AREA_PATH, feed, p.WINDOW_QUERY),
             {JSON: "AreaStatistics"},
-            (404, 503),
+            (404,),
             tag="Areas",
         ),
         Operation(
@@ -254,7 +256,7 @@ def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
             city.drawn_area,
             (p.RING, feed, p.WINDOW_QUERY),
             {JSON: "DrawnAreaStatistics"},
-            (404, 503),
+            (404,),
             tag="Areas",
         ),
     ]
@@ -281,7 +283,7 @@ def _of_downloads(hexagons: Hexagons, ranges: Ranges, feed: p.Parameter) -> list
             partial(ranges.download, suffix=suffix),
             (p.FROM, p.TO, feed),
             {kind: "DownloadFeatures" if suffix == "geojson" else None},
-            (404, 413, 501, 503) if suffix == "parquet" else (404, 413, 503),
+            (404, 413, 501) if suffix == "parquet" else (404, 413),
             tag="Downloads",
         )
         for suffix, kind in FILES.items()
@@ -331,7 +333,7 @@ def _of_features(features: Features) -> list[Operation]:
             features.items,
             (p.COLLECTION_PATH, p.page(1000, MOST_FEATURES), p.BOUNDS, p.DURING, p.AFTER_ITEM, p.FORM),
             {GEOJSON: "FeaturePage"},
-            (404, 503),
+            (404,),
         ),
         operation(
             f"{collections}/{{collection}}/items/{{item}}",

@@ -174,12 +174,13 @@ def _bounds(text: str) -> Bounds:
 
 
 def _page(high: int) -> Callable[[str], int]:
-    """A number of features; the standard wants one that is too large to count as the largest."""
+    """A number of features; the standard wants one that is too large to count as the largest, however long it is."""
 
     def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text)):
+        digits = text.lstrip("0")
+        if not (text.isascii() and text.isdigit() and digits):
             raise ValueError("is not a whole number above 0")
-        return min(int(text), high)
+        return high if len(digits) > len(str(high)) else min(int(digits), high)
 
     return read
 

@@ -50,7 +50,6 @@ class Ranges:
             return table_of([value for window in windows for value in window.in_order()], suffix)
 
         try:
-            async with self._turns.unless_kept(request, key, self._answers):
-                return await self._answers.answer(request, key, make, FILES[suffix], "revalidate", name)
+            return await self._turns.answer(self._answers, request, key, make, FILES[suffix], "revalidate", name)
         except ParquetMissingError:
             raise no_parquet() from None

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from stream.serve.clients import client_of
 from stream.serve.sending import Sending
 
 JSON = "application/json"
@@ -30,7 +31,9 @@ _CACHE_CONTROL = {
 _MIN_GZIP = 1024
 _PACKED = "-gzip"
 _IN_THREAD = 64 * 1024
-"""Bodies above this many bytes are compressed outside of the event loop."""
+"""Bodies of this many bytes or more are compressed outside of the event loop."""
+_BESIDE = 1024
+"""Bytes that a kept body takes beside its own: there may be very many small ones."""
 
 
 class Problem(Exception):  # noqa: N818  (RFC 9457 calls it a problem)
@@ -68,6 +71,11 @@ class _Body:
     tag: str
     """Entity tag of the plain body; that of the compressed body has a suffix, because its bytes differ."""
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes while it is kept."""
+        return len(self.plain) + len(self.packed or b"") + _BESIDE
+
 
 class Answers:
     """Builds and compresses each body once, and keeps the newest ones.
@@ -98,9 +106,22 @@ class Answers:
     ) -> web.Response:
         """The body that ``make`` returns (run in a thread), or 304 if the client already has it.
 
+        Where readers can ask for many different bodies, :meth:`stream.serve.turns.Turns.answer` calls this.
         Raises :class:`Problem` 503 while too much else is being sent.
         """
         return self._sent(request, await self._body(key, make, kind), kind, freshness, filename)
+
+    async def ready(
+        self, request: web.Request, plain: bytes, kind: str, freshness: Freshness, key: str | None = None
+    ) -> web.Response:
+        """A body that is there already, or 304 if the client already has it. A small one waits for no thread.
+
+        ``key``: made of the body where it is not given. Raises :class:`Problem` 503 while too much else is being sent.
+        """
+        key = key_of(plain) if key is None else key
+        if len(plain) < _IN_THREAD and key not in self:
+            return self._sent(request, self._keep(key, _packed(plain, kind)), kind, freshness, None)
+        return await self.answer(request, key, lambda: plain, kind, freshness)
 
     def once(self, request: web.Request, plain: bytes, kind: str, freshness: Freshness) -> web.Response:
         """A small body that was just made, or 304 if the client already has it; nothing of it is kept.
@@ -123,7 +144,7 @@ class Answers:
             data, headers["ETag"] = body.packed, f'"{body.tag}{_PACKED}"'
             headers["Content-Encoding"] = "gzip"
         charset = "utf-8" if kind.startswith("text/") else None
-        if not self.sending.has_room_for(data):
+        if not self.sending.has_room_for(data, client_of(request)):
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
         return self.sending.answer(request, data, kind, headers, charset)
 
@@ -139,21 +160,16 @@ class Answers:
         return await asyncio.shield(task)
 
     async def _make(self, key: str, make: Callable[[], bytes], kind: str) -> _Body:
-        plain = await asyncio.to_thread(make)
-        packed = None
-        if len(plain) >= _MIN_GZIP and kind != PARQUET:
-            if len(plain) < _IN_THREAD:
-                packed = _pack(plain)
-            else:
-                packed = await asyncio.to_thread(_pack, plain)
-        body = _Body(plain, packed, _tag_of(plain))
-        size = len(plain) + len(packed or b"")
-        if size <= self._max_bytes // 4:
+        # One job for both: a body whose compression waited for a thread of its own would be held all that time.
+        return self._keep(key, await asyncio.to_thread(lambda: _packed(make(), kind)))
+
+    def _keep(self, key: str, body: _Body) -> _Body:
+        if body.size <= self._max_bytes // 4:
             self._kept[key] = body
-            self._size += size
+            self._size += body.size
             while self._size > self._max_bytes:
                 _, old = self._kept.popitem(last=False)
-                self._size -= len(old.plain) + len(old.packed or b"")
+                self._size -= old.size
         return body
 
 
@@ -161,8 +177,10 @@ def _tag_of(plain: bytes) -> str:
     return hashlib.sha256(plain).hexdigest()[:32]
 
 
-def _pack(plain: bytes) -> bytes:
-    return gzip.compress(plain, compresslevel=6, mtime=0)
+def _packed(plain: bytes, kind: str) -> _Body:
+    """The body with its compressed form, where that is worth it."""
+    is_worth_it = len(plain) >= _MIN_GZIP and kind != PARQUET
+    return _Body(plain, gzip.compress(plain, compresslevel=6, mtime=0) if is_worth_it else None, _tag_of(plain))
 
 
 def _offered(request: web.Request, tag: str) -> str | None:

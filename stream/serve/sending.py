@@ -12,12 +12,14 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
+from stream.serve.clients import client_of
+
 SEND_BUFFER = 32 * 1024
 """Bytes that the system and the transport each buffer for a client that does not read; the rest waits where it is kept."""
 STALL_SECONDS = 30.0
 """How long a client may leave one piece unread before its connection is closed."""
 MAX_SENDING_BYTES = 256 << 20
-"""Bytes of different bodies that may be sent at the same time."""
+"""Bytes of different bodies that may be sent at the same time; half of them to one client."""
 
 
 def bound_buffers(transport: asyncio.Transport | None) -> None:
@@ -35,17 +37,30 @@ async def bound_every_answer(request: web.Request, response: web.StreamResponse)
 
 
 class Sending:
-    """The bodies that are being sent. One that several clients read counts once."""
+    """The bodies that are being sent. One that several clients read counts once.
+
+    What a client receives counts twice where it asks for more, so that one that reads slowly leaves room for others: of n
+    such clients each gets one part of n + 1, and one part stays free.
+    """
 
     def __init__(self, max_bytes: int = MAX_SENDING_BYTES) -> None:
         self._max_bytes = max_bytes
         self._readers: Counter[int] = Counter()
+        self._received: dict[str, Counter[int]] = {}
+        """By client, how often each body is being sent to it."""
+        self._sizes: Counter[str] = Counter()
+        """Bytes of the different bodies that are being sent to each client."""
         self.size = 0
         """Bytes of all bodies that are being sent."""
 
-    def has_room_for(self, body: bytes) -> bool:
-        """Whether ``body`` may be sent now; a body of any size may if no other is being sent."""
-        return id(body) in self._readers or not self.size or self.size + len(body) <= self._max_bytes
+    def has_room_for(self, body: bytes, client: str) -> bool:
+        """Whether ``body`` may be sent to ``client`` now.
+
+        One that fits into a buffer, or that is being sent already, always may, and one of any size if no other is.
+        """
+        if len(body) <= SEND_BUFFER or id(body) in self._readers or not self.size:
+            return True
+        return self.size + self._sizes[client] + len(body) <= self._max_bytes
 
     def answer(
         self, request: web.Request, body: bytes, kind: str, headers: dict[str, str], charset: str | None = None
@@ -54,18 +69,36 @@ class Sending:
         headers = headers | {"Content-Length": str(len(body))}
         return web.Response(body=Pieces(body, kind, request, self), content_type=kind, charset=charset, headers=headers)
 
-    def begin(self, body: bytes) -> None:
-        """Count one more client that receives ``body``."""
-        if not self._readers[id(body)]:
+    def begin(self, body: bytes, client: str) -> None:
+        """Count one more answer with ``body``, to ``client``."""
+        if _one_more(self._readers, body):
             self.size += len(body)
-        self._readers[id(body)] += 1
+        if _one_more(self._received.setdefault(client, Counter()), body):
+            self._sizes[client] += len(body)
 
-    def end(self, body: bytes) -> None:
-        """Count one client less, because it received ``body`` or disconnected."""
-        self._readers[id(body)] -= 1
-        if not self._readers[id(body)]:
-            del self._readers[id(body)]
+    def end(self, body: bytes, client: str) -> None:
+        """Count one answer less, because ``client`` received ``body`` or disconnected."""
+        if _one_less(self._readers, body):
             self.size -= len(body)
+        if _one_less(self._received[client], body):
+            self._sizes[client] -= len(body)
+        if not self._received[client]:
+            del self._received[client], self._sizes[client]
+
+
+def _one_more(answers: Counter[int], body: bytes) -> bool:
+    """Count an answer with ``body``; whether it is the first one."""
+    answers[id(body)] += 1
+    return answers[id(body)] == 1
+
+
+def _one_less(answers: Counter[int], body: bytes) -> bool:
+    """Whether it was the last one."""
+    answers[id(body)] -= 1
+    if answers[id(body)]:
+        return False
+    del answers[id(body)]
+    return True
 
 
 class Pieces(Payload):
@@ -74,7 +107,7 @@ class Pieces(Payload):
     def __init__(self, body: bytes, content_type: str, request: web.Request, sending: Sending) -> None:
         super().__init__(body, content_type=content_type)
         self._size = len(body)
-        self._request, self._sending = request, sending
+        self._request, self._sending, self._client = request, sending, client_of(request)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """The body as text."""
@@ -83,7 +116,7 @@ class Pieces(Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Write everything. Raises :class:`ConnectionResetError` for a client that reads too slowly, and ends it."""
-        self._sending.begin(self._value)
+        self._sending.begin(self._value, self._client)
         try:
             for first in range(0, len(self._value), SEND_BUFFER):
                 async with asyncio.timeout(STALL_SECONDS):
@@ -94,4 +127,4 @@ class Pieces(Payload):
                 self._request.transport.abort()
             raise ConnectionResetError("the client does not read") from None
         finally:
-            self._sending.end(self._value)
+            self._sending.end(self._value, self._client)

@@ -22,14 +22,18 @@ from stream.messages.tables import can_write_parquet
 from stream.serve.byte_ranges import part_of
 from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
+from stream.serve.clients import client_of
 from stream.serve.hexagons import known_window
 from stream.serve.limits import LIMITS
 from stream.serve.parameters import WINDOW_QUERY, feed, read_all
 from stream.serve.responses import JSON, Answers, Problem, accepts_gzip, key_of
+from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View
 
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"
+MOST_READ = 4
+"""Parts of the basemap that are read at the same time, so that many requests do not fill the memory before any is answered."""
 
 # MapLibre's worker is a file of our own, and map images are made in the page (data: and blob:). Nothing else is needed.
 POLICY = "; ".join(
@@ -109,7 +113,8 @@ class Pages:
         self._view, self._answers, self._basemap = view, answers, basemap
         self._feed = config.feed.name
         self._security = security_headers(config.public.frame_ancestors)
-        self._usual = usual
+        self._reading = asyncio.Semaphore(MOST_READ)
+        self._usual, self._usual_turns = usual, Turns("usual values", MOST_WAITING)
         domain = config.feed.domain
         self._settings: dict[str, Any] = {
             "build": self._assets["index.html"].tag,
@@ -148,7 +153,7 @@ class Pages:
         """The settings that the page needs before any window."""
         feeds = sorted({self._feed} | self._view.feeds())
         body = msgspec.json.encode(self._settings | {"feeds": feeds})
-        return await self._answers.answer(request, key_of(body), lambda: body, JSON, "revalidate")
+        return await self._answers.ready(request, body, JSON, "revalidate")
 
     async def usual(self, request: web.Request) -> web.Response:
         """Usual values of the cells before a window."""
@@ -157,7 +162,7 @@ class Pages:
         days, earlier = self._usual.earlier(self._view, window)
         key = key_of("usual", window.tag, days, [other.tag for other in earlier])
         make = partial(self._usual.over, window, days, earlier)
-        return await self._answers.answer(request, key, make, JSON, "revalidate")
+        return await self._usual_turns.answer(self._answers, request, key, make, JSON, "revalidate")
 
     async def tiles(self, request: web.Request) -> web.Response:
         """The basemap by byte ranges, or as a whole where it is small."""
@@ -165,11 +170,12 @@ class Pages:
             raise web.HTTPNotFound
         # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a block.
         try:
-            part = await asyncio.to_thread(part_of, self._basemap, request)
+            async with self._reading:
+                part = await asyncio.to_thread(part_of, self._basemap, request)
         except OSError:
             raise web.HTTPNotFound from None  # it was removed while the server runs
         headers = part.headers | {"Cache-Control": "no-store"}
-        if not self._answers.sending.has_room_for(part.body):
+        if not self._answers.sending.has_room_for(part.body, client_of(request)):
             raise Problem(503, "too many large answers are being read", "try again later", {"Retry-After": "30"})
         answer = self._answers.sending.answer(request, part.body, "application/octet-stream", headers)
         answer.set_status(part.status)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
 
 from aiohttp import web
 
-from stream.serve.responses import Answers, Problem
+from stream.serve.clients import client_of, network_of
+from stream.serve.responses import Answers, Freshness, Problem
 
-_ONE_SITE = 64
-"""Bits of an IPv6 address that are of a site: whoever has one address of it has them all."""
-_ONE_NETWORK = {4: 24, 6: 48}
-"""Bits, by version of the protocol, of an address that are of the network of one operator or of one customer of theirs."""
+MOST_WAITING = 64
+"""Answers of one kind that may be made or wait at the same time, where the kind has no bound of its own."""
+RETRY_SECONDS = 5
+"""After how long whoever was refused may try again, where the kind has no time of its own."""
 
 
 class Turns:
@@ -26,7 +26,7 @@ class Turns:
     Limit: whoever has addresses in as many networks as the queue has places can still close it to all others.
     """
 
-    def __init__(self, kind: str, most: int, retry_seconds: int) -> None:
+    def __init__(self, kind: str, most: int, retry_seconds: int = RETRY_SECONDS) -> None:
         """``kind``: what is asked for, in the plural. ``most`` may have a turn or wait for one; others may try again later."""
         self._kind, self._most, self._retry_seconds = kind, most, retry_seconds
         self._is_taken = False
@@ -34,6 +34,24 @@ class Turns:
         """Places in the queue by client, those of the next one first."""
         self._sought: dict[str, asyncio.Event] = {}
         """Keys of the answers for which a request waits here; set when it has its turn or leaves."""
+
+    async def answer(
+        self,
+        answers: Answers,
+        request: web.Request,
+        key: str,
+        make: Callable[[], bytes],
+        kind: str,
+        freshness: Freshness,
+        filename: str | None = None,
+    ) -> web.Response:
+        """:meth:`Answers.answer`, in turn where the body has to be made.
+
+        ``make`` and what it refers to are held while the request waits, so they have to be small or shared. ``freshness`` is
+        that of the body that ``key`` names, not of what became of its window meanwhile.
+        """
+        async with self.unless_kept(request, key, answers):
+            return await answers.answer(request, key, make, kind, freshness, filename)
 
     @asynccontextmanager
     async def unless_kept(self, request: web.Request, key: str, answers: Answers) -> AsyncIterator[None]:
@@ -131,23 +149,3 @@ class Turns:
     def _refusal(self) -> Problem:
         later = {"Retry-After": str(self._retry_seconds)}
         return Problem(503, f"too many {self._kind} are asked for at once", "try again later", later)
-
-
-def client_of(request: web.Request) -> str:
-    """Who asks: the address that the connection comes from, or the IPv6 network of its site."""
-    try:
-        address = ip_address(request.remote or "")
-    except ValueError:
-        return ""
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or IPv6Network((address, _ONE_SITE), strict=False))
-    return str(address)
-
-
-def network_of(client: str) -> str:
-    """The wider network of a client, which several clients may share."""
-    try:
-        network = ip_network(client)
-    except ValueError:
-        return client
-    return str(network.supernet(new_prefix=_ONE_NETWORK[network.version]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,16 @@ Outcome = Literal["taken", "duplicate", "invalid", "forgotten", "completed"]
 """What became of a message. "forgotten": its window is no longer kept. "completed": it was taken and made its window
 complete.
 """
+
+
+class Described(NamedTuple):
+    """What answers say of a window, as JSON, in one state of it."""
+
+    tag: str
+    """It is another one in another state, and no other window has it: a body made of the window depends on nothing else."""
+    summary: bytes
+    histograms: bytes
+    """The window with the summaries of its histograms."""
 
 
 @dataclass
@@ -48,7 +59,10 @@ class WindowView:
     """Box around the hexagons of a complete window, computed when it is first needed; None if there are no hexagons."""
     frame: bytes | None = None
     """Its server-sent event, encoded when it is first needed."""
-    _final: list[bytes] | None = None
+    _ordered: tuple[int, list[bytes]] = field(default=(-1, []), init=False, repr=False)
+    """Values of the cells in order, and the window's size when they were sorted."""
+    _described: tuple[tuple[int, bool], Described] | None = field(default=None, init=False, repr=False)
+    """With the window's size, and whether it was complete, at that time."""
 
     @property
     def full(self) -> bool:
@@ -58,7 +72,7 @@ class WindowView:
     def agreeing(self) -> list[bytes] | None:
         """The values of the cells in order, if the messages of a full window have the digest of its close marker.
 
-        Changes nothing, and takes time in proportion to the window: the event loop leaves it to a thread.
+        Changes no message, and takes time in proportion to the window: the event loop leaves it to a thread.
         """
         cells = self.in_order()
         histograms = [self.histograms[mechanism] for mechanism in sorted(self.histograms)]
@@ -78,7 +92,7 @@ class WindowView:
 
     def finish(self, cells: list[bytes]) -> None:
         """Mark the window as complete; it stays so. ``cells``: what :meth:`agreeing` returned."""
-        self.complete, self._final = True, cells
+        self.complete, self._ordered = True, (self.size, cells)
         self.seen.clear()
 
     def holds(self, message: Received) -> bool:
@@ -89,15 +103,38 @@ class WindowView:
         return message.value == (self.histograms.get(message.part) if of_histogram else self.marker)
 
     def in_order(self) -> list[bytes]:
-        """Values of the cells in ascending order of cell."""
-        if self._final is not None:
-            return self._final
-        return [self.cells[cell] for cell in sorted(self.cells)]
+        """Values of the cells in ascending order of cell: one list, which nobody changes, until another message comes.
+
+        Any thread may ask. The size grows last with each message, so what was sorted meanwhile is not taken for newer.
+        """
+        size, values = self._ordered
+        if size != self.size:
+            size = self.size
+            values = [self.cells[cell] for cell in sorted(self.cells)]
+            self._ordered = size, values
+        return values
 
     @property
     def tag(self) -> str:
-        """A tag of the window's present content: it changes with the content, and no other window has it."""
-        return digest([f"{self.feed} {self.start} {self.size} ".encode(), self.marker or b""])[7:39]
+        """:attr:`Described.tag` of the present state."""
+        return self.described().tag
+
+    def described(self) -> Described:
+        """What answers say of the present state, encoded once. For the thread that puts messages in, the event loop."""
+        state = self.size, self.complete
+        if self._described is None or self._described[0] != state:
+            names = f"{self.feed} {self.start} {self.end} {self.number} {self.size} {self.complete} "
+            said = {"feed": self.feed, "window": {"start": self.start, "end": self.end}, "complete": self.complete}
+            summaries = [msgspec.Raw(summary) for _, summary in sorted(self.histogram_summaries.items())]
+            self._described = (
+                state,
+                Described(
+                    digest([names.encode(), self.marker or b""])[7:39],
+                    msgspec.json.encode(self.summary()),
+                    msgspec.json.encode(said | {"histograms": summaries}),
+                ),
+            )
+        return self._described[1]
 
     def summary(self) -> dict[str, Any]:
         """The window without its cells."""
@@ -221,9 +258,10 @@ class View:
                 return window
         return None
 
-    def history(self, cell: str, feed: str | None) -> list[bytes]:
-        """Every release of one cell in complete windows, oldest first."""
-        return [w.cells[cell] for w in reversed(self.ordered(feed)) if w.complete and cell in w.cells]
+
+def history(windows: Sequence[WindowView], cell: str) -> list[bytes]:
+    """Every release of one cell in those of the windows that are complete, oldest first; ``windows``: newest first."""
+    return [window.cells[cell] for window in reversed(windows) if window.complete and cell in window.cells]
 
 
 def _by_number(window: WindowView) -> int:

@@ -22,6 +22,7 @@ from stream.serve.cell_history import Usual
 from stream.serve.hexagons import known_window
 from stream.serve.metrics import PublicMetrics
 from stream.serve.responses import JSON, Answers, key_of
+from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()
@@ -72,6 +73,7 @@ class Alerts:
         webhook = config.public.webhook
         self._webhook = None if webhook is None else Webhook(webhook, metrics)
         self._usual, self._caught_up = usual, caught_up
+        self._turns = Turns("alerts", MOST_WAITING)
         self._waiting: deque[WindowView] = deque()
         self._wake = asyncio.Event()
         self._newest = ""
@@ -182,7 +184,7 @@ class Alerts:
             rules, windows, key = (), [], key_of("alerts", known.feed, known.start, known.end)
         make = partial(_answer, known, rules, windows, self._usual)
         # Windows before it may still become complete, or be forgotten, so the answer may change.
-        return await self._answers.answer(request, key, make, JSON, "revalidate")
+        return await self._turns.answer(self._answers, request, key, make, JSON, "revalidate")
 
 
 def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:

@@ -17,15 +17,11 @@ from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import freshness_of, known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
-from stream.serve.turns import Turns
+from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
-MOST_WAITING = 64
-"""Named areas that may be put together or wait at the same time: each costs time in proportion to its window. The same of windows
-with scheduled speeds.
-"""
 MOST_DRAWN = 16
-"""The same of drawn areas. Anybody can draw any number of them, so their queue is their own and short."""
+"""Drawn areas that may be put together or wait at the same time. Anybody can draw any number, so their queue is their own and short."""
 DRAWN_BYTES = 4 << 20
 """Bytes of drawn areas that are kept: a share of their own, so that they push out nothing else."""
 
@@ -36,9 +32,8 @@ class City:
     def __init__(self, config: Config, view: View, answers: Answers) -> None:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
-        self._turns = Turns("areas", MOST_WAITING, 5)
-        self._scheduled_turns = Turns("scheduled speeds", MOST_WAITING, 5)
-        self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN, 5)
+        self._turns, self._scheduled_turns = Turns("areas", MOST_WAITING), Turns("scheduled speeds", MOST_WAITING)
+        self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN)
         places = read_places(config.public.places)
         self._areas = read_areas(config.public.areas, places)
         self._feed, self._zone = config.feed.name, config.feed.timezone
@@ -84,15 +79,14 @@ class City:
             said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": cells})
 
-        async with self._scheduled_turns.unless_kept(request, key, self._answers):
-            return await self._answers.answer(request, key, make, JSON, "revalidate")
+        return await self._scheduled_turns.answer(self._answers, request, key, make, JSON, "revalidate")
 
     async def areas(self, request: web.Request) -> web.Response:
         """Every area without its statistics."""
         return await self._answer(request, self._list, JSON)
 
     async def _answer(self, request: web.Request, body: bytes, kind: str) -> web.Response:
-        return await self._answers.answer(request, self._keys[body], lambda: body, kind, "revalidate")
+        return await self._answers.ready(request, body, kind, "revalidate", self._keys[body])
 
     async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
         """The released statistics of the cells of one area in one window."""
@@ -102,9 +96,8 @@ class City:
         known = known_window(self._view, window, feed)
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
         make = partial(_statistics, area, named, known, known.in_order(), known.summary())
-        async with self._turns.unless_kept(request, key, answers):
-            # A restart may bring other areas, so the answer is not immutable even for a complete window.
-            return await answers.answer(request, key, make, JSON, "revalidate")
+        # A restart may bring other areas, so the answer is not immutable even for a complete window.
+        return await self._turns.answer(answers, request, key, make, JSON, "revalidate")
 
     async def drawn_area(
         self, request: web.Request, ring: list[Position], feed: str, window: str | None
@@ -113,8 +106,7 @@ class City:
         known = known_window(self._view, window, feed)
         key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
         make = partial(_statistics, area, {}, known, known.in_order(), known.summary())
-        async with self._ring_turns.unless_kept(request, key, answers):
-            return await answers.answer(request, key, make, JSON, freshness_of(known, window))
+        return await self._ring_turns.answer(answers, request, key, make, JSON, freshness_of(known, window))
 
 
 def _statistics(

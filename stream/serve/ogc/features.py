@@ -55,7 +55,7 @@ class Features:
         self._feed, self._view, self._answers, self._described = feed, view, answers, described
         self._domain = Bounds(domain.west, domain.south, domain.east, domain.north)
         self._bounding = asyncio.Lock()
-        self._turns = Turns("pages", MOST_WAITING, 5)
+        self._turns = Turns("pages", MOST_WAITING)
 
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
@@ -115,8 +115,7 @@ class Features:
             return msgspec.json.encode(body | {"features": _features(chosen)})
 
         key = key_of("items", self._view.generation, here, str(asked))
-        async with self._turns.unless_kept(request, key, self._answers):
-            return await self._answers.answer(request, key, make, GEOJSON, "revalidate")
+        return await self._turns.answer(self._answers, request, key, make, GEOJSON, "revalidate")
 
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
         """One feature."""
@@ -130,7 +129,7 @@ class Features:
         path = f"{here}{ROOT}/collections/{collection}/items/{item_id(start, cell)}"
         links = [_link(path, "self", GEOJSON, "This"), _collection_link(here, collection)]
         body = msgspec.json.encode(_features([(window, cell)])[0] | {"links": links})
-        return await self._answers.answer(request, key_of(body), lambda: body, GEOJSON, "revalidate")
+        return await self._answers.ready(request, body, GEOJSON, "revalidate")
 
     def _continued(self, feed: str, collection: str, start: str) -> list[WindowView]:
         """The window in which a page of the newest window's features goes on, though a newer one may have come."""
@@ -163,8 +162,7 @@ class Features:
         return _described(here, feed, kind, windows, extent_of((window.bounds for window in windows), domain))
 
     async def _told(self, request: web.Request, body: Body) -> web.Response:
-        encoded = msgspec.json.encode(body)
-        return await self._answers.answer(request, key_of(encoded), lambda: encoded, JSON, "revalidate")
+        return await self._answers.ready(request, msgspec.json.encode(body), JSON, "revalidate")
 
 
 def _chosen(

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +232,10 @@ def test_each_of_a_rules_windows_is_sure_on_its_own() -> None:
 
 def merged(window: WindowView, start: str, *excludes: str) -> WindowView:
     """The window at another time, in which its cell is what those finer ones leave of it."""
-    window.start = start
-    window.cells = {
+    cells = {
         cell: json.dumps(json.loads(body) | {"excludes": excludes}).encode() for cell, body in window.cells.items()
     }
-    return window
+    return replace(window, start=start, cells=cells)
 
 
 def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only() -> None:
@@ -263,7 +263,7 @@ def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(
         made.marker = marker.value
     *earlier, now = views
     assert [alert.cell for alert in alerts(rule, [Judged(now, earlier)], Usual())] == [BUSY]
-    merged(earlier[0], earlier[0].start, *excludes)
+    earlier[0] = merged(earlier[0], earlier[0].start, *excludes)
     assert bool(alerts(rule, [Judged(now, earlier)], Usual())) == (not excludes), "two releases of an area are too few"
 
 

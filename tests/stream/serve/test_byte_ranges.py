@@ -30,7 +30,12 @@ async def with_basemap(folder: Path, content: bytes) -> AsyncIterator[TestClient
 
 @pytest.mark.parametrize(
     ("asked", "first", "last"),
-    [("bytes=8-", 8, 2055), ("bytes=-10", 2046, 2055), ("bytes=2000-99999999999999999999", 2000, 2055)],
+    [
+        ("bytes=0-", 0, 2055),
+        ("bytes=8-", 8, 2055),
+        ("bytes=-10", 2046, 2055),
+        ("bytes=2000-99999999999999999999", 2000, 2055),
+    ],
 )
 async def test_an_open_range_of_a_basemap_ends_with_it(tmp_path: Path, asked: str, first: int, last: int) -> None:
     content = b"PMTiles\x03" + bytes(range(256)) * 8
@@ -45,6 +50,8 @@ async def test_an_open_range_of_a_basemap_ends_with_it(tmp_path: Path, asked: st
     [
         ("bytes=99999999-", 416),
         ("bytes=5-2", 416),
+        ("bytes=-0", 416),
+        ("Bytes=-00", 416),
         ("bytes=0-1,4-5", 416),
         ("bytes=a-b", 416),
         (f"bytes=0-{LARGEST_RANGE}", 413),

@@ -111,11 +111,36 @@ async def test_answers_beyond_what_may_be_on_its_way_are_refused_until_there_is_
     service = Large(answers)
     async with TestClient(TestServer(service.app())) as client:
         other = b"x" * len(BODY)
-        answers.sending.begin(other)
+        answers.sending.begin(other, "192.0.2.1")
         refused = await client.get("/")
         assert refused.status == 503
         assert refused.headers["Retry-After"] == "30"
-        answers.sending.end(other)
+        answers.sending.end(other, "192.0.2.1")
         assert await (await client.get("/")).read() == BODY
         head = await client.head("/", headers={"Accept-Encoding": "identity"})
         assert (head.status, head.headers["Content-Length"]) == (200, str(len(BODY)))
+
+
+def test_a_client_that_reads_slowly_leaves_room_for_others() -> None:
+    sending, bodies = Sending(max_bytes=6_000_000), [bytes([number]) * 1_000_000 for number in range(9)]
+    for body in bodies[:3]:
+        assert sending.has_room_for(body, "slow")
+        sending.begin(body, "slow")
+    assert not sending.has_room_for(bodies[3], "slow"), "half of the room is the most that one client gets"
+    assert sending.has_room_for(bodies[0], "slow"), "what is being sent already takes no more"
+    for body in bodies[3:5]:
+        assert sending.has_room_for(body, "other")
+        sending.begin(body, "other")
+    assert not sending.has_room_for(bodies[5], "other")
+    assert sending.has_room_for(bodies[5], "third"), "two that read slowly leave a third"
+    for body, client in zip(bodies, ["slow"] * 3 + ["other"] * 2, strict=False):
+        sending.end(body, client)
+    assert sending.size == 0
+    assert all(sending.has_room_for(bytes(6_000_000), client) for client in ("slow", "other"))
+
+
+def test_what_fits_into_a_buffer_may_be_sent_however_much_is_on_its_way() -> None:
+    sending = Sending(max_bytes=len(BODY))
+    sending.begin(BODY, "slow")
+    assert sending.has_room_for(bytes(SEND_BUFFER), "slow")
+    assert not sending.has_room_for(bytes(SEND_BUFFER + 1), "other")

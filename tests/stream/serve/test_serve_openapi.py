@@ -60,6 +60,7 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(
         document = await document_of(client)
         validate(document)
         assert document["openapi"].startswith("3.1")
+        assert all({"400", "503"} <= path["get"]["responses"].keys() for path in document["paths"].values())
         refused = await client.get(f"{BASE}/openapi.json?x=1")
         assert refused.status == 400
     served = {resource.canonical for resource in make_app(config).router.resources()}

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from stream.serve.clients import client_of
 from stream.serve.responses import JSON, Answers, Problem
-from stream.serve.turns import Turns, client_of
+from stream.serve.turns import Turns
 
 
 @asynccontextmanager
