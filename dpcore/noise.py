@@ -27,6 +27,8 @@ EntropySource = Callable[[int], bytes]
 MAX_SCALE_NUMERATOR = 2**40
 """Largest numerator t of a scale t/s: t·V stays below 2^63 for every geometric V below :data:`_MAX_GEOMETRIC`."""
 
+_MAX_EXPONENT = 2**62
+"""Bound of an exponent's numerator, so that it fits in int64."""
 _MAX_GEOMETRIC = 2**22
 _FACTORIAL_20 = math.factorial(20)
 _INVERSE_FACTORIALS = np.array([_FACTORIAL_20 // math.factorial(k) for k in range(20, 0, -1)], dtype=np.int64)
@@ -225,28 +227,26 @@ class Noise:
         offsets: IntArray | None = None,
         weights: IntArray | None = None,
     ) -> IntArray:
-        """Exponential mechanism: index i with P(i) ∝ weights[i]·exp(-costs[i]·numerator/denominator), exactly.
+        """Exponential mechanism: index i with P(i) ∝ weights[i]·exp(-cost·numerator/denominator), exactly, cost = min(costs[i], c + M).
 
         ``offsets`` of shape (k+1,) makes k independent selections over ``costs[offsets[j]:offsets[j+1]]`` in one call;
-        the result has shape (k,) and is relative to each group's start. Proof: a candidate is proposed with P ∝ weights[i]
-        and accepted with exp(-excess[i]·numerator/denominator), excess[i] = costs[i] less the least cost of its group. The
+        the result has shape (k,) and is relative to each group's start. c is the least cost of a group, M = ⌊2^62/numerator⌋:
+        products fit in int64 whatever the costs are. min(costs[i], c + M) moves by no more than costs do, so what is claimed
+        for costs of a sensitivity holds; and what lies beyond M has P below exp(-2^20). Proof: a candidate is proposed with P ∝ weights[i]
+        and accepted with exp(-excess[i]·numerator/denominator), excess[i] = min(costs[i] - c, M). The
         first accepted one of independent proposals has P(i) ∝ the product of both, and the least cost cancels. A group
         takes Σweights / Σweights·exp(-excess·…) proposals on average. Tested against the exact law in
         tests/dpcore/test_noise.py.
 
         Raises :class:`ParameterError` for an empty group, weights that are negative or sum to 0, or a ratio out of
-        bounds; :class:`OverflowBoundError` where a product could leave int64.
+        bounds; :class:`OverflowBoundError` for weights that could leave int64. No costs are refused.
         """
-        if numerator < 0 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
+        if not 0 <= numerator <= _MAX_EXPONENT // 2 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
             raise ParameterError(
-                f"exponent ratio {numerator}/{denominator} is out of bounds; need n >= 0, 1 <= d <= 2^40"
+                f"exponent ratio {numerator}/{denominator} is out of bounds; need 0 <= n <= 2^61, 1 <= d <= 2^40"
             )
         groups = Groups.of(costs, offsets, weights)
-        if int(groups.excess.max()) * numerator >= 2**62:
-            raise OverflowBoundError(
-                f"cost range {int(groups.excess.max())} times {numerator} exceeds 2^62; use coarser costs"
-            )
-        exponent = groups.excess * numerator
+        exponent = np.minimum(groups.excess, _MAX_EXPONENT // max(numerator, 1)) * numerator
         result = np.empty(len(groups.total), dtype=np.int64)
         pending = np.arange(len(result))
         repeats = 2
