@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dpcore._inversion import PART, PARTS, WHOLE
 from dpcore._selection_groups import Groups
+from dpcore._whole_numbers import whole_number, whole_numbers
 from dpcore.errors import OverflowBoundError, ParameterError
 
 IntArray = npt.NDArray[np.int64]
@@ -53,11 +54,11 @@ class Noise:
     def below(self, bound: int | IntArray, size: int | None = None) -> IntArray:
         """Uniform integers on 0..bound-1, shape (size,) or the shape of ``bound``; 1 <= bound < 2^63.
 
-        Raises :class:`ParameterError` for a bound below 1.
+        Raises :class:`ParameterError` for a bound below 1, or one that is not an integer.
         """
         if np.ndim(bound) == 0:
-            return self._below_scalar(int(bound), 1 if size is None else size)
-        given = np.asarray(bound)
+            return self._below_scalar(whole_number("bound", bound), 1 if size is None else size)
+        given = whole_numbers("bound", bound)
         bounds = given.astype(np.uint64)
         if (given < 1).any():
             raise ParameterError("a bound below 1 has nothing to draw from; give at least 1")
@@ -125,10 +126,10 @@ class Noise:
     def bernoulli_exp(self, numerator: IntArray, denominator: int | IntArray) -> BoolArray:
         """P(True) = exp(-numerator/denominator), elementwise, for integers numerator >= 0 and 1 <= denominator <= 2^40.
 
-        Raises :class:`ParameterError` outside these bounds.
+        Raises :class:`ParameterError` outside these bounds, and for numbers that are not integers.
         """
-        n = np.asarray(numerator, dtype=np.int64)
-        d = np.broadcast_to(np.asarray(denominator, dtype=np.int64), n.shape)
+        n = whole_numbers("numerator", numerator)
+        d = np.broadcast_to(whole_numbers("denominator", denominator), n.shape)
         if (n < 0).any() or (d < 1).any() or (d > MAX_SCALE_NUMERATOR).any():
             raise ParameterError("exp(-n/d) needs n >= 0 and 1 <= d <= 2^40; reduce the ratio")
         whole, rest = np.divmod(n, d)
@@ -144,16 +145,17 @@ class Noise:
     ) -> IntArray:
         """Integers X with P(X = x) ∝ exp(-|x|·denominator/numerator): scale b = numerator/denominator (CKS Algorithm 2).
 
-        Shape (size,) or the broadcast shape of the scales. 1 <= numerator <= 2^40, denominator >= 1, else
+        Shape (size,) or the broadcast shape of the scales. Integers 1 <= numerator <= 2^40, denominator >= 1, else
         :class:`ParameterError`.
         """
+        top, bottom = whole_numbers("numerator", numerator), whole_numbers("denominator", denominator)
         if size is None:
-            t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+            t, s = np.broadcast_arrays(top, bottom)
             shape = t.shape
             t, s = t.astype(np.int64).ravel(), s.astype(np.int64).ravel()
         else:
             shape = (size,)
-            t, s = np.full(size, numerator, dtype=np.int64), np.full(size, denominator, dtype=np.int64)
+            t, s = np.full(size, top, dtype=np.int64), np.full(size, bottom, dtype=np.int64)
         if (t < 1).any() or (t > MAX_SCALE_NUMERATOR).any() or (s < 1).any():
             raise ParameterError("a noise scale t/s needs 1 <= t <= 2^40 and s >= 1; use a coarser quantum")
         draw = self._wide_laplace if len(t) >= WIDE else self._narrow_laplace
@@ -238,9 +240,10 @@ class Noise:
         takes Σweights / Σweights·exp(-excess·…) proposals on average. Tested against the exact law in
         tests/dpcore/test_noise.py.
 
-        Raises :class:`ParameterError` for an empty group, weights that are negative or sum to 0, or a ratio out of
-        bounds; :class:`OverflowBoundError` for weights that could leave int64. No costs are refused.
+        Raises :class:`ParameterError` for an empty group, weights that are negative or sum to 0, a ratio out of bounds,
+        or numbers that are not integers; :class:`OverflowBoundError` for weights that could leave int64. No costs are refused.
         """
+        numerator, denominator = whole_number("numerator", numerator), whole_number("denominator", denominator)
         if not 0 <= numerator <= _MAX_EXPONENT // 2 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
             raise ParameterError(
                 f"exponent ratio {numerator}/{denominator} is out of bounds; need 0 <= n <= 2^61, 1 <= d <= 2^40"

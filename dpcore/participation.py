@@ -36,7 +36,7 @@ from dpcore.errors import BudgetError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, split_budget
 from dpcore.noise import Noise
-from dpcore.scales import check_total, noise_ratio
+from dpcore.scales import check_clipped, check_total, noise_ratio
 
 FloatArray = npt.NDArray[np.float64]
 Weight = Literal["sample", "user", "share"]
@@ -224,9 +224,10 @@ class PublicCells:
 def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArray:
     """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown.
 
-    Raises :class:`ParameterError` for samples in cells that are not listed.
+    Raises :class:`ParameterError` for samples in cells that are not listed, and for values that were clipped to more than U.
     """
     check_total(len(kept.quanta), UNIT)
+    check_clipped(kept.upper, layout.upper)
     counts, listed, tree = kept.counts, len(public.cells), layout.tree
     if counts.samples[~np.isin(counts.cells, public.cells)[counts.pair_cell]].any():
         raise ParameterError(
