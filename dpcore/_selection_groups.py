@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpcore._whole_numbers import whole_numbers
 from dpcore.errors import OverflowBoundError, ParameterError
 
 IntArray = npt.NDArray[np.int64]
@@ -28,11 +29,11 @@ class Groups:
     @classmethod
     def of(cls, costs: IntArray, offsets: IntArray | None, weights: IntArray | None) -> Groups:
         """Raises as :meth:`dpcore.noise.Noise.exponential`."""
-        costs = np.asarray(costs, dtype=np.int64)
-        bounds = np.array([0, len(costs)]) if offsets is None else np.asarray(offsets, dtype=np.int64)
+        costs = whole_numbers("cost", costs)
+        bounds = np.array([0, len(costs)]) if offsets is None else whole_numbers("offset", offsets)
         if np.any(np.diff(bounds) < 1):
             raise ParameterError("a selection among 0 candidates has no outcome; give every group at least 1")
-        w = np.ones(len(costs), dtype=np.int64) if weights is None else np.asarray(weights, dtype=np.int64)
+        w = whole_numbers("weight", np.ones(len(costs), dtype=np.int64) if weights is None else weights)
         if np.any(w < 0):
             raise ParameterError("a negative weight is no measure; give weights of 0 or more")
         if float(w.astype(np.float64).sum()) >= 2.0**62:

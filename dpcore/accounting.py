@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import scipy
 
+from dpcore._whole_numbers import whole_number, whole_numbers
 from dpcore._whole_units import Amount, exact_amount, whole_units
 from dpcore.budget import MICRO, from_micro
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 from dpcore.noise import MAX_SCALE_NUMERATOR, IntArray
+from dpcore.scales import checked_sensitivity
 
 NANO = 1_000_000_000
 """nρ in one unit of rho."""
@@ -48,13 +50,13 @@ def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:
     """Integers t, s with t/s >= σ = ``sensitivity``/√(2ρ), t <= 2^40, s a power of two: never less noise than promised.
 
     (0, 1), no noise, for sensitivity 0. Raises :class:`OverflowBoundError` where σ exceeds 2^40, :class:`BudgetError` for a
-    budget below 1 nρ.
+    budget below 1 nρ, :class:`ParameterError` for a sensitivity that is not an integer of 0 or more.
     """
-    rho = _checked_nano(rho_nano)
-    if sensitivity == 0:
+    rho, moved = _checked_nano(rho_nano), checked_sensitivity(sensitivity)
+    if moved == 0:
         return 0, 1
     # t/s >= Δ·√(10⁹/(2ρ)) iff 2ρ·t² >= 10⁹·Δ²·s², decided in integers.
-    square = Fraction(NANO * int(sensitivity) ** 2, 2 * rho)
+    square = Fraction(NANO * moved**2, 2 * rho)
     for bits in range(31, -1, -1):
         wanted = square * 4**bits
         t = math.isqrt(math.ceil(wanted) - 1) + 1
@@ -66,7 +68,11 @@ def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:
 
 
 def gaussian_losses(sensitivities: IntArray, numerator: int, denominator: int) -> IntArray:
-    """nρ each user loses to discrete Gaussian noise of scale t/s, rounded up: ⌈10⁹·Δ²·s²/(2t²)⌉, shape of ``sensitivities``."""
+    """nρ each user loses to discrete Gaussian noise of scale t/s, rounded up: ⌈10⁹·Δ²·s²/(2t²)⌉, shape of ``sensitivities``.
+
+    Raises :class:`ParameterError` for numbers that are not integers, a scale or a sensitivity below 0, or no noise where it is
+    above 0; :class:`OverflowBoundError` for a loss of 2^62 nρ.
+    """
     return _losses(sensitivities, 2, numerator, denominator)
 
 
@@ -76,12 +82,19 @@ def square_losses(squares: IntArray, numerator: int, denominator: int) -> IntArr
 
 
 def _losses(moved: IntArray, power: int, numerator: int, denominator: int) -> IntArray:
+    numerator, denominator = whole_number("numerator", numerator), whole_number("denominator", denominator)
+    moved = whole_numbers("sensitivity", moved)
+    if numerator < 0 or denominator < 1 or moved.min(initial=0) < 0:
+        raise ParameterError(
+            f"scale {numerator}/{denominator} or sensitivity {moved.min(initial=0)} is out of bounds; give numerators and "
+            "sensitivities of 0 or more, and a denominator of at least 1"
+        )
     if numerator == 0:
         if np.any(moved != 0):
             raise ParameterError("no noise protects only what nobody can move; give a positive scale")
         return np.zeros(np.shape(moved), dtype=np.int64)
     distinct, which = np.unique(moved, return_inverse=True)
-    top, bottom = NANO * int(denominator) ** 2, 2 * int(numerator) ** 2
+    top, bottom = NANO * denominator**2, 2 * numerator**2
     losses = [-(-top * int(delta) ** power // bottom) for delta in distinct.tolist()]
     if losses and losses[-1] >= 2**62:
         raise OverflowBoundError(f"a loss of {losses[-1]} nρ exceeds 2^62; use a larger noise scale")
@@ -90,8 +103,8 @@ def _losses(moved: IntArray, power: int, numerator: int, denominator: int) -> In
 
 def rho_of_pure(epsilon_micro: int) -> int:
     """nρ that a pure ε-DP release costs: ε²/2 rounded up (Bun and Steinke 2016, Proposition 1.4)."""
-    if epsilon_micro < 0:
-        raise BudgetError(f"an epsilon of {epsilon_micro} µε is negative; give at least 0")
+    if isinstance(epsilon_micro, bool) or not isinstance(epsilon_micro, int | np.integer) or epsilon_micro < 0:
+        raise BudgetError(f"an epsilon of {epsilon_micro!r} µε is not an integer of 0 or more; use budget.to_micro")
     return -(-(int(epsilon_micro) ** 2) * NANO // (2 * MICRO**2))
 
 

@@ -22,7 +22,7 @@ from dpcore.contributions import Contributions, Counts, IntArray
 from dpcore.level_tree import LEAST_ERROR, FloatArray, LevelTree, TreeShape, noisy_levels
 from dpcore.mean import clipping_bias
 from dpcore.noise import Noise
-from dpcore.scales import LaplaceScales
+from dpcore.scales import LaplaceScales, check_clipped
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,11 @@ class Distribution:
         return exact_charges(self.rows(counts, retained), scales.numerator.ravel(), scales.denominator.ravel())
 
     def integers(self, kept: Contributions) -> IntArray:
-        """Counts of the retained values per cell and bin, shape (C, K): the leaves; never to be shown."""
+        """Counts of the retained values per cell and bin, shape (C, K): the leaves; never to be shown.
+
+        Raises :class:`ParameterError` for values that were clipped to more than ``upper``.
+        """
+        check_clipped(kept.upper, self.upper)
         edges, cells = bin_edges(self.upper, self.bins), kept.counts.n_cells
         k, cell = len(edges) - 1, np.repeat(kept.counts.pair_cell, np.diff(kept.pair_start))
         bin_of_cell = cell * k + np.searchsorted(edges, kept.quanta, side="right") - 1

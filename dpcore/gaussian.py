@@ -11,6 +11,7 @@ import numpy as np
 import scipy
 
 from dpcore._half_square import half_square_fraction
+from dpcore._whole_numbers import whole_numbers
 from dpcore.errors import ParameterError
 from dpcore.noise import BoolArray, FloatArray, IntArray, Noise
 
@@ -23,13 +24,11 @@ def discrete_gaussian(
 ) -> IntArray:
     """Integers X with P(X = x) ∝ exp(−x²/(2σ²)), σ = numerator/denominator.
 
-    Shape (size,) or the broadcast shape of the scales. 1 <= numerator <= 2^40, denominator >= 1, else
+    Shape (size,) or the broadcast shape of the scales. Integers 1 <= numerator <= 2^40, denominator >= 1, else
     :class:`ParameterError`.
     """
-    if size is None:
-        t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
-    else:
-        t, s = np.full(size, numerator), np.full(size, denominator)
+    top, bottom = whole_numbers("numerator", numerator), whole_numbers("denominator", denominator)
+    t, s = np.broadcast_arrays(top, bottom) if size is None else (np.full(size, top), np.full(size, bottom))
     shape = t.shape
     t, s = t.astype(np.int64).ravel(), s.astype(np.int64).ravel()
     result = np.zeros(len(t), dtype=np.int64)

@@ -23,19 +23,23 @@ from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.contributions import MAX_TOTAL, Counts, IntArray
 from dpcore.errors import ParameterError
 from dpcore.pair_sums import Summable
-from dpcore.scales import LaplaceScales
+from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Mean:
-    """``upper``: U in quanta. ``caps``: most that one user adds to Σx of each cell, in quanta, shape (C,); None for no caps."""
+    """``upper``: U in quanta. ``caps``: most that one user adds to Σx of each cell, in quanta, shape (C,); None for no caps.
+
+    Raises :class:`ParameterError` unless they are 0 or more, ``upper`` an integer.
+    """
 
     upper: int
     caps: IntArray | None = None
 
     def __post_init__(self) -> None:
+        checked_upper(self.upper)
         if self.caps is not None and np.any(self.caps < 0):
             raise ParameterError(f"a cap of {self.caps.min()} quanta is below 0; give 0 or more")
 
@@ -56,7 +60,11 @@ class Mean:
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
     def integers(self, kept: Summable) -> IntArray:
-        """Σx of the retained values per cell, shape (C,): what noise is added to; never to be shown."""
+        """Σx of the retained values per cell, shape (C,): what noise is added to; never to be shown.
+
+        Raises :class:`ParameterError` for values that were clipped to more than ``upper``.
+        """
+        check_clipped(kept.upper, self.upper)
         self._check_caps(kept.counts)
         return kept.cell_sums(self.caps)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dpcore._inversion import PART, PARTS, WHOLE
 from dpcore._selection_groups import Groups
+from dpcore._whole_numbers import whole_number, whole_numbers
 from dpcore.errors import OverflowBoundError, ParameterError
 
 IntArray = npt.NDArray[np.int64]
@@ -27,6 +28,8 @@ EntropySource = Callable[[int], bytes]
 MAX_SCALE_NUMERATOR = 2**40
 """Largest numerator t of a scale t/s: t·V stays below 2^63 for every geometric V below :data:`_MAX_GEOMETRIC`."""
 
+_MAX_EXPONENT = 2**62
+"""Bound of an exponent's numerator, so that it fits in int64."""
 _MAX_GEOMETRIC = 2**22
 _FACTORIAL_20 = math.factorial(20)
 _INVERSE_FACTORIALS = np.array([_FACTORIAL_20 // math.factorial(k) for k in range(20, 0, -1)], dtype=np.int64)
@@ -51,11 +54,11 @@ class Noise:
     def below(self, bound: int | IntArray, size: int | None = None) -> IntArray:
         """Uniform integers on 0..bound-1, shape (size,) or the shape of ``bound``; 1 <= bound < 2^63.
 
-        Raises :class:`ParameterError` for a bound below 1.
+        Raises :class:`ParameterError` for a bound below 1, or one that is not an integer.
         """
         if np.ndim(bound) == 0:
-            return self._below_scalar(int(bound), 1 if size is None else size)
-        given = np.asarray(bound)
+            return self._below_scalar(whole_number("bound", bound), 1 if size is None else size)
+        given = whole_numbers("bound", bound)
         bounds = given.astype(np.uint64)
         if (given < 1).any():
             raise ParameterError("a bound below 1 has nothing to draw from; give at least 1")
@@ -123,10 +126,10 @@ class Noise:
     def bernoulli_exp(self, numerator: IntArray, denominator: int | IntArray) -> BoolArray:
         """P(True) = exp(-numerator/denominator), elementwise, for integers numerator >= 0 and 1 <= denominator <= 2^40.
 
-        Raises :class:`ParameterError` outside these bounds.
+        Raises :class:`ParameterError` outside these bounds, and for numbers that are not integers.
         """
-        n = np.asarray(numerator, dtype=np.int64)
-        d = np.broadcast_to(np.asarray(denominator, dtype=np.int64), n.shape)
+        n = whole_numbers("numerator", numerator)
+        d = np.broadcast_to(whole_numbers("denominator", denominator), n.shape)
         if (n < 0).any() or (d < 1).any() or (d > MAX_SCALE_NUMERATOR).any():
             raise ParameterError("exp(-n/d) needs n >= 0 and 1 <= d <= 2^40; reduce the ratio")
         whole, rest = np.divmod(n, d)
@@ -142,16 +145,17 @@ class Noise:
     ) -> IntArray:
         """Integers X with P(X = x) ∝ exp(-|x|·denominator/numerator): scale b = numerator/denominator (CKS Algorithm 2).
 
-        Shape (size,) or the broadcast shape of the scales. 1 <= numerator <= 2^40, denominator >= 1, else
+        Shape (size,) or the broadcast shape of the scales. Integers 1 <= numerator <= 2^40, denominator >= 1, else
         :class:`ParameterError`.
         """
+        top, bottom = whole_numbers("numerator", numerator), whole_numbers("denominator", denominator)
         if size is None:
-            t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+            t, s = np.broadcast_arrays(top, bottom)
             shape = t.shape
             t, s = t.astype(np.int64).ravel(), s.astype(np.int64).ravel()
         else:
             shape = (size,)
-            t, s = np.full(size, numerator, dtype=np.int64), np.full(size, denominator, dtype=np.int64)
+            t, s = np.full(size, top, dtype=np.int64), np.full(size, bottom, dtype=np.int64)
         if (t < 1).any() or (t > MAX_SCALE_NUMERATOR).any() or (s < 1).any():
             raise ParameterError("a noise scale t/s needs 1 <= t <= 2^40 and s >= 1; use a coarser quantum")
         draw = self._wide_laplace if len(t) >= WIDE else self._narrow_laplace
@@ -225,28 +229,27 @@ class Noise:
         offsets: IntArray | None = None,
         weights: IntArray | None = None,
     ) -> IntArray:
-        """Exponential mechanism: index i with P(i) ∝ weights[i]·exp(-costs[i]·numerator/denominator), exactly.
+        """Exponential mechanism: index i with P(i) ∝ weights[i]·exp(-cost·numerator/denominator), exactly, cost = min(costs[i], c + M).
 
         ``offsets`` of shape (k+1,) makes k independent selections over ``costs[offsets[j]:offsets[j+1]]`` in one call;
-        the result has shape (k,) and is relative to each group's start. Proof: a candidate is proposed with P ∝ weights[i]
-        and accepted with exp(-excess[i]·numerator/denominator), excess[i] = costs[i] less the least cost of its group. The
+        the result has shape (k,) and is relative to each group's start. c is the least cost of a group, M = ⌊2^62/numerator⌋:
+        products fit in int64 whatever the costs are. min(costs[i], c + M) moves by no more than costs do, so what is claimed
+        for costs of a sensitivity holds; and what lies beyond M has P below exp(-2^20). Proof: a candidate is proposed with P ∝ weights[i]
+        and accepted with exp(-excess[i]·numerator/denominator), excess[i] = min(costs[i] - c, M). The
         first accepted one of independent proposals has P(i) ∝ the product of both, and the least cost cancels. A group
         takes Σweights / Σweights·exp(-excess·…) proposals on average. Tested against the exact law in
         tests/dpcore/test_noise.py.
 
-        Raises :class:`ParameterError` for an empty group, weights that are negative or sum to 0, or a ratio out of
-        bounds; :class:`OverflowBoundError` where a product could leave int64.
+        Raises :class:`ParameterError` for an empty group, weights that are negative or sum to 0, a ratio out of bounds,
+        or numbers that are not integers; :class:`OverflowBoundError` for weights that could leave int64. No costs are refused.
         """
-        if numerator < 0 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
+        numerator, denominator = whole_number("numerator", numerator), whole_number("denominator", denominator)
+        if not 0 <= numerator <= _MAX_EXPONENT // 2 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:
             raise ParameterError(
-                f"exponent ratio {numerator}/{denominator} is out of bounds; need n >= 0, 1 <= d <= 2^40"
+                f"exponent ratio {numerator}/{denominator} is out of bounds; need 0 <= n <= 2^61, 1 <= d <= 2^40"
             )
         groups = Groups.of(costs, offsets, weights)
-        if int(groups.excess.max()) * numerator >= 2**62:
-            raise OverflowBoundError(
-                f"cost range {int(groups.excess.max())} times {numerator} exceeds 2^62; use coarser costs"
-            )
-        exponent = groups.excess * numerator
+        exponent = np.minimum(groups.excess, _MAX_EXPONENT // max(numerator, 1)) * numerator
         result = np.empty(len(groups.total), dtype=np.int64)
         pending = np.arange(len(result))
         repeats = 2

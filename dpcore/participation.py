@@ -36,7 +36,7 @@ from dpcore.errors import BudgetError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, split_budget
 from dpcore.noise import Noise
-from dpcore.scales import check_total, noise_ratio
+from dpcore.scales import check_clipped, check_total, noise_ratio
 
 FloatArray = npt.NDArray[np.float64]
 Weight = Literal["sample", "user", "share"]
@@ -51,9 +51,10 @@ class Layout:
     """What is released of every cell, in the order of the scales: constants of the configuration.
 
     ``degree``: of the polynomials that hold count, mean and variance. ``users``: whether users are counted apart from
-    their samples. ``tree``: over the bins of the distribution, None without percentiles. ``upper``: U in quanta. ``area``:
-    whether count and mean of all cells together are released, too. Each of them is a part with a noise scale of its own, the
-    tree one per level; the area's is the last. Raises :class:`ParameterError` for an area with a weight other than "share".
+    their samples. ``tree``: over the bins of the distribution, at most U + 1; None without percentiles. ``upper``: U in quanta.
+    ``area``: whether count and mean of all cells together are released, too. Each of them is a part with a noise scale of its
+    own, the tree one per level; the area's is the last. Raises :class:`ParameterError` for an area with a weight other than
+    "share", and for more bins than values.
     """
 
     degree: int
@@ -61,10 +62,13 @@ class Layout:
     tree: LevelTree | None
     weight: Weight
     upper: int
-    bins: int
     area: bool = False
 
     def __post_init__(self) -> None:
+        if self.tree is not None and self.tree.bins > self.upper + 1:
+            raise ParameterError(
+                f"a tree over {self.tree.bins} bins has more of them than the {self.upper + 1} values; use Layout.of"
+            )
         if self.area and self.weight != "share":
             raise ParameterError(
                 f"weight {self.weight!r} lets one user move the area's mean by more than 1; use 'share'"
@@ -83,9 +87,9 @@ class Layout:
         shape: TreeShape = LEAST_ERROR,
         area: bool = False,
     ) -> Layout:
-        """The layout for these statistics of values up to ``upper`` quanta; ``shape`` of the tree over the bins."""
+        """The layout for these statistics of values up to ``upper`` quanta, in min(``bins``, U + 1) bins; ``shape`` of their tree."""
         tree = bin_tree(upper, bins, shape) if percentiles else None
-        return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, bins, area)
+        return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, area)
 
     @property
     def rows(self) -> IntArray:
@@ -218,12 +222,20 @@ class PublicCells:
 
 
 def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArray:
-    """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown."""
+    """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown.
+
+    Raises :class:`ParameterError` for samples in cells that are not listed, and for values that were clipped to more than U.
+    """
     check_total(len(kept.quanta), UNIT)
+    check_clipped(kept.upper, layout.upper)
     counts, listed, tree = kept.counts, len(public.cells), layout.tree
-    column = np.searchsorted(public.cells, counts.cells[counts.pair_cell])
+    if counts.samples[~np.isin(counts.cells, public.cells)[counts.pair_cell]].any():
+        raise ParameterError(
+            f"samples lie in none of the {listed} listed cells; keep what Participation.own_choice keeps"
+        )
+    column = np.searchsorted(public.cells, counts.cells)[counts.pair_cell]
     moments = np.zeros((layout.degree + 1, listed + 1), dtype=np.int64)
-    in_bins = np.zeros((0 if tree is None else 1, listed * layout.bins + 1), dtype=np.int64)
+    in_bins = np.zeros((1, listed * (0 if tree is None else tree.bins)), dtype=np.int64)
     if public.ranges is not None:
         means = _in_range(public.ranges, kept, column, layout.upper)
         _add(moments, column, polynomials(means, pair_weights(counts, layout.weight), layout.upper, 1))
@@ -232,14 +244,14 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
         if public.ranges is None:
             _add(moments, cell, polynomials(piece.values, piece.weights, layout.upper, layout.degree))
         if tree is not None:
-            edges = bin_edges(layout.upper, layout.bins)
-            bin_of_cell = cell * layout.bins + np.searchsorted(edges, piece.values, side="right") - 1
+            edges = bin_edges(layout.upper, tree.bins)
+            bin_of_cell = cell * tree.bins + np.searchsorted(edges, piece.values, side="right") - 1
             _add(in_bins, bin_of_cell, piece.weights[None, :])
     rows = list(moments[:, :listed])
     if layout.users:
-        rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed)[:listed])
+        rows.append(UNIT * np.bincount(column[counts.samples > 0], minlength=listed))
     if tree is not None:
-        levels = tree.levels(in_bins[0, :-1].reshape(listed, layout.bins))
+        levels = tree.levels(in_bins.reshape(listed, tree.bins))
         for level, real in zip(levels, tree.real_nodes(), strict=True):
             rows += list(level.T[:real])
     return np.array(rows, dtype=np.int64)
@@ -350,8 +362,6 @@ def _in_range(ranges: IntArray, kept: Contributions, column: IntArray, upper: in
 
 
 def _add(sums: IntArray, index: IntArray, parts: IntArray) -> None:
-    """Add ``parts`` (R, n) to ``sums`` (R, S + 1) by ``index`` (n,), those from S on to the last one: exact, where bincount would
-    add in floating point.
-    """
+    """Add ``parts`` (R, n) to ``sums`` (R, S) by ``index`` (n,): exact, where bincount would add in floating point."""
     for row, part in zip(sums, parts, strict=True):
-        np.add.at(row, np.minimum(index, len(row) - 1), part)
+        np.add.at(row, index, part)

@@ -53,12 +53,13 @@ def noise_ratio(sensitivity: int, epsilon_micro: int) -> tuple[int, int]:
     """Integers t, s with t/s >= 10⁶·``sensitivity``/``epsilon_micro``, t <= 2^40: never less noise than promised.
 
     Exact where the reduced fraction fits; (0, 1), no noise, for sensitivity 0. Raises :class:`OverflowBoundError` where
-    the scale itself exceeds 2^40, :class:`BudgetError` for a budget below 1 µε.
+    the scale itself exceeds 2^40, :class:`BudgetError` for a budget below 1 µε, :class:`ParameterError` for a sensitivity
+    that is not an integer of 0 or more.
     """
-    micro = checked_micro(epsilon_micro)
-    if sensitivity == 0:
+    micro, moved = checked_micro(epsilon_micro), checked_sensitivity(sensitivity)
+    if moved == 0:
         return 0, 1
-    exact = Fraction(MICRO * int(sensitivity), micro)
+    exact = Fraction(MICRO * moved, micro)
     if exact > MAX_SCALE_NUMERATOR:
         raise OverflowBoundError(
             f"a noise scale of {float(exact):.3g} quanta exceeds 2^40; use a coarser quantum or a larger epsilon"
@@ -74,6 +75,23 @@ def checked_upper(upper: int) -> int:
     if isinstance(upper, bool) or not isinstance(upper, int | np.integer) or upper < 0:
         raise ParameterError(f"upper bound {upper!r} is not an integer of 0 or more quanta; count in quanta")
     return int(upper)
+
+
+def checked_sensitivity(sensitivity: int) -> int:
+    """``sensitivity``, or :class:`ParameterError` unless it is an integer of 0 or more quanta."""
+    if isinstance(sensitivity, bool) or not isinstance(sensitivity, int | np.integer) or sensitivity < 0:
+        raise ParameterError(
+            f"sensitivity {sensitivity!r} is not an integer of 0 or more quanta; round it up to quanta, or use a finer quantum"
+        )
+    return int(sensitivity)
+
+
+def check_clipped(largest: int, upper: int) -> None:
+    """:class:`ParameterError` where values of up to ``largest`` quanta may exceed ``upper``, for which noise is planned."""
+    if largest > upper:
+        raise ParameterError(
+            f"values of up to {largest} quanta exceed the upper bound of {upper} that the noise is for; clip them to {upper}"
+        )
 
 
 def checked_micro(epsilon_micro: int) -> int:

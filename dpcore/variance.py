@@ -20,20 +20,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore._whole_numbers import whole_number
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.contributions import MAX_TOTAL, Counts, IntArray
+from dpcore.errors import ParameterError
 from dpcore.pair_sums import Summable
-from dpcore.scales import LaplaceScales
+from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Variance:
-    """``upper``: U in quanta. ``grid``: public granularity of the variance in quanta²."""
+    """``upper``: U in quanta. ``grid``: public granularity of the variance in quanta².
+
+    Raises :class:`ParameterError` unless they are integers, ``upper`` of 0 or more and ``grid`` of 1 or more.
+    """
 
     upper: int
     grid: int
+
+    def __post_init__(self) -> None:
+        checked_upper(self.upper)
+        if whole_number("grid", self.grid) < 1:
+            raise ParameterError(f"a grid of {self.grid} quanta² is below 1; give at least 1")
 
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
         """Δ of the variance over ``retained`` samples (P,) for each pair, in units of ``grid``; 0 where n <= 1. Shape (P,)."""
@@ -59,7 +69,11 @@ class Variance:
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
     def integers(self, kept: Summable) -> IntArray:
-        """⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ per cell, shape (C,); 0 where n = 0. Exact for any n; never to be shown."""
+        """⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ per cell, shape (C,); 0 where n = 0. Exact for any n; never to be shown.
+
+        Raises :class:`ParameterError` for values that were clipped to more than ``upper``.
+        """
+        check_clipped(kept.upper, self.upper)
         n = kept.counts.by_cell(kept.counts.samples).astype(object)
         sums = kept.cell_sums().astype(object)
         squares = kept.cell_squares().astype(object)

@@ -88,5 +88,11 @@ def laplace_variance(epsilon_micro: int, sensitivity: int) -> float:
 def choose(costs: IntGrid, epsilon_micro: int, sensitivity: int, noise: Noise) -> int:
     """Index drawn with P ∝ exp(−ε·cost/(2·sensitivity)), exactly: ε-DP where every cost changes by at most
     ``sensitivity`` between neighbours.
+
+    Where 2·10⁶·``sensitivity`` exceeds what can be drawn, 2^40, costs and sensitivity are counted in the least unit q that makes
+    it fit. Proof that ε-DP holds in it: |⌊a/q⌋ − ⌊b/q⌋| <= ⌈|a − b|/q⌉ <= ⌈sensitivity/q⌉. Raises :class:`ParameterError` below 1.
     """
-    return int(noise.exponential(costs, epsilon_micro, 2 * sensitivity * MICRO)[0])
+    if sensitivity < 1:
+        raise ParameterError(f"costs of sensitivity {sensitivity} cannot be chosen by; give at least 1")
+    unit = -(-sensitivity // (MAX_SCALE_NUMERATOR // (2 * MICRO)))
+    return int(noise.exponential(costs // unit, epsilon_micro, 2 * -(-sensitivity // unit) * MICRO)[0])

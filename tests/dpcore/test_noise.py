@@ -144,6 +144,16 @@ def test_a_selection_with_one_good_candidate_among_many_ends_quickly() -> None:
     assert Noise().exponential(costs, 1, 1)[0] == 777
 
 
+def test_no_costs_are_too_far_apart_to_choose_by_and_the_least_two_keep_their_law() -> None:
+    """Costs and the largest ratio that leave int64 together. n = 60 000 draws between costs 0 and 1 at ε = ln 3, α = 1e-6."""
+    for numerator in (1, 4, 10**9, 2**61):
+        assert Noise().exponential(np.array([2**62, 0, 2**61]), numerator, 1)[0] == 1
+    k, numerator = 60_000, round(math.log(3) * 2**40)
+    got = Noise().exponential(np.tile([0, 1, 2**62], k), numerator, 2**40, offsets=np.arange(0, 3 * k + 1, 3))
+    assert got.max() == 1
+    assert stats.binomtest(int((got == 0).sum()), k, 0.75).pvalue > ALPHA
+
+
 def test_entropy_decides_everything() -> None:
     def tape(seed: int) -> Noise:
         return Noise(np.random.default_rng(seed).bytes)
@@ -169,8 +179,9 @@ def test_parameters_out_of_bounds_are_refused_with_a_remedy() -> None:
         lambda: noise.exponential(np.array([], dtype=int), 1, 1),
         lambda: noise.exponential(np.array([1]), 1, 1, weights=np.array([0])),
         lambda: noise.exponential(np.array([1]), 1, 1, weights=np.array([-1])),
+        lambda: noise.exponential(np.array([1]), 2**62, 1),
     ):
         with pytest.raises(ParameterError):
             call()
     with pytest.raises(OverflowBoundError):
-        noise.exponential(np.array([0, 2**61]), 4, 1)
+        noise.exponential(np.array([0, 1]), 1, 1, weights=np.array([2**61, 2**61]))

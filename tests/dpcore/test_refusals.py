@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dpcore.accounting import gaussian_losses, gaussian_ratio, rho_of_pure, square_losses
 from dpcore.allocation import Sensitivities, allocate, uniform_allocation
 from dpcore.budget import MICRO
 from dpcore.clipping import choose_clipping
@@ -24,7 +25,9 @@ from dpcore.gaussian import discrete_gaussian
 from dpcore.laplace_posterior import laplace_posterior
 from dpcore.mean import Mean, sum_caps
 from dpcore.noise import Noise
-from dpcore.scales import LaplaceScales
+from dpcore.pair_sums import PairSums
+from dpcore.participation import Layout, PublicCells, integers
+from dpcore.scales import LaplaceScales, noise_ratio
 from dpcore.shrinkage import shrink
 from dpcore.single_cell.grouping import bestfit
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
@@ -68,6 +71,12 @@ def _case(kind: type[DPError], **calls: Callable[[], Any]) -> dict[str, tuple[ty
     return {name: (kind, call) for name, call in calls.items()}
 
 
+def clipped_to(upper: int, value: int) -> Contributions:
+    """One user's value in one cell."""
+    return Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ints(value), upper=upper)
+
+
+LAYOUT = Layout.of(mean=True, variance=False, percentiles=True, weight="user", upper=U, bins=4)
 SOME = city([[2, 1], [1, 3]])
 HUGE = ints(2**62, 2**62, 2**62)
 REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
@@ -150,6 +159,59 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         gaussian_scale=lambda: discrete_gaussian(Noise(), ints(0), ints(1)),
         no_candidates=lambda: Noise().exponential(ints(), 1, 1),
     ),
+    "noise for another sensitivity": _case(
+        ParameterError,
+        part=lambda: noise_ratio(0.9, MICRO),  # type: ignore[arg-type]
+        cut_off=lambda: noise_ratio(1.9, MICRO),  # type: ignore[arg-type]
+        negative=lambda: noise_ratio(-5, MICRO),
+        truth=lambda: noise_ratio(True, MICRO),
+        gaussian=lambda: gaussian_ratio(1.9, 10**9),  # type: ignore[arg-type]
+        gaussian_negative=lambda: gaussian_ratio(-1, 10**9),
+    ),
+    "a charge for another loss": _case(
+        ParameterError,
+        part=lambda: gaussian_losses(np.array([0.9]), 1, 1),  # type: ignore[arg-type]
+        squares=lambda: square_losses(np.array([0.9]), 1, 1),  # type: ignore[arg-type]
+        negative=lambda: square_losses(ints(-1, 2), 1, 1),
+        scale=lambda: gaussian_losses(ints(1), 1.9, 1),  # type: ignore[arg-type]
+        scale_below_0=lambda: gaussian_losses(ints(1), -1, 1),
+        denominator=lambda: gaussian_losses(ints(1), 1, 0.5),  # type: ignore[arg-type]
+        denominator_0=lambda: gaussian_losses(ints(1), 1, 0),
+    )
+    | _case(BudgetError, pure=lambda: rho_of_pure(0.9)),  # type: ignore[arg-type]
+    "a draw for another scale": _case(
+        ParameterError,
+        laplace=lambda: Noise().discrete_laplace(1.9),  # type: ignore[arg-type]
+        laplace_many=lambda: Noise().discrete_laplace(1.9, 1, 1000),  # type: ignore[arg-type]
+        laplace_denominators=lambda: Noise().discrete_laplace(ints(1, 1), np.array([1.0, 1.5])),  # type: ignore[arg-type]
+        laplace_huge=lambda: Noise().discrete_laplace(2**70),
+        gaussian=lambda: discrete_gaussian(Noise(), 1.9),  # type: ignore[arg-type]
+        gaussian_many=lambda: discrete_gaussian(Noise(), 1.9, 1, 1000),  # type: ignore[arg-type]
+        bernoulli=lambda: Noise().bernoulli_exp(np.array([0.9]), 1),  # type: ignore[arg-type]
+        bernoulli_denominator=lambda: Noise().bernoulli_exp(ints(1), 1.5),  # type: ignore[arg-type]
+        bound=lambda: Noise().below(2.5),  # type: ignore[arg-type]
+        bounds=lambda: Noise().below(np.array([2.5])),  # type: ignore[arg-type]
+        costs=lambda: Noise().exponential(np.array([0.0, 0.9]), 1, 1),  # type: ignore[arg-type]
+        cost_ratio=lambda: Noise().exponential(ints(0, 1), 1, 0.5),  # type: ignore[arg-type]
+        weights=lambda: Noise().exponential(ints(0, 1), 1, 1, weights=np.array([0.5, 1.5])),  # type: ignore[arg-type]
+        half_an_entry=lambda: select_quantiles(ints(1), U, ints(5), MICRO, Noise(), entries=0.5),  # type: ignore[arg-type]
+    ),
+    "values clipped to more than the noise is for": _case(
+        ParameterError,
+        mean=lambda: Mean(U).draw(clipped_to(10 * U, U), ints(0)),
+        mean_of_sums=lambda: Mean(U).integers(PairSums.of(clipped_to(10 * U, U))),
+        variance=lambda: Variance(U, 1).draw(clipped_to(10 * U, U), ints(0)),
+        distribution=lambda: Distribution(U, 4).integers(clipped_to(10 * U, U)),
+        participation=lambda: integers(LAYOUT, clipped_to(10 * U, U), PublicCells(ONE.astype(np.uint64))),
+    ),
+    "bounds that are none": _case(
+        ParameterError,
+        mean=lambda: Mean(-5),
+        mean_of_a_float=lambda: Mean(80.5),  # type: ignore[arg-type]
+        variance=lambda: Variance(-5, 1),
+        grid=lambda: Variance(U, 0),
+        grid_of_a_float=lambda: Variance(U, 0.5),  # type: ignore[arg-type]
+    ),
 }
 """Case -> what is called -> (least specific error that will do, the call)."""
 
@@ -165,6 +227,20 @@ def test_bad_input_is_refused_with_the_value_and_the_remedy(case: str, name: str
     assert re.search(
         r"[;:,] ?.*\b(give|use|leave|drop|need|plan|clip|count|keep|raise|set|must|correct|allowed)\b", message
     ), f"no remedy in: {message}"
+
+
+def test_integers_of_any_type_are_taken_and_values_clipped_to_less_than_the_noise_is_for() -> None:
+    for kind in (np.int16, np.int32, np.uint32, np.int64):
+        scale = kind(7)
+        assert noise_ratio(scale, MICRO) == (7, 1) == noise_ratio(7, MICRO)
+        assert gaussian_ratio(scale, 10**9) == gaussian_ratio(7, 10**9)
+        assert Noise().discrete_laplace(np.array([7], dtype=kind)).dtype == np.int64
+        assert gaussian_losses(np.array([7], dtype=kind), scale, 1) == gaussian_losses(ints(7), 7, 1)
+    assert Noise().discrete_laplace([], []).shape == discrete_gaussian(Noise(), [], []).shape == (0,)  # type: ignore[arg-type]
+    lower = clipped_to(U // 2, U)
+    assert Mean(U).integers(lower).tolist() == [U // 2]
+    assert Variance(U, 1).integers(lower).tolist() == [0]
+    assert Distribution(U, 4).integers(lower).tolist() == [[0, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("name", CELLS)

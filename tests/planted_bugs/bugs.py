@@ -310,8 +310,8 @@ CHARGE = (
     Bug(
         "zCDP: half the scale for a rho",
         "dpcore/accounting.py",
-        "square = Fraction(NANO * int(sensitivity) ** 2, 2 * rho)",
-        "square = Fraction(NANO * int(sensitivity) ** 2, 8 * rho)",
+        "square = Fraction(NANO * moved**2, 2 * rho)",
+        "square = Fraction(NANO * moved**2, 8 * rho)",
         "tests/dpcore/test_accounting.py",
         "never_falls_short",
     ),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpcore.budget import BudgetSplit
+from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.noise import Noise
 from dpcore.spatial import (
@@ -35,7 +35,7 @@ from dpcore.spatial import (
 from dpcore.spatial.domain import DomainError
 from dpcore.spatial.e2epriv import QUANTUM as E2E_QUANTUM
 from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs, split_sensitivity
-from dpcore.spatial.mechanism import noisy_counts
+from dpcore.spatial.mechanism import choose, noisy_counts
 from dpcore.spatial.partition import image_of, simplex
 from dpcore.spatial.trees import Candidates, height_of
 from dpcore.spatial.wavelet import haar, inverse_haar
@@ -278,6 +278,37 @@ def test_e2epriv_costs_move_by_at_most_their_sensitivity(objective: Any, points:
         change = mechanism.costs(more, domain, 1.0, 20) - mechanism.costs(counts, domain, 1.0, 20)
         largest = max(largest, int(np.abs(change).max()))
     assert E2E_QUANTUM / 50 < largest <= mechanism.cost_sensitivity(points)
+
+
+class Asked(Noise):
+    """Keeps the costs, numerator and denominator that a choice asks for."""
+
+    def exponential(self, costs: Any, numerator: int, denominator: int, **_: Any) -> Any:
+        self.asked = costs, numerator, denominator
+        return super().exponential(costs, numerator, denominator)
+
+
+@pytest.mark.parametrize("points", [1, 8, 9, 10, 100, 10**6])
+@pytest.mark.parametrize("epsilon_micro", [1, MICRO, 1000 * MICRO])
+def test_a_choice_of_any_sensitivity_can_be_drawn_and_costs_move_by_what_its_exponent_says(
+    points: int, epsilon_micro: int
+) -> None:
+    """Up to 8 points per user the costs of "e2epriv" are drawn by as they are. Beyond, a coarser unit attains its sensitivity."""
+    sensitivity = E2EPriv.cost_sensitivity(points) + points % 2
+    before = np.random.default_rng(points).integers(0, 10**12, 2000)
+    after = before + sensitivity
+    noise = Asked()
+    choose(before, epsilon_micro, sensitivity, noise)
+    costs, numerator, denominator = noise.asked
+    choose(after, epsilon_micro, sensitivity, noise)
+    assert numerator == epsilon_micro
+    assert denominator == 2 * MICRO * np.abs(noise.asked[0] - costs).max()
+    assert (denominator == 2 * MICRO * sensitivity) == (points <= 8) == bool((costs == before).all())
+
+
+def test_a_choice_by_costs_that_nobody_can_move_is_refused() -> None:
+    with pytest.raises(ParameterError, match="sensitivity 0"):
+        choose(np.array([0, 1]), MICRO, 0, Noise())
 
 
 def log_ratio(costs: np.ndarray, others: np.ndarray, rates: tuple[float, float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -302,6 +303,30 @@ def test_a_table_at_the_ends_of_what_is_accepted_is_refused_or_can_be_drawn_what
             mechanism.fit(counts, Domain.unit_cells(64, 64), plan.histogram.epsilons[0], Noise(), 1)
             drawn += 1
     assert drawn >= (3 if epsilon == 0.001 else 6)
+
+
+@pytest.mark.parametrize("fixes", [1, 8, 9, 100])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_with_any_number_of_fixes_per_user_what_is_accepted_can_be_drawn_at_the_least_and_the_largest_epsilon(
+    tmp_path: Path, name: str, fixes: int
+) -> None:
+    """Costs of choices move by up to ``fixes`` times as much, and with ε = 1000 all points may lie in one cell."""
+    drawn = 0
+    for table, epsilon in itertools.product(({}, *EXTREMES[name]), (fixes / 1000, 1000.0)):
+        settings = {f"histogram.{name}": table, "histogram.epsilon": epsilon, "histogram.fixes_per_user": fixes}
+        config = unless_too_many_levels(name, tmp_path, settings | {"privacy.budget": 3000.0})
+        if config is None:
+            continue
+        plan, contributions, own = planned_with_fixes(config, located_rows(1, 60, users=40))
+        assert plan.histogram is not None
+        assert build_messages(plan, contributions, Noise(), config, None, own)[0]
+        mechanism = mechanism_of(name, plan.histogram)
+        for cell in (0, 10**9):
+            counts = np.zeros((64, 64), dtype=np.int64)
+            counts[5, 7] = cell
+            mechanism.fit(counts, Domain.unit_cells(64, 64), plan.histogram.epsilons[0], Noise(), fixes)
+        drawn += 1
+    assert drawn >= 3
 
 
 def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> None:

@@ -52,6 +52,28 @@ def test_a_distribution_is_published_beside_percentiles_and_by_itself_in_one_for
             assert set(statistics) <= set(body)
 
 
+@pytest.mark.parametrize("rows", [random_rows(9, 400), random_rows(9, 0)], ids=["rows", "nobody"])
+@pytest.mark.parametrize(("upper", "asked", "bins"), [(0.3, 32, 31), (0.3, 31, 31), (0.01, 4096, 2), (1.0, 4096, 101)])
+@pytest.mark.parametrize("relation", ["values", "participation"])
+def test_more_bins_than_speeds_are_as_many_as_there_are_speeds_in_everything_that_is_released(
+    tmp_path: Path, relation: str, upper: float, asked: int, bins: int, rows: np.ndarray
+) -> None:
+    """Speeds are multiples of 0.01 km/h, so that 0 … 0.3 km/h are 31."""
+    settings = {"speed.upper_bound": upper, "speed.cdf_bins": asked, "speed.statistics": ["mean", "p50", "cdf"]}
+    if relation == "participation":
+        settings |= {"speed.clipping": "none", "speed.post_processing": [], "participation.typical_km_h": upper / 2}
+    config = (bus_config if relation == "values" else riders)(tmp_path, **settings)
+    plan, contributions = planned(config, rows)
+    *cells, marker = build_messages(plan, contributions, Noise(tape(3)), config, None)[0]
+    assert "cut_short" not in json.loads(marker.value)
+    assert len(cells) == (len(public_cells(config)) if relation == "participation" else contributions.counts.n_cells)
+    for body in (json.loads(message.value) for message in cells):
+        validate(HEXAGON_SPEED, body)
+        assert {len(body["cdf"][name]) for name in ("at", "value", "raw", "scale", "low", "high")} == {bins}
+        assert body["cdf"]["at"] == [k / 100 for k in range(bins)]
+        assert 0 <= body["p50"]["value"] <= upper
+
+
 def test_means_alone_have_no_distribution(tmp_path: Path) -> None:
     _, (*cells, _) = bodies_of(bus_config(tmp_path))
     assert not any("cdf" in body for body in cells)
