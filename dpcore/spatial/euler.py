@@ -135,7 +135,7 @@ class EulerHistogram:
             tails = spread_tails(self.variance * inside * np.maximum(1 - share * inside, 0.0))
         else:
             tails = independent_tails(inside, self.variance)
-        sums = NoisySums(answers, tails)
+        sums = NoisySums(answers, inside, tails)
         return between(sums, sums)
 
     def to_release(self) -> dict[str, Any]:

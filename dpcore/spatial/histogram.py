@@ -115,12 +115,13 @@ class GridHistogram:
         x0, x1, y0, y1 = (np.where(covers, edge, 0.0) for edge in (x0, x1, y0, y1))
         counts = answer(self._image, Rectangles(x0, x1, y0, y1))
         low_x, high_x, low_y, high_y = (edge.astype(np.int64) for edge in (x0, x1, y0, y1))
+        blocks = (high_x - low_x) * (high_y - low_y)
         if self.noise == "independent":
-            return NoisySums(counts, independent_tails((high_x - low_x) * (high_y - low_y), variance))
+            return NoisySums(counts, blocks, independent_tails(blocks, variance))
         (rows, columns), one = self.counts.shape, (np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
         share = haar_share(rows, low_x, high_x) * haar_share(columns, low_y, high_y)
         of_one = haar_share(rows, *one) * haar_share(columns, *one)
-        return NoisySums(counts, spread_tails(np.where(covers, share / of_one, 0.0) * variance))
+        return NoisySums(counts, blocks, spread_tails(np.where(covers, share / of_one, 0.0) * variance))
 
     def to_release(self) -> dict[str, Any]:
         """``kind`` "grid": edges, rows of counts, their variance and kind of noise."""
@@ -250,9 +251,9 @@ class PartitionHistogram:
 
     def _sums(self, members: FloatArray) -> NoisySums:
         """Sums of the parts that each row of ``members`` (Q, P) takes, 0 or 1."""
-        if isinstance(self.noise, TreeNoise):
-            return NoisySums(members @ self.counts, spread_tails(self.noise.variances(members)))
-        return NoisySums(members @ self.counts, spread_tails(members @ self.variances))
+        variance = self.noise.variances(members) if isinstance(self.noise, TreeNoise) else members @ self.variances
+        number = np.count_nonzero(members, axis=1)
+        return NoisySums(members @ self.counts, number, spread_tails(variance))
 
     def to_release(self) -> dict[str, Any]:
         """``kind`` "partition": boxes of cell indices with counts and variances, and the sparse reading if there is one."""

@@ -35,22 +35,30 @@ class Intervals:
 
 @dataclass(frozen=True)
 class NoisySums:
-    """Unbiased sums of released counts (Q,) and how far their noise reaches. A sum of no counts is 0 without noise."""
+    """Unbiased sums (Q,) of ``parts`` (Q,) released counts each and how far their noise reaches. A sum of no counts is 0 without
+    noise.
+    """
 
     counts: FloatArray
+    parts: npt.NDArray[np.int64]
     tails: Tails
 
 
 def between(inner: NoisySums, outer: NoisySums) -> Intervals:
-    """95 % intervals of whole numbers t with I ≤ t ≤ O, I and O the true sums behind ``inner`` and ``outer``.
+    """95 % intervals of whole numbers t with I ≤ t ≤ O, I and O the true sums behind ``inner`` and ``outer``, whose parts
+    include those of ``inner``.
 
-    A t is rejected where the inner sum exceeds t by more than ``up``, or the outer one is less by more than ``down``: together
-    5 % or less, at any t. A t of at most ``down`` is never rejected from above, so the inner sum may miss alone there: such t are
+    A t is rejected where the inner sum exceeds t by more than noise does, or the outer one is less by more than ``down``: together
+    5 % or less, at any t. Of one sum, the same inside and outside, ``up`` takes what ``down`` leaves of 5 %. Two sums have noise
+    of their own, and ``down`` of the greater one may take all of its 2.5 %: the inner one has its own ``down`` on its side, too.
+
+    A t of at most ``down`` is never rejected from above, so the inner sum may miss alone there: such t are
     rejected beyond clip(t, ``alone``, ``up``). This orders rejections by likelihood ratio for counts ≥ 0, as Feldman and Cousins
     (1998) do, and keeps intervals from being empty where noise carries a count below 0.
     """
     down = np.maximum(inner.tails.down, outer.tails.down)
-    reach = np.clip(inner.counts / 2, inner.tails.alone, inner.tails.up)
+    up = np.where(inner.parts == outer.parts, inner.tails.up, inner.tails.down)
+    reach = np.clip(inner.counts / 2, inner.tails.alone, up)
     low = np.maximum(np.ceil(inner.counts - reach - _HAIR), 0.0)
     high = np.floor(np.maximum(outer.counts, 0.0) + down + _HAIR)
     # Steps of noise smaller than 1 may leave no whole number between: the nearest one then.

@@ -783,6 +783,30 @@ STATE = (
 )
 HISTOGRAMS = (
     Bug(
+        "histograms: intervals take whole-numbered noise for continuous noise",
+        "dpcore/spatial/range_noise.py",
+        "np.log(2 / (_MISS * own)) / epsilon",
+        "math.log(1 / _MISS) / math.sqrt(2) * np.sqrt(variance)",
+        "tests/dpcore/spatial/test_intervals.py",
+        "least_whole_number or two_scales",
+    ),
+    Bug(
+        "histograms: sums of rare noise are bounded like one draw",
+        "dpcore/spatial/range_noise.py",
+        "np.minimum(np.sqrt(variance / _MISS), 1.0)",
+        "0.0",
+        "tests/dpcore/spatial/test_intervals.py",
+        "equal_draws_of_any_variance",
+    ),
+    Bug(
+        "histograms: the sums inside a range and around it are bounded as if they were one",
+        "dpcore/spatial/intervals.py",
+        "up = np.where(inner.parts == outer.parts, inner.tails.up, inner.tails.down)",
+        "up = inner.tails.up",
+        "tests/dpcore/spatial/test_intervals.py",
+        "cuts_blocks_miss",
+    ),
+    Bug(
         "histograms: users who did not pay for them count",
         "stream/statistics/histograms/histograms.py",
         "fixes.of(users[charges >= plan.histogram.cost])",

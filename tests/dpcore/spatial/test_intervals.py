@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -165,6 +166,166 @@ def test_bounds_of_independent_noise_are_the_least_that_keep_their_promise(epsil
     assert alone <= up <= down
 
 
+CRITICAL = (0.97, 1.4, 1.9, 2.4, 2.42, 2.76, 2.9, 3.94, 4.7, 4.8, 5.2, 6.0)
+"""ε at which continuous quantiles of one draw, or of one cell's sum over a tree, lie just below a step of the noise."""
+FAMILY = [*np.arange(0.05, 6.5, 0.01), *CRITICAL]
+"""ε of one draw; sums that are compared with it have its variance."""
+PARTS = 12
+"""Weights of draws below are multiples of 1/PARTS, so that laws of weighted sums are exact."""
+ROUNDING = 1e-12
+"""Of sums of probabilities in floating point."""
+
+
+def variance_of(epsilon: float) -> float:
+    """Of one discrete Laplace draw."""
+    return float(1 / (math.cosh(epsilon) - 1))
+
+
+def masses(epsilon: float, reach: int) -> np.ndarray:
+    """P(X = k) of one discrete Laplace draw, for k from −reach to reach."""
+    q = math.exp(-epsilon)
+    return np.asarray((1 - q) / (1 + q) * q ** np.abs(np.arange(-reach, reach + 1)))
+
+
+def beyond(law: np.ndarray, bound: float, steps: int = 1) -> float:
+    """P(S > bound) where law[k] = P(S = k/steps)."""
+    return float(law[math.floor(bound * steps + 1e-9) + 1 : len(law) // 2].sum())
+
+
+def law_of(weights: tuple[int, ...], variances: tuple[float, ...]) -> np.ndarray:
+    """Exact law of Σ weights/PARTS·X of independent discrete Laplace draws X, by its characteristic function: entry k is the
+    probability of k/PARTS.
+    """
+    size = 2 ** math.ceil(
+        math.log2(64 + 40 * math.sqrt(sum(w**2 * v for w, v in zip(weights, variances, strict=True))))
+    )
+    angle = 2 * math.pi * np.arange(size // 2 + 1) / size
+    factor = np.ones(len(angle))
+    for (weight, variance), number in Counter(zip(weights, variances, strict=True)).items():
+        factor /= (1 + variance * (1 - np.cos(weight * angle))) ** number
+    return np.asarray(np.fft.irfft(factor, size))
+
+
+def most_missed(sums: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> tuple[float, float]:
+    """Greatest P(|S| > up) and P(S > alone) of weighted sums S, each given by weights in PARTS and variances."""
+    variance = [sum((w / PARTS) ** 2 * v for w, v in zip(*one, strict=True)) for one in sums]
+    tails, laws = spread_tails(np.array(variance)), [law_of(*one) for one in sums]
+    both = [2 * beyond(law, up, PARTS) for law, up in zip(laws, tails.up, strict=True)]
+    one_sided = [beyond(law, alone, PARTS) for law, alone in zip(laws, tails.alone, strict=True)]
+    return max(both), max(one_sided)
+
+
+def test_the_bound_of_one_draw_is_the_least_whole_number_at_every_epsilon() -> None:
+    epsilon = np.array(FAMILY)
+    variance, q = 1 / (np.cosh(epsilon) - 1), np.exp(-epsilon)
+    tails = spread_tails(variance)
+
+    def missed(bound: np.ndarray) -> np.ndarray:
+        """P(|X| > bound)."""
+        return np.asarray(2 * q ** (np.floor(bound) + 1) / (1 + q))
+
+    assert (missed(tails.up) <= 0.05 + ROUNDING).all()
+    assert (missed(tails.alone) <= 0.1 + ROUNDING).all()
+    # Where the bound is 1 by Chebyshev, one draw alone would do with 0, but a sum of draws of its variance would not.
+    assert (missed(tails.up - 1)[tails.up > 1] > 0.05).all()
+    continuous = missed(math.log(20) / math.sqrt(2) * np.sqrt(variance))
+    assert continuous.max() > 0.16, "quantiles of continuous noise are caught"
+
+
+@pytest.mark.parametrize("epsilon", CRITICAL)
+def test_bounds_hold_for_weighted_sums_that_have_the_variance_of_a_critical_draw(epsilon: float) -> None:
+    rng, total = np.random.default_rng(round(epsilon * 100)), variance_of(epsilon)
+    sums = []
+    for share in (0.25, 0.5, 1.0, 1.2):
+        variance = share * total
+        sums += [((w,) * n, (variance * (PARTS / w) ** 2 / n,) * n) for w in range(3, PARTS + 1) for n in (1, 2, 4, 50)]
+        for _ in range(40):
+            weights = rng.integers(1, PARTS + 1, rng.integers(2, 7))
+            shares = rng.dirichlet(np.full(len(weights), 0.5))
+            sums.append((tuple(weights.tolist()), tuple((variance * shares * (PARTS / weights) ** 2).tolist())))
+    both, one_sided = most_missed(sums)
+    assert both <= 0.05 + ROUNDING
+    assert one_sided <= 0.05 + ROUNDING
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 16, 300])
+def test_bounds_hold_for_sums_of_equal_draws_of_any_variance(number: int) -> None:
+    variances = np.concatenate([np.arange(0.005, 0.8, 0.001), np.exp(np.linspace(math.log(0.8), math.log(400), 250))])
+    both, one_sided = most_missed([((PARTS,) * number, (v / number,) * number) for v in variances])
+    assert both <= 0.05 + ROUNDING
+    assert one_sided <= 0.05 + ROUNDING
+
+
+def pairs_beyond(first: tuple[float, np.ndarray], second: tuple[float, np.ndarray], bound: float) -> float:
+    """P(|a·A + b·B| > bound) of whole-numbered A and B, each given by its weight and masses from −reach to reach."""
+    at_first, at_second = (weight * np.arange(-(len(law) // 2), len(law) // 2 + 1) for weight, law in (first, second))
+    return float(np.outer(first[1], second[1])[np.abs(at_first[:, None] + at_second) > bound + 1e-9].sum())
+
+
+@pytest.mark.parametrize("of_root", [0.25, 0.5, 1.0, 2.0])
+def test_intervals_of_a_tree_of_draws_of_two_scales_miss_with_5_per_cent_or_less_exactly(of_root: float) -> None:
+    """Least squares over a root and four leaves gives the draws of the k leaves of a range the weight 1 − β, the others and the
+    root's ±β.
+    """
+    reach, worst, worst_continuous = 100, 0.0, 0.0
+    for epsilon in (*np.arange(0.9, 6.5, 0.1), *CRITICAL):
+        leaf, root = variance_of(epsilon), variance_of(of_root * epsilon)
+        noise = TreeNoise(np.array([4, 0, 0, 0, 0]), np.array([root, *[leaf] * 4]))
+        draw, top = masses(epsilon, reach), masses(of_root * epsilon, reach)
+        for inside in (1, 2, 4):
+            variance = noise.variances((np.arange(4) < inside)[None].astype(float))
+            beta = inside * leaf / (root + 4 * leaf)
+            own, others = np.array([1.0]), top
+            for number in range(4):
+                if number < inside:
+                    own = np.convolve(own, draw, mode="same" if number else "full")
+                else:
+                    others = np.convolve(others, draw, mode="same")
+            bounds = float(spread_tails(variance).up[0]), 2.118 * math.sqrt(variance[0])
+            now, continuous = (pairs_beyond((1 - beta, own), (beta, others), bound) for bound in bounds)
+            worst, worst_continuous = max(worst, now), max(worst_continuous, continuous)
+    assert worst <= 0.05
+    assert worst_continuous > 0.1, "quantiles of continuous noise are caught"
+
+
+def missed_between(epsilon: float, blocks: int, truth: int, *, as_one: bool = False) -> float:
+    """Exact probability that an interval misses the ``truth``, all of it in the one inner block of the ``blocks`` of independent
+    noise that a range touches: the worst case, where both sums are as near to it as they may be. ``as_one``: planted bug, the
+    two sums are bounded as if they were one.
+    """
+    reach = 40 + round(20 / epsilon)
+    draw = masses(epsilon, reach)
+    rest = np.array([1.0])
+    for number in range(blocks - 1):
+        rest = np.convolve(rest, draw, mode="same" if number else "full")
+    of_inner, of_rest = (axis.ravel() for axis in np.meshgrid(*[np.arange(-reach, reach + 1)] * 2, indexing="ij"))
+    ones = np.ones(len(of_inner), dtype=np.int64)
+    inner_tails, outer_tails = (independent_tails(n * ones, variance_of(epsilon)) for n in (1, blocks))
+    inner = NoisySums((truth + of_inner).astype(float), ones, inner_tails)
+    outer = NoisySums(
+        (truth + of_inner + of_rest).astype(float), ones if as_one else np.full(len(ones), blocks), outer_tails
+    )
+    return float(np.outer(draw, rest).ravel()[~between(inner, outer).hold(np.full(len(ones), float(truth)))].sum())
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 1.4, 1.9, 2.4, 2.9, 5.2])
+def test_the_two_sides_of_a_range_that_cuts_blocks_miss_with_5_per_cent_together(epsilon: float) -> None:
+    for blocks, truth in itertools.product((2, 4, 9), (0, 1, 2, 4, 8, 100)):
+        assert missed_between(epsilon, blocks, truth) <= 0.05 + ROUNDING, (blocks, truth)
+
+
+def test_sums_that_differ_and_are_bounded_as_if_they_were_one_are_caught() -> None:
+    assert missed_between(1.0, 4, 100, as_one=True) > 0.06
+
+
+def test_one_sum_has_on_its_upper_side_what_the_lower_one_leaves() -> None:
+    tails = independent_tails(np.array([1]), variance_of(1.0))
+    assert tails.up[0] < tails.down[0]
+    sums = NoisySums(np.array([100.0]), np.array([1]), tails)
+    assert between(sums, sums).low[0] == 100 - tails.up[0]
+    assert between(sums, replace(sums, parts=np.array([2]))).low[0] == 100 - tails.down[0]
+
+
 def test_no_noise_and_noise_of_many_thousands_are_bounded_too() -> None:
     tails = independent_tails(np.array([0, 3]), laplace_variance(1_000_000, 1))
     assert (tails.alone[0], tails.up[0], tails.down[0]) == (0, 0, 0)
@@ -191,23 +352,38 @@ def uneven_tree() -> Tree:
     return Tree(boxes, parent, np.array([0, 1, 4, 9]), np.zeros(9), variances, np.ones(9, dtype=np.int64))
 
 
-def test_variances_of_leaves_together_are_those_of_dense_least_squares() -> None:
-    tree = uneven_tree()
-    leaves = tree.leaves
-    members = np.zeros((len(tree.parent), len(leaves)))
-    for column, leaf in enumerate(leaves):
+def leaves_below(tree: Tree) -> np.ndarray:
+    """Which leaves lie below each node, (M, leaves) of 0 and 1."""
+    members = np.zeros((len(tree.parent), len(tree.leaves)))
+    for column, leaf in enumerate(tree.leaves):
         node = leaf
         while node >= 0:
             members[node, column] = 1
             node = tree.parent[node]
+    return members
+
+
+def test_variances_of_leaves_together_are_those_of_dense_least_squares() -> None:
+    tree = uneven_tree()
+    members = leaves_below(tree)
     covariance = np.linalg.inv(members.T @ np.diag(1 / tree.variances) @ members)
     noise = tree.least_squares().noise
     assert isinstance(noise, TreeNoise)
-    weights = np.random.default_rng(3).random((20, len(leaves)))
+    weights = np.random.default_rng(3).random((20, members.shape[1]))
     weights[0] = 1
     assert noise.variances(weights) == pytest.approx(np.einsum("qi,ij,qj->q", weights, covariance, weights))
     again = TreeNoise.from_release(json.loads(json.dumps(noise.to_release())))
     assert again.variances(weights) == pytest.approx(noise.variances(weights))
+
+
+def test_a_range_takes_no_draw_of_a_tree_with_a_weight_above_1() -> None:
+    """Sums of weights from the root on are potentials of a network of resistors, between those of its ends, 0 and 1."""
+    tree = uneven_tree()
+    members = leaves_below(tree)
+    precision = members.T / tree.variances
+    estimates = np.linalg.solve(precision @ members, precision)
+    ranges = np.array(list(itertools.product([0.0, 1.0], repeat=members.shape[1])))
+    assert np.abs(ranges @ estimates).max() <= 1 + ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -251,7 +427,7 @@ def test_a_noise_of_other_leaves_than_the_parts_is_refused() -> None:
 def test_intervals_are_whole_never_empty_and_hold_0_where_noise_carries_counts_below_it() -> None:
     counts = np.array([-50.0, -3.2, 0.0, 1.4, 4.0, 30.0])
     for variance in (0.0, 0.01, 2.0, 400.0):
-        sums = NoisySums(counts, spread_tails(np.full(6, variance)))
+        sums = NoisySums(counts, np.ones(6, dtype=np.int64), spread_tails(np.full(6, variance)))
         intervals = between(sums, sums)
         assert (intervals.low >= 0).all()
         assert (intervals.low <= intervals.high).all()

@@ -68,8 +68,7 @@ def read_by_the_schema(
                 total += (-1) ** (i + j) * structure["components"][i][j]
                 drawn += (-1) ** (i + j) * structure.get("drawn", structure["components"])[i][j]
         deviation = math.sqrt((2 * (x1 - x0) - 1) * (2 * (y1 - y0) - 1) * structure["variance"])
-        reach = 2.118 * deviation + 0.5
-        return total, (max(0, drawn - reach), max(0, drawn) + reach), deviation
+        return total, (max(0, drawn - reach(deviation)), max(0, drawn) + reach(deviation)), deviation
     blocks = blocks_of(structure)
     total = inner = outer = 0.0
     inside, touched = [], []
@@ -85,7 +84,11 @@ def read_by_the_schema(
             touched.append(block)
     of = {"independent": of_independent, "haar": of_haar}.get(str(structure["noise"]), of_tree)
     si, so = math.sqrt(of(structure, inside)), math.sqrt(of(structure, touched))
-    return total, (max(0, inner - 2.118 * si - 0.5), max(0, outer) + 2.118 * max(si, so) + 0.5), max(si, so)
+    return total, (max(0, inner - reach(si)), max(0, outer) + reach(max(si, so))), max(si, so)
+
+
+def reach(s: float) -> float:
+    return 2.119 * math.sqrt(s * s + 1 / 6) + 0.5 if s else 0.0
 
 
 def blocks_of(structure: dict) -> list[tuple]:
