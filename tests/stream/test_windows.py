@@ -1,7 +1,6 @@
 """Timeslots and periods tile time, on every kind of day; watermarks obey the slowest live partition."""
 
 import math
-import time
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, utc_text, watermark
+from tests.support.counting_calls import calls_in
 
 ZONES = [
     "America/Chicago",
@@ -110,13 +110,11 @@ def test_times_before_1970_and_unsorted_input_are_slotted():
     assert slotting.slot_starts(np.array([], dtype=np.int64)).size == 0
 
 
-def test_a_million_times_take_well_under_a_second():
+def test_times_are_slotted_as_a_column_and_not_one_by_one():
     rng = np.random.default_rng(1)
     times = rng.integers(1490000000, 1490000000 + 30 * 86400, 1_000_000) * 1_000_000
     slotting = Slotting(timedelta(hours=1), DAY, "America/Chicago")
-    begin = time.process_time()
-    slotting.slot_starts(times)
-    assert time.process_time() - begin < 1
+    assert calls_in(lambda: slotting.slot_starts(times)) < 100_000
 
 
 @pytest.mark.parametrize(

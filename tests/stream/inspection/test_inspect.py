@@ -206,15 +206,20 @@ def test_what_contradicts_a_given_configuration_is_said(columns: dict[str, Any],
 
 
 def test_the_time_grows_near_linearly() -> None:
+    """Ten times as many vehicles may take forty times as long. Best of three, because a processor's speed varies by a factor of 3."""
+
     def seconds(copies: int) -> float:
         one = fleet()
         many = {
             name: np.concatenate([getattr(one, name) + (k * VEHICLES if name == "user" else 0) for k in range(copies)])
             for name in ("user", "time_us", "lat", "lng", "speed", "arrived_us")
         }
-        seen, began = fleet(**many), time.process_time()
-        measure(seen)
-        return time.process_time() - began
+        seen, took = fleet(**many), list[float]()
+        for _ in range(3):
+            began = time.process_time()
+            measure(seen)
+            took.append(time.process_time() - began)
+        return min(took)
 
     assert seconds(80) < 40 * max(seconds(8), 0.02)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from stream.sources.scheduled_speed import ScheduledSpeeds, scheduled_speeds
 from stream.sources.timetable import read_timetable
 from tests.stream.sources.made_schedules import AUSTIN, archive
 from tests.support import hourly
+from tests.support.counting_calls import calls_in
 
 LAT, LNG, STEP = 30.25, -97.75, 0.01
 """Stops lie on a meridian, 1 112 m apart."""
@@ -261,22 +261,17 @@ def test_cells_outside_of_the_domain_have_no_speed(tmp_path: Path) -> None:
 
 
 def test_the_cost_grows_with_the_timetable_and_not_faster(tmp_path: Path) -> None:
-    """Four times as many trips of the same pattern may take six times as long. Best of three, so that other work counts little."""
+    """Four times as many trips of the same pattern take at most five times as many calls."""
 
-    def best(trips: int) -> float:
+    def cost(trips: int) -> int:
         head = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
         rows = [f"t{t},{7 + t % 9}:{k:02}:00,{7 + t % 9}:{k:02}:00,{k},{k}" for t in range(trips) for k in range(20)]
         listed = "route_id,service_id,trip_id\n" + "\n".join(f"r,w,t{t}" for t in range(trips))
         files = schedule("7:00:00," * 20, trips=listed, stop_times=head + "\n".join(rows))
-        taken = []
-        for _ in range(3):
-            start = time.process_time()
-            assert speeds(tmp_path, files).trips == trips
-            taken.append(time.process_time() - start)
-        return min(taken)
+        return calls_in(lambda: speeds(tmp_path, files))
 
-    best(100)
-    assert best(4000) < 6 * best(1000)
+    cost(100)
+    assert cost(2_000) < 5 * cost(500)
 
 
 def test_mutated_timetables_are_refused_or_read_and_never_end_in_another_error(tmp_path: Path) -> None:
