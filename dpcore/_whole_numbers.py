@@ -23,9 +23,14 @@ def whole_numbers(name: str, values: Any) -> npt.NDArray[np.int64]:
     return array.astype(np.int64, copy=False)
 
 
+def is_whole_number(value: Any) -> bool:
+    """Whether it is one integer, of Python or NumPy, and no truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def whole_number(name: str, value: Any) -> int:
     """``value``; :class:`ParameterError`, which calls it ``name``, unless it is one integer, and no truth value."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if not is_whole_number(value):
         raise ParameterError(
             f"{name} {value!r} is not an integer, and noise would be drawn for another one; give an integer"
         )

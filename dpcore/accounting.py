@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from dpcore._whole_numbers import whole_number, whole_numbers
+from dpcore._whole_numbers import is_whole_number, whole_number, whole_numbers
 from dpcore._whole_units import Amount, exact_amount, whole_units
 from dpcore.budget import MICRO, from_micro
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
@@ -103,7 +103,7 @@ def _losses(moved: IntArray, power: int, numerator: int, denominator: int) -> In
 
 def rho_of_pure(epsilon_micro: int) -> int:
     """nρ that a pure ε-DP release costs: ε²/2 rounded up (Bun and Steinke 2016, Proposition 1.4)."""
-    if isinstance(epsilon_micro, bool) or not isinstance(epsilon_micro, int | np.integer) or epsilon_micro < 0:
+    if not is_whole_number(epsilon_micro) or epsilon_micro < 0:
         raise BudgetError(f"an epsilon of {epsilon_micro!r} µε is not an integer of 0 or more; use budget.to_micro")
     return -(-(int(epsilon_micro) ** 2) * NANO // (2 * MICRO**2))
 
@@ -163,7 +163,7 @@ def rho_of(epsilon: float, delta: float) -> int:
 
 
 def _checked_nano(rho_nano: int) -> int:
-    if isinstance(rho_nano, bool) or not isinstance(rho_nano, int | np.integer) or rho_nano < 1:
+    if not is_whole_number(rho_nano) or rho_nano < 1:
         raise BudgetError(f"rho of {rho_nano!r} nρ is not an integer of at least 1; use accounting.to_nano")
     return int(rho_nano)
 

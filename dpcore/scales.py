@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from dpcore._whole_numbers import is_whole_number
 from dpcore.budget import MICRO
 from dpcore.contributions import MAX_TOTAL, IntArray
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
@@ -72,14 +73,14 @@ def noise_ratio(sensitivity: int, epsilon_micro: int) -> tuple[int, int]:
 
 def checked_upper(upper: int) -> int:
     """``upper``, or :class:`ParameterError` unless it is an integer of 0 or more quanta."""
-    if isinstance(upper, bool) or not isinstance(upper, int | np.integer) or upper < 0:
+    if not is_whole_number(upper) or upper < 0:
         raise ParameterError(f"upper bound {upper!r} is not an integer of 0 or more quanta; count in quanta")
     return int(upper)
 
 
 def checked_sensitivity(sensitivity: int) -> int:
     """``sensitivity``, or :class:`ParameterError` unless it is an integer of 0 or more quanta."""
-    if isinstance(sensitivity, bool) or not isinstance(sensitivity, int | np.integer) or sensitivity < 0:
+    if not is_whole_number(sensitivity) or sensitivity < 0:
         raise ParameterError(
             f"sensitivity {sensitivity!r} is not an integer of 0 or more quanta; round it up to quanta, or use a finer quantum"
         )
@@ -96,7 +97,7 @@ def check_clipped(largest: int, upper: int) -> None:
 
 def checked_micro(epsilon_micro: int) -> int:
     """``epsilon_micro``, or :class:`BudgetError` unless it is an integer of at least 1 µε."""
-    if isinstance(epsilon_micro, bool) or not isinstance(epsilon_micro, int | np.integer) or epsilon_micro < 1:
+    if not is_whole_number(epsilon_micro) or epsilon_micro < 1:
         raise BudgetError(f"epsilon of {epsilon_micro!r} µε is not an integer of at least 1; use budget.to_micro")
     return int(epsilon_micro)
 
