@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +16,8 @@ from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
-from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
+from stream.cli.evaluate import read_rows
+from stream.cli.options import USAGE, AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 
@@ -196,10 +198,18 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("check")
-    def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
-        """Check the configuration without any server, and say what it promises."""
+    def check(
+        recording: Annotated[Path | None, typer.Argument(help="A recording that is to be read by it, if any.")] = None,
+        config: ConfigFile = None,
+        users_are_events: UsersAreEvents = False,
+        as_json: AsJson = False,
+    ) -> None:
+        """Check the configuration without any server, and say what it promises; with a recording, also whether it fits."""
         chosen = choose_config(config)
         settings = read_config(chosen)
+        if recording is not None:
+            rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
+            typer.echo(f"{recording}: {len(rows)} events can be used", err=True)
         released = _participation(settings)
         histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
         rules = rules_of(settings)

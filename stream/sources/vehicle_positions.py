@@ -13,8 +13,9 @@ import json
 import math
 import re
 from typing import Any
+from zoneinfo import ZoneInfo
 
-from google.protobuf import json_format, text_format
+from google.protobuf import json_format, text_encoding, text_format
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.transit import gtfs_realtime_pb2
@@ -27,31 +28,48 @@ _UINT64_DIGITS = 20
 _INCREMENTALITY = gtfs_realtime_pb2.FeedHeader.INCREMENTALITY_FIELD_NUMBER
 _NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
 """What the parser of protobuf's text form says of one."""
-_UNREADABLE = (json.JSONDecodeError, UnicodeError, RecursionError)
+_UNREADABLE = (ValueError, RecursionError)
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half of a surrogate pair."""
 _BEGIN = re.compile(r"(Failed to parse \w+ field: )*")
 """How an error of protobuf's JSON begins: with names of the format, before any value."""
 _NAMED = re.compile(r"parse (\w+) field")
+_HEADER_TAG, _ENTITY_TAG, _DEEPEST = b"\x0a", b"\x12", 40
+_CAMEL = re.compile(r"_([a-z])")
+_TEXT_TOKEN = re.compile(
+    r'(?P<space>\s+|#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')|(?P<word>[\w.+-]+)|(?P<mark>[{}<>:;,\[\]])|(?P<other>.)'
+)
 
 
-def decode_snapshot(body: bytes, received_us: int | None = None, max_future_us: int = MAX_FUTURE_US) -> Snapshot:
+def decode_snapshot(
+    body: bytes,
+    received_us: int | None = None,
+    max_future_us: int = MAX_FUTURE_US,
+    kmh: float = 3.6,
+    times_zone: ZoneInfo | None = None,
+) -> Snapshot:
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    ``max_future_us``: how far ahead of arrival or header a timestamp may be. The user is its :func:`vehicle_name`. An entity's
-    own ``id`` is not used, because it may change between snapshots.
+    ``max_future_us``: how far ahead of arrival or header a timestamp may be. ``kmh``: one unit of speed in km/h.
+    ``times_zone``: that of the clocks, where timestamps count local time. The user is its :func:`vehicle_name`. An entity's
+    own ``id`` is not used, because it may change between snapshots. An entity that cannot be read is refused alone.
     Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
-    message = parse_feed(body)
+    message, unreadable = parse_feed(body)
     arrived_us = None if received_us is None else received_us // 1_000_000 * 1_000_000
-    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, max_future_us)
+    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, max_future_us, times_zone)
+    if unreadable:
+        rows.refused["unreadable"] += unreadable
     for entity in message.entity:
+        where, named = entity.vehicle.position, vehicle_name(entity.vehicle.vehicle)
         if entity.is_deleted or not entity.HasField("vehicle"):
             rows.refused["deleted" if entity.is_deleted else "no-vehicle"] += 1
-        elif not entity.vehicle.HasField("position"):
-            rows.refused["no-position" if vehicle_name(entity.vehicle.vehicle) else "no-vehicle-id"] += 1
+        elif not (where.HasField("latitude") and where.HasField("longitude")):
+            rows.refused["no-position" if named else "no-vehicle-id"] += 1
         else:
-            _add(rows, entity.vehicle)
+            seconds = entity.vehicle.timestamp if entity.vehicle.HasField("timestamp") else None
+            speed = where.speed * kmh / 3.6 if where.HasField("speed") else math.nan
+            rows.add(named, None if seconds is None else seconds * 1_000_000, where.latitude, where.longitude, speed)
     return rows.snapshot()
 
 
@@ -63,42 +81,171 @@ def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
     return name or None
 
 
-def _add(rows: SnapshotRows, position: gtfs_realtime_pb2.VehiclePosition) -> None:
-    where = position.position
-    seconds = position.timestamp if position.HasField("timestamp") else None
-    rows.add(
-        vehicle_name(position.vehicle),
-        None if seconds is None else seconds * 1_000_000,
-        where.latitude,
-        where.longitude,
-        where.speed if where.HasField("speed") else math.nan,
-    )
+def parse_feed(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
+    """The decoded message, from protobuf, JSON or text, and how many entities could not be read.
 
-
-def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
-    """The decoded message, from protobuf, JSON or text. Raises :class:`SnapshotError`."""
+    Of JSON and text only the fields that are used are read. Raises :class:`SnapshotError`.
+    """
     if len(body) > LARGEST_SNAPSHOT:
         raise SnapshotError(f"{len(body)} bytes are more than the {LARGEST_SNAPSHOT} of one snapshot")
     body = body.removeprefix(BOM)  # no protobuf begins with it
-    message = gtfs_realtime_pb2.FeedMessage()
     start = body[:64].lstrip()
     try:
         if start.startswith(b"{"):
-            tree = _tree(body.decode())
-            json_format.ParseDict(tree, message, ignore_unknown_fields=True)
-            _check_named(tree, message)
+            message, unreadable = _of_tree(_tree(body.decode()))
         elif start.startswith(b"header"):
-            text_format.Parse(body, message, allow_unknown_field=True)
+            message, unreadable = _of_text(body)
         elif start.startswith(b"<"):
             raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
-            message.ParseFromString(body)
+            message, unreadable = _of_octets(body)
             _check_numbered(message)
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
         raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({_found(error)})") from None
-    if not message.HasField("header") and not message.entity:
+    if not message.HasField("header") and not message.entity and not unreadable:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
-    return message
+    return message, unreadable
+
+
+def _of_octets(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
+    """The message of protobuf; where it is damaged within entities, without these."""
+    message = gtfs_realtime_pb2.FeedMessage()
+    try:
+        message.ParseFromString(body)
+        return message, 0
+    except DecodeError:
+        parts = _parts(body)
+        if parts is None:
+            raise
+    message, unreadable = gtfs_realtime_pb2.FeedMessage(), 0
+    for part in parts:
+        try:
+            message.MergeFromString(part)
+        except DecodeError:
+            unreadable += 1
+            if part[:1] == _HEADER_TAG:
+                raise
+    return message, unreadable
+
+
+def _parts(body: bytes) -> list[bytes] | None:
+    """The headers and entities of a message, each with its tag and length; None if these do not fit its bytes."""
+    parts, at = [], 0
+    while at < len(body):
+        begin, size, shift = at, 0, 0
+        if body[at : at + 1] not in (_HEADER_TAG, _ENTITY_TAG):
+            return None
+        while True:
+            at += 1
+            if at >= len(body) or shift > 35:
+                return None
+            size |= (body[at] & 127) << shift
+            shift += 7
+            if body[at] < 128:
+                break
+        at += 1 + size
+        parts.append(body[begin:at])
+    return parts if parts and at == len(body) else None
+
+
+def _of_text(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
+    """The message of the text form. What the parser of protobuf refuses is read field by field."""
+    message = gtfs_realtime_pb2.FeedMessage()
+    try:
+        return text_format.Parse(body, message, allow_unknown_field=True), 0
+    except text_format.ParseError:
+        try:
+            tree = tree_of_text(body.decode())
+        except _UNREADABLE:
+            tree = None
+        if tree is None:
+            raise
+    return _of_tree(tree)
+
+
+def _of_tree(tree: Any) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
+    """The message of a feed's JSON. An entity that cannot be read is left out, and counted."""
+    message, unreadable = gtfs_realtime_pb2.FeedMessage(), 0
+    json_format.ParseDict(_used(tree, _USED_HEADER), message, ignore_unknown_fields=True)
+    _check_named(tree, message)
+    entities = tree.get("entity", [])
+    if not isinstance(entities, list):
+        entities = [entities]
+    for entity in entities:
+        try:
+            json_format.ParseDict(_used(entity, _USED), read := gtfs_realtime_pb2.FeedEntity(), ignore_unknown_fields=True)
+            message.entity.append(read)
+        except (json_format.ParseError, TypeError, AttributeError, *_UNREADABLE):
+            unreadable += 1
+    return message, unreadable
+
+
+_USED_HEADER: dict[str, Any] = {"header": {"timestamp": None, "incrementality": None}}
+_USED: dict[str, Any] = {
+    "isDeleted": None,
+    "vehicle": {
+        "vehicle": {"id": None, "label": None, "licensePlate": None},
+        "position": {"latitude": None, "longitude": None, "speed": None},
+        "timestamp": None,
+    },
+}
+"""The fields that are read, by their names in JSON."""
+
+
+def _used(tree: Any, fields: dict[str, Any]) -> Any:
+    """The tree with these fields alone, whose names may be those of protobuf."""
+    if not isinstance(tree, dict):
+        return tree
+    kept = {}
+    for name, value in tree.items():
+        known = _CAMEL.sub(lambda match: match[1].upper(), name)
+        if known in fields and value is not None:
+            kept[known] = value if fields[known] is None else _used(value, fields[known])
+    return kept
+
+
+def tree_of_text(text: str) -> Any:
+    """A message in protobuf's text form as the tree of its JSON, whatever names it has. Raises :class:`ValueError`."""
+    stack: list[dict[str, Any]] = [{}]
+    name: str | None = None
+    for token in _TEXT_TOKEN.finditer(text):
+        kind, word = token.lastgroup, token[0]
+        if kind == "space" or word in ",;:[]":
+            continue
+        if kind == "other" or len(stack) > _DEEPEST:
+            raise ValueError("no text form")
+        if word in "}>":
+            if len(stack) == 1 or name is not None:
+                raise ValueError("no text form")
+            stack.pop()
+        elif word in "{<":
+            if name is None:
+                raise ValueError("no text form")
+            inner: dict[str, Any] = {}
+            _put(stack[-1], name, inner)
+            stack.append(inner)
+            name = None
+        elif name is None:
+            name = word
+        else:
+            _put(stack[-1], name, _scalar(kind, word))
+            name = None
+    if len(stack) != 1 or name is not None:
+        raise ValueError("no text form")
+    return stack[0]
+
+
+def _put(tree: dict[str, Any], name: str, value: Any) -> None:
+    if name == "entity":
+        tree.setdefault(name, []).append(value)
+    else:
+        tree[name] = value
+
+
+def _scalar(kind: str | None, word: str) -> Any:
+    if kind == "text":
+        return text_encoding.CUnescape(word[1:-1]).decode("utf-8", "backslashreplace")
+    return {"true": True, "false": False}.get(word, word)
 
 
 def _found(error: Exception) -> str:
