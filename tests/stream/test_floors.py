@@ -24,7 +24,7 @@ FLOORS = (
     },
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
-    {"app", "awaiting", "embedded", "offline", "evaluation", "inspection", "doctor"},
+    {"app", "awaiting", "embedded", "offline", "evaluation", "diagnosis", "doctor"},
     {"cli"},
 )
 """Rooms (folders and single files of ``stream``) from the ground up; ``dpcore`` is below all of them."""

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from stream.app.doubts import FeedDoubts
 from stream.config import Config
+from stream.diagnosis.live import FeedDoubts
 from stream.ingestion.decoding import Batch, Decoder
 from stream.local import free_port
 from stream.messages.topics import create_topics
@@ -222,7 +222,7 @@ def test_a_failure_of_the_judgement_does_not_reach_the_reader_and_is_forgotten(
     config, now = bus_config(tmp_path), time.time()
     doubts, decoder, values = FeedDoubts(config), Decoder(config, bytes(32)), fleet(now, FAULTS["speed"][0])
     with monkeypatch.context() as patched:
-        patched.setattr("stream.app.doubts.looks_like", lambda *_: 1 / 0)
+        patched.setattr("stream.diagnosis.live.looks_like", lambda *_: 1 / 0)
         assert observed(doubts, decoder, values, now) == {}
         assert observed(doubts, decoder, values, now) == {}
     assert doubts.has_failed
@@ -271,7 +271,7 @@ def test_of_a_hostile_message_less_than_a_kilobyte_is_kept_and_of_no_more_than_t
         assert 0 < kept(config, hostile_messages(length), 50) < 50 * 1_000
     most = kept(config, hostile_messages(1_000), 400)
     assert kept(config, hostile_messages(1_000), 1_200) <= most < 400 * 1_000
-    monkeypatch.setattr("stream.app.doubts.LONGEST_TEXT", 1 << 16)
+    monkeypatch.setattr("stream.diagnosis.live.LONGEST_TEXT", 1 << 16)
     assert kept(config, hostile_messages(long), 50) > 50 * 1_000
 
 
@@ -309,7 +309,7 @@ def drive(decoder: Decoder, buses: int, now: float, speed: float) -> Batch:
 def test_a_flood_of_invented_vehicles_is_bounded_and_forgotten_and_a_fault_that_ends_is_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.app.speed_doubts.MOST_ROWS", 300)
+    monkeypatch.setattr("stream.diagnosis.live_speeds.MOST_ROWS", 300)
     config, begin = bus_config(tmp_path), time.time()
     doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
     for step in range(20):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from stream.config.servers import KafkaConfig
+from stream.diagnosis.topic import observe_topic
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
-from stream.inspection.topic import observe_topic
 from stream.messages.topics import INPUT_SETTINGS
 from tests.support.feeding import create_topic
 from tests.support.live_batches import send_batch

@@ -12,10 +12,10 @@ from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.inspection.measures import measure
-from stream.inspection.observations import InspectionError, Observations
-from stream.inspection.reading import observe_file
-from stream.inspection.suggestion import problems, suggestions
+from stream.diagnosis.measures import measure
+from stream.diagnosis.observations import InspectionError, Observations
+from stream.diagnosis.reading import observe_file
+from stream.diagnosis.suggestion import problems, suggestions
 from tests.stream.sources.gtfs import START
 
 VEHICLES = 12

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.sources.plausibility import LEAST_PAIRS, LEAST_S, SpeedCheck, Steps, check_speeds, steps
+from stream.diagnosis.speeds import LEAST_PAIRS, LEAST_S, SpeedCheck, Steps, check_speeds, steps
 from stream.storage.row_store import ROW
 
 MOST_ROWS = 20_000

@@ -17,6 +17,7 @@ import numpy as np
 from stream.config.feed import FeedConfig, FeedFields
 from stream.ingestion.decoding import REASONS, Batch, Reason
 from stream.ingestion.formats import feed_format, known_fields, looks_like
+from stream.sources.refused_vehicles import SWAPPED_AXES, cause_of_left_out
 from stream.windows import EARLIEST_S, LATEST_S
 
 _SAMPLE = 100
@@ -39,14 +40,6 @@ _OF_ANOTHER_TIME = {
     "worker, or release it by 'hexveil replay --offline'. Times before 2000 come from clocks that were never set.",
     Reason.IN_FUTURE: "Likely clocks that are ahead: correct them. window.max_future says by how much they may be.",
 }
-_SWAPPED = "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
-_OF_POSITIONS = {
-    Reason.SWAPPED_AXES.value: _SWAPPED,
-    "without-speed": "No speed can be derived for these events: it needs two positions of the vehicle, 8 s to 5 min apart, in one "
-    "ledger period.",
-    "time-no-epoch-seconds": "Likely times in another unit: hexveil inspect says in which; set time_format in [feed.fields].",
-}
-"""Likely causes for events that are left out where speeds are derived."""
 _UNITS = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """Number of each unit of time per second."""
 
@@ -116,7 +109,7 @@ class Refusals:
         reason = Reason(name)
         fixes = [dict(self._found(message)[1]) for message in self._sample[reason]]
         if reason == Reason.SWAPPED_AXES:
-            return _SWAPPED
+            return SWAPPED_AXES
         if reason == Reason.OUT_OF_DOMAIN:
             return self._elsewhere(fixes)
         if reason in _OF_ANOTHER_TIME:
@@ -206,11 +199,6 @@ class Refusals:
             f"Likely another format: {self.file_format!r} has the fields {', '.join(paths)}. Name the fields of the recording in "
             "[feed.fields] and set feed.format = 'declared'."
         )
-
-
-def cause_of_left_out(counts: Counter[str]) -> str | None:
-    """The likely cause of the most frequent reason for which events are left out where speeds are derived."""
-    return next((_OF_POSITIONS.get(name) for name, _ in counts.most_common(1)), None)
 
 
 def _names(message: bytes) -> str:

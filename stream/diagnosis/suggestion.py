@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import FeedFields, SpeedSource
-from stream.inspection.measures import IMPOSSIBLE_KMH, Measures
-from stream.inspection.observations import Observations
+from stream.diagnosis.measures import IMPOSSIBLE_KMH, Measures
+from stream.diagnosis.observations import Observations
 
 ENOUGH_VEHICLES = 3.0
 """Mean number of vehicles in a visited hexagon and hour for which a mean of speeds is worth releasing."""

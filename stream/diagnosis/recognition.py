@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from stream.config import Config
 from stream.config.feed import FeedConfig
+from stream.diagnosis.refusals import Refusals
+from stream.diagnosis.speeds import check_rows
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.ingestion.refusals import Refusals
 from stream.sources.file_kinds import seems_to_be
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
-from stream.sources.plausibility import check_rows
 
 _HELD = 100_000
 """Number of events that are searched for one that the feed accepts, before any event is sent."""

@@ -12,8 +12,8 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from stream.inspection.columns import ROLES
-from stream.inspection.observations import InspectionError, Observations, as_numbers, as_times, numbered
+from stream.diagnosis.columns import ROLES
+from stream.diagnosis.observations import InspectionError, Observations, as_numbers, as_times, numbered
 from stream.sources.file_kinds import head_of, is_gtfs_realtime, is_html
 from stream.sources.lines import RecordingError, Stored, open_stored
 from stream.sources.refused_vehicles import REMEDIES

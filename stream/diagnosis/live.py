@@ -18,9 +18,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import structlog
 
-from stream.app.refusal_doubts import RefusalDoubts
-from stream.app.speed_doubts import SpeedDoubts
 from stream.config import Config
+from stream.diagnosis.live_refusals import RefusalDoubts
+from stream.diagnosis.live_speeds import SpeedDoubts
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, first_element, may_hold_several
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Arrived, Batch
 from stream.ingestion.formats import feed_format, looks_like

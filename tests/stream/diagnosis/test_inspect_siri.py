@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.config.section import BoundingBox
-from stream.inspection.comparison import contradictions
-from stream.inspection.measures import measure
-from stream.inspection.observations import InspectionError
-from stream.inspection.reading import observe_answer, observe_file
-from stream.inspection.suggestion import problems, suggestions
+from stream.diagnosis.comparison import contradictions
+from stream.diagnosis.measures import measure
+from stream.diagnosis.observations import InspectionError
+from stream.diagnosis.reading import observe_answer, observe_file
+from stream.diagnosis.suggestion import problems, suggestions
 from tests.stream.sources.agency import Agency, answer
 
 BEGIN = datetime(2025, 9, 11, 9, tzinfo=UTC)

@@ -25,13 +25,13 @@ from stream.cli import app
 from stream.config.feed import FeedConfig
 from stream.config.section import BoundingBox
 from stream.config.servers import KafkaConfig
-from stream.inspection.columns import guess_fields, paths_of
-from stream.inspection.comparison import contradictions
-from stream.inspection.measures import measure
-from stream.inspection.observations import InspectionError, Observations
-from stream.inspection.reading import observe_answer, observe_file, observe_messages
-from stream.inspection.suggestion import problems, suggestions
-from stream.inspection.topic import TopicUnreachableError, observe_topic
+from stream.diagnosis.columns import guess_fields, paths_of
+from stream.diagnosis.comparison import contradictions
+from stream.diagnosis.measures import measure
+from stream.diagnosis.observations import InspectionError, Observations
+from stream.diagnosis.reading import observe_answer, observe_file, observe_messages
+from stream.diagnosis.suggestion import problems, suggestions
+from stream.diagnosis.topic import TopicUnreachableError, observe_topic
 from tests.support.builders import SLOT
 from tests.support.feeding import create_topic
 

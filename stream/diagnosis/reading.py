@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stream.diagnosis.columns import ROLES, format_of, guess_fields, paths_of
+from stream.diagnosis.observations import InspectionError, Observations, as_numbers, as_times, numbered
+from stream.diagnosis.snapshots import form_of, observe_folder, observe_snapshot
 from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import field_path, walk
-from stream.inspection.columns import ROLES, format_of, guess_fields, paths_of
-from stream.inspection.observations import InspectionError, Observations, as_numbers, as_times, numbered
-from stream.inspection.snapshots import form_of, observe_folder, observe_snapshot
 from stream.sources.file_kinds import HEAD_BYTES, PARQUET, SEPARATORS, header_readings, is_row, seems_to_be, unpacked
 from stream.sources.lines import Lines, RecordingError, open_stored
 from stream.sources.standard_input import StandardInput

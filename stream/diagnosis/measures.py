@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.feed import SPEED_TO_KMH
-from stream.inspection.observations import Observations
-from stream.sources.plausibility import LEAST_PAIRS, Steps, check_speeds, steps
+from stream.diagnosis.observations import Observations
+from stream.diagnosis.speeds import LEAST_PAIRS, Steps, check_speeds, steps
 from stream.windows import EARLIEST_US, LATEST_S
 
 FROZEN_S = 1_200.0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stream.config.feed import FeedConfig
+from stream.diagnosis.measures import Measures
+from stream.diagnosis.observations import Observations
 from stream.ingestion.formats import feed_format
-from stream.inspection.measures import Measures
-from stream.inspection.observations import Observations
 
 
 def contradictions(seen: Observations, measures: Measures, feed: FeedConfig) -> list[str]:

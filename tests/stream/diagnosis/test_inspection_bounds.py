@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stream.cli import app
-from stream.inspection.reading import observe_file, observe_messages
+from stream.diagnosis.reading import observe_file, observe_messages
 from stream.sources.standard_input import StandardInput
 
 
