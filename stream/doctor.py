@@ -249,14 +249,14 @@ async def _replication(admin: AIOKafkaAdminClient, config: Config, topic: str, b
     settings = await _settings(admin, topic)
     wanted = min(3, brokers)
     needed = durability(wanted)
-    found = {name: settings.get(name, "?") for name in needed}
+    set_to = {name: settings.get(name, "?") for name in needed}
     remedies = []
     if replicas < wanted:
         remedies.append(
             f"give each partition {wanted} replicas with kafka-reassign-partitions, or create the topic with "
             f"kafka.replication_factor = {wanted}: what is on one broker only is gone with its disk"
         )
-    if found != needed:
+    if set_to != needed:
         settled = ",".join(f"{name}={value}" for name, value in needed.items())
         remedies.append(
             f"{_alter(config, topic)} --add-config {settled}: otherwise a replica that lacks acknowledged messages may lead, or "
@@ -265,7 +265,7 @@ async def _replication(admin: AIOKafkaAdminClient, config: Config, topic: str, b
     return Finding(
         f"replicas of {topic}",
         not remedies,
-        f"replicas {replicas} on {brokers} brokers, " + ", ".join(f"{name} {value}" for name, value in found.items()),
+        f"replicas {replicas} on {brokers} brokers, " + ", ".join(f"{name} {value}" for name, value in set_to.items()),
         "; ".join(remedies),
     )
 

@@ -24,23 +24,23 @@ def read_secret(path: Path, most: int = -1) -> bytes:
     anybody else may read or write it, and :class:`OSError`.
     """
     with path.open("rb") as handle:
-        found = os.fstat(handle.fileno())
-        opened = found.st_mode & _OTHERS
-        if opened and found.st_uid == os.geteuid():
+        status = os.fstat(handle.fileno())
+        opened = status.st_mode & _OTHERS
+        if opened and status.st_uid == os.geteuid():
             raise OpenSecretError(
-                f"{path}: mode {found.st_mode & 0o777:04o} lets others read this secret; run: chmod 600 {path}"
+                f"{path}: mode {status.st_mode & 0o777:04o} lets others read this secret; run: chmod 600 {path}"
             )
         if opened & ~_GROUP_READS:
             raise OpenSecretError(
-                f"{path}: mode {found.st_mode & 0o777:04o} lets others read this secret, and it belongs to user {found.st_uid}; "
+                f"{path}: mode {status.st_mode & 0o777:04o} lets others read this secret, and it belongs to user {status.st_uid}; "
                 "have it mounted with mode 0440 (defaultMode) and a group of this process (fsGroup), or give a copy with mode 0600"
             )
         if opened:
-            log.info("the group of a secret file can read it", file=str(path), group=found.st_gid)
+            log.info("the group of a secret file can read it", file=str(path), group=status.st_gid)
         return handle.read(most)
 
 
 def readers(path: Path) -> str:
     """Who may read a secret file that :func:`read_secret` accepts, for people. Raises :class:`OSError`."""
-    found = path.stat()
-    return f"its owner and group {found.st_gid}" if found.st_mode & _OTHERS else "its owner only"
+    status = path.stat()
+    return f"its owner and group {status.st_gid}" if status.st_mode & _OTHERS else "its owner only"

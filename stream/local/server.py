@@ -120,16 +120,16 @@ def make_private(folder: Path) -> None:
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise LocalServerError(
-            f"{folder} belongs to user {found.st_uid}, who can change what is in it; name a folder of your own"
+            f"{folder} belongs to user {status.st_uid}, who can change what is in it; name a folder of your own"
         )
-    if not found.st_mode & 0o077:
+    if not status.st_mode & 0o077:
         return
     if any(folder.iterdir()):
         raise LocalServerError(
-            f"{folder}: mode {found.st_mode & 0o777:04o} lets others in; if you know everything in it, run: chmod 700 {folder}"
+            f"{folder}: mode {status.st_mode & 0o777:04o} lets others in; if you know everything in it, run: chmod 700 {folder}"
         )
     folder.chmod(0o700)
 
