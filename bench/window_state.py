@@ -30,9 +30,10 @@ from bench.progress import shown
 from bench.recordings import absent, recordings
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import planned_windows
 from stream.local import RedisServer
-from stream.offline import read_recording, split_by_slot
+from stream.offline import split_by_slot
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
@@ -116,7 +117,7 @@ async def store(config: Config, url: str, rows: np.ndarray) -> dict[str, Any]:
 def measured(rows: np.ndarray, state: str) -> dict[str, Any]:
     """Figures of one hour that is kept as ``state``."""
     city = City(0, 0, 0, settings=_SETTINGS | {"window.state": state})
-    with TemporaryDirectory() as folder, RedisServer(listen="unix") as server:
+    with TemporaryDirectory() as folder, RedisServer() as server:
         figures = asyncio.run(store(city.config(Path(folder)), server.url, rows))
         return figures | {"closing": closed(city, server.url, folder)}
 

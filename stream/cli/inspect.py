@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import shlex
-import sys
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +36,11 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect_feed(
-    source: Annotated[
-        str,
+    sources: Annotated[
+        list[str],
         typer.Argument(
             metavar="FILE|TOPIC|URL",
-            help="Parquet, CSV, NDJSON, GTFS-realtime or SIRI-VM, or a folder of snapshots; '-' is standard input.",
+            help="Parquet, CSV, NDJSON, GTFS-realtime or SIRI-VM, a folder of them, or several; '-' is standard input.",
         ),
     ],
     write: Annotated[Path | None, typer.Option(help="Write the suggested configuration to this file.")] = None,
@@ -64,10 +64,21 @@ def inspect_feed(
     if write is not None and write.exists() and not force:
         stop(f"{write} exists; choose another name or pass --force", USAGE)
     given = None if config is None else _given(config)
-    report = _inspected(source, limit, given, config)
-    _report(report, source, config, plot, as_json)
+    report = _inspected(_one(sources), limit, given, config)
+    _report(report, sources, config, plot, as_json)
     if write is not None and relation is not None:
         _write(write, relation, report.suggestions)
+
+
+def _one(sources: list[str]) -> str:
+    """The source; a folder of links to the files if there are several."""
+    from stream.sources.lines import RecordingError
+    from stream.sources.opening import together
+
+    try:
+        return sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
+    except (OSError, RecordingError) as error:
+        stop(str(error), USAGE)
 
 
 def _given(config: Path) -> Config:
@@ -80,15 +91,20 @@ def _given(config: Path) -> Config:
         stop(str(error), USAGE)
 
 
-def _report(report: Inspection, source: str, config: Path | None, plot: Path | None, as_json: bool) -> None:
+def _report(report: Inspection, sources: list[str], config: Path | None, plot: Path | None, as_json: bool) -> None:
     """Print and draw what was measured."""
     typer.echo(NOT_PRIVATE, err=True)
     if as_json:
-        facts = {"kind": report.seen.kind, **report.measures.as_dict(), "usable": report.usable, "refused": dict(report.refused)}
+        facts = {
+            "kind": report.seen.kind,
+            **report.measures.as_dict(),
+            "usable": report.usable,
+            "refused": dict(report.refused),
+        }
         suggested = [vars(line) for line in report.suggestions]
         typer.echo(json.dumps(facts | {"problems": report.problems, "suggestions": suggested}, allow_nan=False))
     else:
-        _print(report, source, config)
+        _print(report, sources, config)
     if plot is not None:
         _plot(report.seen, report.measures, plot)
 
@@ -109,7 +125,10 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
         if is_address or source == "-":
             with tempfile.TemporaryDirectory() as folder:  # it is read more than once
                 copy = Path(folder) / "the answer"
-                copy.write_bytes(asyncio.run(_fetched(source)) if is_address else sys.stdin.buffer.read())
+                if is_address:
+                    copy.write_bytes(asyncio.run(_fetched(source)))
+                else:
+                    _copy_standard_input(copy)
                 return inspect(observe_file(copy, limit, given), copy, given, limit)
         if os.path.exists(source):  # Path.exists raises for a name that is too long
             return inspect(observe_file(path, limit, given), path, given, limit)
@@ -120,6 +139,21 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
         stop(str(error), USAGE)
     except (FetchError, TopicUnreachableError) as error:
         stop(str(error), UNREACHABLE)
+
+
+def _copy_standard_input(copy: Path) -> None:
+    """Of a snapshot at most one byte more than one may have."""
+    from stream.diagnosis.snapshots import form_of
+    from stream.sources.file_kinds import HEAD_BYTES, unpacked
+    from stream.sources.snapshots import LARGEST_SNAPSHOT
+    from stream.sources.standard_input import StandardInput
+
+    source = StandardInput()
+    if form_of(unpacked(source.peek(HEAD_BYTES))) is not None:
+        copy.write_bytes(source.read_whole(LARGEST_SNAPSHOT + 1))
+        return
+    with source.spool() as spooled, copy.open("wb") as file:
+        shutil.copyfileobj(spooled, file)
 
 
 def _of_topic(topic: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
@@ -146,7 +180,7 @@ async def _fetched(url: str) -> bytes:
         return await poller.fetch() or b""
 
 
-def _print(report: Inspection, source: str, config: Path | None) -> None:
+def _print(report: Inspection, sources: list[str], config: Path | None) -> None:
     for name, text in _facts(report):
         typer.echo(f"{name:>12}  {text}")
     typer.echo("\nFaults" if report.problems else "\nNo faults")
@@ -162,18 +196,22 @@ def _print(report: Inspection, source: str, config: Path | None) -> None:
         typer.echo(f"  {line.key} = {line.value}  # {line.reason}")
     if report.suggestions:
         typer.echo("\nNext")
-        for command in _next(report, source, config):
+        for command in _next(report, sources, config):
             typer.echo(f"  {command}")
 
 
-def _next(report: Inspection, source: str, config: Path | None) -> list[str]:
+def _next(report: Inspection, sources: list[str], config: Path | None) -> list[str]:
     """The commands that come next: write and check the configuration, then release what was inspected."""
-    file, quoted = str(config or "hexveil.toml"), shlex.quote(source)
+    file, quoted = str(config or "hexveil.toml"), shlex.join(sources)
     first = [] if config else [f"hexveil inspect {quoted} --relation values --write {file}    # or participation"]
-    if os.path.exists(source):
+    if os.path.exists(sources[0]):
         last = f"{report.seen.command} {quoted} --offline --config {file} --out releases.ndjson"
     else:
-        last = f"{report.seen.command} {quoted} --config {file}" if report.seen.is_live else f"hexveil worker --config {file}"
+        last = (
+            f"{report.seen.command} {quoted} --config {file}"
+            if report.seen.is_live
+            else f"hexveil worker --config {file}"
+        )
     wanted = f"hexveil tune {quoted} --config {file} --want '+-8 km/h for 80 % of events' --budget 12"
     return [*first, f"hexveil check --config {file}", *([] if first else [wanted]), last][:3]
 

@@ -17,6 +17,7 @@ from stream.config.feed import derived_speed_note
 from stream.diagnosis.recognition import Accepted, recognised
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
+from stream.sources.opening import together
 from stream.sources.replay import Order, Replay
 from stream.sources.standard_input import STDIN
 from stream.windows import SpanError
@@ -29,7 +30,13 @@ def register(app: typer.Typer) -> None:
 
 # long: one argument for each option
 def replay(
-    file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON (also .gz); '-' is standard input.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|FOLDER...",
+            help="Parquet, CSV or NDJSON (also .gz), together one recording; '-' is standard input.",
+        ),
+    ],
     file_format: Annotated[
         str | None,
         typer.Option(
@@ -76,6 +83,7 @@ def replay(
     ] = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
+    file = _one(files)
     _check_options(file, order, offline, loop, out, start, end, state)
     if offline:
         _check_offline(speed, order, loop, limit)
@@ -118,6 +126,13 @@ def replay(
         if not as_json:
             report.summary()
     except (ConfigError, RecordingError, SpanError) as error:
+        raise refuse(error) from None
+
+
+def _one(files: list[Path]) -> Path:
+    try:
+        return together(files)
+    except (OSError, RecordingError) as error:
         raise refuse(error) from None
 
 

@@ -73,9 +73,7 @@ def tune_recording(
     source = chosen_file.file.read_text(encoding="utf-8")
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
-    rows = read_rows(
-        settings, file, file_format or settings.feed.recorded_format, users_are_events=users_are_events
-    )
+    rows = read_rows(settings, file, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     tuning = _search(
         lambda on_trial: Search(settings, rows, wanted, budget, draws, seed, on_trial), grids, finest=finest
     )

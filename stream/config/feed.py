@@ -18,7 +18,8 @@ _LEAST_MARGIN = timedelta(seconds=1)
 _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
 MAX_FUTURE = timedelta(minutes=5)
 """How far ahead of its arrival an event may be, unless ``window.max_future`` says otherwise."""
-SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
+SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
+SPEED_TO_KMH: dict[SpeedUnit, float] = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 TIME_UNIT_US = {"epoch-s": 1_000_000, "epoch-ms": 1_000, "epoch-us": 1}
 """Microseconds of one unit of each ``time_format`` that is a number."""
 Encoding = Literal["utf-8", "utf-16", "cp1252", "latin-1"]
@@ -62,7 +63,6 @@ FieldPath = Annotated[
     str,
     Field(pattern=r"^[^.]+(\.[^.]+)*$", description="the name of a field, dots between levels, like 'location.lat'"),
 ]
-SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 SpeedSource = Literal["missing", "derived", "reported"]
 """Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple
 
-
 DAY_BUDGET = 12.0
 """The budget of a day in the shipped configurations."""
 

@@ -19,8 +19,7 @@ from stream.ingestion.formats import field_path, known_fields, number, walk
 _NAMES: dict[str, tuple[str, ...]] = {
     "user": (
         "user", "vehicleid", "vehicleref", "vehicle", "licenseplate", "licenceplate", "plate", "busid", "bus", "taxi", "taxiid",
-        "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "vehiclecode", "vehiclenumber", "vehicleno",
-        "fleetnumber", "imei", "label", "veh", "name", "id",
+        "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "imei", "label", "veh", "name", "id",
     ),
     "time": (
         "time", "timestamp", "observationdatetime", "recordedattime", "recordedat", "datetime", "eventtime", "gpstime", "observedat", "ts",
@@ -46,6 +45,8 @@ class Guess(NamedTuple):
     fields: FeedFields
     times: TimeForm | None
     notes: tuple[str, ...] = ()
+    as_texts: tuple[str, ...] = ()
+    """Roles whose numbers are written as texts."""
 
 
 class GuessError(ValueError):
@@ -103,7 +104,9 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
     """
     paths = sorted(set().union(*(paths_of(tree) for tree in sample[:50])))
     counts = {path: _counted(sample, path) for path in paths}
-    repeating = [path for path in paths if counts[path].distinct > 1 and 2 * counts[path].distinct <= counts[path].values]
+    repeating = [
+        path for path in paths if counts[path].distinct > 1 and 2 * counts[path].distinct <= counts[path].values
+    ]
     alike = [path for path in repeating if _LIKE_A_USER.search(_plain(path)[1])]
     once = set(no_users) | {path for path in paths if alike and counts[path].names_events}
     roles, notes = guess_fields(paths, once), list[str]()
@@ -113,7 +116,10 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
         if first is None or _likeness(best) > 1:
             roles["user"] = best
             others = [first] if first else [path for path in sorted(once) if path in _named(paths)]
-            passed = "".join(f"; not {path!r}, {'which repeats, too' if first else 'nearly every value of which occurs once'}" for path in others)
+            passed = "".join(
+                f"; not {path!r}, {'which repeats, too' if first else 'nearly every value of which occurs once'}"
+                for path in others
+            )
             notes.append(
                 f"{best!r} is taken for the user, because its values repeat ({counts[best].distinct} in {counts[best].values} events) "
                 f"and its name is like a user's{passed}. Ask whoever runs the feed: the promise is made to what this field names."
@@ -122,7 +128,13 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
     if missing:
         raise GuessError(_why_none(paths, missing, once, repeating))
     fields, times = _fields(sample, roles)
-    return Guess(fields, times, tuple(notes))
+    return Guess(fields, times, tuple(notes), _as_texts(sample, roles))
+
+
+def _as_texts(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[str, ...]:
+    """The roles most of whose numbers are texts."""
+    texts = {role: sum(isinstance(value, str) for value in _values(sample, path)) for role, path in roles.items()}
+    return tuple(role for role in ("lat", "lng", "speed") if role in texts and 2 * texts[role] > len(sample))
 
 
 def _why_none(paths: list[str], missing: list[str], once: set[str], repeating: list[str]) -> str:
@@ -153,9 +165,9 @@ def _named(paths: Iterable[str]) -> list[str]:
 def _likeness(path: str) -> int:
     """How much a name is like that of a vehicle."""
     plain = _plain(path)[1]
-    return 2 * bool(re.search(r"veh|veic|fahrz|bus|taxi|tram|plate|matric|placa|device|imei|user|driver", plain)) + bool(
-        re.search(r"code|codigo|id$|ref$|nr$|num|no$", plain)
-    )
+    return 2 * bool(
+        re.search(r"veh|veic|fahrz|bus|taxi|tram|plate|matric|placa|device|imei|user|driver", plain)
+    ) + bool(re.search(r"code|codigo|id$|ref$|nr$|num|no$", plain))
 
 
 def _values(sample: Sequence[Mapping[str, Any]], path: str) -> list[Any]:
@@ -170,7 +182,9 @@ def _values(sample: Sequence[Mapping[str, Any]], path: str) -> list[Any]:
 
 def _counted(sample: Sequence[Mapping[str, Any]], path: str) -> _Counted:
     counts = Counter(
-        value for value in _values(sample, path) if isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+        value
+        for value in _values(sample, path)
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != ""
     )
     return _Counted(counts.total(), sum(count == 1 for count in counts.values()), len(counts))
 
@@ -195,4 +209,11 @@ def known_format(paths: Iterable[str], fields: FeedFields) -> str | None:
     there = set(paths)
     if fields.time_format not in ("rfc3339", "epoch-ms") or fields.timezone is not None or fields.units_per_degree != 1:
         return None
-    return next((name for name, known in known_fields().items() if set(known.paths) <= there and known.paths[:4] == fields.paths[:4]), None)
+    return next(
+        (
+            name
+            for name, known in known_fields().items()
+            if set(known.paths) <= there and known.paths[:4] == fields.paths[:4]
+        ),
+        None,
+    )

@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config import Config
+from stream.config.feed import SPEED_TO_KMH
+from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.diagnosis.measures import Measures, measure
 from stream.diagnosis.observations import Observations
 from stream.diagnosis.observing import inspection_config
 from stream.diagnosis.reading import ageless, read_recording
-from stream.diagnosis.recognition import Accepted, notes_on, unit_problem
+from stream.diagnosis.recognition import Accepted, unit_problem
 from stream.diagnosis.refusals import REMEDIES, Refusals
 from stream.diagnosis.snapshots import read_snapshots
+from stream.diagnosis.speeds import bound_problem
 from stream.diagnosis.suggestion import (
     Suggestion,
     fit_in_no_unit,
@@ -81,15 +84,29 @@ def inspect(
     whole = usable + closed.total() + refused.total()
     if not usable:
         problems.append(f"None of its {whole} events can be used.")
-    elif given is not None and (problem := unit_problem(rows, config.feed, config.feed.recorded_format, Accepted(unit=unit))):
+    elif given is not None and (
+        problem := unit_problem(rows, config.feed, config.feed.recorded_format, Accepted(unit=unit))
+    ):
         problems.append(problem[0])
-    problems += [f"{count} of {whole} events are refused as {why}" + _remedy(why, refusals) for why, count in refused.most_common()]
-    problems += notes_on(rows, config) if given is not None else notes_on(rows, inspection_config(None))
-    problems += _of_users(seen)
-    if len(seen):
-        problems += [*_place_and_time_problems(seen, measures), *_speed_problems(seen, measures), *_order_problems(measures)]
+    problems += [
+        f"{count} of {whole} events are refused as {why}" + _remedy(why, refusals)
+        for why, count in refused.most_common()
+    ]
+    problems += odd(seen, measures, config)
     lines = suggestions(seen, measures, feed)
     return Inspection(seen, measures, config, usable, refused + closed, list(dict.fromkeys(problems)), lines)
+
+
+def odd(seen: Observations, measures: Measures, config: Config) -> list[str]:
+    """What is odd about the fixes that can be read, the gravest first, each with what to do about it."""
+    if not len(seen):
+        return []
+    of_fixes = (
+        *_place_and_time_problems(seen, measures),
+        *_speed_problems(seen, measures, config),
+        *_order_problems(measures),
+    )
+    return [*_of_users(seen), *of_fixes]
 
 
 def _read_messages(
@@ -113,7 +130,7 @@ def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[s
 
 def _remedy(why: str, refusals: Refusals) -> str:
     cause = refusals.cause_of(why) or (REMEDIES.get(Reason(why)) if why in REASONS else None)
-    return "." if cause is None else f": {cause}."
+    return "." if cause is None else f": {cause.rstrip('.')}."
 
 
 def _of_users(seen: Observations) -> list[str]:
@@ -160,7 +177,7 @@ def _perhaps_exchanged(quotient: float | None, lat: float, lng: float) -> str | 
     )
 
 
-def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
+def _speed_problems(seen: Observations, measures: Measures, config: Config) -> list[str]:
     speeds, (chosen, _) = measures.speeds, speed_source(seen, measures)
     remedy = f"let speeds be derived from positions: feed.speeds = {chosen!r}"
     if speeds.known < _NO_SPEED:
@@ -180,9 +197,14 @@ def _speed_problems(seen: Observations, measures: Measures) -> list[str]:
             f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
         )
     unit, _ = speed_unit(seen, measures)
+    quanta = seen.speed[np.isfinite(seen.speed)] * SPEED_TO_KMH[unit] / SPEED_QUANTUM_KMH
+    if above := bound_problem(quanta, config.speed.upper_quanta):
+        sentences.append(above)
     if seen.speed_unit is not None and unit != seen.speed_unit:
         fixed = "GTFS-realtime prescribes" if seen.is_live else f"format {seen.format!r} fixes"
-        advice = f"set feed.speed_unit = {unit!r}" if seen.is_live else f"the suggested configuration reads them in {unit}"
+        advice = (
+            f"set feed.speed_unit = {unit!r}" if seen.is_live else f"the suggested configuration reads them in {unit}"
+        )
         sentences.append(
             f"The speeds agree with positions in {' or '.join(speeds.fits)} and not in {seen.speed_unit}, which {fixed}; {advice}."
         )

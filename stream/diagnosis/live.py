@@ -77,7 +77,7 @@ class FeedDoubts:
             self._users.take(batch.rows)
             self._refusals.take(batch)
             if len(batch.rows) >= _PER_JUDGEMENT:
-                self._bound = bound_problem(batch.rows, self._config.speed.upper_quanta)
+                self._bound = bound_problem(batch.rows["value"], self._config.speed.upper_quanta)
 
     def found(self) -> dict[str, str]:
         """What seems to be wrong now: for each kind a sentence with the remedy. Never raises."""
@@ -151,7 +151,12 @@ class FeedDoubts:
         times = [seen.time for seen in self._seen if seen.time is not None]
         read = [(moment, seen.arrived) for seen in self._seen if (moment := self._moment(seen.time)) is not None]
         known = time_form(times) if len(times) >= _ENOUGH else None
-        if known is not None and known.time_format == "rfc3339" and known.local >= MOSTLY and not self._format.fields.timezone:
+        if (
+            known is not None
+            and known.time_format == "rfc3339"
+            and known.local >= MOSTLY
+            and not self._format.fields.timezone
+        ):
             return "times have no offset from UTC: declare [feed.fields] with the timezone of the clocks"
         if self._config.window.lateness != "append-time" or len(read) < _ENOUGH:
             return None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH
+from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.diagnosis.observations import Observations
 from stream.diagnosis.speeds import LEAST_PAIRS, Steps, check_speeds, steps
@@ -44,7 +44,7 @@ class Speeds:
     pairs: int
     derived_kmh: float | None
     quotients: dict[str, float]
-    fits: list[str]
+    fits: list[SpeedUnit]
     impossible: dict[str, int]
 
 
@@ -84,9 +84,8 @@ def measure(seen: Observations) -> Measures:
     order = np.lexsort((np.arange(len(seen)), seen.time_us, seen.user))
     again = (np.diff(seen.user[order]) == 0) & (np.diff(seen.time_us[order]) == 0)
     order = order[np.concatenate([[True], ~again])] if len(order) else order
-    user, time_us, lat, lng, speed = (
-        column[order] for column in (seen.user, seen.time_us, seen.lat, seen.lng, seen.speed)
-    )
+    user, time_us = seen.user[order], seen.time_us[order]
+    lat, lng, speed = seen.lat[order], seen.lng[order], seen.speed[order]
     moves = steps(user, time_us, lat, lng)
     box, far = _box(lat, lng)
     faulty = RULES.refused(_rows(user, time_us, lat, lng))

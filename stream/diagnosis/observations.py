@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import FeedConfig, FeedFields
+from stream.config.feed import FeedConfig, FeedFields, SpeedUnit
 
 
 class InspectionError(ValueError):
@@ -35,7 +35,7 @@ class Observations:
     lng: NDArray[np.float64]
     speed: NDArray[np.float64]
     arrived_us: NDArray[np.int64]
-    speed_unit: str | None = None
+    speed_unit: SpeedUnit | None = None
     local: float = 0.0
     command: str = "hexveil replay"
     notes: tuple[str, ...] = ()

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from stream.config import Config, find_config, load_config
-from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
 from stream.config.search import template
 from stream.config.section import BoundingBox
 from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
@@ -40,13 +40,17 @@ from stream.sources.file_kinds import (
     unpacked,
 )
 from stream.sources.lines import Lines, RecordingError, open_stored
-from stream.sources.opening import open_recording
+from stream.sources.opening import Folder, open_recording, recordings_in
 from stream.sources.recording import Recording
-from stream.sources.standard_input import STDIN, StandardInput
+
+if TYPE_CHECKING:
+    from stream.sources.tables import Table
 
 _SAMPLE = 2_000
 """Events whose fields and values are looked at."""
 _CALLED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+_NO_GUESS = Guess(FeedFields(user="user", time="time", lat="lat", lng="lng"), None)
+"""Where the configuration names the fields."""
 GLOBE = BoundingBox(south=-90, west=-180, north=90, east=180)
 
 
@@ -75,11 +79,6 @@ def observe_file(path: Path, limit: int, given: Config | None = None) -> Observa
     :class:`InspectionError`.
     """
     try:
-        if path == STDIN:
-            with tempfile.NamedTemporaryFile() as file:
-                file.write(StandardInput().spool().read())
-                file.flush()
-                return observe_file(Path(file.name), limit, given)
         if path.is_dir():
             seen = observe_folder(path, limit, given)
             if seen is not None:
@@ -106,12 +105,10 @@ def observe_answer(body: bytes, limit: int, given: Config | None = None) -> Obse
 
 
 def _observe_recording(path: Path, limit: int, given: Config | None) -> Observations:
-    first = path
-    if path.is_dir():
-        first = min((entry for entry in path.rglob("*") if entry.is_file() and not entry.name.startswith(".")), default=path)
+    first = recordings_in(path)[0]
     sample = _sample(first)
     if given is not None:
-        return _read(path, limit, given, given.feed.recorded_format, sample.kind, Guess(given.feed.fields, None))
+        return _read(path, limit, given, given.feed.recorded_format, sample.kind, _NO_GUESS)
     try:
         known = guess(sample.trees)
     except GuessError as error:
@@ -146,8 +143,7 @@ def _read(path: Path, limit: int, config: Config, file_format: str, kind: str, k
     any_speed = config.feed.model_copy(update={"format": "canonical", "speeds": "missing"})
     parts: list[FixColumns] = []
     with open_recording(path, file_format, any_speed) as recording:
-        reader = recording_format(any_speed, "canonical")
-        blocks = (_decoded(block.values, reader) for block in recording) if isinstance(recording, Recording) else recording.columns()
+        blocks = _blocks(recording, recording_format(any_speed, "canonical"))
         taken = 0
         for part in blocks:
             parts.append(part)
@@ -155,6 +151,14 @@ def _read(path: Path, limit: int, config: Config, file_format: str, kind: str, k
             if taken >= limit:
                 break
     return _taken(config, parts, file_format, kind, known)
+
+
+def _blocks(recording: Recording | Table | Folder, reader: FeedFormat) -> Iterator[FixColumns]:
+    for part in recording.parts() if isinstance(recording, Folder) else [recording]:
+        if isinstance(part, Recording):
+            yield from (_decoded(block.values, reader) for block in part)
+        else:
+            yield from part.columns()
 
 
 def _decoded(values: Iterable[bytes], reader: FeedFormat) -> FixColumns:
@@ -167,8 +171,8 @@ def _decoded(values: Iterable[bytes], reader: FeedFormat) -> FixColumns:
             continue
     user, moments, lat, lng, speed = zip(*fixes, strict=True) if fixes else ((), (), (), (), ())
     none = np.zeros(len(user), dtype=bool)
-    numbers = (np.array(column, dtype=float) for column in (lat, lng, speed))
-    return FixColumns(list(user), times_us(list(moments)), *numbers, none, none)
+    places = np.array(lat, dtype=float), np.array(lng, dtype=float)
+    return FixColumns(list(user), times_us(list(moments)), *places, np.array(speed, dtype=float), none, none)
 
 
 def _taken(
@@ -185,7 +189,9 @@ def _taken(
         np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0)
         for name in ("time_us", "lat", "lng", "speed", "missing", "wrong")
     )
-    columns = FixColumns(users, time_us.astype(np.int64), lat, lng, np.zeros(len(users)), missing.astype(bool), wrong.astype(bool))
+    columns = FixColumns(
+        users, time_us.astype(np.int64), lat, lng, np.zeros(len(users)), missing.astype(bool), wrong.astype(bool)
+    )
     batch = Decoder(ageless(config), secrets.token_bytes(KEY_BYTES)).decode_columns(columns, time.time_ns() // 1000)
     at, rows = batch.index, batch.rows
     own = feed_format(config.feed.model_copy(update={"format": file_format}))
@@ -202,8 +208,22 @@ def _taken(
         arrived_us=np.full(len(at), -1, dtype=np.int64) if arrived_us is None else arrived_us[at],
         speed_unit=fixed,
         local=0.0 if known.times is None else known.times.local,
-        notes=(*known.notes, *_of_times(known.times), *odd_names(users)),
+        notes=(*known.notes, *_of_times(known.times), *_of_forms(config.feed, known, kind), *odd_names(users)),
     )
+
+
+def _of_forms(feed: FeedConfig, known: Guess, kind: str) -> list[str]:
+    """What is read although it is written in an unusual form."""
+    sentences = []
+    if feed.encoding != "utf-8":
+        sentences.append(
+            f"Its text is not UTF-8: it is read as {feed.encoding}, by feed.encoding. Look at names with accents."
+        )
+    if known.as_texts and not kind.startswith("CSV"):
+        sentences.append(f"{', '.join(known.as_texts)} are numbers in texts. They are read as numbers.")
+    if known.fields.units_per_degree > 1:
+        sentences.append(f"Positions are degrees times {known.fields.units_per_degree}: feed.fields.units_per_degree.")
+    return sentences
 
 
 def _of_times(times: TimeForm | None) -> list[str]:
@@ -228,7 +248,11 @@ def _sample(path: Path) -> _Sample:
     if first.lstrip()[:1] not in (b"{", b"["):
         return _sample_of_csv(first, lines, encoding)
     trees = list(islice(_objects(chain([first], lines)), _SAMPLE))
-    kind = "JSON, arrays of objects" if may_hold_several(first) and first.lstrip()[:1] == b"[" else "JSON, one object per line"
+    kind = (
+        "JSON, arrays of objects"
+        if may_hold_several(first) and first.lstrip()[:1] == b"["
+        else "JSON, one object per line"
+    )
     if len(trees) <= 1 and not set(guess_fields(chain.from_iterable(map(paths_of, trees)))) >= {"lat", "lng"}:
         records = list_in(path)
         if records is not None:
@@ -296,12 +320,13 @@ def _encoding(path: Path) -> Encoding:
     text = next(iter(Lines(path).blocks()), b"")
     if text.startswith((b"\xff\xfe", b"\xfe\xff")) or (len(text) > 1 and text[:200].count(0) > len(text[:200]) // 3):
         return "utf-16"
-    for encoding in ("utf-8", "cp1252"):
+    known: tuple[Encoding, ...] = ("utf-8", "cp1252")
+    for encoding in known:
         try:
             text[: text.rfind(b"\n") + 1 or None].decode(encoding)
         except UnicodeDecodeError:
             continue
-        return encoding  # type: ignore[return-value]
+        return encoding
     return "utf-8" if text.decode("utf-8", "ignore").encode() and text.count(0) else "latin-1"
 
 
@@ -327,7 +352,7 @@ def observe_messages(
     sample = _Sample("JSON, messages of a topic", trees)
     config, form = inspection_config(given), "declared"
     if given is not None:
-        known, form = Guess(given.feed.fields, None), given.feed.recorded_format
+        known, form = _NO_GUESS, given.feed.recorded_format
     else:
         try:
             known = guess(trees)
@@ -336,7 +361,11 @@ def observe_messages(
         form = known_format(chain.from_iterable(paths_of(tree) for tree in trees[:50]), known.fields) or "declared"
         changes = {"speeds": "missing", "fields": known.fields if form == "declared" else None}
         config = config.model_copy(update={"feed": config.feed.model_copy(update=changes)})
-    events = [(event, int(at)) for message, at in zip(messages, arrived_us.tolist(), strict=True) for event in _events(message)]
+    events = [
+        (event, int(at))
+        for message, at in zip(messages, arrived_us.tolist(), strict=True)
+        for event in _events(message)
+    ]
     reader = recording_format(config.feed.model_copy(update={"format": "canonical", "speeds": "missing"}), form)
     parts, arrived = [], []
     for event, at in events[:limit]:
@@ -349,4 +378,3 @@ def observe_messages(
 
 def _events(message: bytes) -> list[bytes]:
     return (elements(message) if may_hold_several(message) else None) or [message]
-

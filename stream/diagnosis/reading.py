@@ -19,7 +19,7 @@ from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.sources.derived_events import DerivedEvents, derived_recording
 from stream.sources.messages import Messages
-from stream.sources.opening import open_recording
+from stream.sources.opening import Folder, open_recording
 from stream.sources.recording import Recording
 from stream.storage.row_store import ROW
 
@@ -88,12 +88,13 @@ def read_messages(
 
 
 def _batches(
-    recording: Recording | Table, decoder: Decoder, now_us: int
+    recording: Recording | Table | Folder, decoder: Decoder, now_us: int
 ) -> Iterator[tuple[Batch, Sequence[bytes | None]]]:
     """Each block of a recording, decoded, and its messages."""
-    if isinstance(recording, Recording):
-        for block in recording:
-            yield decoder.decode(block.values, now_us), block.values
-    else:
-        for columns in recording.columns():
-            yield decoder.decode_columns(columns, now_us), recording.messages(columns)
+    for part in recording.parts() if isinstance(recording, Folder) else [recording]:
+        if isinstance(part, Recording):
+            for block in part:
+                yield decoder.decode(block.values, now_us), block.values
+        else:
+            for columns in part.columns():
+                yield decoder.decode_columns(columns, now_us), part.messages(columns)

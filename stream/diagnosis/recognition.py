@@ -79,7 +79,10 @@ def unit_problem(
 def notes_on(rows: NDArray[np.void], config: Config) -> list[str]:
     """What is odd about the events of a recording, and no reason to refuse it."""
     places = rows["lat"] * 1e-7, rows["lng"] * 1e-7
-    odd = bound_problem(rows, config.speed.upper_quanta), everywhere_at_once(rows["user"], rows["time"].astype(np.int64), *places)
+    odd = (
+        bound_problem(rows["value"], config.speed.upper_quanta),
+        everywhere_at_once(rows["user"], rows["time"].astype(np.int64), *places),
+    )
     return [sentence for sentence in odd if sentence is not None]
 
 
@@ -101,7 +104,7 @@ def recognised(
     path: Path,
     file_format: str,
     *,
-    accepted: Accepted = Accepted(),  # noqa: B008 - immutable
+    accepted: Accepted = Accepted(),
     note: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[Messages]:
     """All of ``blocks``. The first ones are read immediately, until twenty thousand events are accepted or the source is silent.

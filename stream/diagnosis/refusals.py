@@ -17,7 +17,7 @@ import numpy as np
 from stream.config.feed import UNITS_PER_DEGREE, FeedConfig, FeedFields
 from stream.diagnosis.times import LONGEST_TEXT, MOSTLY, UNITS, form, time_form
 from stream.ingestion.decoding import REASONS, Batch, Reason
-from stream.ingestion.formats import NO_LETTER, feed_format, is_nothing, known_fields, looks_like, number
+from stream.ingestion.formats import NO_LETTER, feed_format, known_fields, looks_like, number
 from stream.sources.refused_vehicles import cause_of_left_out
 
 ROLES = ("user", "time", "lat", "lng", "speed")
@@ -41,7 +41,7 @@ REMEDIES = {
     Reason.NOT_STAMPED: "set message.timestamp.type of the topic to LogAppendTime",
     Reason.SEVERAL_EVENTS: "send each event as a message of its own",
 }
-_AT_FAULT = {
+_AT_FAULT: dict[Reason, tuple[str, ...]] = {
     Reason.TOO_FAST: ("speed",),
     Reason.NEGATIVE_SPEED: ("speed",),
     Reason.TOO_OLD: ("time",),
@@ -126,7 +126,11 @@ def _of_times(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str 
     is_zoned = fields is not None and fields.timezone is not None
     zone = "" if is_zoned or not known.local else " and timezone to the zone of the clocks, like 'America/Chicago',"
     if known.time_format != configured and not (known.time_format == "rfc3339" and fields is None):
-        unit = f"{known.time_format.removeprefix('epoch-')} since 1970" if known.time_format in UNITS else "of another form"
+        unit = (
+            f"{known.time_format.removeprefix('epoch-')} since 1970"
+            if known.time_format in UNITS
+            else "of another form"
+        )
         either = f" (or {known.either!r}: ask whoever runs the feed)" if known.either else ""
         return f"times are {unit}: {_DECLARE.format(f'time_format = {known.time_format!r}{either}{zone}')}"
     if zone:
@@ -138,8 +142,7 @@ def _of_times(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str 
 
 
 def _of_places(looks: Sequence[Look], feed: FeedConfig, _: str) -> str | None:
-    places = [_place(each) for each in looks]
-    places = [place for place in places if place is not None]
+    places = [place for each in looks if (place := _place(each)) is not None]
     if not places:
         return None
     units = units_of_degrees(*np.array(places).T)
@@ -166,11 +169,16 @@ def units_of_degrees(lat: Any, lng: Any) -> int:
     The largest that brings them to no less than a tenth of a degree, as whole numbers are.
     """
     lat, lng = np.abs(np.asarray(lat, dtype=float)), np.abs(np.asarray(lng, dtype=float))
-    if not len(lat) or np.mean((lat <= 90) & (lng <= 180)) > 1 - MOSTLY or np.mean((lat % 1 == 0) & (lng % 1 == 0)) < MOSTLY:
+    if (
+        not len(lat)
+        or np.mean((lat <= 90) & (lng <= 180)) > 1 - MOSTLY
+        or np.mean((lat % 1 == 0) & (lng % 1 == 0)) < MOSTLY
+    ):
         return 1
+    units: int
     for units in UNITS_PER_DEGREE[:0:-1]:
         inside = (lat <= 90 * units) & (lng <= 180 * units)
-        if inside.mean() >= MOSTLY and np.median(np.maximum(lat, lng)) >= units:
+        if float(inside.mean()) >= MOSTLY and np.median(np.maximum(lat, lng)) >= units:
             return units
     return 1
 
@@ -203,7 +211,7 @@ def _fields_of(feed: FeedConfig, file_format: str) -> FeedFields:
 
 
 def _mostly(answers: Any) -> bool:
-    each = list(answers)
+    each = list(map(bool, answers))
     return 2 * sum(each) > len(each)
 
 
@@ -296,7 +304,7 @@ class Refusals:
             lacking = [paths.get(role, role) for role in ROLES if role not in first.present]
             names = ", ".join(name for name in first.names[:_NAMED] if name.isprintable())
             return f"{where}: no {', '.join(lacking)} among {names or 'no fields'}"
-        fields = _AT_FAULT.get(reason, ())
+        fields: tuple[str, ...] = _AT_FAULT.get(reason, ())
         if reason == Reason.WRONG_TYPE:
             fields = tuple(name for name in ("lat", "lng", "speed") if _is_no_number(first, name)) or ("time",)
         return f"{where}: {', '.join(fields)}" if fields else where

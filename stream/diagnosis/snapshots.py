@@ -105,7 +105,13 @@ def _observe(files: list[Path], form: Form, kind: str, limit: int, given: Config
         domain = BoundingBox(south=-90, west=-180, north=90, east=180)
         feed = FeedConfig(name="inspected", topic="inspected", timezone="UTC", domain=domain)
         given = shipped.model_copy(update={"feed": feed})
-    reader, problems, snapshots, refused, fixes = reader_of(form, given, "missing"), list[str](), list[Snapshot](), Counter[str](), 0
+    reader, problems, snapshots, refused, fixes = (
+        reader_of(form, given, "missing"),
+        list[str](),
+        list[Snapshot](),
+        Counter[str](),
+        0,
+    )
     for _, snapshot in decoded(files, reader, problems):
         snapshots.append(snapshot)
         refused += snapshot.refused
@@ -120,7 +126,9 @@ def _observe(files: list[Path], form: Form, kind: str, limit: int, given: Config
     reader.note_clocks(ahead)
     notes = [] if reader.clocks_problem is None else [f"{reader.clocks_problem[0].upper()}{reader.clocks_problem[1:]}."]
     if len(snapshots) == 1:
-        notes.append("One snapshot is too few to tell the unit of its speeds, or whether its identifiers last: inspect an hour of them.")
+        notes.append(
+            "One snapshot is too few to tell the unit of its speeds, or whether its identifiers last: inspect an hour of them."
+        )
     return Observations(
         kind=kind,
         format="canonical",
@@ -147,7 +155,10 @@ def _has_local_times(file: Path) -> bool:
 def _nothing(refused: Counter[str], problems: list[str]) -> InspectionError:
     """Says why no fix was found, and what to do if most of what was found is refused for one reason."""
     remedy = next((REMEDIES[reason] for reason, _ in refused.most_common(1) if reason in REMEDIES), None)
-    why = ", ".join([*(f"{count} {reason}" for reason, count in refused.most_common()), *problems][:_NAMED]) or "it is empty"
+    why = (
+        ", ".join([*(f"{count} {reason}" for reason, count in refused.most_common()), *problems][:_NAMED])
+        or "it is empty"
+    )
     return InspectionError(f"no vehicle positions in it: {why}" + ("" if remedy is None else f". Likely {remedy}"))
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH
+from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.earth import great_circle_m
+from stream.storage.row_store import ROW
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -72,10 +73,10 @@ class SpeedCheck:
     pairs: int
     reported: float
     derived: float
-    units: tuple[str, ...] = ()
+    units: tuple[SpeedUnit, ...] = ()
 
     @property
-    def unit(self) -> str | None:
+    def unit(self) -> SpeedUnit | None:
         """The likeliest other unit that would fit."""
         return self.units[0] if self.units else None
 
@@ -104,7 +105,7 @@ class SpeedCheck:
         """Whether the reported speeds agree with the movement."""
         return _FITS_ABOVE <= self.ratio <= _FITS_BELOW
 
-    def sentence(self, declared: str) -> str:
+    def sentence(self, declared: SpeedUnit) -> str:
         """What contradicts what, and the likely cause."""
         text = (
             f"if the reported speeds are in {declared}, they are {self.reported:.3g} km/h in the mean, but positions give "
@@ -117,7 +118,7 @@ class SpeedCheck:
         return f"{text}. No known unit fits"
 
 
-def check_speeds(moves: Steps, speed_kmh: FloatArray, declared: str) -> SpeedCheck:
+def check_speeds(moves: Steps, speed_kmh: FloatArray, declared: SpeedUnit) -> SpeedCheck:
     """Compare ``speed_kmh`` (shape (n,), read as ``declared``) with ``moves``."""
     chosen = moves.comparable
     reported = speed_kmh[moves.at[chosen]]
@@ -137,7 +138,7 @@ def check_speeds(moves: Steps, speed_kmh: FloatArray, declared: str) -> SpeedChe
     return SpeedCheck(check.pairs, check.reported, check.derived, tuple(units))
 
 
-def check_rows(rows: NDArray[np.void], declared: str) -> SpeedCheck:
+def check_rows(rows: NDArray[np.void], declared: SpeedUnit) -> SpeedCheck:
     """Like :func:`check_speeds`, for the first 100 000 rows of a feed whose speeds are declared in this unit."""
     rows = rows[:_CHECKED_ROWS]
     rows = rows[np.lexsort((rows["time"], rows["user"]))]
@@ -145,7 +146,7 @@ def check_rows(rows: NDArray[np.void], declared: str) -> SpeedCheck:
     return check_speeds(moves, rows["value"] * SPEED_QUANTUM_KMH, declared)
 
 
-def speed_problem(rows: NDArray[np.void], declared: str, remedy: str) -> tuple[str, bool] | None:
+def speed_problem(rows: NDArray[np.void], declared: SpeedUnit, remedy: str) -> tuple[str, bool] | None:
     """Why the speeds of a recording cannot be right, or are doubtful, with the remedy; None if they agree with the positions.
 
     And whether it is to be refused: if they cannot be right, and another unit would fit. ``remedy``: what sets the unit.
@@ -159,14 +160,14 @@ def speed_problem(rows: NDArray[np.void], declared: str, remedy: str) -> tuple[s
     return f"{check.sentence(declared)}: {remedy}.", check.contradicts and check.unit is not None
 
 
-def bound_problem(rows: NDArray[np.void], upper_quanta: int) -> str | None:
+def bound_problem(quanta: NDArray[np.number], upper_quanta: int) -> str | None:
     """Says so if a tenth of the speeds or more are above ``speed.upper_bound``."""
-    share = float((rows["value"] > upper_quanta).mean()) if len(rows) else 0.0
+    share = float((quanta > upper_quanta).mean()) if len(quanta) else 0.0
     if share < ABOVE_BOUND:
         return None
     return (
         f"{share:.0%} of the speeds are above speed.upper_bound, {upper_quanta * SPEED_QUANTUM_KMH:g} km/h, and count as it: "
-        "set it to what vehicles of the place may drive, or correct the unit"
+        "set it to what vehicles of the place may drive, or correct the unit."
     )
 
 
@@ -177,7 +178,7 @@ class SpeedDoubts:
     judged. Of more than ``MOST_ROWS`` vehicles, those with the lowest pseudonyms are followed, and pseudonyms are random.
     """
 
-    def __init__(self, unit: str) -> None:
+    def __init__(self, unit: SpeedUnit) -> None:
         """``unit``: in which the speeds of the feed are read."""
         self._unit = unit
         self._rows, self._filled = np.zeros(MOST_ROWS, dtype=ROW), 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.feed import FeedConfig, FeedFields, SpeedSource
+from stream.config.feed import FeedConfig, FeedFields, SpeedSource, SpeedUnit
 from stream.config.fleets import DAY_BUDGET, fleet_map
 from stream.config.section import BoundingBox
 from stream.diagnosis.measures import Measures
@@ -52,7 +52,7 @@ def fit_in_no_unit(measures: Measures) -> bool:
     return bool(speeds.pairs and not speeds.fits and speeds.derived_kmh is not None and speeds.derived_kmh >= 3)
 
 
-def speed_unit(seen: Observations, measures: Measures) -> tuple[str, str]:
+def speed_unit(seen: Observations, measures: Measures) -> tuple[SpeedUnit, str]:
     """The unit of speed and why: that of the format if positions agree, else one that fits them."""
     speeds, fixed = measures.speeds, seen.speed_unit
     if fixed is not None and (fixed in speeds.fits or not speeds.fits):
@@ -78,8 +78,15 @@ def suggested_feed(seen: Observations, measures: Measures) -> FeedConfig:
         known = known_fields()[seen.format]
         name, fields = "declared", known.model_copy(update={"time_format": "epoch-ms"} if _counts(seen) else {})
     if source != "reported":
-        name, fields = "canonical", fields or (None if name == "canonical" else known_fields().get(name.removesuffix("-2015")))
-    given: dict[str, Any] = {"domain": _domain(measures.box) if measures.box else seen.feed.domain, "format": name, "fields": fields}
+        name, fields = (
+            "canonical",
+            fields or (None if name == "canonical" else known_fields().get(name.removesuffix("-2015"))),
+        )
+    given: dict[str, Any] = {
+        "domain": _domain(measures.box) if measures.box else seen.feed.domain,
+        "format": name,
+        "fields": fields,
+    }
     fixed = seen.speed_unit if seen.is_live else seen.speed_unit if name not in ("canonical", "declared") else None
     kept = seen.feed.model_dump(include={"name", "topic", "timezone", "encoding", "records"})
     return FeedConfig(**kept, **given, speeds=source, speed_unit=None if unit == fixed else unit)
@@ -102,7 +109,9 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
     if feed.given_speed_unit is not None:
         lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
     if feed.encoding != "utf-8":
-        lines.append(Suggestion("feed", "encoding", _toml(feed.encoding), "its bytes are no UTF-8; look at names with accents"))
+        lines.append(
+            Suggestion("feed", "encoding", _toml(feed.encoding), "its bytes are no UTF-8; look at names with accents")
+        )
     if feed.records is not None:
         lines.append(Suggestion("feed", "records", _toml(feed.records), "the list of events in the document"))
     lines.append(Suggestion("feed", "speeds", _toml(feed.speeds), speed_source(seen, measures)[1]))
@@ -118,7 +127,11 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
         lines += _fields(feed.fields, seen.local)
     chosen = fleet_map(measures.on_road)
     fleet = f"{measures.on_road} vehicles at a time"
-    slot = f"{chosen.slot.total_seconds() / 3600:g}h" if chosen.slot.total_seconds() >= 3600 else f"{chosen.slot.total_seconds() / 60:g}m"
+    slot = (
+        f"{chosen.slot.total_seconds() / 3600:g}h"
+        if chosen.slot.total_seconds() >= 3600
+        else f"{chosen.slot.total_seconds() / 60:g}m"
+    )
     paid = f"the shipped budget of {DAY_BUDGET:g} a day, divided by its windows"
     return [
         *lines,

@@ -9,9 +9,9 @@ import asyncio
 from collections import Counter
 
 import numpy as np
-from numpy.typing import NDArray
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
+from numpy.typing import NDArray
 
 from stream.config.servers import KafkaConfig
 from stream.connection import start_client

@@ -16,7 +16,24 @@ LEAST_EVENTS, LEAST_SPREAD_US = 50, 60_000_000
 """With fewer events, or if half of them are of one minute as in one snapshot, nothing is said."""
 _LARGEST_SHARE = 1 / 3
 _PLACEHOLDERS = frozenset(
-    {"0", "-1", "-", "--", "?", "null", "none", "nil", "nan", "n/a", "na", "unknown", "undefined", "unbekannt", "test", "default"}
+    {
+        "0",
+        "-1",
+        "-",
+        "--",
+        "?",
+        "null",
+        "none",
+        "nil",
+        "nan",
+        "n/a",
+        "na",
+        "unknown",
+        "undefined",
+        "unbekannt",
+        "test",
+        "default",
+    }
 )
 _MOST_ROWS = 20_000
 
@@ -53,7 +70,11 @@ def odd_names(names: Iterable[object]) -> list[str]:
             counts[repr(text)] += 1
     return [
         f"{count} of {total} events name their user {name}: "
-        + ("they are refused as id-empty" if name == "blank" else "no vehicle's name; they count as one user, whose budget all share")
+        + (
+            "they are refused as id-empty"
+            if name == "blank"
+            else "no vehicle's name; they count as one user, whose budget all share"
+        )
         for name, count in counts.most_common()
     ]
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields
+from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields, SpeedUnit
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 """RFC 3339 with an offset. A local time without one is refused, because when clocks go back it is ambiguous."""
@@ -117,7 +117,7 @@ class FeedFormat:
             return self.lenient(message)
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> SpeedUnit:
         """The unit of the format's speed."""
         return next(unit for unit, kmh in SPEED_TO_KMH.items() if kmh == self.kmh)
 

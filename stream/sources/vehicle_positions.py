@@ -173,7 +173,9 @@ def _of_tree(tree: Any) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
         entities = [entities]
     for entity in entities:
         try:
-            json_format.ParseDict(_used(entity, _USED), read := gtfs_realtime_pb2.FeedEntity(), ignore_unknown_fields=True)
+            json_format.ParseDict(
+                _used(entity, _USED), read := gtfs_realtime_pb2.FeedEntity(), ignore_unknown_fields=True
+            )
             message.entity.append(read)
         except (json_format.ParseError, TypeError, AttributeError, *_UNREADABLE):
             unreadable += 1

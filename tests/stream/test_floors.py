@@ -90,3 +90,9 @@ def test_the_mathematics_import_nothing_of_the_service() -> None:
     for path in (REPO_ROOT / "dpcore").rglob("*.py"):
         outside = {name.split(".")[0] for name in imports_of(path)} & {"stream", "h3", "redis", "aiokafka"}
         assert not outside, path
+
+
+def test_nothing_imports_research() -> None:
+    for room in ("dpcore", "stream", "bench"):
+        for path in (REPO_ROOT / room).rglob("*.py"):
+            assert not any(name.split(".")[0] == "research" for name in imports_of(path)), path

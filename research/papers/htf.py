@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.papers.questions import Questions, mixed, squares
-from bench.papers.sets import gaussian
 from bench.progress import shown
 from bench.spatial import Fit, private
 from dpcore.spatial import (
@@ -28,6 +26,8 @@ from dpcore.spatial import (
     SpatialMechanism,
     UniformGrid,
 )
+from research.papers.questions import Questions, mixed, squares
+from research.papers.sets import gaussian
 
 AREAS = (0.02, 0.06, 0.10)
 """Shares of the whole area that [H] queries, besides ranges of any size and shape."""

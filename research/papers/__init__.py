@@ -1,7 +1,7 @@
-"""Measures with this implementation what the papers report, part by part; docs/reproductions.md holds the verdicts.
+"""Measures with this implementation what the papers report, part by part; research/reproductions.md holds the verdicts.
 
 A part is a module of its own with ``run(quick)`` and ``plot(figures, folder)``, and can be run alone:
-``hexveil bench papers.htf``.
+``python -m research papers.htf``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.papers import bounds, cdf, choice, e2epriv, euler, htf, means, suppression, tuning
+from research.papers import bounds, cdf, choice, e2epriv, euler, htf, means, suppression, tuning
 
 PARTS = {
     "e2epriv": e2epriv,

@@ -8,16 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from bench.recordings import recordings
+from bench.recordings import path_of_day, recordings
 from dpcore.spatial import Domain
 
 Counts = npt.NDArray[np.int64]
 Grids = dict[str, Callable[[], Counts]]
-
-
-def path_of(day: str) -> str:
-    """File of a recorded day."""
-    return f"capmetro/{day}.csv.gz"
 
 
 def bus_fixes(cells: int, *days: str) -> Counts:
@@ -25,7 +20,7 @@ def bus_fixes(cells: int, *days: str) -> Counts:
     counts = np.zeros((cells, cells), dtype=np.int64)
     domain = Domain(30.10, -98.00, 30.60, -97.45, cells, cells)
     for day in days:
-        with gzip.open(recordings() / path_of(day), "rt", encoding="utf-8") as lines:
+        with gzip.open(recordings() / path_of_day(day), "rt", encoding="utf-8") as lines:
             header = next(lines).strip().split(",")
             at = [header.index(name) for name in ("latitude", "longitude")]
             rows = [[parts[i] for i in at] for parts in (line.split(",") for line in lines) if len(parts) > max(at)]

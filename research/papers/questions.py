@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from bench.papers.sets import Grid
 from bench.spatial import Fit
 from dpcore.budget import to_micro
 from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
+from research.papers.sets import Grid
 
 FloatArray = npt.NDArray[np.float64]
 

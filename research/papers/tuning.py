@@ -16,12 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.papers.choice import SHARE, Choice
-from bench.papers.e2epriv import AREAS, STROKE, sets
-from bench.papers.e2epriv import FULL as FULL_SETS
-from bench.papers.e2epriv import QUICK as QUICK_SETS
-from bench.papers.questions import Questions, squares
-from bench.papers.sets import Grid
 from bench.progress import shown
 from bench.recordings import absences
 from bench.spatial import tuning_queries
@@ -29,6 +23,12 @@ from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.grids import noisy_grid
+from research.papers.choice import SHARE, Choice
+from research.papers.e2epriv import AREAS, STROKE, sets
+from research.papers.e2epriv import FULL as FULL_SETS
+from research.papers.e2epriv import QUICK as QUICK_SETS
+from research.papers.questions import Questions, squares
+from research.papers.sets import Grid
 
 FloatArray = npt.NDArray[np.float64]
 

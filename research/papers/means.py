@@ -1,6 +1,6 @@
 """Measures [M]'s comparison of mean mechanisms, as samples per user and as users grow, by two recipes of one cell.
 
-*Levels*: users differ in their level, and samples scatter around it (the recipe of ``bench.scaling``). *Independent*, the
+*Levels*: users differ in their level, and samples scatter around it (the recipe of ``research.scaling``). *Independent*, the
 recipe of [M] and the talk: the numbers m of a recorded cell times λ (sample scaling), or each of its users λ times (user
 scaling), with independent normal values of the cell's own mean and deviation, clipped to [0, U].
 """
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.papers.recorded_hour import RECORDING, recorded_hour, samples_of
 from bench.progress import shown
 from bench.recordings import absences, absent
-from bench.scaling import UPPER, one_cell
 from dpcore.budget import to_micro
 from dpcore.noise import Noise
+from research.papers.recorded_hour import RECORDING, recorded_hour, samples_of
+from research.scaling import UPPER, one_cell
 from stream.statistics.values.cell_means import MECHANISMS
 
 Cell = tuple[np.ndarray, np.ndarray]

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.papers import euler
-from bench.papers.euler import SOURCE, TAXIS, WHOLE, Users, in_lines, ranges, users
 from bench.progress import shown
 from bench.recordings import absences
 from dpcore.budget import MICRO, to_micro
@@ -27,6 +25,8 @@ from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.euler_inference import infer, nearest_in_max_norm
 from dpcore.spatial.regions import Footprints
+from research.papers import euler
+from research.papers.euler import SOURCE, TAXIS, WHOLE, Users, in_lines, ranges, users
 
 FAILURE = 0.05
 """δ: most that a bound may fail."""

@@ -18,11 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.papers.e2epriv import AREAS, THINNED, sets
-from bench.papers.e2epriv import FULL as FULL_SETS
-from bench.papers.e2epriv import QUICK as QUICK_SETS
-from bench.papers.questions import Questions, mixed, squares
-from bench.papers.sets import Grid, gaussian
 from bench.progress import shown
 from bench.recordings import absences, absent
 from bench.spatial import path_of, recorded, tuning_queries
@@ -33,6 +28,11 @@ from dpcore.spatial.domain import cuts
 from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.grids import noisy_grid
 from dpcore.spatial.queries import OverlapNorms, axis_overlaps, overlap_norms
+from research.papers.e2epriv import AREAS, THINNED, sets
+from research.papers.e2epriv import FULL as FULL_SETS
+from research.papers.e2epriv import QUICK as QUICK_SETS
+from research.papers.questions import Questions, mixed, squares
+from research.papers.sets import Grid, gaussian
 
 FloatArray = npt.NDArray[np.float64]
 

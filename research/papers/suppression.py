@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.papers.recorded_hour import RECORDING, day_of, recorded_hour, recorded_hours
 from bench.progress import shown
 from bench.recordings import absences
-from bench.scaling import city
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts
 from dpcore.suppression import STATISTICS, Statistic, suppress, sweep_chop_user, unsuppressed_noise
+from research.papers.recorded_hour import RECORDING, day_of, recorded_hour, recorded_hours
+from research.scaling import city
 
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Per cell where the error is fixed, and in total where the loss is."""

@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.progress import shown
-from bench.recordings import absent
+from bench.recordings import absent, path_of_day
 from bench.spatial import SANITY
-from bench.spatial_grids import ALIKE, DAYS, EVEN, HELD_OUT, NESTED, TUNING, UNSEEN, Counts, Grids, path_of
 from dpcore.noise import Noise
 from dpcore.spatial import (
     HTF,
@@ -42,6 +41,7 @@ from dpcore.spatial import _evenness as evenness
 from dpcore.spatial import _mixture as mixture
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
+from research.spatial_grids import ALIKE, DAYS, EVEN, HELD_OUT, NESTED, TUNING, UNSEEN, Counts, Grids
 
 EPSILONS = (100_000, 1_000_000)
 CHOICE_EPSILONS = (50_000, 100_000, 200_000, 1_000_000, 4_000_000)
@@ -192,7 +192,7 @@ def validate(cases: dict[str, Case], sizes: Sizes) -> dict[str, Any]:
 
 def run(quick: bool) -> dict[str, Any]:
     """The sweep on the tuning grids, then the validation."""
-    if missing := absent(*map(path_of, DAYS)):
+    if missing := absent(*map(path_of_day, DAYS)):
         return {"skipped": missing}
     sizes = QUICK if quick else FULL
     return {

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
+import json
 from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.papers import euler
-from bench.papers.bounds import FAILURE, of_components, of_sum
-from bench.papers.choice import changes_by_cell, choices, choices_by_cell, compared
-from bench.papers.recorded_hour import day_of
-from bench.papers.sets import population
-from bench.papers.suppression import ESTIMATED, cells_after, heavy_hitter, in_another_order, uneven_heavy_hitter
-from bench.papers.tuning import weighted_median
 from dpcore.contributions import Counts
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
+from research.__main__ import STUDIES, main
+from research.papers import euler
+from research.papers.bounds import FAILURE, of_components, of_sum
+from research.papers.choice import changes_by_cell, choices, choices_by_cell, compared
+from research.papers.recorded_hour import day_of
+from research.papers.sets import population
+from research.papers.suppression import ESTIMATED, cells_after, heavy_hitter, in_another_order, uneven_heavy_hitter
+from research.papers.tuning import weighted_median
 
 
 def law_of_sum(scale: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
@@ -221,3 +228,19 @@ def test_each_further_box_is_where_most_taxis_mostly_were_apart_from_earlier_box
     assert first.shared(first) == 1.0
     monkeypatch.setattr(euler, "SHARED", 1.0)
     assert list(euler.boxes(2).values())[-1].holds(places).sum() >= 90
+
+
+def test_every_study_that_can_be_named_has_the_one_shape() -> None:
+    for name in STUDIES:
+        study = import_module(f"research.{name}")
+        assert tuple(inspect.signature(study.run).parameters) == ("quick",), name
+
+
+def test_a_study_is_run_by_its_name_and_marked_as_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.argv", ["research", "papers.cdf", "--quick", "--plot", str(tmp_path)])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main()
+    figures = json.loads(printed.getvalue())
+    assert (figures["study"], figures["quick"], round(figures["best_branching"], 1)) == ("papers.cdf", True, 16.8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["papers-cdf-band.svg", "papers-cdf.svg"]
