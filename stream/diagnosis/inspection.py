@@ -57,6 +57,7 @@ class Inspection:
     suggestions: list[Suggestion]
 
 
+# long: the steps of an inspection, in their order
 def inspect(
     seen: Observations,
     source: Path | tuple[list[bytes], npt.NDArray[np.int64]],

@@ -175,6 +175,7 @@ def _decoded(values: Iterable[bytes], reader: FeedFormat) -> FixColumns:
     return FixColumns(list(user), times_us(list(moments)), *places, np.array(speed, dtype=float), none, none)
 
 
+# long: one local for each column
 def _taken(
     config: Config,
     parts: list[FixColumns],
@@ -318,7 +319,7 @@ def _texts(tree: Any) -> Any:
 def _encoding(path: Path) -> Encoding:
     """The encoding of a file's text, by its first block."""
     text = next(iter(Lines(path).blocks()), b"")
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or (len(text) > 1 and text[:200].count(0) > len(text[:200]) // 3):
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     known: tuple[Encoding, ...] = ("utf-8", "cp1252")
     for encoding in known:
@@ -327,7 +328,7 @@ def _encoding(path: Path) -> Encoding:
         except UnicodeDecodeError:
             continue
         return encoding
-    return "utf-8" if text.decode("utf-8", "ignore").encode() and text.count(0) else "latin-1"
+    return "utf-8" if 0 in text else "latin-1"
 
 
 def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
@@ -336,7 +337,7 @@ def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
     if not paths or not all(name.isprintable() for name in paths):
         nothing = "no JSON objects, no header of a table, no Parquet and no GTFS-realtime in it"
         return f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
-    if is_row(paths):
+    if is_row(set().union(*sample.trees[:50])):
         return "its first line has numbers, so it is no header: write the names of its columns before it, like user,time,lat,lng,speed"
     return (
         f"{error}; rename fields, or declare them in [feed.fields]. "

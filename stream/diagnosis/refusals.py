@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,9 @@ from stream.ingestion.formats import NO_LETTER, feed_format, known_fields, looks
 from stream.sources.refused_vehicles import cause_of_left_out
 
 ROLES = ("user", "time", "lat", "lng", "speed")
-_SAMPLE, _NAMED, _LONGEST_NAME = 100, 12, 40
-"""Refused events of each reason that are looked at; names of fields in a sentence, and their letters."""
+_SAMPLE, _NAMED, _MOST_NAMES, _LONGEST_NAME = 100, 12, 40, 40
+"""Refused events of each reason that are looked at; names of fields in a sentence, and of an event, and their letters."""
+_FACTS = ("row", "columns", "of", "undecoded")
 _DECLARE = "set feed.format = 'declared' and {} in [feed.fields]"
 REMEDIES = {
     Reason.NOT_JSON: "send one JSON object, or an array of them, in a message; of a file, hexveil inspect says what it is",
@@ -67,13 +69,14 @@ def look(message: bytes, fields: FeedFields) -> Look | None:
     if not is_readable:
         return None
     tree = json.loads(message.decode("utf-8", "replace"), parse_int=float)
-    names = tuple(str(name)[:_LONGEST_NAME] for name in tree) if isinstance(tree, dict) else ()
+    names = tuple(name[:_LONGEST_NAME] for name in islice(tree, _MOST_NAMES)) if isinstance(tree, dict) else ()
     values = {
         name: value
         for name, value in present
         if isinstance(value, float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
     }
-    facts = tree if names[:1] == ("row",) else {}
+    facts = {name: tree[name] for name in _FACTS if name in tree} if names[:1] == ("row",) else {}
+    facts = {name: value for name, value in facts.items() if isinstance(value, float)}
     return Look(names, frozenset(name for name, _ in present), values, facts)
 
 
@@ -187,7 +190,7 @@ _ENCODING = "their text is not UTF-8: set feed.encoding = 'cp1252', or to what h
 
 
 def _of_fields(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str | None:
-    if _mostly("encoding" in each.facts for each in looks):
+    if _mostly("undecoded" in each.facts for each in looks):
         return _ENCODING
     if _mostly("columns" in each.facts for each in looks):
         return "rows have another number of columns than the header: quote values in which a separator is"

@@ -70,7 +70,7 @@ def reader_of(form: str, config: Config, speeds: SpeedSource) -> SnapshotEvents:
     """The reader of the command for this form. Raises :class:`InspectionError` if it is not installed, or cannot be used."""
     feed = config.feed
     try:
-        if "SIRI" in form:
+        if "siri" in form.lower():
             from stream.sources.siri import SiriVehicleMonitoring as Reader
         else:
             from stream.sources.gtfs_rt import GtfsRealtime as Reader  # type: ignore[assignment]
@@ -98,6 +98,7 @@ def decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> I
             problems.append(f"{path}: {error}")
 
 
+# long: one local for each column
 def _observe(files: list[Path], form: Form, kind: str, limit: int, given: Config | None) -> Observations:
     """Observations of snapshots until there are ``limit`` fixes."""
     if given is None:

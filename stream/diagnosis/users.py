@@ -110,6 +110,8 @@ class LiveUsers:
     def take(self, rows: NDArray[np.void]) -> None:
         """Take rows of the feed."""
         kept = rows[["user", "time"]][rows["user"] <= np.uint64(self._limit)]
+        if not len(kept):
+            return
         self._parts.append(kept.copy())
         self._size += len(kept)
         while self._size > _MOST_ROWS and self._limit:

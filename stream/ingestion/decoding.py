@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from itertools import repeat
@@ -27,6 +27,7 @@ from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
+from stream.ingestion.events import Leading, Read
 from stream.ingestion.formats import claims_utc, feed_format, is_not_finite, looks_like, times_us, utc_of_local
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.ingestion.regions import corners_of, place_of, region_fault
@@ -95,47 +96,6 @@ class Batch:
     reason: NDArray[np.uint8]
     element: NDArray[np.int64]
     messages: int
-
-
-@dataclass
-class _Leading:
-    """Fixes of the first messages of a batch. ``is_cut``: the message after them was tried, and cannot be decoded."""
-
-    fixes: list[Any]
-    is_cut: bool = False
-
-
-@dataclass
-class _Read:
-    """Events as they were read. ``index``: the number of the event of each fix. ``refused``: codes by number of the event."""
-
-    fixes: list[Any] = field(default_factory=list)
-    index: list[int] = field(default_factory=list)
-    refused: dict[int, int] = field(default_factory=dict)
-    arrays: dict[int, int] = field(default_factory=dict)
-    """Number of events of each message with an array or a region, by message."""
-    corners: dict[int, int] = field(default_factory=dict)
-    """The corner for which a message is refused as a whole, by number of the event; -1 without one."""
-    events: int = 0
-    messages: int = 0
-
-    def add(self, message: int, begin: int, elements: _Read) -> None:
-        """Add the elements of a message, the first of which is event ``begin``."""
-        self.fixes += elements.fixes
-        self.index += [begin + at for at in elements.index]
-        self.refused |= {begin + at: code for at, code in elements.refused.items()}
-        self.arrays[message] = elements.events
-
-    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The message of each event, and its index in the array or region of the message; -1 without one."""
-        counts, of_array = np.ones(self.messages, dtype=np.int64), np.zeros(self.messages, dtype=bool)
-        counts[list(self.arrays)] = list(self.arrays.values())
-        of_array[list(self.arrays)] = True
-        message = np.repeat(np.arange(self.messages), counts)
-        element = np.arange(self.events) - (np.cumsum(counts) - counts)[message]
-        element = np.where(of_array[message], element, -1)
-        element[list(self.corners)] = list(self.corners.values())
-        return message, element
 
 
 @dataclass(frozen=True)
@@ -226,9 +186,9 @@ class Decoder:
         bad, index = np.flatnonzero(reason != _SOUND), message[index[batch.index]]
         return Batch(batch.rows, index, batch.slots, message[bad], reason[bad], element[bad], read.messages)
 
-    def _leading(self, values: Sequence[Any]) -> _Leading:
+    def _leading(self, values: Sequence[Any]) -> Leading:
         """The fixes of the first messages, up to one that is not an event alone: of all of them in an ordinary batch."""
-        leading = _Leading([])
+        leading = Leading([])
         # An error is of the message that cannot be decoded, or of an empty one or a tombstone before any is.
         with suppress(Exception):
             several = self._arrays and _BRACKET in map(_first_byte, values)
@@ -237,11 +197,11 @@ class Decoder:
                 leading.fixes.extend(map(self._format.decode, values))
         return leading
 
-    def _read(self, values: Sequence[bytes | None], leading: _Leading, *, nested: bool = False) -> _Read:
+    def _read(self, values: Sequence[bytes | None], leading: Leading, *, nested: bool = False) -> Read:
         """The events of the first messages, in one pass. ``nested``: of all elements of one message, which hold no others."""
         arrays = self._arrays and not nested
         fixes, events, spent = leading.fixes, len(leading.fixes), 0
-        read, undecodable = _Read(fixes, list(range(events))), events if leading.is_cut else -1
+        read, undecodable = Read(fixes, list(range(events))), events if leading.is_cut else -1
         decode, keep, place = self._format.read, fixes.append, read.index.append
         if self._format.lenient is not None:
             undecodable = -1
@@ -267,7 +227,7 @@ class Decoder:
                     reason, read.corners[events] = self._why_refused(value, parts)
                     read.refused[events] = _CODE[reason]
                 else:
-                    several = self._read(parts, _Leading([]), nested=True)
+                    several = self._read(parts, Leading([]), nested=True)
             count = 1
             if several is not None:
                 read.add(position, events, several)
@@ -280,12 +240,12 @@ class Decoder:
         read.events, read.messages = events, len(values)
         return read
 
-    def _corners(self, value: bytes | None) -> _Read | None:
+    def _corners(self, value: bytes | None) -> Read | None:
         """The corners of a declared region, each an event; None for another message."""
         if not self._regions or value is None or len(value) > MAX_MESSAGE_BYTES:
             return None
         corners = corners_of(value)
-        return None if corners is None else _Read(corners, list(range(len(corners))), events=len(corners))
+        return None if corners is None else Read(corners, list(range(len(corners))), events=len(corners))
 
     def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> tuple[Reason, int]:
         """The reason, and the corner for which a region is refused; -1 without one."""

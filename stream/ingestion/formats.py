@@ -255,17 +255,17 @@ def _number_or_none(tree: Any, path: tuple[str | int, ...]) -> float | None:
 def time_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], datetime | int | float]:
     """Reads times of one form, as aware datetimes or epoch milliseconds, and raises for others.
 
-    Not ``declared``: texts of RFC 3339 and epoch milliseconds. A text without an offset is local time in the ``timezone``.
+    Not ``declared``: epoch milliseconds. Where times are numbers, texts of ISO 8601 are read as well. A text without an offset is local time in the ``timezone``.
     """
     form = fields.time_format if declared else "epoch-ms"
     zone = None if fields.timezone is None else ZoneInfo(fields.timezone)
     to_ms = {"epoch-s": 1000, "epoch-us": 0.001}.get(form, 1)
-    texts, numbers = not declared or form not in TIME_UNIT_US, form in TIME_UNIT_US
+    numbers = form in TIME_UNIT_US
 
     def read(value: Any) -> datetime | int | float:
         if isinstance(value, str) and numbers and _NUMBER.fullmatch(value):
             value = number(value) if set(value) & set(".,eE") else int(value)
-        if isinstance(value, str) and texts:
+        if isinstance(value, str):
             return with_zone(datetime.strptime(value, form), zone) if "%" in form else read_instant(value, zone)
         if isinstance(value, bool) or not isinstance(value, int | float) or not numbers:
             raise ValueError("no time of the form")
@@ -282,6 +282,7 @@ def read_instant(text: object, zone: ZoneInfo | None) -> datetime:
     """
     if not isinstance(text, str):
         raise ValueError("no text")
+    text = text[:-1] + "Z" if text[-1:] == "z" else text
     leap = _LEAP_SECOND.fullmatch(text)
     if leap is not None:
         moment = with_zone(datetime.fromisoformat(f"{leap[1]}:59{leap[2]}"), zone)

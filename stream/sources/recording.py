@@ -173,7 +173,7 @@ class Recording:
         if len(row) != len(names):
             return _encode({"row": at, "columns": len(row), "of": len(names)})
         if NO_LETTER in row[self._user_column] and NO_LETTER.encode() not in line:
-            return _encode({"row": at, "encoding": "not UTF-8"})
+            return _encode({"row": at, "undecoded": 1})
         for column in self._numeric:
             row[column] = _number(row[column])
         time = row[self._time_column]

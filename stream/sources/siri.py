@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from xml.parsers.expat import ExpatError, ParserCreate
 from zoneinfo import ZoneInfo
@@ -92,9 +93,13 @@ def _add(rows: SnapshotRows, activity: Mapping[str, str], zone: ZoneInfo, kmh: f
 
 
 def _number(text: str | None) -> float:
+    if text is None:
+        return math.nan
     try:
-        return math.nan if text is None else number(text)
-    except (ValueError, OverflowError):
+        return float(text)  # an infinite one counts as reported
+    except ValueError:
+        with suppress(ValueError, OverflowError):
+            return number(text)  # with a decimal comma
         return math.nan
 
 

@@ -100,6 +100,8 @@ def parse_feed(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
         else:
             message, unreadable = _of_octets(body)
             _check_numbered(message)
+    except SnapshotError:
+        raise
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
         raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({_found(error)})") from None
     if not message.HasField("header") and not message.entity and not unreadable:
@@ -170,7 +172,7 @@ def _of_tree(tree: Any) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
     _check_named(tree, message)
     entities = tree.get("entity", [])
     if not isinstance(entities, list):
-        entities = [entities]
+        raise json_format.ParseError("Failed to parse entity field: ")
     for entity in entities:
         try:
             json_format.ParseDict(
