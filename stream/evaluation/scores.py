@@ -61,7 +61,8 @@ class Score:
     that are in such cells. ``noise``: mean absolute noise. ``coverage``: share of cells whose 95 % interval holds what noise was
     added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells whose value is within
     ±5 km/h of the truth, ``useful_cells``: share of all cells with events; what has no value counts as missed.
-    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``seconds``: wall time of
+    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``plans``: windows by what
+    their plans retained; ``most_cells``: most cells of one user before and after, in the window where they are most. ``seconds``: wall time of
     all trials of this mechanism. ``map``: error of each cell (means only).
     """
 
@@ -82,6 +83,8 @@ class Score:
     cells: int
     charges: Charges
     duality_gap: float | None
+    plans: dict[str, int]
+    most_cells: tuple[int, int]
     seconds: float
     map: tuple[CellError, ...] = field(repr=False)
 
@@ -118,6 +121,8 @@ class Run:
     events: int
     charges: Charges
     duality_gap: float | None
+    plans: dict[str, int]
+    most_cells: tuple[int, int]
     seconds: float
 
 
@@ -168,6 +173,8 @@ class Errors:
             cells=run.cells,
             charges=run.charges,
             duality_gap=run.duality_gap,
+            plans=run.plans,
+            most_cells=run.most_cells,
             seconds=run.seconds,
             map=self._map(error, weight, run.trials) if statistic == "mean" else (),
         )

@@ -288,6 +288,12 @@ def _cut_short(plan: Plan, config: Config) -> list[str]:
     return [*plan.cut_short, *(name for name, out in left_out.items() if out)]
 
 
+def _chosen(plan: Plan) -> Body:
+    """Which samples the plan retains, and the most cells of one user before and after: functions of public counts."""
+    before, after = plan.most_cells
+    return {"retained": plan.chosen, "cells_per_user": {"before": before, "after": after}}
+
+
 def _messages(
     plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], config: Config, carried: Body
 ) -> list[Message]:
@@ -324,6 +330,7 @@ def _messages(
         **({} if config.shared_ledger is None else {"ledger": config.shared_ledger}),
         **({"withheld": True} if plan.withheld else {}),
         **({"cut_short": list(cut_short)} if (cut_short := _cut_short(plan, config)) else {}),
+        **({"plan": _chosen(plan)} if plan.chosen else {}),
         **carried,
     }
     if plan.histogram is not None:

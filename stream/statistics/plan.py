@@ -143,7 +143,9 @@ class Plan(
     cells is released there. ``sum_cap``: the most that one user adds to Σx of any cell, in quanta; 0 for no caps. Without ``sum_caps`` it is the cap of every cell. ``withheld``: the window
     could not be planned, so nothing is drawn and nobody is charged; its close marker says so.
     ``max_cells_per_user``, ``max_events_per_user``: limits under which the rows were counted, 0 for none. ``cut_short``: what
-    public counts made too costly to try in full, "suppression" or "clipping"; only under "values". ``fix_rules``: rules under
+    public counts made too costly to try in full, "suppression" or "clipping"; only under "values". ``chosen``: which of several
+    proposals has the least predicted error, "all" samples, "suppressed" or "clipped" ones; "" without a choice. ``most_cells``:
+    most cells of one admitted user before and after it. ``fix_rules``: rules under
     which fixes were refused, None for none.
     Columns are stored as little-endian bytes (``…_bytes``) and read through the property of the same name.
     """
@@ -181,6 +183,8 @@ class Plan(
     max_cells_per_user: int = 0
     max_events_per_user: int = 0
     cut_short: tuple[str, ...] = ()
+    chosen: str = ""
+    most_cells: tuple[int, int] = (0, 0)
     fix_rules: FixRules | None = None
     mean_capacity: int | None = None
     mean_quantile_percent: int = 10
