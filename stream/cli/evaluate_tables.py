@@ -40,7 +40,7 @@ def print_scores(scores: list[Score]) -> None:
     errors = Table(title="Error against the truth, weighted by events (NOT PRIVATE)")
     for name in ("mechanism", "statistic", "estimator"):
         errors.add_column(name)
-    for name in ("ε", "MAE", "RMSE", "bias", "noise", "unit", "95 % covers"):
+    for name in ("ε", "MAE", "RMSE", "bias", "noise", "E", "unit", "95 % covers"):
         errors.add_column(name, justify="right")
     for name in ("released events", "useful events", "useful cells"):
         errors.add_column(name, justify="right")
@@ -84,6 +84,7 @@ def _errors(score: Score) -> list[str]:
         "-" if score.rmse is None else f"{score.rmse:.{digits}f}",
         "-" if score.bias is None else f"{score.bias:+.{digits}f}",
         "" if score.noise is None else f"{score.noise:.2f}",
+        "" if score.worst_error is None else f"{score.worst_error:.1f}",
         score.unit,
         _percent(score.coverage, 1),
         _percent(score.released),

@@ -39,6 +39,7 @@ from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_values
+from stream.statistics.values.worst_bias import worst_biases
 from stream.statistics.window_sums import values_of
 from stream.windows import Period, Window, utc_text
 
@@ -257,6 +258,7 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     cells = [cell_text(cell) for cell in plan.cells.tolist()]
     inside = excluded(cells) if coarser else {}
     distributions = [] if CDF not in columns else distribution_bodies(plan, columns[CDF])
+    biases = worst_biases(plan, counts) if plan.relation == NeighbouringRelation.VALUES else {}
     for g, cell in enumerate(cells):
         body: Body = {
             "feed": config.feed.name,
@@ -275,6 +277,10 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
         if published[g]:
             body |= {name: _estimate(name, columns[name], g) for name in plan.statistics if name != CDF}
+            for name, bias in biases.items():
+                body[name]["worst_error"] = round(float(bias[g] + columns[name].scale[g]), DECIMALS[name])
+            if "mean" in biases:
+                body["mean"]["mechanism"] = plan.mean_mechanism
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
     return bodies
@@ -286,6 +292,16 @@ def _cut_short(plan: Plan, config: Config) -> list[str]:
     """
     left_out = {"empirical-bayes": too_costly(plan, config), CDF: too_large(plan)}
     return [*plan.cut_short, *(name for name, out in left_out.items() if out)]
+
+
+def worst_errors(bodies: list[Body]) -> dict[str, float]:
+    """The largest worst-case error over published cells, by statistic: what a client of all cells is told."""
+    worst: dict[str, float] = {}
+    for body in bodies:
+        for name in ("mean", "variance"):
+            if (error := body.get(name, {}).get("worst_error")) is not None:
+                worst[name] = max(worst.get(name, 0.0), error)
+    return worst
 
 
 def _chosen(plan: Plan) -> Body:
@@ -331,6 +347,7 @@ def _messages(
         **({"withheld": True} if plan.withheld else {}),
         **({"cut_short": list(cut_short)} if (cut_short := _cut_short(plan, config)) else {}),
         **({"plan": _chosen(plan)} if plan.chosen else {}),
+        **({"worst_error": worst} if (worst := worst_errors(bodies)) else {}),
         **carried,
     }
     if plan.histogram is not None:
