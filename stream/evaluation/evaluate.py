@@ -84,21 +84,19 @@ def evaluate(
     tables: Tables = defaultdict(Errors)
     charges: list[IntArray] = []
     gaps: list[float] = []
-    plans: Counter[str] = Counter()
-    most_cells: list[tuple[int, int]] = []
+    chosen: Counter[str] = Counter()
+    most_cells = (0, 0)
     memories: list[Memory | None] = [None] * trials
     cells = events = 0
     for planned in planned_windows(config, windows):
-        plan = planned.plan
-        charges.append(plan.charges)
+        charges.append(planned.plan.charges)
         gaps += planned.duality_gaps(config)
-        if plan.chosen:
-            plans[plan.chosen] += 1
-            most_cells.append(plan.most_cells)
+        chosen.update([planned.plan.chosen] if planned.plan.chosen else [])
+        most_cells = max(most_cells, planned.plan.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
         memories = [
-            score_draw(carry(plan, memory, config), planned.contributions, config, tables, memory)
+            score_draw(carry(planned.plan, memory, config), planned.contributions, config, tables, memory)
             for memory in memories
         ]
         on_window()
@@ -111,8 +109,8 @@ def evaluate(
         events=events,
         charges=Charges.of(np.concatenate([np.zeros(0, np.int64), *charges]), config.privacy.ledger_unit[0]),
         duality_gap=max(gaps, default=None),
-        plans=dict(plans),
-        most_cells=max(most_cells, default=(0, 0)),
+        plans=dict(chosen),
+        most_cells=most_cells,
         seconds=time.monotonic() - started,
     )
     return [table.score(statistic, estimator, run) for (statistic, estimator), table in tables.items()]

@@ -258,7 +258,6 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
     cells = [cell_text(cell) for cell in plan.cells.tolist()]
     inside = excluded(cells) if coarser else {}
     distributions = [] if CDF not in columns else distribution_bodies(plan, columns[CDF])
-    biases = worst_biases(plan, counts) if plan.relation == NeighbouringRelation.VALUES else {}
     for g, cell in enumerate(cells):
         body: Body = {
             "feed": config.feed.name,
@@ -277,13 +276,22 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
         if published[g]:
             body |= {name: _estimate(name, columns[name], g) for name in plan.statistics if name != CDF}
-            for name, bias in biases.items():
-                body[name]["worst_error"] = round(float(bias[g] + columns[name].scale[g]), DECIMALS[name])
-            if "mean" in biases:
-                body["mean"]["mechanism"] = plan.mean_mechanism
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
+    if plan.relation == NeighbouringRelation.VALUES:
+        _state_worst_errors(plan, counts, columns, bodies)
     return bodies
+
+
+def _state_worst_errors(plan: Plan, counts: Counts, columns: dict[str, Columns], bodies: list[Body]) -> None:
+    """Add the worst-case error to each mean and variance, and its mechanism to the mean."""
+    for name, bias in worst_biases(plan, counts).items():
+        errors = bias + columns[name].scale
+        for body, error in zip(bodies, errors.tolist(), strict=True):
+            if name in body:
+                body[name]["worst_error"] = round(error, DECIMALS[name])
+                if name == "mean":
+                    body[name]["mechanism"] = plan.mean_mechanism
 
 
 def _cut_short(plan: Plan, config: Config) -> list[str]:

@@ -59,7 +59,6 @@ def plan_values(
     their charge for histograms. With histograms, users are charged the whole allowance for speed, because their exact loss
     depends on others' counts, and later admissions to histograms would reveal who else was there.
     """
-    speed = config.speed
     admits = left >= config.window_grant
     merged = merge_hexagons(
         replace(counts, samples=np.where(admits[counts.pair_user], counts.samples, 0)),
@@ -72,10 +71,10 @@ def plan_values(
     if left_out := only_for_itself(config, counts.n_cells):
         config, admitted = _without_distributions(config, admitted)
     public = PublicWindow(counts, admitted, config, _caps(counts, admitted, config), config.privacy.epsilon_micro)
-    public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
-    decisions = {name: decide(public, retained) for name, retained in proposals.items()}
-    chosen = min(decisions, key=lambda name: decisions[name].error)
-    decision = decisions[chosen]
+    public, proposals, cut_short = (_error_kept if config.speed.keep == "error" else _epsilon_kept)(public)
+    chosen, decision = min(
+        ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
+    )
     charges = decision.charges
     if config.histogram is not None:
         charges = np.where(admits, config.privacy.epsilon_micro + asked, 0)
@@ -93,10 +92,7 @@ def plan_values(
         **_stored_caps(public),
         merged_bytes=b"" if merged is None else pack_ids(merged),
         cut_short=(*cut_short, CDF) if left_out and CDF not in config.speed.statistics else cut_short,
-        chosen=chosen if _chooses(config) else "",
-        most_cells=(_most_cells(counts, admitted), _most_cells(counts, decision.retained))
-        if _chooses(config)
-        else (0, 0),
+        **(_stored_choice(chosen, counts, admitted, decision.retained) if _chooses(config) else {}),
     )
 
 
@@ -155,6 +151,11 @@ def _chooses(config: Config) -> bool:
 def _clips(config: Config) -> bool:
     speed = config.speed
     return speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
+
+
+def _stored_choice(chosen: str, counts: Counts, admitted: IntArray, retained: IntArray) -> dict[str, Any]:
+    """Fields of the plan: which proposal it is, and the most cells of one user before and after."""
+    return {"chosen": chosen, "most_cells": (_most_cells(counts, admitted), _most_cells(counts, retained))}
 
 
 def _most_cells(counts: Counts, samples: IntArray) -> int:
