@@ -143,9 +143,8 @@ class Plan(
     is released there. ``sum_cap``: the most that one user adds to Σx of any cell, in quanta; 0 for no caps. Without
     ``sum_caps`` it is the cap of every cell. ``withheld``: the window could not be planned, so nothing is drawn, nobody charged.
     ``max_cells_per_user``, ``max_events_per_user``: limits under which the rows were counted, 0 for none. ``cut_short``: what
-    public counts made too costly to try in full. ``chosen``: which proposal has the least predicted error, "all" samples,
-    "suppressed" or "clipped" ones; "" without a choice. ``most_cells``: most cells of one admitted user before and after it.
-    ``fix_rules``: rules under which fixes were refused, None for none.
+    public counts made too costly to try in full. ``chosen``: proposal of least predicted error, "all" samples, "suppressed" or
+    "clipped"; "" without a choice. ``most_cells``: of one admitted user, before and after. ``fix_rules``: None for none.
     Columns are stored as little-endian bytes (``…_bytes``) and read through the property of the same name.
     """
 
