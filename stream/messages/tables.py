@@ -1,8 +1,8 @@
 """Releases as a table with one row per cell and window: CSV, GeoJSON and Parquet. Pure functions.
 
 A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the
-95 % interval) and ``_unit``; an exact count is ``<name>`` alone. Post-processed estimates carry the prefix
-``post_processed_``. Every field of a message has a column, so no file says less than the message.
+95 % interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``, what
+models made ``post_processed_``. Every field of a message has a column, so no file says less than the message.
 
 A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save memory.
 """
@@ -19,6 +19,7 @@ from typing import IO, Any
 import h3
 import msgspec
 
+from stream.messages.estimate import estimates_of
 from stream.messages.message import HEXAGON_SPEED
 
 Row = dict[str, Any]
@@ -183,6 +184,7 @@ def _row(body: dict[str, Any]) -> Row:
         "delta": body.get("delta", 0.0),
         "schema_version": HEXAGON_SPEED,
     }
+    _flatten(row, "estimate", estimates_of(body) or {})
     for name, value in body.items():
         if name not in ("window", *row):
             _flatten(row, name, value)

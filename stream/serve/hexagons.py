@@ -10,6 +10,7 @@ import h3
 import msgspec
 from aiohttp import web
 
+from stream.messages.estimate import with_estimates
 from stream.messages.range_query import Box
 from stream.messages.tables import ParquetMissingError, feature, table_of
 from stream.serve.city.areas import centre_of
@@ -93,8 +94,7 @@ class Hexagons:
         def make() -> bytes:
             chosen = values if is_whole else [value for value in values if _wanted(value, bbox, resolution)]
             if shape == "json":
-                # Values are JSON that was checked when it arrived, so they are joined and not encoded again.
-                return _joined(summary[:-1] + b',"hexagons":[', chosen)
+                return _joined(summary[:-1] + b',"hexagons":[', map(with_estimates, chosen))
             return _joined(b'{"type":"FeatureCollection","features":[', map(_feature_of, chosen))
 
         kind, fresh = JSON if shape == "json" else GEOJSON, freshness_of(known, window)
@@ -109,7 +109,7 @@ class Hexagons:
 
         def make() -> bytes:
             past = history(windows, cell)
-            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', past[-limit:])
+            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past[-limit:]))
 
         return await self._lists.answer(self._selections, request, key, make, JSON, "revalidate")
 
@@ -142,7 +142,7 @@ def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
 
 def _feature_of(value: bytes) -> bytes:
     """One by one, because all bodies of a window as objects would take many times its bytes."""
-    body = msgspec.json.decode(value)
+    body = msgspec.json.decode(with_estimates(value))
     return msgspec.json.encode(feature(body["cell"], body))
 
 

@@ -126,7 +126,7 @@ async function start(): Promise<void> {
       const middle = map.map.getCenter();
       choose(view.at(middle.lng, middle.lat)?.cell ?? null);
     },
-    day: () => compareWith(view.scheme === 'day' ? 'usual' : 'day'),
+    day: () => compareWith(view.scheme === 'day' ? 'now' : 'day'),
     press: (button) => byId(button).click(),
   });
   byId('newest').addEventListener('click', () => live(true));
