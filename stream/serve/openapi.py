@@ -86,7 +86,7 @@ def _operation(operation: Operation) -> Schema:
         answer["headers"] = {
             "ETag": {"description": "Send it back as If-None-Match.", "schema": {"type": "string"}},
             "Cache-Control": {
-                "description": "immutable for what belongs to a complete window named by its start.",
+                "description": "no-cache: ask again with the ETag.",
                 "schema": {"type": "string"},
             },
         }

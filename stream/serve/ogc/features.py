@@ -7,7 +7,6 @@ complete windows, newest first. Features have the flat rows of the downloads as 
 from __future__ import annotations
 
 import asyncio
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from stream.config.section import BoundingBox
 from stream.messages.tables import feature, ring_of, rows_of
+from stream.serve.addresses import base_of
 from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
@@ -37,7 +37,6 @@ MOST_SCANNED = 20_000
 """Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few features."""
 MOST_WAITING = 16
 """Pages that may be made or wait at the same time: anybody may ask for pages that nobody asked for before."""
-_HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?", re.ASCII)
 
 Link = dict[str, str]
 Body = dict[str, Any]
@@ -59,7 +58,7 @@ class Features:
 
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
-        here = _base(request)
+        here = base_of(request)
         links = [
             _link(f"{here}{ROOT}", "self", JSON, "This page"),
             _link(here + self._described["service-desc"], "service-desc", _OPENAPI, "The API"),
@@ -76,7 +75,7 @@ class Features:
 
     async def collections(self, request: web.Request, form: str) -> web.Response:
         """Both collections of every feed."""
-        here = _base(request)
+        here = base_of(request)
         feeds = sorted({self._feed} | self._view.feeds())
         listed = [await self._listed(here, feed, kind) for feed in feeds for kind in (NEWEST, ALL)]
         links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
@@ -85,7 +84,7 @@ class Features:
     async def collection(self, request: web.Request, collection: str, form: str) -> web.Response:
         """One collection."""
         feed, kind = self._known(collection)
-        return await self._told(request, await self._listed(_base(request), feed, kind))
+        return await self._told(request, await self._listed(base_of(request), feed, kind))
 
     async def items(
         self,
@@ -99,7 +98,7 @@ class Features:
     ) -> web.Response:
         """The features of a collection after ``after``, at most ``limit``."""
         feed, kind = self._known(collection)
-        here, asked = _base(request), request.rel_url
+        here, asked = base_of(request), request.rel_url
         windows = self._windows(feed, kind)
         if kind == NEWEST and after is not None:
             windows = self._continued(feed, collection, after[0])
@@ -115,7 +114,7 @@ class Features:
             return msgspec.json.encode(body | {"features": _features(chosen)})
 
         key = key_of("items", self._view.generation, here, str(asked))
-        return await self._turns.answer(self._answers, request, key, make, GEOJSON, "revalidate")
+        return await self._turns.answer(self._answers, request, key, make, GEOJSON)
 
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
         """One feature."""
@@ -125,11 +124,11 @@ class Features:
         if window is None or cell not in window.cells:
             remedy = f"see {ROOT}/collections/{collection}/items for those that are here"
             raise Problem(404, f"collection {collection} has no feature {item_id(start, cell)}", remedy)
-        here = _base(request)
+        here = base_of(request)
         path = f"{here}{ROOT}/collections/{collection}/items/{item_id(start, cell)}"
         links = [_link(path, "self", GEOJSON, "This"), _collection_link(here, collection)]
         body = msgspec.json.encode(_features([(window, cell)])[0] | {"links": links})
-        return await self._answers.ready(request, body, GEOJSON, "revalidate")
+        return await self._answers.ready(request, body, GEOJSON)
 
     def _continued(self, feed: str, collection: str, start: str) -> list[WindowView]:
         """The window in which a page of the newest window's features goes on, though a newer one may have come."""
@@ -162,7 +161,7 @@ class Features:
         return _described(here, feed, kind, windows, extent_of((window.bounds for window in windows), domain))
 
     async def _told(self, request: web.Request, body: Body) -> web.Response:
-        return await self._answers.ready(request, msgspec.json.encode(body), JSON, "revalidate")
+        return await self._answers.ready(request, msgspec.json.encode(body), JSON)
 
 
 def _chosen(
@@ -230,15 +229,3 @@ def _link(href: str, rel: str, kind: str, title: str) -> Link:
 
 def _collection_link(here: str, collection: str) -> Link:
     return _link(f"{here}{ROOT}/collections/{collection}", "collection", JSON, "The collection")
-
-
-def _base(request: web.Request) -> str:
-    """Scheme and host as the client names them, for absolute links; empty, for relative ones, where the host is odd.
-
-    A proxy that ends TLS says so in X-Forwarded-Proto. Only the client's own answer depends on both.
-    """
-    if not _HOST.fullmatch(request.host):
-        return ""
-    forwarded = request.headers.get("X-Forwarded-Proto", "").lower()
-    scheme = forwarded if forwarded in ("http", "https") else request.scheme
-    return f"{scheme}://{request.host}"
