@@ -12,8 +12,8 @@ from aiohttp import web
 
 from stream.messages.estimate import with_estimates
 from stream.messages.range_query import Box
+from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
-from stream.serve.city.areas import centre_of
 from stream.serve.other_day import other_day
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
@@ -90,7 +90,10 @@ class Hexagons:
             chosen = values if is_whole else [value for value in values if _wanted(value, bbox, resolution)]
             if shape == "json":
                 return _joined(summary[:-1] + b',"hexagons":[', map(with_estimates, chosen))
-            return _joined(b'{"type":"FeatureCollection","features":[', map(_feature_of, chosen))
+            place = dict(zip(values, places_of(values), strict=True))
+            return _joined(
+                b'{"type":"FeatureCollection","features":[', (_feature_of(place[value], value) for value in chosen)
+            )
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
@@ -135,10 +138,10 @@ def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
     return head + b",".join(values) + b"]}"
 
 
-def _feature_of(value: bytes) -> bytes:
+def _feature_of(place: Place, value: bytes) -> bytes:
     """One by one, because all bodies of a window as objects would take many times its bytes."""
     body = msgspec.json.decode(with_estimates(value))
-    return msgspec.json.encode(feature(body["cell"], body))
+    return msgspec.json.encode(feature(place, body))
 
 
 def _wanted(value: bytes, box: Box | None, resolution: int | None) -> bool:

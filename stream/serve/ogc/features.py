@@ -7,7 +7,6 @@ complete windows, newest first. Features have the flat rows of the downloads as 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ import msgspec
 from aiohttp import web
 
 from stream.config.section import BoundingBox
-from stream.messages.tables import feature, ring_of, rows_of
+from stream.messages.shapes import Place, parts_of, places_of, ring_of
+from stream.messages.tables import feature, rows_of
 from stream.serve.addresses import base_of
 from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
@@ -124,10 +124,11 @@ class Features:
         if window is None or cell not in window.cells:
             remedy = f"see {ROOT}/collections/{collection}/items for those that are here"
             raise Problem(404, f"collection {collection} has no feature {item_id(start, cell)}", remedy)
+        place = next(place for place in places_of(window.in_order()) if place.cell == cell)
         here = base_of(request)
         path = f"{here}{ROOT}/collections/{collection}/items/{item_id(start, cell)}"
         links = [_link(path, "self", GEOJSON, "This"), _collection_link(here, collection)]
-        body = msgspec.json.encode(_features([(window, cell)])[0] | {"links": links})
+        body = msgspec.json.encode(_features([(window, place)])[0] | {"links": links})
         return await self._answers.ready(request, body, GEOJSON)
 
     def _continued(self, feed: str, collection: str, start: str) -> list[WindowView]:
@@ -166,41 +167,40 @@ class Features:
 
 def _chosen(
     windows: Sequence[WindowView], bounds: Bounds | None, after: tuple[str, str] | None, limit: int
-) -> tuple[list[tuple[WindowView, str]], str | None]:
+) -> tuple[list[tuple[WindowView, Place]], str | None]:
     """At most ``limit`` cells of windows after ``after``; and after which the next page begins, None after the last one."""
-    chosen: list[tuple[WindowView, str]] = []
+    chosen: list[tuple[WindowView, Place]] = []
     last: str | None = None
-    for scanned, (window, cell) in enumerate(_from(windows, after)):
+    for scanned, (window, place) in enumerate(_from(windows, after)):
         if len(chosen) == limit or scanned == MOST_SCANNED:
             return chosen, last
-        if bounds is None or meets(ring_of(cell), bounds):
-            chosen.append((window, cell))
-        last = item_id(window.start, cell)
+        if bounds is None or any(meets(ring_of(part), bounds) for part in parts_of(place)):
+            chosen.append((window, place))
+        last = item_id(window.start, place.cell)
     return chosen, None
 
 
-def _from(windows: Sequence[WindowView], after: tuple[str, str] | None) -> Iterator[tuple[WindowView, str]]:
+def _from(windows: Sequence[WindowView], after: tuple[str, str] | None) -> Iterator[tuple[WindowView, Place]]:
     """Every cell of every window, newest window first, behind ``after``, whether or not that one is still here."""
     for window in windows:
         if after is not None and window.start > after[0]:
             continue
-        cells = sorted(window.cells)
-        begin = bisect_right(cells, after[1]) if after is not None and window.start == after[0] else 0
-        for cell in cells[begin:]:
-            yield window, cell
+        for place in places_of(window.in_order()):
+            if after is None or window.start != after[0] or place.cell > after[1]:
+                yield window, place
 
 
-def _features(chosen: Sequence[tuple[WindowView, str]]) -> list[Body]:
+def _features(chosen: Sequence[tuple[WindowView, Place]]) -> list[Body]:
     """The features with flat rows, all with the same columns."""
-    rows = rows_of([window.cells[cell] for window, cell in chosen])
+    rows = rows_of([window.cells[place.cell] for window, place in chosen])
     made = zip(chosen, rows, strict=True)
-    return [feature(cell, row) | {"id": item_id(window.start, cell)} for (window, cell), row in made]
+    return [feature(place, row) | {"id": item_id(window.start, place.cell)} for (window, place), row in made]
 
 
 def _bound(windows: Sequence[WindowView]) -> None:
     """Store the box of each window. For all windows of a full store this takes a second or more."""
     for window in windows:
-        window.bounds = bounds_of(window.cells)
+        window.bounds = bounds_of(part for place in places_of(window.in_order()) for part in parts_of(place))
 
 
 def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView], extent: Bounds) -> Body:

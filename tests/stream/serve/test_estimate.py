@@ -88,8 +88,8 @@ async def test_every_reader_holds_the_same_number(tmp_path: Path) -> None:
     def rows(reader: str, flat: list[dict[str, Any]]) -> None:
         seen[reader] = {row["cell"]: _of_row(row) for row in flat}
 
-    def bodies(reader: str, found: list[dict[str, Any]]) -> None:
-        means = {body["cell"]: (body["estimate"] or {}).get("mean") for body in found}
+    def bodies(reader: str, read_as: list[dict[str, Any]]) -> None:
+        means = {body["cell"]: (body["estimate"] or {}).get("mean") for body in read_as}
         seen[reader] = {
             cell: mean and [mean["value"], *mean["interval"], mean["method"]] for cell, mean in means.items()
         }
@@ -130,10 +130,10 @@ async def test_every_reader_holds_the_same_number(tmp_path: Path) -> None:
             ]
     rows("file", [row_of(value) for value in values.values()])
     wanted = {cell: mean and [mean["value"], *mean["interval"], mean["method"]] for cell, mean in expected.items()}
-    for reader, found in seen.items():
-        assert found.keys() == wanted.keys(), reader
+    for reader, read_as in seen.items():
+        assert read_as.keys() == wanted.keys(), reader
         for cell, mean in wanted.items():
-            assert found[cell] == mean, (reader, cell)
+            assert read_as[cell] == mean, (reader, cell)
     # An area leads with what was released where the noise alone is narrower.
     assert areas[BUSY] == wanted[BUSY] or areas[BUSY][3] == "released"
     demo = Releases(ZoneInfo("America/Chicago"))

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from stream.local import REPO_ROOT, free_port
 from stream.messages.lines import line_of
-from stream.messages.tables import ring_of
+from stream.messages.shapes import ring_of
 from stream.serve.ogc import features as ogc
 from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import (

@@ -41,6 +41,8 @@ export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   /** The leading number of each statistic; null where the cell was not published, and where nobody is estimated. */
   estimate: Partial<Record<Measured, Leading>> | null;
   excludes?: string[];
+  /** Of a merged cell, the finest resolution of its window; set by the page. */
+  finest?: number;
 }
 
 export interface Bounds {

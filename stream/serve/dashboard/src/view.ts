@@ -1,7 +1,7 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
 import type { Area } from './area';
-import { cellAt, centre, overlapping, type Shape } from './hexagons';
+import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
 import { clock, day, dayOfWeek, localClock, when, weekend } from './times';
@@ -104,7 +104,9 @@ export class View {
   setWindow(window: WindowCells, usual: Usual): void {
     this.window = window;
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
-    this.resolutions = [...new Set(window.hexagons.map((hexagon) => hexagon.resolution))].sort((a, b) => b - a);
+    const finest = finestOf(window.hexagons);
+    for (const hexagon of window.hexagons) if (hexagon.resolution < finest) hexagon.finest = finest;
+    this.resolutions = [...new Set([finest, ...window.hexagons.map((hexagon) => hexagon.resolution)])].sort((a, b) => b - a);
     this.earlierWindows = usual.earlier_windows;
     this.days = usual.days;
     this.usual = new Map(usual.cells.map((cell) => [cell.cell, cell]));

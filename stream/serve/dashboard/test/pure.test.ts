@@ -1,10 +1,10 @@
 import './significance';
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
+import { cellToChildren, cellToParent, gridDisk, latLngToCell } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { gridOf, VERTEX_NUMBERS } from '../src/grid';
-import { boundsOf, cellAt, cornersOf, overlapping, shapeOf } from '../src/hexagons';
+import { boundsOf, cellAt, centre, cornersOf, overlapping, shapeOf } from '../src/hexagons';
 import { meshOf, type Mesh } from '../src/mesh';
 import { WORLD, east, south } from '../src/world';
 import { Names } from '../src/names';
@@ -375,17 +375,21 @@ test('a cell is found at its centre, the finer before the coarser', () => {
   const [lng, lat] = [0, 1].map((axis) => ring!.slice(0, 6).reduce((sum, point) => sum + point[axis]! / 6, 0));
   assert.equal(cellAt(cells, [8, 7], lng!, lat!), 'fine');
   assert.equal(cellAt(cells, [8, 7], 0, 0), undefined);
+  // A corner of a child that its parent's own hexagon leaves out is its parent's all the same.
+  const parent = '87489e342ffffff';
+  const out = cellToChildren(parent, 9).map(centre).find(([x, y]) => latLngToCell(y, x, 7) !== parent)!;
+  assert.equal(cellAt(new Map([[parent, 'merged']]), [9, 7], ...out), 'merged');
 });
 
 test('a cell without the finer cells that are published apart keeps a hole', () => {
   const whole = shapeOf({ cell: '87489e342ffffff' });
-  const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'] });
+  const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'], finest: 8 });
   assert.equal(whole.type, 'Polygon');
   assert.equal(rest.type, 'MultiPolygon');
 });
 
 test('the first view holds cells with their outlines, also what is left of a merged one', () => {
-  const cells = [{ cell: '87489e342ffffff' }, { cell: '86489e347ffffff', excludes: ['87489e345ffffff'] }];
+  const cells = [{ cell: '87489e342ffffff' }, { cell: '86489e347ffffff', excludes: ['87489e345ffffff'], finest: 7 }];
   const [west, south, east, north] = boundsOf(cells)!;
   const points = cells.flatMap((cell) => shapeOf(cell).coordinates.flat(cell.excludes ? 2 : 1) as number[][]);
   assert.deepEqual([west, south], [0, 1].map((axis) => Math.min(...points.map((point) => point[axis]!))));
@@ -428,11 +432,12 @@ test('a cell is drawn with its corners to a pixel of the largest zoom, also acro
 test('what is left of a merged cell is drawn without the cells apart, its outline without the edges within it', () => {
   const cell = '86489e347ffffff';
   const apart = ['87489e345ffffff'];
-  const whole = drawn(meshOf([{ cell, resolution: 6, excludes: [] }]), -97.7);
-  const rest = drawn(meshOf([{ cell, resolution: 6, excludes: apart }]), -97.7);
-  assert.ok(Math.abs(areaOf(rest) / areaOf(whole) - 6 / 7) < 0.01);
+  const whole = drawn(meshOf([{ cell, resolution: 6, finest: 7 }]), -97.7);
+  const rest = drawn(meshOf([{ cell, resolution: 6, excludes: apart, finest: 7 }]), -97.7);
+  const child = drawn(meshOf([{ cell: apart[0]!, resolution: 7 }]), -97.7);
+  assert.ok(Math.abs((areaOf(rest) + areaOf(child)) / areaOf(whole) - 1) < 1e-6, 'they overlap nowhere and leave no gap');
   const edges = rest.filter((_, at) => at % 3 === 0 && !rest[at + 1]!.inside).length;
-  const rings = shapeOf({ cell, excludes: apart }).coordinates.flat() as number[][][];
+  const rings = shapeOf({ cell, excludes: apart, finest: 7 }).coordinates.flat() as number[][][];
   assert.equal(edges, rings.reduce((sum, ring) => sum + ring.length - 1, 0));
 });
 
