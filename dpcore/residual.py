@@ -150,13 +150,20 @@ def choose_ranges(forecast: Forecast, noise: FloatArray, *, spread: float, top: 
         reach = np.minimum(kappa * spread * forecast.widening, float(top))
         low, high = np.floor(np.clip(middle - reach, 0.0, top - 1)), np.ceil(np.clip(middle + reach, 1.0, top))
         response = Response.of(middle, low, high, spread, float(top))
-        left = np.square(response.open)
-        variance = np.square(noise * (high - low) / top / response.gain) + left
-        weight = prior / (prior + variance + 1e-300)
-        error = (1 - weight) * prior + (LASTING - 1) * np.square(weight) * left
+        error = _predicted_error(prior, noise * (high - low) / top, response)
         better = error < least
         least, lower, upper = (np.where(better, new, old) for new, old in ((error, least), (low, lower), (high, upper)))
     return lower.astype(np.int64), upper.astype(np.int64)
+
+
+def _predicted_error(prior: FloatArray, noise: FloatArray, response: Response) -> FloatArray:
+    """Of the estimate of each cell, (C,), a variance: ``noise`` is the clipped mean's."""
+    left = np.square(response.open)
+    weight = prior / (prior + np.square(noise / response.gain) + left + _NOTHING)
+    return np.asarray((1 - weight) * prior + (LASTING - 1) * np.square(weight) * left)
+
+
+_NOTHING = 1e-300
 
 
 def widened(

@@ -16,7 +16,7 @@ from dpcore.errors import BudgetError, OverflowBoundError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
 from dpcore.noise import Noise
-from tests.dpcore.test_allocation import from_dense, matrices
+from tests.dpcore.programs import from_dense, matrices
 
 
 def losses(matrix: np.ndarray, numerator, denominator) -> list[Fraction]:
