@@ -22,11 +22,11 @@ from aiohttp import web
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.http_server import BoundedRunner, serve_until
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.delivery import DeliveryError, KafkaSender
-from stream.sources.loopback import serve_until
 from stream.sources.messages import Messages
 
 log = structlog.get_logger()
@@ -39,6 +39,8 @@ _MOST_REQUESTS = 16
 """Requests whose bodies are read at a time; others are asked to come back."""
 MOST_WAITING_BYTES = 16 << 20
 """Bytes of events that wait for the broker. Further requests, and those that have waited for too long, are asked to come back."""
+_CONNECTIONS, _IDLE_SECONDS = 512, 15.0
+"""Connections at a time, half of them from one address, and seconds until one that asks for nothing is closed."""
 _BODY_SECONDS, _BROKER_SECONDS, _CLOSE_SECONDS = 10.0, 20.0, 5.0
 _SHOWN = 20
 
@@ -225,4 +227,4 @@ async def _answer_refusals(request: web.Request, handler: Callable[[web.Request]
 
 async def serve_push(app: web.Application, port: int, stopping: asyncio.Event) -> None:
     """Listen on 127.0.0.1 until ``stopping`` is set. Raises :class:`OSError` if it cannot."""
-    await serve_until(stopping, web.AppRunner(app, access_log=None, keepalive_timeout=15.0), port)
+    await serve_until(stopping, BoundedRunner(app, _CONNECTIONS, _IDLE_SECONDS), port)

@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from playwright.async_api import Browser, Route
 
 from bench import sse
+from stream.http_server import allow_files
 from stream.local import REPO_ROOT, KafkaServer
 from stream.messages.lines import line_of
 from stream.messages.topics import create_topics
@@ -222,13 +223,13 @@ def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 10_000, 1256), (64, 500, 500), (5000, 10_000, None)])
-def test_the_limit_of_open_files_is_raised_to_what_the_streams_need(
+def test_the_limit_of_open_files_is_raised_to_what_connections_need(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None
 ) -> None:
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: made.append(limits))
-    broadcast.allow_connections(1000)
+    assert allow_files(1256) == (raised or soft)
     assert made == ([] if raised is None else [(raised, hard)])
 
 
