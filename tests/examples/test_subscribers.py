@@ -125,10 +125,10 @@ class Runs:
         read, calls = subscriber.read, itertools.count()
 
         def reading(*given: Any) -> str | None:
-            told: str | None = read(*given)
+            text: str | None = read(*given)
             if next(calls):
                 os._exit(KILLED)
-            return told
+            return text
 
         subscriber.read = reading
         asyncio.run(subscriber.main(*self._arguments))

@@ -260,8 +260,8 @@ async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502
             await page.route("**/api/v1/stream*", behind_a_proxy)
             await page.goto(f"{origin_of(client)}/healthz")
             follow = snippet.replace("5000", "10")
-            told = "follow('', 0, (told) => window.starts.push(told.window.start))"
-            await page.evaluate(f"() => {{ {follow}; window.starts = []; {told}; }}")
+            call = "follow('', 0, (told) => window.starts.push(told.window.start))"
+            await page.evaluate(f"() => {{ {follow}; window.starts = []; {call}; }}")
             await page.wait_for_function("window.starts.length >= 3", timeout=PATIENCE_MS)
             starts = await page.evaluate("window.starts")
         finally:
