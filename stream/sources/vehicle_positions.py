@@ -12,20 +12,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from google.protobuf import json_format, text_encoding, text_format
+from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
-from google.transit import gtfs_realtime_pb2
 
 from stream.sources.file_kinds import BOM
+from stream.sources.reduced_feed import MOST_ENTITIES, FeedMessage, too_many_entities, too_many_separators
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
 
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
-_INCREMENTALITY = gtfs_realtime_pb2.FeedHeader.INCREMENTALITY_FIELD_NUMBER
+_INCREMENTALITY = FeedMessage.DESCRIPTOR.fields_by_name["header"].message_type.fields_by_name["incrementality"].number
 _NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
 """What the parser of protobuf's text form says of one."""
 _UNREADABLE = (ValueError, RecursionError)
@@ -34,11 +35,10 @@ _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 _BEGIN = re.compile(r"(Failed to parse \w+ field: )*")
 """How an error of protobuf's JSON begins: with names of the format, before any value."""
 _NAMED = re.compile(r"parse (\w+) field")
-_HEADER_TAG, _ENTITY_TAG, _DEEPEST = b"\x0a", b"\x12", 40
-_CAMEL = re.compile(r"_([a-z])")
-_TEXT_TOKEN = re.compile(
-    r'(?P<space>\s+|#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')|(?P<word>[\w.+-]+)|(?P<mark>[{}<>:;,\[\]])|(?P<other>.)'
-)
+_HEADER_TAG, _ENTITY_TAG = b"\x0a", b"\x12"
+_LONGEST_SIZE = 35
+"""Bits of a length that is read."""
+_TEXT_TOKEN = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[{}]')
 
 
 def decode_snapshot(
@@ -73,7 +73,7 @@ def decode_snapshot(
     return rows.snapshot()
 
 
-def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
+def vehicle_name(descriptor: Any) -> str | None:
     """The vehicle's ``id``, else its licence plate, else its label; None if it has none of them."""
     name = descriptor.id or descriptor.license_plate or descriptor.label
     if isinstance(name, bytes):  # protobuf returns bytes for a text that is not UTF-8, like one in Shift JIS
@@ -81,10 +81,11 @@ def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
     return name or None
 
 
-def parse_feed(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
-    """The decoded message, from protobuf, JSON or text, and how many entities could not be read.
+def parse_feed(body: bytes) -> tuple[Any, int]:
+    """The decoded message, from protobuf, JSON or text, with what :mod:`stream.sources.reduced_feed` reads of it, and how many
+    entities could not be read.
 
-    Of JSON and text only the fields that are used are read. Raises :class:`SnapshotError`.
+    Raises :class:`SnapshotError`, also for a message whose parts would take more memory than a city's.
     """
     if len(body) > LARGEST_SNAPSHOT:
         raise SnapshotError(f"{len(body)} bytes are more than the {LARGEST_SNAPSHOT} of one snapshot")
@@ -92,12 +93,15 @@ def parse_feed(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
     start = body[:64].lstrip()
     try:
         if start.startswith(b"{"):
+            _require(not too_many_separators(body, "JSON"))
             message, unreadable = _of_tree(_tree(body.decode()))
         elif start.startswith(b"header"):
-            message, unreadable = _of_text(body)
+            _require(not too_many_separators(body, "text"))
+            message, unreadable = _of_text(body.decode("utf-8", "replace"))
         elif start.startswith(b"<"):
             raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
+            _require(not too_many_entities(body))
             message, unreadable = _of_octets(body)
             _check_numbered(message)
     except SnapshotError:
@@ -109,147 +113,108 @@ def parse_feed(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
     return message, unreadable
 
 
-def _of_octets(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
+def _of_octets(body: bytes) -> tuple[Any, int]:
     """The message of protobuf; where it is damaged within entities, without these."""
-    message = gtfs_realtime_pb2.FeedMessage()
+    message = FeedMessage()
     try:
         message.ParseFromString(body)
         return message, 0
     except DecodeError:
-        parts = _parts(body)
-        if parts is None:
+        return _merged(_parts(body), FeedMessage.MergeFromString, _HEADER_TAG)
+
+
+def _of_text(text: str) -> tuple[Any, int]:
+    """The message of the text form; where an entity cannot be read, without it."""
+    message = FeedMessage()
+    try:
+        return text_format.Parse(text, message, allow_unknown_field=True), 0
+    except text_format.ParseError:
+        parts = _blocks(text)
+        if not any(part.startswith("entity") for part in parts):
             raise
-    message, unreadable = gtfs_realtime_pb2.FeedMessage(), 0
+
+    def merge(into: Any, part: str) -> None:
+        text_format.Merge(part, into, allow_unknown_field=True)
+
+    merged, unreadable = _merged(parts, merge, "header")
+    if not merged.entity:
+        text_format.Parse(text, message, allow_unknown_field=True)  # says where it is wrong
+    return merged, unreadable
+
+
+Part = TypeVar("Part", bytes, str)
+
+
+def _merged(parts: list[Part], merge: Callable[[Any, Part], object], header: Part) -> tuple[Any, int]:
+    """The message of headers and entities, without those entities that cannot be read; raises for a header."""
+    message, unreadable = FeedMessage(), 0
     for part in parts:
         try:
-            message.MergeFromString(part)
-        except DecodeError:
-            unreadable += 1
-            if part[:1] == _HEADER_TAG:
+            merge(read := FeedMessage(), part)
+        except (DecodeError, text_format.ParseError):
+            if part.startswith(header):
                 raise
+            unreadable += 1
+        else:
+            message.MergeFrom(read)
     return message, unreadable
 
 
-def _parts(body: bytes) -> list[bytes] | None:
-    """The headers and entities of a message, each with its tag and length; None if these do not fit its bytes."""
+def _parts(body: bytes) -> list[bytes]:
+    """The headers and entities of a message, each with its tag and length. Raises :class:`DecodeError` if they do not fit."""
     parts, at = [], 0
     while at < len(body):
         begin, size, shift = at, 0, 0
         if body[at : at + 1] not in (_HEADER_TAG, _ENTITY_TAG):
-            return None
+            raise DecodeError("neither a header nor an entity")
         while True:
             at += 1
-            if at >= len(body) or shift > 35:
-                return None
+            if at >= len(body) or shift > _LONGEST_SIZE:
+                raise DecodeError("a length that does not end")
             size |= (body[at] & 127) << shift
             shift += 7
             if body[at] < 128:
                 break
         at += 1 + size
         parts.append(body[begin:at])
-    return parts if parts and at == len(body) else None
+    if at != len(body):
+        raise DecodeError("cut short")
+    return parts
 
 
-def _of_text(body: bytes) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
-    """The message of the text form. What the parser of protobuf refuses is read field by field."""
-    message = gtfs_realtime_pb2.FeedMessage()
-    try:
-        return text_format.Parse(body, message, allow_unknown_field=True), 0
-    except text_format.ParseError:
-        try:
-            tree = tree_of_text(body.decode())
-        except _UNREADABLE:
-            tree = None
-        if tree is None:
-            raise
-    return _of_tree(tree)
+def _blocks(text: str) -> list[str]:
+    """The outermost blocks of the text form."""
+    blocks, depth, begin = list[str](), 0, 0
+    for token in _TEXT_TOKEN.finditer(text):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if token[0] == "}" and depth == 0:
+            blocks.append(text[begin : token.end()].strip())
+            begin = token.end()
+    return blocks
 
 
-def _of_tree(tree: Any) -> tuple[gtfs_realtime_pb2.FeedMessage, int]:
-    """The message of a feed's JSON. An entity that cannot be read is left out, and counted."""
-    message, unreadable = gtfs_realtime_pb2.FeedMessage(), 0
-    json_format.ParseDict(_used(tree, _USED_HEADER), message, ignore_unknown_fields=True)
-    _check_named(tree, message)
-    entities = tree.get("entity", [])
+def _of_tree(tree: Any) -> tuple[Any, int]:
+    """The message of a feed's JSON, without those entities that cannot be read."""
+    message, unreadable = FeedMessage(), 0
+    entities = tree.get("entity", []) or []
     if not isinstance(entities, list):
         raise json_format.ParseError("Failed to parse entity field: ")
+    _require(len(entities) <= MOST_ENTITIES)
+    json_format.ParseDict(tree | {"entity": []}, message, ignore_unknown_fields=True)
+    _check_named(tree, message)
     for entity in entities:
         try:
-            json_format.ParseDict(
-                _used(entity, _USED), read := gtfs_realtime_pb2.FeedEntity(), ignore_unknown_fields=True
-            )
-            message.entity.append(read)
-        except (json_format.ParseError, TypeError, AttributeError, *_UNREADABLE):
+            json_format.ParseDict({"entity": [entity]}, read := FeedMessage(), ignore_unknown_fields=True)
+        except (json_format.ParseError, *_UNREADABLE):
             unreadable += 1
+        else:
+            message.MergeFrom(read)
     return message, unreadable
 
 
-_USED_HEADER: dict[str, Any] = {"header": {"timestamp": None, "incrementality": None}}
-_USED: dict[str, Any] = {
-    "isDeleted": None,
-    "vehicle": {
-        "vehicle": {"id": None, "label": None, "licensePlate": None},
-        "position": {"latitude": None, "longitude": None, "speed": None},
-        "timestamp": None,
-    },
-}
-"""The fields that are read, by their names in JSON."""
-
-
-def _used(tree: Any, fields: dict[str, Any]) -> Any:
-    """The tree with these fields alone, whose names may be those of protobuf."""
-    if not isinstance(tree, dict):
-        return tree
-    kept = {}
-    for name, value in tree.items():
-        known = _CAMEL.sub(lambda match: match[1].upper(), name)
-        if known in fields and value is not None:
-            kept[known] = value if fields[known] is None else _used(value, fields[known])
-    return kept
-
-
-def tree_of_text(text: str) -> Any:
-    """A message in protobuf's text form as the tree of its JSON, whatever names it has. Raises :class:`ValueError`."""
-    stack: list[dict[str, Any]] = [{}]
-    name: str | None = None
-    for token in _TEXT_TOKEN.finditer(text):
-        kind, word = token.lastgroup, token[0]
-        if kind == "space" or word in ",;:[]":
-            continue
-        if kind == "other" or len(stack) > _DEEPEST:
-            raise ValueError("no text form")
-        if word in "}>":
-            if len(stack) == 1 or name is not None:
-                raise ValueError("no text form")
-            stack.pop()
-        elif word in "{<":
-            if name is None:
-                raise ValueError("no text form")
-            inner: dict[str, Any] = {}
-            _put(stack[-1], name, inner)
-            stack.append(inner)
-            name = None
-        elif name is None:
-            name = word
-        else:
-            _put(stack[-1], name, _scalar(kind, word))
-            name = None
-    if len(stack) != 1 or name is not None:
-        raise ValueError("no text form")
-    return stack[0]
-
-
-def _put(tree: dict[str, Any], name: str, value: Any) -> None:
-    if name == "entity":
-        tree.setdefault(name, []).append(value)
-    else:
-        tree[name] = value
-
-
-def _scalar(kind: str | None, word: str) -> Any:
-    if kind == "text":
-        return text_encoding.CUnescape(word[1:-1]).decode("utf-8", "backslashreplace")
-    return {"true": True, "false": False}.get(word, word)
+def _require(bounded: bool) -> None:
+    if not bounded:
+        raise SnapshotError(f"more entities or other parts than a snapshot of {MOST_ENTITIES} vehicles has")
 
 
 def _found(error: Exception) -> str:
@@ -264,7 +229,7 @@ def _found(error: Exception) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _check_named(tree: Any, message: gtfs_realtime_pb2.FeedMessage) -> None:
+def _check_named(tree: Any, message: Any) -> None:
     """Raise :class:`SnapshotError` for an incrementality that the parser of JSON skipped, because it does not know its name."""
     header = tree.get("header")
     named = header.get("incrementality") if isinstance(header, dict) else None
@@ -272,7 +237,7 @@ def _check_named(tree: Any, message: gtfs_realtime_pb2.FeedMessage) -> None:
         raise _unknown_incrementality(str(named))
 
 
-def _check_numbered(message: gtfs_realtime_pb2.FeedMessage) -> None:
+def _check_numbered(message: Any) -> None:
     """The same of protobuf, whose parser sets unknown values aside."""
     for unknown in UnknownFieldSet(message.header):
         if unknown.field_number == _INCREMENTALITY:
