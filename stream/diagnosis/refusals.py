@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from sys import intern
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from stream.sources.refused_vehicles import cause_of_left_out
 ROLES = ("user", "time", "lat", "lng", "speed")
 _SAMPLE, _NAMED, _MOST_NAMES, _LONGEST_NAME = 100, 12, 40, 40
 """Refused events of each reason that are looked at; names of fields in a sentence, and of an event, and their letters."""
+_NO_FACTS: Mapping[str, float] = {}
 _FACTS = ("row", "columns", "of", "undecoded")
 _DECLARE = "set feed.format = 'declared' and {} in [feed.fields]"
 REMEDIES = {
@@ -57,9 +59,9 @@ class Look(NamedTuple):
     """What is looked at of an event: names of its fields, those among them of the format, and numbers and short texts there."""
 
     names: tuple[str, ...]
-    present: frozenset[str]
+    present: tuple[str, ...]
     values: Mapping[str, float | str]
-    facts: Mapping[str, Any] = {}
+    facts: Mapping[str, float] = _NO_FACTS
     """What a reader of tables says of a row that is no event."""
 
 
@@ -69,15 +71,16 @@ def look(message: bytes, fields: FeedFields) -> Look | None:
     if not is_readable:
         return None
     tree = json.loads(message.decode("utf-8", "replace"), parse_int=float)
-    names = tuple(name[:_LONGEST_NAME] for name in islice(tree, _MOST_NAMES)) if isinstance(tree, dict) else ()
+    names = tuple(intern(name[:_LONGEST_NAME]) for name in islice(tree, _MOST_NAMES)) if isinstance(tree, dict) else ()
     values = {
         name: value
         for name, value in present
         if isinstance(value, float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
     }
-    facts = {name: tree[name] for name in _FACTS if name in tree} if names[:1] == ("row",) else {}
-    facts = {name: value for name, value in facts.items() if isinstance(value, float)}
-    return Look(names, frozenset(name for name, _ in present), values, facts)
+    facts = _NO_FACTS
+    if names[:1] == ("row",):
+        facts = {name: tree[name] for name in _FACTS if isinstance(tree.get(name), float)}
+    return Look(names, tuple(name for name, _ in present), values, facts)
 
 
 def cause(reason: Reason, looks: Sequence[Look], feed: FeedConfig, file_format: str | None = None) -> str | None:

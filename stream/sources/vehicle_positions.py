@@ -128,18 +128,18 @@ def _of_text(text: str) -> tuple[Any, int]:
     message = FeedMessage()
     try:
         return text_format.Parse(text, message, allow_unknown_field=True), 0
-    except text_format.ParseError:
-        parts = _blocks(text)
-        if not any(part.startswith("entity") for part in parts):
+    except text_format.ParseError as error:
+        try:
+            message, unreadable = _merged(_blocks(text), _merge_text, "header")
+        except text_format.ParseError:
+            raise error from None
+        if not message.entity:
             raise
+        return message, unreadable
 
-    def merge(into: Any, part: str) -> None:
-        text_format.Merge(part, into, allow_unknown_field=True)
 
-    merged, unreadable = _merged(parts, merge, "header")
-    if not merged.entity:
-        text_format.Parse(text, message, allow_unknown_field=True)  # says where it is wrong
-    return merged, unreadable
+def _merge_text(into: Any, part: str) -> None:
+    text_format.Merge(part, into, allow_unknown_field=True)
 
 
 Part = TypeVar("Part", bytes, str)

@@ -165,7 +165,7 @@ def test_bytes_that_are_no_snapshot_are_refused_with_what_they_look_like(body: b
 
 
 HALF = "\\ud800"
-HEADER = '"header":{"gtfsRealtimeVersion":"2.0"}'
+JSON_HEADER = '"header":{"gtfsRealtimeVersion":"2.0"}'
 ENTITY = json_format.MessageToJson(feed_message([BUS]).entity[0])
 NO_TEXT = {
     "a name": f'{{"header":{{"gtfs_realtime_version":"2.0","{HALF}":1}},"entity":[]}}',
@@ -194,7 +194,7 @@ BAD = {
 def test_one_bad_entity_loses_itself_only_and_fields_that_are_not_used_lose_nothing(field: str) -> None:
     unused = '"trip":{"tripId":5,"scheduleRelationship":"LATER"},"occupancyStatus":"CROWDED_BEYOND_2027"'
     good = ENTITY.replace('"vehicle": {', f'"vehicle": {{{unused},', 1)
-    body = f'{{{HEADER},"entity":[{good},{{"id":"2","vehicle":{{{BAD[field]}}}}},{good.replace("7.5", "null")}]}}'
+    body = f'{{{JSON_HEADER},"entity":[{good},{{"id":"2","vehicle":{{{BAD[field]}}}}},{good.replace("7.5", "null")}]}}'
     snapshot = decode_snapshot(body.encode(), START * 10**6)
     assert snapshot.vehicles == ["a", "a"]
     assert dict(snapshot.refused) == {"unreadable": 1}
@@ -218,8 +218,8 @@ def test_a_position_without_a_longitude_is_none(form: str) -> None:
 
 TEXT = 'header { gtfs_realtime_version: "2.0" } entity { id: "1" vehicle { %s } }'
 QUOTED = {
-    "entity": f'{{{HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}',
-    "occurs twice": f'{{{HEADER},"entity":[{{"secret":1,"secret":2}}]}}',
+    "entity": f'{{{JSON_HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}',
+    "occurs twice": f'{{{JSON_HEADER},"entity":[{{"secret":1,"secret":2}}]}}',
     "char 1": '{"secret',
     "column 82": TEXT % 'vehicle { id: "secret }',
 }
