@@ -140,7 +140,7 @@ class FileSource:
         self._followers: dict[Path, Follower] = {}
         self._markers = 0
         self._refused = False
-        self._said: set[str] = set()
+        self._said = ""
 
     async def run(self, intake: Intake) -> None:
         """Read for ever. If a file cannot be read, try again."""
@@ -212,9 +212,9 @@ class FileSource:
         self._refused = True
 
     def _say(self, problem: str) -> None:
-        if problem not in self._said and len(self._said) < MAX_FILES:
+        if problem != self._said:
             log.warning("releases cannot be read, trying again", reason=problem)
-            self._said.add(problem)
+            self._said = problem
 
 
 def _files(path: Path) -> list[Path]:

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp.test_utils import TestClient
-from structlog.testing import capture_logs
 
 from stream.local import REPO_ROOT, free_port
 from stream.messages.lines import line_of
@@ -283,23 +282,3 @@ def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(hexveil: 
         finally:
             serve.send_signal(signal.SIGINT)
     assert serve.returncode == 0
-
-
-async def test_what_cannot_be_read_in_a_folder_is_said_once_each_and_the_rest_is_served(tmp_path: Path) -> None:
-    """Each of two such files made the other one news again, four times a second."""
-    folder = tmp_path / "releases"
-    folder.mkdir()
-    (folder / "a.ndjson").mkdir()
-    os.mkfifo(folder / "b.ndjson")
-    (folder / "c.ndjson").symlink_to("c.ndjson")
-    (folder / "d.ndjson").symlink_to("/dev/zero")
-    (window,) = windows_of(tmp_path, {"feed.name": "bus"}, 1)
-    (folder / "e.ndjson").write_text("".join(map(line_of, window)), encoding="utf-8")
-    with capture_logs() as logs:
-        async with serving_file(bus_config(tmp_path), folder) as client:
-            await asyncio.sleep(0.8)
-            assert len((await (await client.get("/api/v1/windows")).json())["windows"]) == 1
-    said = [entry["reason"] for entry in logs if entry["event"] == "releases cannot be read, trying again"]
-    assert sorted(reason.split("/")[-1].split(":")[0].split(" ")[0] for reason in said) == [
-        f"{name}.ndjson" for name in "abcd"
-    ]
