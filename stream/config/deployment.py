@@ -18,6 +18,7 @@ from stream.config.needs_rows import without_sums
 from stream.config.privacy import PrivacyConfig
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
+from stream.config.signing import SigningConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
 from stream.windows import PublicationTimes, Slotting
 
@@ -49,6 +50,7 @@ class Config(BaseModel):
     speed: SpeedConfig
     participation: ParticipationConfig | None = None
     histogram: HistogramConfig | None = None
+    signing: SigningConfig | None = None
     kafka: KafkaConfig = KafkaConfig()
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -42,3 +46,15 @@ def read_line(line: bytes) -> Line:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise LineError(str(error)) from None
+
+
+def lines_in(file: str | Path) -> Iterator[bytes]:
+    """The lines of a file, plain or .gz; "-": of stdin. Raises :class:`OSError`, :class:`EOFError` and :class:`zlib.error`."""
+    if str(file) == "-":
+        yield from sys.stdin.buffer
+    elif str(file).endswith(".gz"):
+        with gzip.open(file) as unpacked:
+            yield from unpacked
+    else:
+        with Path(file).open("rb") as plain:
+            yield from plain

@@ -124,6 +124,11 @@ class FeedKeys:
         """State of smoothing over windows."""
         return self._named("memory")
 
+    @property
+    def link(self) -> str:
+        """Digest of the last committed close marker, and who signed it."""
+        return self._named("link")
+
     # The ledger.
 
     @property

@@ -674,6 +674,22 @@ COMMIT = (
         "next_number",
     ),
     Bug(
+        "commit: made after another close marker",
+        "stream/storage/lua/commit.lua",
+        "if (redis.call('GET', KEYS[7]) or '') ~= ARGV[7] then",
+        "if false then",
+        _LEDGER,
+        "next_number",
+    ),
+    Bug(
+        "commit: the link to the close marker is not kept",
+        "stream/storage/lua/commit.lua",
+        "redis.call('SET', KEYS[7], ARGV[8])",
+        "",
+        "tests/stream/messages/test_verification.py",
+        "an_unsigned_feed_is_chained",
+    ),
+    Bug(
         "protocol: drawn although somebody was refused",
         "stream/protocol/release_protocol.py",
         "if refused is None:\n                        break",
