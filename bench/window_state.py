@@ -116,7 +116,7 @@ async def store(config: Config, url: str, rows: np.ndarray) -> dict[str, Any]:
 def measured(rows: np.ndarray, state: str) -> dict[str, Any]:
     """Figures of one hour that is kept as ``state``."""
     city = City(0, 0, 0, settings=_SETTINGS | {"window.state": state})
-    with TemporaryDirectory() as folder, RedisServer(listen="unix") as server:
+    with TemporaryDirectory() as folder, RedisServer() as server:
         figures = asyncio.run(store(city.config(Path(folder)), server.url, rows))
         return figures | {"closing": closed(city, server.url, folder)}
 
