@@ -103,9 +103,10 @@ def _text(report: dict[str, Any], trusted: list[str]) -> Iterator[str]:
         if not feed["windows"]:
             continue
         first, last = feed["numbers"]
+        block = "" if feed["horizon"] is None else f", {feed['horizon']:g} in a block of the horizon"
         yield (
             f"Feed {feed['feed']}: {feed['windows']} windows, numbers {first} to {last}, from {feed['first']} to {feed['last']}; relation "
-            f"'{feed['relation']}', at most ε {feed['epsilon']:g} in a window and {feed['budget']:g} in a period."
+            f"'{feed['relation']}', at most ε {feed['epsilon']:g} in a window and {feed['budget']:g} in a period{block}."
         )
         if first > 1:
             yield f"  The first {first - 1} windows are not here."

@@ -163,6 +163,7 @@ class Verification:
             "relation": last["relation"],
             "epsilon": last["epsilon"],
             "budget": last["budget"],
+            "horizon": last.get("horizon", {}).get("budget"),
             "last_marker": markers[-1].digest,
         }
 
@@ -259,6 +260,7 @@ class Verification:
     def _check_promises(self, feed: str, markers: list[_Marker]) -> None:
         budgets: dict[str, float] = {}
         periods: dict[Window, str] = {}
+        blocks: dict[Window, float] = {}
         for marker in markers:
             body, name = marker.body, marker.name
             period = Window(_epoch(body["period"]["start"]), _epoch(body["period"]["end"]))
@@ -272,8 +274,26 @@ class Verification:
                     "period", feed, f"{name}: its period overlaps another one, so its users would have two budgets"
                 )
             periods[period] = name
+            if "horizon" in body:
+                self._check_block(feed, marker, blocks)
             for problem in _allowances(body, budgets):
                 self._found("budget", feed, f"{name}: {problem}")
+
+    def _check_block(self, feed: str, marker: _Marker, blocks: dict[Window, float]) -> None:
+        """The block of the horizon holds the period, overlaps no other one, and its budget does not rise."""
+        stated, period = marker.body["horizon"], marker.body["period"]
+        block = Window(_epoch(stated["start"]), _epoch(stated["end"]))
+        if not block.start <= _epoch(period["start"]) < _epoch(period["end"]) <= block.end:
+            self._found(
+                "period", feed, f"{marker.name}: its period does not lie in the block of the horizon that is stated"
+            )
+        if any(other != block and other.start < block.end and block.start < other.end for other in blocks):
+            self._found(
+                "period", feed, f"{marker.name}: its block overlaps another one, so its users would have two budgets"
+            )
+        if stated["budget"] > blocks.get(block, stated["budget"]):
+            self._found("budget", feed, f"{marker.name}: the budget of its block was lower before")
+        blocks[block] = min(stated["budget"], blocks.get(block, stated["budget"]))
 
 
 def _allowances(body: Mapping[str, Any], budgets: dict[str, float]) -> Iterator[str]:

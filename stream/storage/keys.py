@@ -186,12 +186,17 @@ class FeedKeys:
         """Of a shared ledger: identity of the topic that holds the close markers of all of its feeds."""
         return self._shared("marker-topic")
 
+    @property
+    def blocks(self) -> str:
+        """Hash, block of the horizon that has charges -> its end, epoch seconds."""
+        return self._shared("blocks")
+
     def ledger(self, period: str) -> str:
-        """Hash, user -> units spent in the period."""
+        """Hash, user -> units spent in the period, or in the block of a horizon."""
         return self._shared(f"ledger:{period}")
 
     def terms(self, period: str) -> str:
-        """Hash: the lowest budget of the period, and whether its charges depended on counts."""
+        """Hash: the lowest budget of the period or block, and whether charges of the period depended on counts."""
         return self._shared(f"terms:{period}")
 
     # Where earlier versions kept rows and how far they were read. A worker that starts takes them over.

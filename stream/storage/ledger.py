@@ -4,7 +4,8 @@ The proof needs these invariants of the storage: a user's entry only grows; befo
 charge of the window's last plan; a charge that would exceed the budget adds nothing; no user's charge depends on another
 user's budget; the generation changes only if the ledger is lost; no period is charged that began before the ledger was born,
 because another ledger may have granted its budgets. There are no refunds. The charges of a period are deleted only once it is
-retired, and a retired period is never charged again (:mod:`stream.storage.retirement`).
+retired, and a retired period is never charged again (:mod:`stream.storage.retirement`). With a horizon the same holds of its
+blocks: what is charged to a period is charged to its block in the same call, and a block is deleted once all its periods are retired.
 
 Feeds may share a ledger. They have budgets, generation, terms and the mark of retired periods in common; each has a birth, which
 is when it joined, and numbers its own windows.
@@ -25,7 +26,7 @@ from redis.exceptions import ResponseError
 from dpcore.budget import ChargeBasis
 from stream.config import Config
 from stream.storage.keys import FeedKeys
-from stream.windows import Period, utc_text
+from stream.windows import Block, Period, Slotting, utc_text
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
@@ -181,13 +182,12 @@ class Ledger:
         retired = await self._redis.get(self._keys.retired)
         return None if retired is None else int(retired)
 
-    async def releases_since(self) -> int | None:
-        """The time (epoch seconds) from which periods are released: the birth, or the end of the retired periods if later.
-
-        None if the birth is not recorded; then nothing is released.
+    async def releases_since(self, slotting: Slotting) -> int | None:
+        """The time (epoch seconds) from which periods are released: the birth, with a horizon the start of its next block, or the
+        end of the retired periods if later. None if the birth is not recorded; then nothing is released.
         """
         birth, retired = await self.birth(), await self.retired()
-        return None if birth is None else max(birth, retired or birth)
+        return None if birth is None else max(slotting.whole_from(birth), retired or birth)
 
     async def adopt(self, since: int) -> int:
         """Move the birth back, so that periods from ``since`` (epoch seconds) on are released. Returns the resulting time.
@@ -195,10 +195,10 @@ class Ledger:
         Only for an operator who knows that no other ledger released anything in these periods. Retired periods stay retired.
         """
         await self._redis.eval(_ADOPT, 1, self._keys.birth, since)
-        adopted = await self.releases_since()
-        if adopted is None:
+        birth, retired = await self.birth(), await self.retired()
+        if birth is None:
             raise LedgerError("Redis did not keep the ledger's birth it was given; check its memory policy and AOF")
-        return adopted
+        return max(birth, retired or birth)
 
     async def sequence(self) -> int:
         """Number of windows of this feed committed so far.
@@ -307,6 +307,17 @@ class Ledger:
                     spent[part] += sign * np.array([int(value or 0) for value in stored], dtype=np.int64)
         return spent
 
+    async def left_of_block(self, period: Period, users: IdArray, *, besides: int) -> IntArray:
+        """Units that each of ``users`` may still spend in the block of ``period``, shape (L,); without a horizon no limit.
+
+        What they paid in the window ``besides`` (a slot) counts as not spent.
+        """
+        if period.block is None:
+            return np.full(len(users), np.iinfo(np.int64).max)
+        budget = (await self.terms(period.block.key)).budget
+        allowed = period.block.budget if budget is None else min(budget, period.block.budget)
+        return allowed - await self.spent(period.block.key, users, besides=besides)
+
     async def charge(
         self,
         slot: int,
@@ -331,6 +342,9 @@ class Ledger:
         named = self._keys
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
         keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
+        block = period.block or Block(period.start, period.end, period.key, 0)
+        keys += [named.ledger(block.key), named.terms(block.key), named.blocks]
+        of_block = ["" if period.block is None else block.budget, block.key, block.end]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
@@ -338,7 +352,7 @@ class Ledger:
             paid = "" if start + CHUNK < len(users) or refused else plan
             try:
                 fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
-                answer = await self.charge_script(keys=keys, args=[*fixed, pairs])
+                answer = await self.charge_script(keys=keys, args=[*fixed, period.begun, *of_block, pairs])
             except ResponseError as error:
                 if "TERMS" in str(error):
                     raise TermsError(f"histograms begin with the period after {period.key}") from None
