@@ -16,7 +16,7 @@
 PYTHON ?= python3
 # Twice the two cores of a small machine: many tests wait for servers and clocks.
 WORKERS ?= 4
-BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest ingest_steps intervals latency libraries mechanisms range_intervals ratios snapshots soak spatial sse two_workers window_state workers
+BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest ingest_steps intervals latency libraries mechanisms range_intervals ratios snapshots soak spatial sse two_workers workers
 BIN := .venv/bin
 DEMO := .venv/.demo
 READY := .venv/.ready

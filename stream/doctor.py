@@ -216,7 +216,7 @@ async def _kafka(config: Config, redis: Redis | None) -> list[Finding]:
             state = "exists" if there else "missing"
             findings.append(Finding(f"topic {plan.name}", there, state, "hexveil topics create"))
             if there:
-                findings.append(await _replication(admin, config, plan.name, brokers))
+                findings.append(await replication_finding(admin, config, plan.name, brokers))
             if there and plan.name == config.feed.topic:
                 findings += await _input_settings(admin, config)
                 findings += [] if redis is None else [await _broker_clock(config, redis)]
@@ -242,7 +242,7 @@ async def _settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
     return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
 
 
-async def _replication(admin: AIOKafkaAdminClient, config: Config, topic: str, brokers: int) -> Finding:
+async def replication_finding(admin: AIOKafkaAdminClient, config: Config, topic: str, brokers: int) -> Finding:
     """Whether a topic survives one of several brokers: with what was acknowledged, and without a stop."""
     (described,) = await admin.describe_topics([topic])
     replicas = min((len(partition["replicas"]) for partition in described["partitions"]), default=0)

@@ -30,7 +30,6 @@ BENCHMARKS = {
     "spatial": "accuracy of spatial histograms compared with published mechanisms, and their speed",
     "sse": "a thousand event streams on one core",
     "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
-    "window_state": "what an hour of a fleet costs as rows and as sums: bytes in Redis, to store it, to close it, Redis's longest command",
     "workers": "processor time per million events when 1, 2 and 4 workers share 16 partitions",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""

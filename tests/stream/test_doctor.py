@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
-from stream.doctor import Finding, _replication, examine
+from stream.doctor import Finding, examine, replication_finding
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.topics import INPUT_SETTINGS
 from tests.support import hourly
@@ -161,7 +161,7 @@ async def test_an_acknowledged_event_outlives_a_broker_or_the_remedy_says_how(fe
         while not (await feed.finding(check)).ok:
             await asyncio.sleep(0.1)
     async with administering(feed.config.kafka.bootstrap) as admin:
-        of_three = await _replication(admin, feed.config, feed.topic, 3)
+        of_three = await replication_finding(admin, feed.config, feed.topic, 3)
     assert of_three.found.startswith("replicas 1 on 3 brokers, min.insync.replicas 1")
     assert "3 replicas" in of_three.remedy
     assert "min.insync.replicas=2" in of_three.remedy

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
-from stream.cli.hfp import _login
-from stream.cli.push import _token
+from stream.cli import app
 from stream.config.alerts import WebhookConfig
 from stream.connection import first_line
 from stream.ingestion.pseudonyms import existing_user_key, load_user_key
 from stream.serve.alerts.webhook import signing_secret
+from tests.support.hourly import BUS
 from tests.support.secret_files import write_secret
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -22,9 +23,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "user key of others": existing_user_key,
     "password": lambda path: first_line(path, "kafka.password_file"),
     "webhook": lambda path: signing_secret(WebhookConfig(url="http://127.0.0.1/", secret_file=path)),
-    "token": _token,
-    "login": _login,
 }
+COMMANDS = [["push", "--token-file"], ["hfp", "mqtts://agency.example", "--login"]]
 
 
 @pytest.fixture
@@ -42,6 +42,15 @@ def test_a_secret_that_others_can_read_is_refused_with_the_remedy(secret: Path, 
         with pytest.raises(ValueError, match=f"{secret}.*chmod 600") as caught:
             read(secret)
         assert "0123" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_command_refuses_a_secret_that_others_can_read(secret: Path, command: list[str]) -> None:
+    secret.chmod(0o644)
+    done = CliRunner().invoke(app, [*command, str(secret), "--config", str(BUS)])
+    assert done.exit_code == 2
+    assert f"run: chmod 600 {secret}" in " ".join(done.stderr.split())
+    assert "0123" not in done.output
 
 
 def test_a_secret_mounted_for_a_group_of_this_process_is_accepted_with_a_word(

@@ -33,14 +33,12 @@ from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import ask_every_primary, each
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore, StateError
+from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
-from stream.storage.taking_over import take_over
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.redis_cluster import Certificates, LocalCluster, Node
 from tests.support.secret_files import write_secret
-from tests.support.summed import SUMMED, in_order
 
 PARTITIONS = [f"bus/{number}" for number in range(6)]
 N, HOUR, PASSWORD = 20, 3600, "w-secret"
@@ -188,22 +186,12 @@ async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that
     seen = await state.look()
     await read_on(state, 0, [batch(0, SLOT), batch(0, SLOT + HOUR)], 1)
     await state.seal(SLOT, seen.offsets)
-    assert len(await state.read_rows(SLOT)) == 2 * N
+    assert len(await state.read(SLOT)) == 2 * N
     later = (await state.look()).offsets | {PARTITIONS[1]: 2 * N}
     with pytest.raises(NotSealedError, match="bus/1"):
         await state.seal(SLOT + HOUR, later)
     with pytest.raises(NotSealedError, match="bus/1"):
-        await state.read_rows(SLOT + HOUR)
-
-
-async def test_rows_that_an_earlier_version_stored_are_refused_on_a_cluster(client: Redis, config: Config) -> None:
-    keys = FeedKeys.of(config)
-    await client.hset(keys.offsets, "bus/0", 10)
-    with pytest.raises(StateError, match="cannot be taken over"):
-        await take_over(client, config)
-    await client.delete(keys.offsets)
-    assert await take_over(client, config) == 0
-    assert await take_over(client, config) == 0
+        await state.read(SLOT + HOUR)
 
 
 async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_try_again(tmp_path: Path) -> None:
@@ -347,27 +335,6 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
     assert any("errorstat_ASK" in errors or "errorstat_TRYAGAIN" in errors for errors in met), met
     await outlasting(lambda: closing(client, config, publisher).close(SLOTS[2]))
     await assert_released_as_on_one_server(client, redis, config, publisher, expected)
-
-
-async def test_a_window_of_sums_is_released_with_the_counts_of_rows_on_one_server(
-    client: Redis, redis: Redis, config: Config, tmp_path: Path
-) -> None:
-    """One shard after the other is stored to, sealed and read, and what was released is deleted on all of them."""
-    plain = {name: value for name, value in SUMMED.items() if name != "window.state"}
-    settings = {"feed.name": config.feed.name}
-    expected = await released_on_one_server(redis, bus_config(tmp_path, **settings, **plain), LOGS, SLOTS)
-    summed, publisher = (
-        config.model_copy(update={"window": config.window.model_copy(update={"state": "sums"})}),
-        Collected(),
-    )
-    summed = summed.model_copy(update={"speed": bus_config(tmp_path, **plain).speed})
-    state = await stored(client, summed, LOGS)
-    await note_ends(state, LOGS)
-    keys = FeedKeys.of(summed)
-    assert {await client.type(PartKeys(keys, name).rows(SLOT)) for name in PARTITIONS} == {b"hash"}
-    for slot in SLOTS:
-        await closing(client, summed, publisher).close(slot)
-    await assert_released_as_on_one_server(client, redis, summed, publisher, expected)
 
 
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
