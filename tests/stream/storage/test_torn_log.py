@@ -19,13 +19,7 @@ from redis.exceptions import ConnectionError, ResponseError
 from stream.local import RedisServer, end_process, find_redis, free_port, spawn
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
-<<<<<<< HEAD
 from stream.storage.release_store import Carried, Outcome, ReleaseStore
-from stream.storage.row_store import RowStore
-from stream.storage.stored_sums import SumTerms
-=======
-from stream.storage.release_store import Outcome, ReleaseStore
->>>>>>> main
 from stream.windows import Period
 from tests.support.builders import SLOT
 
