@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
+from stream.config.secret_files import OpenSecretError, read_secret
 from stream.messages.message import Message, digest
 
 SIGNATURE = "ce_signature"
@@ -92,13 +93,11 @@ class Signer:
         """The key in the file ``path``, which others may not read. Raises :class:`SigningKeyError`."""
         file = Path(path)
         try:
-            with file.open("rb") as handle:
-                mode = os.fstat(handle.fileno()).st_mode
-                content = handle.read(_LARGEST_FILE)
+            content = read_secret(file, _LARGEST_FILE)
+        except OpenSecretError as error:
+            raise SigningKeyError(str(error)) from None
         except OSError as error:
             raise SigningKeyError(f"{file}: {error.strerror}; 'hexveil key signing {file}' makes one") from None
-        if mode & 0o077:
-            raise SigningKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the key; run: chmod 600 {file}")
         try:
             text = content.decode()
             key = load_pem_private_key(text[max(0, text.find("-----BEGIN")) :].encode(), None)
