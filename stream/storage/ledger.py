@@ -26,7 +26,7 @@ from redis.exceptions import ResponseError
 from dpcore.budget import ChargeBasis
 from stream.config import Config
 from stream.storage.keys import FeedKeys
-from stream.windows import Block, Period, Slotting, utc_text
+from stream.windows import Period, Slotting, utc_text
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
@@ -339,41 +339,48 @@ class Ledger:
         not the one of the plan, was set back, was born after the period began, or has retired the period; and
         :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
-        named = self._keys
-        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
-        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
-        block = period.block or Block(period.start, period.end, period.key, 0)
-        keys += [named.ledger(block.key), named.terms(block.key), named.blocks]
-        of_block = ["" if period.block is None else block.budget, block.key, block.end]
-        refused: list[int] = []
+        keys, refused = self._keys_of_a_charge(slot, period), list[int]()
+        fixed = [basis, period.start, self._keys.shared_ledger or "", period.begun, *_of_the_block(period)]
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
-            pairs = _one_text(users[part], charges[part])
             paid = "" if start + CHUNK < len(users) or refused else plan
+            given = [slot, budget, generation, self.committed, paid, *fixed, _one_text(users[part], charges[part])]
             try:
-                fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
-                answer = await self.charge_script(keys=keys, args=[*fixed, period.begun, *of_block, pairs])
+                answer = await self.charge_script(keys=keys, args=given)
             except ResponseError as error:
-                if "TERMS" in str(error):
-                    raise TermsError(f"histograms begin with the period after {period.key}") from None
                 if "UNBORN" in str(error):
                     raise BeforeBirthError(period.key, await self.birth()) from None
-                if "RETIRED" in str(error):
-                    raise RetiredError(period.key) from None
-                if "SETBACK" in str(error):  # others may commit meanwhile, so the number is the script's
-                    raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed, self._whose) from None
-                if "BUDGET" in str(error):
-                    raise TermsError(f"period {period.key} has another budget than {budget} units") from None
-                if "RELEASED" in str(error):
-                    raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
-                if "GENERATION" in str(error):
-                    raise LedgerError(
-                        f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
-                        "is released. Restore Redis from its append-only file"
-                    ) from None
-                raise
+                if (known := self._refusal(str(error), slot, period)) is None:
+                    raise
+                raise known from None
             refused += [int(user) for user in answer]
         return np.array(refused, dtype=np.uint64)
+
+    def _keys_of_a_charge(self, slot: int, period: Period) -> list[str]:
+        """The keys of the script that charges. Without a horizon it uses none of a block, and those of the period stand for them."""
+        named, block = self._keys, period.key if period.block is None else period.block.key
+        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
+        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
+        return [*keys, named.ledger(block), named.terms(block), named.blocks]
+
+    def _refusal(self, said: str, slot: int, period: Period) -> Exception | None:
+        """What the script's error means; None for an error that is not its own."""
+        if "TERMS" in said:
+            return TermsError(f"histograms begin with the period after {period.key}")
+        if "RETIRED" in said:
+            return RetiredError(period.key)
+        if "SETBACK" in said:  # others may commit meanwhile, so the number is the script's
+            return SetBackError(int(said.rpartition(" ")[2]), self.committed, self._whose)
+        if "BUDGET" in said:
+            return TermsError(f"period {period.key} has another budget now")
+        if "RELEASED" in said:
+            return AlreadyReleasedError(f"window {slot} was released by another worker")
+        if "GENERATION" in said:
+            return LedgerError(
+                "the ledger generation of the plan is gone from Redis; budgets spent are unknown, so nothing is released. "
+                "Restore Redis from its append-only file"
+            )
+        return None
 
     async def total(self, period: str) -> tuple[int, int]:
         """Number of users charged in ``period``, and the sum of their charges; inside the trust boundary only."""
@@ -388,6 +395,12 @@ class Ledger:
         prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])
+
+
+def _of_the_block(period: Period) -> list[str | int]:
+    """Budget, name and end of a period's block as the script reads them; the budget is empty without a horizon."""
+    block = period.block
+    return ["", "", ""] if block is None else [block.budget, block.key, block.end]
 
 
 def _one_text(users: IdArray, charges: IntArray) -> str:

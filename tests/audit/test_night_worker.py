@@ -21,12 +21,13 @@ from stream.local import REPO_ROOT
 from stream.statistics.participation.public_cells import public_cells
 from stream.storage.ledger import Ledger
 from stream.windows import Horizon, Slotting
-from tests.audit.test_horizon_audit import DAY, START
-from tests.stream.test_golden import tape
 
+DAY, START = 86_400, 1_490_572_800
+"""2017-03-27 00:00 UTC, on which a block of 28 days begins."""
 ATTACKS = 100
 """Attacks whose ranks are compared; the entropy is fixed, so the ranks are the same in every run."""
 NIGHTS = 28
+TAPE = np.random.default_rng(39)
 WORKER = np.array([7], dtype=np.uint64)
 
 
@@ -53,7 +54,7 @@ def ranks(config: Config, paid: list[bool]) -> np.ndarray:
     cells = len(public_cells(config))
     # A user of weight 1 moves the noisy numbers by 1 in all; the scale of their noise is 1/ε.
     micro = config.privacy.epsilon_micro
-    drawn = Noise(tape("night worker")).discrete_laplace(1_000 * 1_000_000, micro, size=ATTACKS * NIGHTS * cells)
+    drawn = Noise(TAPE.bytes).discrete_laplace(1_000 * 1_000_000, micro, size=ATTACKS * NIGHTS * cells)
     released = drawn.reshape(ATTACKS, NIGHTS, cells) / 1_000
     released[:, :, 0] += np.array(paid, dtype=float)
     sums = released.cumsum(axis=1)

@@ -28,10 +28,9 @@ from stream.messages.chain import (
     load_public,
     new_signer,
 )
-from stream.messages.lines import read_line
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
-from stream.messages.verification import Record, Verification
+from stream.messages.verification import Verification
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.publishing import KafkaPublisher, make_producer
 from stream.protocol.release_protocol import STEPS, ReleaseProtocol
@@ -42,6 +41,7 @@ from stream.storage.release_store import ReleaseStore
 from stream.windows import utc_text
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
 from tests.support.closing import Stopped
+from tests.support.verifying import verified
 
 SLOTS = [SLOT + 3600 * hour for hour in range(4)]
 ROWS = np.concatenate([random_rows(hour, 40, users=5, slot=slot) for hour, slot in enumerate(SLOTS)])
@@ -74,14 +74,6 @@ class Released:
     @property
     def lines(self) -> list[str]:
         return self.out.getvalue().splitlines()
-
-
-def verified(lines: list[str], **given: Any) -> dict[str, Any]:
-    verification = Verification(**given)
-    for number, text in enumerate(lines, start=1):
-        line = read_line(text.encode())
-        verification.take(Record(line.topic, line.headers, bytes(line.value), f"line {number}"))
-    return verification.finish()
 
 
 def kinds(lines: list[str], **given: Any) -> set[str]:

@@ -17,9 +17,9 @@ from stream.messages.message import WINDOW
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger, LedgerError
-from tests.stream.messages.test_verification import verified
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows, zcdp_config
 from tests.support.participating import SMALL, riders
+from tests.support.verifying import verified
 
 DAY = 86_400
 START = SLOT + 10 * DAY
