@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stream.cli.options import USAGE, AsJson, stop
-from stream.messages.lines import lines_in
+from stream.messages.lines import LineError, lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
 
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
                 for release, histogram in ((release, read_histogram(release)) for release in chosen)
                 for box in boxes
             ]
-        except ParameterError as error:
+        except (ParameterError, LineError) as error:
             stop(str(error), USAGE)
         except (OSError, EOFError, zlib.error) as error:
             stop(f"cannot read {file}: {error}", USAGE)

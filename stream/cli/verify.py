@@ -47,6 +47,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Check messages, close markers, their chain and signatures, and the stated budgets and periods."""
         from stream.messages.chain import SigningKeyError, load_public
+        from stream.messages.lines import LineError
         from stream.messages.verification import Verification
 
         try:
@@ -60,6 +61,8 @@ def register(app: typer.Typer) -> None:
             try:
                 for record in _records(releases):
                     verification.take(record)
+            except LineError as error:
+                stop(str(error), USAGE)
             except (OSError, EOFError, zlib.error) as error:
                 stop(f"cannot read {releases}: {error}", USAGE)
         report = verification.finish()
