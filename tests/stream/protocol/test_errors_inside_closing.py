@@ -78,9 +78,9 @@ async def closed(
     protocol = protocol_of(redis, config, publisher)
     if error is not None:
         *path, name = step.split(".")
-        with failing_once(reduce(getattr, path, protocol), name, error, after=after) as calls:
-            with suppress(type(error), ContentError):
-                await protocol.close(SLOT)
+        planted = failing_once(reduce(getattr, path, protocol), name, error, after=after)
+        with planted as calls, suppress(type(error), ContentError):
+            await protocol.close(SLOT)
         assert calls
         for slot in await store.slots_set_aside():
             await store.take_up(slot)
