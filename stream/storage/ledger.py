@@ -114,6 +114,34 @@ class AlreadyReleasedError(RuntimeError):
     """Another worker released the window meanwhile, so there is nothing left to do."""
 
 
+class OutOfTurnError(LedgerError):
+    """It is not the turn of a window: those of a feed are planned, charged and committed in the order of their time.
+
+    ``other``: the window whose turn it is, or was: a later one that is planned already, an earlier one that is planned and not
+    committed, or ``slot`` itself if it was set aside.
+    """
+
+    def __init__(self, slot: int, other: int) -> None:
+        window, beside = f"window {utc_text(slot)}", utc_text(other)
+        if other > slot:
+            why = (
+                f"{window} is never released, because the later window {beside} was planned already: windows are released in the order "
+                "of their time, or the order would tell what nobody paid for. Leave it, and replay recordings oldest first"
+            )
+        elif other < slot:
+            why = f"{window} waits for window {beside}, which is planned and not committed"
+        else:
+            why = f"{window} was set aside; once its cause is removed, 'hexveil ledger retry' lets it be closed again"
+        super().__init__(why)
+        self.other = other
+
+    @classmethod
+    def of(cls, slot: int, error: ResponseError) -> Self | None:
+        """What a script refused ``slot`` for by ``error``; None if it was for another reason."""
+        _, turn, other = str(error).rpartition("TURN ")
+        return cls(slot, int(other)) if turn else None
+
+
 class Terms(NamedTuple):
     """The terms of a period so far: its lowest budget (None: not charged yet), and whether charges depended on counts."""
 
@@ -325,12 +353,12 @@ class Ledger:
         ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one.
         Raises :class:`TermsError` for histograms after charges that depended on counts, and in a shared ledger if ``budget`` is not
         that of the period (:meth:`budget`); :class:`LedgerError` if the ledger is
-        not the one of the plan, was set back, was born after the period began, or has retired the period; and
-        :class:`AlreadyReleasedError` if another worker released the window meanwhile.
+        not the one of the plan, was set back, was born after the period began, or has retired the period, or if a later window
+        was planned; and :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
         named = self._keys
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
-        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
+        keys += [named.terms(period.key), named.birth, named.retired, named.budgets, named.planned]
         refused: list[int] = []
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
@@ -340,6 +368,8 @@ class Ledger:
                 fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
                 answer = await self.charge_script(keys=keys, args=[*fixed, pairs])
             except ResponseError as error:
+                if (passed := OutOfTurnError.of(slot, error)) is not None:
+                    raise passed from None
                 if "TERMS" in str(error):
                     raise TermsError(f"histograms begin with the period after {period.key}") from None
                 if "UNBORN" in str(error):

@@ -1,10 +1,11 @@
 -- Commits the bytes of a window, its number, and the feed's memory after it. The first writer wins; nothing is written after
 -- the window was released.
 -- KEYS: outbox of the window, released windows, memory, charges of the window, number of windows of this feed committed, and of
---       all feeds of its ledger (the same key if it shares none)
+--       all feeds of its ledger (the same key if it shares none), latest window that was planned, windows set aside
 -- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it), digest of the plan they
 --       were drawn from, number that they carry
--- Returns an error if that plan is not paid for, because Redis was replaced by one that does not know its charges.
+-- Returns an error if that plan is not paid for, because Redis was replaced by one that does not know its charges; and if a later
+-- window was planned or this one was set aside, because windows are committed in the order of their time.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not count twice.
 -- Returns 1 if these bytes were committed; 0 if others were first; -1 if the window was released already; and 2, with nothing
 -- written, if another window was committed meanwhile: the caller makes new bytes.
@@ -13,6 +14,13 @@ if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
 end
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
+end
+local planned = redis.call('GET', KEYS[7])
+if planned and tonumber(planned) > tonumber(ARGV[1]) then
+  return redis.error_reply('TURN ' .. planned)
+end
+if redis.call('HEXISTS', KEYS[8], ARGV[1]) == 1 then
+  return redis.error_reply('TURN ' .. ARGV[1])
 end
 if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then
   return redis.error_reply('CHARGES of this window are gone')

@@ -263,7 +263,7 @@ async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_not
         patch.setattr(LedgerCheck, "verify", overtaken)
         (report,) = await deployment.release(own, 1 - own)  # the other one would be refused, too, so it is not tried
     await client.aclose()
-    assert (report.failure, report.shared) == ("ledger", True), report
+    assert (report.failure, report.blocks) == ("ledger", True), report
     assert [marker["sequence"] for marker in await deployment.published()] == [1]
     bodies = defaultdict(set)
     for record in await read_all(deployment.config.kafka.bootstrap, deployment.config.feed.name):
