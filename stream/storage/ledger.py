@@ -117,8 +117,8 @@ class AlreadyReleasedError(RuntimeError):
 class OutOfTurnError(LedgerError):
     """It is not the turn of a window: those of a feed are planned, charged and committed in the order of their time.
 
-    ``other``: the window whose turn it is, or was: a later one that is planned already, an earlier one that is planned and not
-    committed, or ``slot`` itself if it was set aside.
+    ``other``: the window whose turn it is, or was: a later one that is planned already, the one that was planned last, or
+    ``slot`` itself if it was set aside.
     """
 
     def __init__(self, slot: int, other: int) -> None:
@@ -129,7 +129,7 @@ class OutOfTurnError(LedgerError):
                 "of their time, or the order would tell what nobody paid for. Leave it, and replay recordings oldest first"
             )
         elif other < slot:
-            why = f"{window} waits for window {beside}, which is planned and not committed"
+            why = f"{window} waits for window {beside}, which was planned last; it is planned once that one is committed"
         else:
             why = f"{window} was set aside; once its cause is removed, 'hexveil ledger retry' lets it be closed again"
         super().__init__(why)

@@ -25,7 +25,7 @@ if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   return redis.error_reply('RELEASED the window was released already')
 end
 local planned = redis.call('GET', KEYS[10])
-if planned and tonumber(planned) > tonumber(ARGV[1]) then
+if planned and planned ~= ARGV[1] then
   return redis.error_reply('TURN ' .. planned)
 end
 local committed = redis.call('GET', KEYS[5]) or '0'

@@ -4,8 +4,8 @@
 --       all feeds of its ledger (the same key if it shares none), latest window that was planned, windows set aside
 -- ARGV: window, bytes, memory they were made with ('' = none), memory after them ('' = leave it), digest of the plan they
 --       were drawn from, number that they carry
--- Returns an error if that plan is not paid for, because Redis was replaced by one that does not know its charges; and if a later
--- window was planned or this one was set aside, because windows are committed in the order of their time.
+-- Returns an error if that plan is not paid for, because Redis was replaced by one that does not know its charges; and if another
+-- window was planned last or this one was set aside, because windows are committed in the order of their time.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not count twice.
 -- Returns 1 if these bytes were committed; 0 if others were first; -1 if the window was released already; and 2, with nothing
 -- written, if another window was committed meanwhile: the caller makes new bytes.
@@ -16,7 +16,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end
 local planned = redis.call('GET', KEYS[7])
-if planned and tonumber(planned) > tonumber(ARGV[1]) then
+if planned and planned ~= ARGV[1] then
   return redis.error_reply('TURN ' .. planned)
 end
 if redis.call('HEXISTS', KEYS[8], ARGV[1]) == 1 then
@@ -38,5 +38,6 @@ if KEYS[6] ~= KEYS[5] then
   redis.call('SET', KEYS[6], tonumber(redis.call('GET', KEYS[6]) or '0') + 1)
 end
 redis.call('SET', KEYS[5], ARGV[6])
+redis.call('SET', KEYS[7], ARGV[1])
 redis.call('SET', KEYS[1], ARGV[2])
 return 1
