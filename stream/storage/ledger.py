@@ -129,7 +129,9 @@ class OutOfTurnError(LedgerError):
                 "of their time, or the order would tell what nobody paid for. Leave it, and replay recordings oldest first"
             )
         elif other < slot:
-            why = f"{window} waits for window {beside}, which was planned last; it is planned once that one is committed"
+            why = (
+                f"{window} waits for window {beside}, which was planned last; it is planned once that one is committed"
+            )
         else:
             why = f"{window} was set aside; once its cause is removed, 'hexveil ledger retry' lets it be closed again"
         super().__init__(why)

@@ -148,16 +148,6 @@ def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
     assert json.loads(afresh[0][-1].value)["memory"]["before"] is None
 
 
-def test_a_late_window_reads_nothing_later_and_leaves_the_memory_as_it_is(tmp_path: Path) -> None:
-    config = bus_config(tmp_path, **KALMAN)
-    _, memory = released(config, [3])
-    (late,), after = released(config, [1], memory)
-    (alone,), _ = released(config, [1])
-    assert after == memory
-    bodies, others = ([json.loads(message.value) for message in messages[:-1]] for messages in (late, alone))
-    assert bodies == others, "a window was smoothed with what came after it"
-
-
 def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
     _, memory = released(bus_config(tmp_path, **KALMAN), [0])
     other = bus_config(tmp_path, **KALMAN, **{"speed.upper_bound": 90.0})
