@@ -199,23 +199,23 @@ class ReleaseProtocol:
     async def _commit(self, plan: Plan, drawn: Drawn | None) -> None:
         """Commit the drawn window with its number and the memory after it.
 
-        If another window was committed meanwhile, the messages are written anew with the same noise; there are only finitely
-        many other windows. Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
+        Raises :class:`LedgerError`, and commits nothing, if Redis lost the window's charges or moved the number meanwhile.
         """
         slot = plan.window.start
-        while True:
-            number = await self.ledger.sequence() + 1
-            memory = await self.store.memory()
-            messages, after = self.statistics.compose(plan, drawn, memory, number)
-            try:
-                outcome = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
-            except ChargesGoneError:
-                raise LedgerError(
-                    f"the charges of window {utc_text(slot)} are gone from Redis, so its draw is discarded unseen, and the window is "
-                    "charged and drawn again. Run Redis with an append-only file that is synced on every write"
-                ) from None
-            if outcome is not Outcome.STATE_MOVED:
-                break
+        number, memory = await self.ledger.sequence() + 1, await self.store.memory()
+        messages, after = self.statistics.compose(plan, drawn, memory, number)
+        try:
+            outcome = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
+        except ChargesGoneError:
+            raise LedgerError(
+                f"the charges of window {utc_text(slot)} are gone from Redis, so its draw is discarded unseen, and the window is "
+                "charged and drawn again. Run Redis with an append-only file that is synced on every write"
+            ) from None
+        if outcome is Outcome.STATE_MOVED:
+            raise LedgerError(
+                f"Redis was set back or lost the memory of smoothing while window {utc_text(slot)} was written, so its draw is discarded "
+                "unseen. Run Redis with an append-only file that is synced on every write"
+            )
         if outcome is Outcome.COMMITTED:
             self.ledger.committed += 1
         else:

@@ -90,7 +90,7 @@ class Outcome(Enum):
     OTHERS_WERE_FIRST = 0
     WINDOW_RELEASED = -1
     STATE_MOVED = 2
-    """Another window took the number or changed the memory, so the bytes have to be made again."""
+    """The number or the memory is another than the bytes were made with. Only a Redis that was set back shows that."""
 
 
 class Released(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@
 -- window was planned last or this one was set aside, because windows are committed in the order of their time.
 -- Every write sets a value and none increments one, so replaying the end of the log twice does not count twice.
 -- Returns 1 if these bytes were committed; 0 if others were first; -1 if the window was released already; and 2, with nothing
--- written, if another window was committed meanwhile: the caller makes new bytes.
+-- written, if number or memory are not those that the bytes were made with, because Redis was set back.
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
   return -1
 end

@@ -95,7 +95,7 @@ async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redi
     async def meanwhile(step: str) -> None:
         seen.append(step)
         if step == "plan" and seen.count("plan") == 1:
-            await redis.hset(FeedKeys("bus").terms(TODAY), "budget", low.privacy.ledger_budget)
+            await redis.hset(FeedKeys.of(low).terms(TODAY), "budget", low.privacy.ledger_budget)
 
     body = marker(await release(redis, high, SLOT + 2 * HOUR, after_step=meanwhile))
     assert await most_spent(redis, high, TODAY) <= low.privacy.ledger_budget
