@@ -964,14 +964,6 @@ SMOOTHING = (
         "near_the_truth",
     ),
     Bug(
-        "smoothing: a late window reads what came after it",
-        "stream/statistics/smoothing_state.py",
-        "late = memory is not None and window.start < memory.end",
-        "late = False",
-        "tests/stream/statistics/test_smoothing_state.py",
-        "late_window",
-    ),
-    Bug(
         "smoothing: means clipped elsewhere are mixed",
         "stream/statistics/smoothing_state.py",
         "and memory.upper == upper",
