@@ -23,10 +23,11 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.diagnosis.recognition import require_events, require_speeds, speed_problem
+from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
-from stream.ingestion.refusals import Refusals
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
@@ -35,13 +36,10 @@ from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.derived_events import DerivedEvents, derived_recording
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
-from stream.sources.recognition import require_events, require_speeds, speed_problem
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
-from stream.storage.sealed_rows import StoredWindow
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
-from stream.storage.stored_sums import OVERTAKEN, counted
 from stream.windows import SpanError, Window, utc_text
 
 if TYPE_CHECKING:
@@ -85,9 +83,9 @@ class MemoryRows:
     async def seal(self, slot: int) -> None:
         """Do nothing, because no further rows can arrive."""
 
-    async def read(self, slot: int, *, positions: bool = True) -> StoredWindow:
+    async def read(self, slot: int, *, positions: bool = True) -> npt.NDArray[np.void]:
         """Rows of one slot, with their positions."""
-        return StoredWindow(self.rows.get(slot, np.zeros(0, dtype=ROW)))
+        return self.rows.get(slot, np.zeros(0, dtype=ROW))
 
     async def drop_rows(self, slot: int) -> None:
         """Free the memory."""
@@ -187,21 +185,11 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
 
 
 def split_by_slot(rows: npt.NDArray[np.void], config: Config) -> dict[int, npt.NDArray[np.void]]:
-    """Rows of each timeslot, oldest slot first; with ``window.state`` "sums", those that would count in the order of ``rows``."""
-    return _split(rows, config)[0]
-
-
-def _split(rows: npt.NDArray[np.void], config: Config) -> tuple[dict[int, npt.NDArray[np.void]], int]:
-    """:func:`split_by_slot`, and how many rows others of their user overtook, so that sums would not count them."""
-    starts, overtaken = config.slotting.slot_starts(rows["time"].astype(np.int64)), 0
-    if config.window.state == "sums":
-        most = config.window.max_events_per_user
-        kept, beyond = counted(starts, rows["user"], rows["time"].astype(np.int64), most)
-        rows, starts, overtaken = rows[kept], starts[kept], int((~kept & ~beyond).sum())
+    """Rows of each timeslot, oldest slot first."""
+    starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
     order = np.argsort(starts, kind="stable")
     slots, first = np.unique(starts[order], return_index=True)
-    by_slot = dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
-    return by_slot, overtaken
+    return dict(zip(slots.tolist(), np.split(rows[order], first[1:]), strict=True)) if len(slots) else {}
 
 
 def replay_offline(
@@ -243,9 +231,7 @@ def replay_offline(
         require_speeds(path, problem)
     if span is not None:
         rows = _within(rows, span, path, config.relation)
-    by_slot, overtaken = _split(rows, config)
-    if overtaken:
-        refusals.counts[OVERTAKEN] += overtaken
+    by_slot = split_by_slot(rows, config)
     slots = (
         sorted(by_slot)
         if config.relation == NeighbouringRelation.VALUES or span is None
@@ -253,7 +239,7 @@ def replay_offline(
     )
     with RedisServer(state, appendfsync="always" if state else "no") as server:
         summary = asyncio.run(
-            _release(config, server.url, by_slot, slots, len(rows) - overtaken, refusals, out, started, file_format)
+            _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, file_format)
         )
     return summary if problem is None else replace(summary, implausible=problem[0])
 

@@ -7,10 +7,10 @@ from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from dpcore.relation import NeighbouringRelation
-from stream.app.doubts import DOUBTFUL_SPEED, KINDS, FeedDoubts
 from stream.app.worker import Worker
 from stream.config.addresses import redacted
 from stream.connection import connect
+from stream.diagnosis.live import DOUBTFUL_SPEED, KINDS, FeedDoubts
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.ingestion.reader import Ingestor
@@ -23,7 +23,6 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
 from stream.storage.partitions import server_info
 from stream.storage.row_store import StateError
-from stream.storage.taking_over import take_over
 
 log = structlog.get_logger()
 
@@ -57,8 +56,6 @@ class Ingesting(Service):
             log.error("ledger refused", reason=str(error))
             raise
         log.info("ledger verified", generation=generation)
-        if windows := await take_over(worker.redis, worker.config):
-            log.info("rows that an earlier version stored are taken over", windows=windows)
         self.producer = await connect(lambda: make_producer(worker.config.kafka), lambda: self.should_stop)
         decoder = Decoder(worker.config, load_user_key(worker.config.privacy.user_key_file))
         self._ingestor = ingestor = Ingestor(

@@ -99,8 +99,6 @@ def _of_users(config: Config) -> Iterator[Rule]:
     user, window = "a user", config.window
     yield from _of_faulty_units(config)
     first = "in each window a user counts with their first events, up to this number"
-    if window.state == "sums":
-        first = "in each window and partition a user counts with events later than all that counted before, up to this number"
     yield Rule(user, "window.max_events_per_user", window.max_events_per_user, "events", first)
     most = "and of these events with those in the cells that have most of them, up to this number of cells"
     yield Rule(user, "window.max_cells_per_user", window.max_cells_per_user, "cells", most)

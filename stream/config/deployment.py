@@ -14,7 +14,6 @@ from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.ledger import LedgerConfig
-from stream.config.needs_rows import without_sums
 from stream.config.privacy import PrivacyConfig
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
@@ -310,12 +309,6 @@ class Config(BaseModel):
                 "hexagons.merge_until_km_h needs an allocated mean, whose interval it predicts; put 'mean' into speed.statistics "
                 "and set speed.mean_mechanism to 'allocated'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sums_are_enough_and_exact(self) -> Self:
-        if self.window.state == "sums" and (problems := without_sums(self)):
-            raise ValueError("not with window.state 'sums': " + "; ".join(problems))
         return self
 
     @model_validator(mode="after")

@@ -164,9 +164,8 @@ class WindowConfig(Section):
     ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
     ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read to
     its end and brought nothing newer for ``idle_timeout`` is ignored. ``max_cells_per_user``, ``max_events_per_user``: what
-    one user may count for in a window. ``state``: whether Redis holds the rows of an open window, or sums for each cell and user, with
-    a stricter rule for which events count (:mod:`stream.storage.stored_sums`). ``publication_margin``: windows are published at their end plus ``allowed_delay``
-    plus this, or a multiple of it, however long their draw took.
+    one user may count for in a window. ``publication_margin``: windows are published at their end plus ``allowed_delay`` plus
+    this, or a multiple of it, however long their draw took.
     """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
@@ -176,7 +175,6 @@ class WindowConfig(Section):
     max_future: Duration = MAX_FUTURE
     max_cells_per_user: int = Field(default=1_000, ge=1, le=100_000)
     max_events_per_user: int = Field(default=100_000, ge=1, le=100_000_000)
-    state: Literal["rows", "sums"] = "rows"
     publication_margin: Annotated[PositiveDuration, AfterValidator(_a_second_or_more)] | None = None
     given_max_age: PositiveDuration | None = Field(default=None, alias="max_age")
 

@@ -23,8 +23,10 @@ class Chosen(NamedTuple):
 
 
 def template(relation: str) -> Path:
-    """The shipped configuration of ``relation``, wherever the package is installed."""
-    return Path(__file__).with_name("templates") / TEMPLATES[relation]
+    """The shipped configuration of ``relation``: in ``config/`` of a clone, beside this file in an installed package."""
+    installed = Path(__file__).with_name("templates")
+    folder = installed if installed.is_dir() else Path(__file__).parents[2] / "config"
+    return folder / TEMPLATES[relation]
 
 
 def find_config(named: Path | None, relation: str, environment: Mapping[str, str] = os.environ) -> Chosen:

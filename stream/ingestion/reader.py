@@ -27,7 +27,6 @@ from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
 from stream.ingestion.log_ends import first_after, log_ends
 from stream.messages.message import Message, rejected_message
 from stream.storage.row_store import Appended, Arrivals, Behind, ReadThrough, RowStore
-from stream.storage.stored_sums import OVERTAKEN
 from stream.windows import CLOCK_MARGIN_US
 
 log = structlog.get_logger()
@@ -357,8 +356,6 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._metrics.events_duplicate.inc(result.duplicates)
         self._metrics.events_late.inc(result.late)
         self._metrics.events_skewed.inc(result.skewed)
-        self._metrics.events_rejected.labels(OVERTAKEN).inc(result.overtaken)
-        self._metrics.events_beyond_limits.inc(result.beyond)
         if len(batch.rejected):
             self._report_rejected(partition, batch, offsets)
         return True

@@ -24,7 +24,7 @@ from stream.protocol.parts import SlotRows
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
-from stream.statistics.window_release import Arranged
+from stream.statistics.window_release import WindowRows
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
@@ -183,7 +183,7 @@ class _Servers:
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:
         """Verify the ledger, commit one window, and publish it at once if asked to."""
-        started, redraws, arranged = time.monotonic(), list[int](), list[Arranged]()
+        started, redraws, arranged = time.monotonic(), list[int](), list[WindowRows]()
         protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
         try:
             await self.check.verify_all()

@@ -14,9 +14,8 @@ from dpcore.noise import Noise
 from stream.messages.message import Message
 from stream.protocol.parts import Statistics
 from stream.statistics.plan import Plan, PlanError
-from stream.statistics.window_release import Allowance, Arranged, Drawn
+from stream.statistics.window_release import Allowance, Drawn, WindowRows
 from stream.storage.sealed_rows import NotSealedError
-from stream.storage.stored_sums import StoredSums
 from stream.windows import Window, utc_text
 
 
@@ -49,12 +48,12 @@ class GuardedStatistics:
 
     statistics: Statistics
 
-    def arrange(self, rows: npt.NDArray[np.void], window: Window, sums: StoredSums | None = None) -> Arranged:
+    def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
         """As :class:`Statistics`."""
         with content_of(window.start, "reading"):
-            return self.statistics.arrange(rows, window, sums)
+            return self.statistics.arrange(rows, window)
 
-    def plan(self, rows: Arranged, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
+    def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """As :class:`Statistics`."""
         with content_of(window.start, "plan"):
             return self.statistics.plan(rows, window, allowance, memory, generation)
@@ -63,7 +62,7 @@ class GuardedStatistics:
         """As :class:`Statistics`."""
         return self.statistics.withhold(window, generation)
 
-    def draw(self, plan: Plan, rows: Arranged | None, noise: Noise) -> Drawn | None:
+    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
         """As :class:`Statistics`."""
         with content_of(plan.window.start, "the draw"):
             return self.statistics.draw(plan, rows, noise)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from dpcore.relation import NeighbouringRelation
@@ -14,7 +16,7 @@ from stream.config import Config
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Look, RowStore
-from stream.storage.sealed_rows import NotSealedError, StoredWindow
+from stream.storage.sealed_rows import NotSealedError
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
@@ -162,7 +164,7 @@ class RowsOfCluster:
         """As :meth:`DueWindows.seal`."""
         await self.due.seal(slot)
 
-    async def read(self, slot: int, *, positions: bool) -> StoredWindow:
+    async def read(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
         """As :meth:`SealedRows.read`."""
         return await self.due.rows.read(slot, positions=positions)
 

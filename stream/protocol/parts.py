@@ -11,9 +11,7 @@ import numpy.typing as npt
 from dpcore.noise import Noise
 from stream.messages.message import Message
 from stream.statistics.plan import Plan
-from stream.statistics.window_release import Allowance, Arranged, Drawn
-from stream.storage.sealed_rows import StoredWindow
-from stream.storage.stored_sums import StoredSums
+from stream.statistics.window_release import Allowance, Drawn, WindowRows
 from stream.windows import Window
 
 
@@ -23,8 +21,8 @@ class SlotRows(Protocol):
     async def seal(self, slot: int) -> None:
         """Make further rows of the slot late."""
 
-    async def read(self, slot: int, *, positions: bool) -> StoredWindow:
-        """Everything that is stored of the slot; lat and lng may be left out if ``positions`` are not needed."""
+    async def read(self, slot: int, *, positions: bool) -> npt.NDArray[np.void]:
+        """The rows of the slot; lat and lng may be left out if ``positions`` are not needed."""
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of the slot."""
@@ -43,16 +41,16 @@ class Publisher(Protocol):
 class Statistics(Protocol):
     """The part of :class:`stream.statistics.window_release.WindowStatistics` that closing uses. Pure: no server, no clock."""
 
-    def arrange(self, rows: npt.NDArray[np.void], window: Window, sums: StoredSums | None = None) -> Arranged:
-        """The rows of ``window``, sorted; of partitions that hold none, their ``sums``."""
+    def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
+        """The rows of ``window``, sorted."""
 
-    def plan(self, rows: Arranged, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
+    def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """Decide who takes part, the noise scales and every user's charge, before noise is drawn."""
 
     def withhold(self, window: Window, generation: str) -> Plan | None:
         """The plan of a withheld window; None if the relation does not permit to withhold it publicly."""
 
-    def draw(self, plan: Plan, rows: Arranged | None, noise: Noise) -> Drawn | None:
+    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
         """The drawn window; None for a withheld one."""
 
     def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:

@@ -14,7 +14,7 @@ from stream.protocol.parts import Statistics
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.pacing import spendable
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, within
-from stream.statistics.window_release import Allowance, Arranged
+from stream.statistics.window_release import Allowance, WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
 from stream.storage.release_store import ReleaseStore
 from stream.windows import Window, utc_text
@@ -67,20 +67,20 @@ class Planning:
         configured = self.config.histogram is not None or FixRules.of(self.config) is not None
         return DueWindow(window, configured or (planned is not None and planned.plan.reads_positions), planned)
 
-    async def first(self, window: Window, rows: Arranged | None) -> StoredPlan:
+    async def first(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
         plan = encode_plan(await self.make(window, rows, NOBODY))
         return self._read(await self.store.store_plan(window.start, plan))
 
     async def replaced(
-        self, window: Window, rows: Arranged | None, planned: StoredPlan, refused: IdArray
+        self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
     ) -> StoredPlan:
         """Replace ``planned`` by a plan without the users in ``refused``. Returns the plan that is stored then."""
         plan = encode_plan(await self.make(window, rows, refused))
         stored = await self.store.replace_plan(window.start, planned.stored, plan)
         return await self.first(window, rows) if stored is None else self._read(stored)
 
-    async def make(self, window: Window, rows: Arranged | None, refused: IdArray) -> Plan:
+    async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
         """A plan by the ledger and the terms of the period, without the users in ``refused``.
 
         A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan can be made, the

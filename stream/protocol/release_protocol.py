@@ -22,7 +22,7 @@ from stream.protocol.content import ContentError, GuardedStatistics, content_of
 from stream.protocol.parts import Publisher, SlotRows, Statistics
 from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
-from stream.statistics.window_release import Arranged, Drawn, WindowStatistics
+from stream.statistics.window_release import Drawn, WindowRows, WindowStatistics
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
 from stream.storage.release_store import ChargesGoneError, Outcome, Released, ReleaseStore
 from stream.windows import Window, utc_text
@@ -48,7 +48,7 @@ class Hooks(TypedDict, total=False):
     before_publishing: Callable[[], Awaitable[None]]
     after_step: Callable[[str], Awaitable[None] | None]
     on_redraw: Callable[[], None]
-    on_uncounted: Callable[[Arranged], None]
+    on_uncounted: Callable[[WindowRows], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ReleaseProtocol:
     before_publishing: Callable[[], Awaitable[None]] = _nothing
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
-    on_uncounted: Callable[[Arranged], None] = lambda _: None
+    on_uncounted: Callable[[WindowRows], None] = lambda _: None
 
     @classmethod
     def connect(
@@ -155,13 +155,13 @@ class ReleaseProtocol:
         await self._done("seal")
         return due
 
-    async def _read(self, due: DueWindow) -> Arranged | None:
+    async def _read(self, due: DueWindow) -> WindowRows | None:
         """The sorted rows, with lat and lng where they are read; None if reading fails because of their content and the window may be withheld."""
         window = due.window
         try:
             with content_of(window.start, "reading"):
                 stored = await self.rows.read(window.start, positions=due.positions)
-                rows = self.statistics.arrange(stored.rows, window, stored.sums)
+                rows = self.statistics.arrange(stored, window)
             self.on_uncounted(rows)
         except ContentError:
             if self.statistics.withhold(window, "") is None:
@@ -170,7 +170,7 @@ class ReleaseProtocol:
         await self._done("read")
         return rows
 
-    async def _plan(self, due: DueWindow, rows: Arranged | None) -> StoredPlan:
+    async def _plan(self, due: DueWindow, rows: WindowRows | None) -> StoredPlan:
         """The stored plan. If another worker stored one, that plan is used."""
         planned = due.planned or await self.planning.first(due.window, rows)
         await self._done("plan")
@@ -184,14 +184,14 @@ class ReleaseProtocol:
         return refused
 
     async def _plan_again(
-        self, window: Window, rows: Arranged | None, planned: StoredPlan, refused: npt.NDArray[np.uint64]
+        self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: npt.NDArray[np.uint64]
     ) -> StoredPlan:
         """Replace the plan by one without the users in ``refused``. What was paid stays paid."""
         planned = await self.planning.replaced(window, rows, planned, refused)
         await self._done("plan")
         return planned
 
-    async def _draw(self, plan: Plan, rows: Arranged | None) -> Drawn | None:
+    async def _draw(self, plan: Plan, rows: WindowRows | None) -> Drawn | None:
         drawn = self.statistics.draw(plan, rows, self.noise)
         await self._done("draw")
         return drawn

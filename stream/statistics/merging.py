@@ -8,14 +8,12 @@ user's loss is the sum over the cells they visit, as without merging.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import h3
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
-from dpcore.pair_sums import PairSums
 from dpcore.resolution import choose_resolution
 from stream.config.speed import HexagonConfig
 from stream.messages.message import cell_text
@@ -24,7 +22,6 @@ from stream.windows import utc_text
 
 IdArray = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
-T = TypeVar("T", Contributions, PairSums)
 
 
 def merge_hexagons(counts: Counts, hexagons: HexagonConfig, predict: Callable[[Counts], FloatArray]) -> IdArray | None:
@@ -54,7 +51,7 @@ def resolutions(cells: IdArray) -> IdArray:
     return np.asarray(cells >> np.uint64(52) & np.uint64(15))
 
 
-def by_planned_cells(plan: Plan, contributions: T) -> T:
+def by_planned_cells(plan: Plan, contributions: Contributions) -> Contributions:
     """The contributions grouped by the cells of ``plan``; unchanged if the resolution is fixed.
 
     Raises :class:`PlanError` if the rows are in other hexagons than planned.

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
-from dpcore.pair_sums import Summable
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.speed import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
@@ -39,7 +38,6 @@ from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_values
-from stream.statistics.window_sums import values_of
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -123,14 +121,14 @@ def plan_window(
     )
 
 
-def draw(plan: Plan, contributions: Summable, noise: Noise) -> dict[str, Columns]:
+def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """Draw every statistic of the plan's cells. ``draw_histograms`` draws the histograms.
 
     Raises :class:`stream.statistics.plan.PlanError` if the rows are not those that were planned and charged.
     """
     if plan.relation == NeighbouringRelation.VALUES:
         return draw_values(plan, contributions, noise)
-    return draw_participation(plan, values_of(plan, contributions), noise)
+    return draw_participation(plan, contributions, noise)
 
 
 def post_process(

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import ChargeBasis, from_micro
-from dpcore.contributions import Counts
-from dpcore.level_tree import LEAST_ERROR, Sharing, TreeShape
-from dpcore.pair_sums import Summable
+from dpcore.contributions import Contributions, Counts
+from dpcore.level_tree import Sharing, TreeShape
 from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from dpcore.scales import LaplaceScales
@@ -48,10 +47,6 @@ CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
 
 
-Form = Literal[1, 2, 3, 4]
-"""Forms of stored plans. Whoever adds keys that change noise adds a form, which earlier versions refuse to read."""
-
-
 class PlanError(RuntimeError):
     """Rows and plan do not belong together, so nothing may be released."""
 
@@ -68,8 +63,6 @@ class ZcdpTerms(msgspec.Struct, frozen=True):
 class RegionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How a user's region is computed from their fixes, and the grid that counts regions; lengths in metres.
 
-    Plans without ``inference`` are of versions that made all counts covert, those without ``total_share`` of versions that
-    did not draw the number of all regions by itself, those without ``outliers`` of versions that shrank every wide region.
     ``origin`` "declared": the last ``regions_per_user`` that each user declares; then ``nearest`` and the like mean nothing.
     """
 
@@ -187,14 +180,6 @@ class Plan(
     cdf_factors: tuple[int, ...] = ()
     cdf_sharing: Sharing = "optimal"
     area: bool = False
-
-    @property
-    def form(self) -> Form | None:
-        """The oldest form whose versions know all set keys: others would draw other noise. None: all versions know them."""
-        if self.area or self.declares_regions or self.sum_caps_bytes:
-            return 4 if self.area else 3 if self.declares_regions else 2
-        departs = (self.mean_capacity, self.mean_quantile_percent, self.cdf_shape) != (None, 10, LEAST_ERROR)
-        return 1 if departs else None
 
     @property
     def declares_regions(self) -> bool:
@@ -359,22 +344,19 @@ def within(plan: Plan, budget: int | None) -> Plan:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Stored form of a plan. One with a :attr:`~Plan.form` is stored behind its number, in an array: versions that do not know
-    its keys expect a map or another number, and refuse to read it.
-    """
-    return msgspec.msgpack.encode(plan if plan.form is None else (plan.form, plan))
+    """Stored form of a plan."""
+    return msgspec.msgpack.encode(plan)
 
 
 def decode_plan(blob: bytes) -> Plan:
     """The plan that a stored form represents; raises :class:`PlanError` for a form that this version does not know."""
     try:
-        stored = msgspec.msgpack.decode(blob, type=Plan | tuple[Form, Plan])
+        return msgspec.msgpack.decode(blob, type=Plan)
     except msgspec.DecodeError as error:
         raise PlanError(
             f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this worker; otherwise "
             "restore Redis from its append-only file"
         ) from None
-    return stored[1] if isinstance(stored, tuple) else stored
 
 
 def counts_digest(counts: Counts) -> str:
@@ -385,7 +367,7 @@ def counts_digest(counts: Counts) -> str:
     return state.hexdigest()
 
 
-def check_rows(plan: Plan, contributions: Summable) -> None:
+def check_rows(plan: Plan, contributions: Contributions) -> None:
     """Raise :class:`PlanError` if the rows are not those that were planned and charged, or clipped to another bound."""
     if contributions.upper != plan.upper_quanta:
         raise PlanError(

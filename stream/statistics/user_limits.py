@@ -70,16 +70,6 @@ class UserLimits:
         chosen = self._with_most_events(counts, *np.unique(event_pair[events][first], return_counts=True))
         return counts.pair_cell[chosen] * counts.n_users + counts.pair_user[chosen], last
 
-    def counted_pairs(self, counts: Counts) -> BoolArray | None:
-        """Which pairs of ``counts`` are in cells that count, shape (P,); None where all are. The limit of events is not applied."""
-        above = np.bincount(counts.pair_user, minlength=counts.n_users) > (self.cells or len(counts.samples))
-        if not above.any():
-            return None
-        counted = ~above[counts.pair_user]
-        pair = np.flatnonzero(~counted)
-        counted[self._with_most_events(counts, pair, counts.samples[pair])] = True
-        return counted
-
     def _with_most_events(self, counts: Counts, pair: IntArray, events: IntArray) -> IntArray:
         """Of each user the pairs among ``pair`` with most ``events``, as many as cells may count."""
         order = np.lexsort((pair, -events, counts.pair_user[pair]))

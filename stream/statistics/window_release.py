@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
-from dpcore.pair_sums import PairSums
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.section import BoundingBox
@@ -29,8 +28,6 @@ from stream.statistics.pipeline import compose, compose_withheld, contributions_
 from stream.statistics.plan import Columns, Plan, PlanError, empty_plan, within
 from stream.statistics.smoothing_state import decode_memory, encode_memory
 from stream.statistics.user_limits import UserLimits
-from stream.statistics.window_sums import WindowSums, check_sums
-from stream.storage.stored_sums import StoredSums
 from stream.windows import Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -110,10 +107,6 @@ class WindowRows:
         return self.contributions.counts
 
 
-Arranged = WindowRows | WindowSums
-"""A window as its statistics read it."""
-
-
 class Allowance(NamedTuple):
     """What the ledger knows about the users of a window and its period.
 
@@ -141,26 +134,16 @@ class WindowStatistics:
 
     config: Config
 
-    def arrange(self, rows: npt.NDArray[np.void], window: Window, sums: StoredSums | None = None) -> Arranged:
-        """The rows of ``window`` among ``rows``, sorted. The order in which they arrived does not matter.
-
-        ``sums``: what partitions hold that hold no rows; then rows are summed up, too. Raises
-        :class:`stream.statistics.plan.PlanError` where the configuration cannot be released from sums.
-        """
+    def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
+        """The rows of ``window`` among ``rows``, sorted. The order in which they arrived does not matter."""
         time = rows["time"]
         inside = (time >= window.start * 1_000_000) & (time < window.end * 1_000_000)
         rows = rows if inside.all() else rows[inside]
         config, box = self.config, histogram_box(self.config)
         limits, rules = UserLimits.of(config), FixRules.of(config)
-        if sums is None:
-            return WindowRows.of(rows, config, limits, box, rules, declared=config.declares_regions)
-        added = check_sums(sums.sums, sums.last_us, window, config)
-        if len(rows):
-            beside = WindowRows.of(rows, config, UserLimits(0, limits.events), box)
-            added = PairSums.merged(added, PairSums.of(beside.contributions))
-        return WindowSums.of(added, limits)
+        return WindowRows.of(rows, config, limits, box, rules, declared=config.declares_regions)
 
-    def plan(self, rows: Arranged, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
+    def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
         """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.
 
         Under "values", histograms are left out in a period whose charges depended on counts, because admission to them would
@@ -184,7 +167,7 @@ class WindowStatistics:
         plan = empty_plan(config, window, period, generation)
         return msgspec.structs.replace(plan, withheld=True)
 
-    def draw(self, plan: Plan, rows: Arranged | None, noise: Noise) -> Drawn | None:
+    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
         """The drawn window; None for a withheld one.
 
         Raises :class:`stream.statistics.plan.PlanError` if rows and plan do not match.

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 from stream.storage.scripts import Argument
 
-_MIXER = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number whose bits look random."""
-
 
 class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
     """The batch begins beyond ``stored``, the next offset in Redis, so reading must continue from there."""
@@ -27,20 +24,13 @@ class Appended(NamedTuple):
     """Numbers of rows of one call: stored, stored before, late.
 
     ``skewed``: late rows that were in time by the broker's timestamp, although the partition had been read past that time. The
-    clocks of brokers and Redis then differ by more than is allowed. ``overtaken``, ``beyond``: rows that sums do not count, because an
-    event of their user that counts is as late in event time, or because their user has as many events as may count.
+    clocks of brokers and Redis then differ by more than is allowed.
     """
 
     appended: int
     duplicates: int
     late: int
     skewed: int = 0
-    overtaken: int = 0
-    beyond: int = 0
-
-    def plus(self, **more: int) -> Appended:
-        """These numbers and ``more``."""
-        return self._replace(**{name: getattr(self, name) + number for name, number in more.items()})
 
 
 class Arrivals(NamedTuple):
@@ -91,46 +81,3 @@ class Arriving:
             return "", self.rows[chosen]
         deadline = self.arrivals.deadline(slot)
         return str(deadline), self.rows[chosen][: np.searchsorted(self.arrivals.rows[chosen], deadline, side="right")]
-
-    @property
-    def are_in_time(self) -> NDArray[np.bool_]:
-        """Whether each row was appended by the deadline of its slot, (n,)."""
-        if self.arrivals is None:
-            return np.ones(len(self.rows), dtype=bool)
-        slots, of_row = np.unique(self.slots, return_inverse=True)
-        deadlines = np.array([self.arrivals.deadline(slot) for slot in slots.tolist()], dtype=np.int64)
-        return np.asarray(self.arrivals.rows <= deadlines[of_row])
-
-    def head(self, pairs: int) -> Arriving:
-        """The batch up to the end of the message with the last row of its first ``pairs`` pairs of user and cell."""
-        if len(self.rows) <= pairs:
-            return self
-        pair = self.rows["user"] * _MIXER + self.rows["cell"]  # two that become equal make the head a little longer
-        first = np.sort(np.unique(pair, return_index=True)[1])
-        if len(first) <= pairs:
-            return self
-        end = int(np.searchsorted(self.offsets, self.offsets[first[pairs] - 1], side="right"))
-        return self if end == len(self.rows) else self._part(0, end, self.first, int(self.offsets[end - 1]) + 1)
-
-    def after(self, offset: int) -> Arriving | None:
-        """The batch from ``offset`` on; None if it ends before."""
-        if offset >= self.following:
-            return None
-        begin = int(np.searchsorted(self.offsets, offset))
-        return self._part(begin, len(self.rows), offset, self.following)
-
-    def _part(self, begin: int, end: int, first: int, following: int) -> Arriving:
-        arrivals = self.arrivals
-        if arrivals is not None:
-            times = arrivals.rows[begin:end]
-            last = arrivals.last if following == self.following else int(times[-1])
-            arrivals = Arrivals(times, last, arrivals.deadline)
-        return Arriving(
-            self.partition,
-            first,
-            following,
-            self.rows[begin:end],
-            self.offsets[begin:end],
-            self.slots[begin:end],
-            arrivals,
-        )

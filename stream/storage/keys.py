@@ -199,32 +199,6 @@ class FeedKeys:
         """Hash: the lowest budget of the period, and whether its charges depended on counts."""
         return self._shared(f"terms:{period}")
 
-    # Where earlier versions kept rows and how far they were read. A worker that starts takes them over.
-
-    @property
-    def offsets(self) -> str:
-        """A text that such a version cannot write to, so that none stores rows which nobody would read; before: a hash."""
-        return self._named("offsets")
-
-    @property
-    def watermarks(self) -> str:
-        """Hash, partition -> largest event time, µs."""
-        return self._named("watermarks")
-
-    @property
-    def read(self) -> str:
-        """Hash, partition -> time before which everything appended to it has been read, µs."""
-        return self._named("read")
-
-    @property
-    def slots(self) -> str:
-        """Sorted set of timeslots that hold rows."""
-        return self._named("slots")
-
-    def rows(self, slot: int) -> str:
-        """List of blobs of rows."""
-        return self._named(f"rows:{slot}")
-
 
 @dataclass(frozen=True)
 class PartKeys:
@@ -261,5 +235,5 @@ class PartKeys:
         return self._named("sealed")
 
     def rows(self, slot: int) -> str:
-        """List of blobs of rows; or hash of sums in their place, as :mod:`stream.storage.stored_sums` says."""
+        """List of blobs of rows."""
         return self._named(f"rows:{slot}")

@@ -5,9 +5,6 @@ rows below the stored offset are skipped, so a second delivery changes nothing, 
 former owner of the partition. A batch that begins beyond the stored offset is refused, so nothing is skipped if Redis
 was set back. Sealed slots, and slots of retired periods, take no more rows, and no slot takes rows that the broker
 appended after its deadline. The call that stores the rows decides this. All that it touches is on the partition's shard.
-
-A window may hold sums in place of rows (``window.state``, :mod:`stream.storage.stored_sums`). In each partition it holds what its
-first batch brought, under one key, which is a list of rows or a hash of sums; so no window holds both in one partition.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from numpy.typing import NDArray
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.storage.adding_sums import AddingSums, Form
 from stream.storage.arriving import Appended, Arrivals, Arriving, Behind
 from stream.storage.keys import PartKeys
 from stream.storage.ledger import AFRESH
@@ -28,8 +24,7 @@ from stream.storage.opening import Opening
 from stream.storage.partitions import Known, each, known_partitions
 from stream.storage.scripts import Script
 from stream.storage.sealed_rows import ROW, SealedRows
-from stream.storage.stored_sums import SumTerms
-from stream.windows import PartitionTime, utc_text
+from stream.windows import PartitionTime
 
 __all__ = ["ROW", "Appended", "Arrivals", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
 
@@ -123,26 +118,15 @@ class Look(NamedTuple):
 class RowStore(SealedRows):
     """Rows, offsets and times of one feed. The keys of each partition are on one shard, the feed's own on another."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        feed: str,
-        shared_ledger: str | None = None,
-        *,
-        terms: SumTerms | None = None,
-        form: Form = "rows",
-    ) -> None:
-        """``form``: what windows hold that hold nothing yet. ``terms``: those of sums; without them no window may hold sums."""
+    def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         super().__init__(redis, feed, shared_ledger)
         self._opening = Opening(redis, self._keys)
-        self._append = Script(redis, "moving.lua", "append.lua")
-        self.sums = None if terms is None else AddingSums(redis, self._keys, self._opening, terms, form)
+        self._append = Script(redis, "append.lua")
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
         """The rows of a configured feed."""
-        terms = SumTerms(config.speed.upper_quanta, config.window.max_events_per_user)
-        return cls(redis, config.feed.name, config.shared_ledger, terms=terms, form=config.window.state)
+        return cls(redis, config.feed.name, config.shared_ledger)
 
     async def now_us(self) -> int:
         """The clock of the feed's shard, µs UTC, which is the same for all workers."""
@@ -171,9 +155,6 @@ class RowStore(SealedRows):
         it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
         batch = Arriving(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
-        sums = self.sums
-        if sums is not None and (sums.form == "sums" or sums.knows(batch)):
-            return await sums.add(batch, begun=begun)
         part = PartKeys(self._keys, partition)
         keys: list[str] = [part.progress, part.slots, part.sealed]
         args = batch.facts
@@ -185,14 +166,7 @@ class RowStore(SealedRows):
             await self._opening.open(partition, 0 if begun else first_offset)
         if len(answer) == 1:
             raise Behind(partition, answer[0])
-        if len(answer) > 2:
-            return Appended(*answer)
-        if sums is None:
-            raise StateError(
-                f"window {utc_text(int(answer[0]))} holds sums; store its events with the terms of a configuration"
-            )
-        sums.note(partition, int(answer[0]), "sums")
-        return await sums.add(batch, begun=begun)
+        return Appended(*answer)
 
     async def read_through(self, partitions: Sequence[ReadThrough]) -> dict[str, int]:
         """Record partitions that were read to their end.

@@ -15,7 +15,6 @@ from redis.asyncio import Redis
 
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.partitions import Call, Known, each, known_partitions
-from stream.storage.stored_sums import Page, StoredPart, StoredSums, page_of, part_of, together
 from stream.windows import utc_text
 
 ROW = np.dtype(
@@ -32,13 +31,8 @@ _BYTES_PER_READ = 2**19
 nobody else."""
 _BLOBS_PER_READ = 2_000
 """Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as long."""
-FIELDS_PER_READ = 1_000
-"""Fields of sums that one read looks at, each of some hundred bytes."""
 _PARTITIONS_AT_ONCE = 16
 """Partitions that are read at once: with half a MiB each, what is on its way stays small beside a window."""
-
-_SUMS = 2
-"""What a read answers of a partition that holds sums."""
 
 _NAMES = """
 -- KEYS: opened, partitions, gone
@@ -64,14 +58,12 @@ return 1
 _READ_PART = """
 -- KEYS: sealed, rows, and slots if the topic no longer has the partition; ARGV: window, number of its first blob, least bytes, and
 -- most blobs.
--- Returns the seal, whether these are the last blobs, and the blobs; nothing if the window is not sealed. Of a partition that holds sums
--- it returns the seal and 2.
+-- Returns the seal, whether these are the last blobs, and the blobs; nothing if the window is not sealed.
 local seal = redis.call('HGET', KEYS[1], ARGV[1])
 if not seal then
   if KEYS[3] and redis.call('HEXISTS', KEYS[3], ARGV[1]) == 0 then return {'', 1} end
   return {}
 end
-if redis.call('TYPE', KEYS[2]).ok == 'hash' then return {seal, 2} end
 local answer, size, at, step = {seal, 0}, 0, tonumber(ARGV[2]), 1
 while size < tonumber(ARGV[3]) and at - tonumber(ARGV[2]) < tonumber(ARGV[4]) do
   local blobs = redis.call('LRANGE', KEYS[2], at, at + step - 1)
@@ -89,16 +81,8 @@ while size < tonumber(ARGV[3]) and at - tonumber(ARGV[2]) < tonumber(ARGV[4]) do
 end
 return answer
 """
-_SCAN_PART = """
--- KEYS: sealed, rows; ARGV: window, cursor, fields to look at. Returns the seal, the number of all fields, the next cursor, and fields with
--- their values; nothing if the window is not sealed.
-local seal = redis.call('HGET', KEYS[1], ARGV[1])
-if not seal then return {} end
-local found = redis.call('HSCAN', KEYS[2], ARGV[2], 'COUNT', ARGV[3])
-return {seal, redis.call('HLEN', KEYS[2]), found[1], found[2]}
-"""
 _DROP_PART = """
--- KEYS: slots, sealed, rows or sums; ARGV: window, whether the topic has the partition. A row that comes again later is late.
+-- KEYS: slots, sealed, rows; ARGV: window, whether the topic has the partition. A row that comes again later is late.
 redis.call('UNLINK', KEYS[3])
 redis.call('HDEL', KEYS[1], ARGV[1])
 if ARGV[2] == '1' then
@@ -116,13 +100,6 @@ class NotSealedError(RuntimeError):
         super().__init__(
             f"window {utc_text(slot)} is not sealed in {named or 'any partition'}: what a shard lost when it was set back is read again first"
         )
-
-
-class StoredWindow(NamedTuple):
-    """What is stored of a window: rows, and the sums of partitions that hold these instead; None if none does."""
-
-    rows: NDArray[np.void]
-    sums: StoredSums | None = None
 
 
 class _Place(NamedTuple):
@@ -167,18 +144,13 @@ class SealedRows:
         if refused := [name for name, sealed in zip(partitions, answers, strict=True) if not sealed]:
             raise NotSealedError(slot, refused)
 
-    async def read_rows(self, slot: int, *, positions: bool = True) -> NDArray[np.void]:
-        """The rows of :meth:`read`."""
-        return (await self.read(slot, positions=positions)).rows
+    async def read(self, slot: int, *, positions: bool = True) -> NDArray[np.void]:
+        """Every row of ``slot``, in order of partitions and arrival, without lat and lng if ``positions`` are not needed.
 
-    async def read(self, slot: int, *, positions: bool = True) -> StoredWindow:
-        """Everything that is stored of ``slot``.
-
-        Rows are in order of partitions and arrival, without lat and lng if ``positions`` are not needed. Raises
-        :class:`NotSealedError` unless every partition has sealed it.
+        Raises :class:`NotSealedError` unless every partition has sealed it.
         """
         stored, names = bytearray(), list(partitions := await self.partitions())
-        waiting, of_sums = [_Place(number, None, 0) for number in range(len(names))], list[_Place]()
+        waiting = [_Place(number, None, 0) for number in range(len(names))]
         while waiting:
             turn, waiting = waiting[:_PARTITIONS_AT_ONCE], waiting[_PARTITIONS_AT_ONCE:]
             calls = [self._read_call(slot, name := names[place.number], partitions[name], place.blob) for place in turn]
@@ -189,37 +161,15 @@ class SealedRows:
                 seal, last, *blobs = answer
                 rows = np.frombuffer(b"".join(blobs), dtype=ROW)
                 stored += (rows if positions else rows[_PLACELESS].astype(PLACELESS_ROW)).data.cast("B")
-                if last == _SUMS:
-                    of_sums.append(place._replace(seal=seal))
-                elif not last:
+                if not last:
                     left.append(_Place(place.number, seal, place.blob + len(blobs)))
             waiting = left + waiting
-        sums = together([await self.read_sums(slot, names[place.number], place.seal) for place in of_sums])
-        return StoredWindow(np.frombuffer(stored, dtype=ROW if positions else PLACELESS_ROW), sums)
+        return np.frombuffer(stored, dtype=ROW if positions else PLACELESS_ROW)
 
     def _read_call(self, slot: int, partition: str, known: Known, blob: int) -> Call:
         part = PartKeys(self._keys, partition)
         keys = [part.sealed, part.rows(slot), *([part.slots] if known.gone else [])]
         return keys, [slot, blob, _BYTES_PER_READ, _BLOBS_PER_READ]
-
-    async def read_sums(self, slot: int, partition: str, seal: bytes | None) -> StoredPart:
-        """The sums of one partition, under the ``seal`` that was seen.
-
-        A cursor means nothing to a server that was started anew, or to the replica that took over. So it is checked that as many
-        fields were seen as there are; otherwise this raises :class:`NotSealedError`, and the next attempt reads all of them again.
-        """
-        part, pages, cursor = PartKeys(self._keys, partition), list[Page](), b"0"
-        while cursor != b"0" or not pages:
-            calls: list[Call] = [([part.sealed, part.rows(slot)], [slot, cursor, FIELDS_PER_READ])]
-            (answer,) = await each(self._redis, _SCAN_PART, calls)
-            if not answer or answer[0] != seal:
-                raise NotSealedError(slot, [partition])
-            _, number, cursor, fields = answer
-            pages.append(page_of(fields))
-        stored = part_of(pages, number)
-        if stored is None:
-            raise NotSealedError(slot, [partition])
-        return stored
 
     async def drop_rows(self, slot: int) -> None:
         """Delete the rows of a released slot. It stays sealed; where a shard is away, it stays named and is deleted later."""

@@ -816,26 +816,10 @@ STATE = (
     Bug(
         "reading: rows of a partition that lost its seal",
         "stream/storage/sealed_rows.py",
-        "  return {}\nend\nif redis.call('TYPE'",
-        "  seal = ''\nend\nif redis.call('TYPE'",
+        "  return {}\nend\nlocal answer",
+        "  seal = ''\nend\nlocal answer",
         "tests/stream/protocol/test_set_back_of_a_shard.py",
         "seal and goes",
-    ),
-    Bug(
-        "taking over: an earlier version goes on storing",
-        "stream/storage/lua/take_over.lua",
-        "if kind == 'none' and redis.call('EXISTS', KEYS[5]) == 0 then\n  redis.call('SET', KEYS[1], ARGV[3])",
-        "if kind == 'none' and redis.call('EXISTS', KEYS[5]) == 0 then",
-        "tests/stream/storage/test_taking_over.py",
-        "cannot_store_any_more",
-    ),
-    Bug(
-        "taking over: an earlier version releases a window without the rows that moved while it read",
-        "stream/storage/lua/take_over.lua",
-        "redis.call('SET', old, ARGV[3], 'EX', ARGV[4])",
-        "",
-        "tests/stream/storage/test_taking_over.py",
-        "before_the_rest_moved",
     ),
 )
 HISTOGRAMS = (
@@ -1194,57 +1178,7 @@ SHARED_LEDGER = (
     ),
 )
 
-_SUMS = "tests/stream/storage/test_sums.py"
-
 SUMS = (
-    Bug(
-        "sums: a piece that begins before the stored offset is added",
-        "stream/storage/lua/add_sums.lua",
-        "if tonumber(ARGV[1]) ~= stored then",
-        "if tonumber(ARGV[1]) > stored then",
-        _SUMS,
-        "zombie",
-    ),
-    Bug(
-        "sums: a user's events are added although the store knows later ones",
-        "stream/storage/lua/add_sums.lua",
-        "if first <= before then",
-        "if false then",
-        _SUMS,
-        "straggler",
-    ),
-    Bug(
-        "sums: a pair that a user left is forgotten",
-        "stream/storage/lua/add_sums.lua",
-        "gone[names[k] .. string.sub(there, 1, 8)] = string.sub(known, 21)",
-        "",
-        _SUMS,
-        "two_owners",
-    ),
-    Bug(
-        "sums: a value above the bound is added as it is",
-        "stream/storage/stored_sums.py",
-        'np.clip(rows["value"][order].astype(np.int64), 0, upper)',
-        'np.maximum(rows["value"][order].astype(np.int64), 0)',
-        _SUMS,
-        "hostile",
-    ),
-    Bug(
-        "sums: an event as late as one that counts is counted",
-        "stream/storage/stored_sums.py",
-        "key > np.maximum(least",
-        "key >= np.maximum(least",
-        _SUMS,
-        "plain_rule",
-    ),
-    Bug(
-        "sums: sums of values up to a larger bound are released with the noise of a smaller one",
-        "stream/statistics/window_sums.py",
-        "if stored.upper > upper:",
-        "if False:",
-        "tests/stream/protocol/test_sums_and_rows.py",
-        "changed_back",
-    ),
     Bug(
         "sums: the cap of a user's sum is not applied",
         "dpcore/pair_sums.py",
@@ -1253,16 +1187,42 @@ SUMS = (
         "tests/dpcore/test_pair_sums.py",
         "draw_what_values_draw",
     ),
-    Bug(
-        "sums: fields that a read missed are left out",
-        "stream/storage/stored_sums.py",
-        "if len(users) + int(once.sum()) + len(uppers) != number:",
-        "if False:",
-        _SUMS,
-        "misses_fields",
-    ),
 )
 
+LIVE = (
+    Bug(
+        "gaussian allocation: charges are rounded down",
+        "dpcore/gaussian_allocation.py",
+        "-(-top[r] * moves**2 // bottom[r])",
+        "top[r] * moves**2 // bottom[r]",
+        "tests/dpcore/test_gaussian_allocation.py",
+        "no_user_ever",
+    ),
+    Bug(
+        "gaussian allocation: the sensitivity is not squared",
+        "dpcore/gaussian_allocation.py",
+        "-(-top[r] * moves**2 // bottom[r])",
+        "-(-top[r] * moves // bottom[r])",
+        "tests/dpcore/test_gaussian_allocation.py",
+        "no_user_ever",
+    ),
+    Bug(
+        "residual: a user counts for half the range",
+        "dpcore/residual.py",
+        "return retained * (self.upper - self.lower)[counts.pair_cell]",
+        "return retained * ((self.upper - self.lower) // 2)[counts.pair_cell]",
+        "tests/dpcore/test_residual.py",
+        "moves_a_cell",
+    ),
+    Bug(
+        "grants: what was spent is forgotten",
+        "dpcore/grants.py",
+        "left = np.maximum(budget - spent, 0)",
+        "left = np.maximum(budget - 0 * spent, 0)",
+        "tests/dpcore/test_grants.py",
+        "add_up",
+    ),
+)
 BUGS = (
     *PLAN,
     *CHARGE,
@@ -1277,6 +1237,7 @@ BUGS = (
     *ALERTS,
     *AREAS,
     *SUMS,
+    *LIVE,
 )
 QUICK = (
     "mean: half the cap in the sensitivity",

@@ -12,9 +12,8 @@ import json
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -22,10 +21,9 @@ from stream.ingestion.pseudonyms import Pseudonyms
 from stream.local import REPO_ROOT
 from stream.messages.message import OUTPUT_TOPICS, digest, schema, window_message
 from stream.statistics.pipeline import contributions_of, plan_window
-from stream.statistics.plan import Plan, PlanError, decode_plan, empty_plan, encode_plan, pack_ids, pack_integers
+from stream.statistics.plan import decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import ROW
-from stream.storage.stored_sums import ENTRY, LATEST
 from stream.windows import Window
 from tests.support.builders import SLOT, bus_config, pinned_rows, riders_config
 
@@ -82,7 +80,6 @@ def other() -> dict[str, Any]:
         "digest": digest([b"one", b"two"]),
         "pseudonym": Pseudonyms(bytes(range(32)))["bus-1"],
         "row": [list(field) for field in ROW.descr],
-        "sums": {"entry": ENTRY.descr, "user": LATEST.descr},
     }
 
 
@@ -125,60 +122,6 @@ def test_every_redis_key_keeps_its_name(known: dict[str, Any]) -> None:
 def test_a_plan_that_an_older_version_stored_is_read_and_means_the_same(relation: str, known: dict[str, Any]) -> None:
     blob = base64.b64decode(known["plans"][relation])
     assert encode_plan(decode_plan(blob)) == blob
-
-
-DEPARTURES: list[dict[str, Any]] = [
-    {"mean_mechanism": "levy", "mean_capacity": 3},
-    {"mean_mechanism": "fixed-quantile", "mean_quantile_percent": 30},
-    {"statistics": ["p50"], "cdf_factors": [2] * 5},
-    {"statistics": ["p50"], "cdf_sharing": "equal"},
-]
-"""Tables of [speed] with a key that versions before it would pass over."""
-
-
-@pytest.mark.parametrize("speed", DEPARTURES, ids=str)
-def test_versions_that_do_not_know_a_key_cannot_read_a_plan_that_sets_it(tmp_path: Path, speed: dict[str, Any]) -> None:
-    """Otherwise they would draw by their own default, with noise that was not charged. They read plans as maps."""
-    config = bus_config(tmp_path, **{f"speed.{key}": value for key, value in speed.items()})
-    by_default = empty_plan(bus_config(tmp_path), config.slotting.window(SLOT), config.slotting.period_of(SLOT), "")
-    plan = empty_plan(config, config.slotting.window(SLOT), config.slotting.period_of(SLOT), "")
-    assert decode_plan(encode_plan(plan)) == plan != by_default
-    assert decode_plan(encode_plan(by_default)) == by_default
-    assert msgspec.msgpack.decode(encode_plan(by_default), type=Plan) == by_default
-    with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
-        msgspec.msgpack.decode(encode_plan(plan), type=Plan)
-    with pytest.raises(PlanError, match="upgrade this worker"):
-        decode_plan(msgspec.msgpack.encode((5, plan)))
-
-
-def test_versions_with_one_cap_for_all_cells_cannot_read_a_plan_with_a_cap_for_each(tmp_path: Path) -> None:
-    """Otherwise they would cap all cells at the largest: their noise was charged for less."""
-    config = bus_config(tmp_path)
-    plain = empty_plan(config, config.slotting.window(SLOT), config.slotting.period_of(SLOT), "")
-    for departing in ({}, {"mean_capacity": 3}):
-        plan = msgspec.structs.replace(plain, sum_cap=9, sum_caps_bytes=pack_integers(np.array([7, 9])), **departing)
-        assert decode_plan(encode_plan(plan)) == plan
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.msgpack.decode(encode_plan(plan), type=Plan | tuple[Literal[1], Plan])
-
-
-def test_versions_without_the_mean_of_the_area_cannot_read_a_plan_with_it(tmp_path: Path) -> None:
-    """Otherwise they would look for scales of fewer parts, or take the area's for a level's."""
-    plain = empty_plan(
-        riders_config(tmp_path), Window(SLOT, SLOT + 3600), riders_config(tmp_path).slotting.period_of(SLOT), ""
-    )
-    plan = msgspec.structs.replace(plain, area=True)
-    assert decode_plan(encode_plan(plan)) == plan
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(encode_plan(plan), type=Plan | tuple[Literal[1, 2, 3], Plan])
-
-
-def test_a_plan_of_a_version_with_one_cap_keeps_it_for_every_cell(tmp_path: Path) -> None:
-    config = bus_config(tmp_path)
-    plan = empty_plan(config, config.slotting.window(SLOT), config.slotting.period_of(SLOT), "")
-    old = msgspec.structs.replace(plan, sum_cap=9, cells_bytes=pack_ids(np.arange(3, dtype=np.uint64)))
-    assert decode_plan(msgspec.msgpack.encode(old)).caps.tolist() == [9, 9, 9]
-    assert plan.caps is None
 
 
 def test_identifiers_digests_pseudonyms_and_rows_are_computed_as_before(known: dict[str, Any]) -> None:

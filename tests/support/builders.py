@@ -160,3 +160,8 @@ def uncommented(file: Path, tables: Collection[str] = ()) -> str:
     shares = ", ".join(["sparse = 1.0", *(f"{name} = 3" for name in tables)])
     example = example.replace('["sparse"]', json.dumps(["sparse", *tables])).replace("sparse = 1.0", shares)
     return text[:start] + example + text[end:]
+
+
+def in_order(rows: np.ndarray) -> np.ndarray:
+    """The rows in order of time, as a fleet sends them."""
+    return rows[np.argsort(rows["time"], kind="stable")]

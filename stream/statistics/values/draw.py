@@ -13,7 +13,6 @@ from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.mean import Mean
 from dpcore.noise import Noise
-from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
 from stream.config.speed import SPEED_QUANTUM_KMH
@@ -21,13 +20,12 @@ from stream.statistics.distributions import bins_of, share_columns, too_large
 from stream.statistics.plan import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
-from stream.statistics.window_sums import values_of
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 
-def draw_values(plan: Plan, contributions: Summable, noise: Noise) -> dict[str, Columns]:
+def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """Draw all noise of the window, for every statistic and all cells, including those that are not published.
 
     The noise of mean and variance is one batch, that of the distributions another; means of a single-cell mechanism are
@@ -45,16 +43,16 @@ def draw_values(plan: Plan, contributions: Summable, noise: Noise) -> dict[str, 
         ).draw(noise)
         for (name, number), added in zip(numbers.items(), drawn, strict=True):
             if name == "mean" and plan.mean_epsilon_micro:
-                columns[name] = _cell_means(plan, values_of(plan, kept), noise)
+                columns[name] = _cell_means(plan, kept, noise)
             else:
                 columns[name] = _numbers(name, number, plan, kept, scales[name], added)
     if "distribution" in statistics:
-        columns |= _distribution(plan, values_of(plan, kept), noise)
+        columns |= _distribution(plan, kept, noise)
     return {name: columns[name] for name in dict.fromkeys([*plan.statistics, *columns]) if name in columns}
 
 
 def _numbers(
-    name: str, number: Mean | Variance, plan: Plan, kept: Summable, scales: LaplaceScales, added: IntArray
+    name: str, number: Mean | Variance, plan: Plan, kept: Contributions, scales: LaplaceScales, added: IntArray
 ) -> Columns:
     """Means or variances in released units, from the noise ``added`` (C,) to their integers, with 95 % intervals."""
     unit, top = number.unit(kept.counts, SPEED_QUANTUM_KMH), _top(name, plan)

@@ -5,7 +5,24 @@
 --       rows (int64 LE, not descending; the late ones come last; the rows of one message share its offset, and are in one call)
 -- Returns {appended rows, duplicate rows, late rows, late rows that were in time by the broker's timestamp}. If the batch begins
 -- beyond the stored offset, nothing is written and {stored offset} is returned: Redis was set back, and the messages between
--- must be read again. Returns {} if the partition was not opened, and {slot, 'sums'}, with nothing written, if a window holds sums.
+-- must be read again. Returns {} if the partition was not opened.
+
+-- Moves the partition to the next offset. Of progress, 'read' and the largest event time never fall.
+local function move(key, stored, next_offset, read, arrived, known, largest)
+  if tonumber(next_offset) <= stored then return end
+  local changed = {'offset', next_offset}
+  if arrived ~= '' and tonumber(arrived) > read then
+    changed[3], changed[4] = 'read', arrived
+  end
+  if largest ~= '' and (not known or tonumber(known) < tonumber(largest)) then
+    local now = redis.call('TIME')
+    for _, part in ipairs({'event', largest, 'moved', string.format('%d%06d', now[1], now[2])}) do
+      changed[#changed + 1] = part
+    end
+  end
+  redis.call('HSET', key, unpack(changed))
+end
+
 local ROW, OFFSET = 36, 8
 local progress = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark', 'event')
 local first, stored = tonumber(ARGV[1]), tonumber(progress[1])
@@ -24,9 +41,6 @@ local function below(offsets, limit)
 end
 
 local n = (#ARGV - 4) / 4
-for i = 1, n do
-  if redis.call('TYPE', KEYS[3 + i]).ok == 'hash' then return {ARGV[4 * i + 1], 'sums'} end
-end
 for i = 1, n do
   local slot, deadline, blob, offsets = ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3], ARGV[4 * i + 4]
   local known = 0

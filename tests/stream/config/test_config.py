@@ -17,9 +17,6 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
     config = load_config(BUS)
     assert config.relation == "values"
     assert config.speed.upper_quanta == 6500
-    for name in ("bus-fleet.toml", "riders.toml"):
-        shipped = (REPO_ROOT / "config" / name).read_bytes()
-        assert (REPO_ROOT / "stream" / "config" / "templates" / name).read_bytes() == shipped
     assert load_config(REPO_ROOT / "config" / "riders.toml").relation == "participation"
 
 
@@ -117,35 +114,3 @@ def test_feeds_that_share_a_ledger_are_refused_where_their_order_could_reveal_wh
         with_histograms("values", tmp_path, ["ug"], **{"ledger.name": "city"})
     with pytest.raises(ConfigError, match=r"ledger\.name: found 'City'; write at most 32 lower-case letters"):
         bus_config(tmp_path, **{"ledger.name": "City"})
-
-
-SUMS = {"speed.clipping": "none", "window.state": "sums"}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ({"speed.clipping": "joint"}, "speed.clipping: .*set it to 'none'"),
-        ({"speed.statistics": ["mean", "p50", "cdf"]}, "speed.statistics: p50, cdf are read from single speeds"),
-        ({"speed.mean_mechanism": "baseline"}, "speed.mean_mechanism"),
-        ({"feed.quality.teleport_km_h": 200, "feed.quality.frozen": "20m"}, "teleport_km_h: .*; feed.quality.frozen: "),
-        (
-            {"histogram.mechanisms": ["ug"], "histogram.epsilon": 0.1, "privacy.budget": 48.0},
-            "histogram: it reads positions",
-        ),
-        ({"speed.upper_bound": 1000.0, "window.max_events_per_user": 900_720}, "set it to 900719 or less"),
-    ],
-)
-def test_sums_are_refused_with_every_key_that_reads_single_events(
-    overrides: dict[str, object], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=f"not with window.state 'sums': .*{says}"):
-        bus_config(tmp_path, **SUMS | overrides)
-
-
-def test_sums_are_for_means_and_variances_under_values_alone(tmp_path: Path) -> None:
-    assert load_config(BUS, **SUMS).window.state == "sums"
-    assert load_config(BUS).window.state == "rows", "which every configuration before them has"
-    for weight in ("user", "share", "sample"):
-        with pytest.raises(ConfigError, match="'sums': relation: under 'participation' every event is weighted"):
-            riders_config(tmp_path, **{"window.state": "sums", "participation.weight": weight})

@@ -33,7 +33,6 @@ from tests.support.feeding import (
 )
 from tests.support.ingesting import Ingesting
 from tests.support.stored_rows import rows_in
-from tests.support.summed import account, events_of, pairs_in
 
 PARTITIONS = 3
 
@@ -106,36 +105,6 @@ async def test_redelivery_to_another_group_and_shuffled_partitions_leave_the_sam
     async with Ingesting(f"{topic}-b", kafka, redis_url, group="unknown"):
         await until(all_read(redis, 4050))
     assert await stored_rows(redis) == expected_rows(make_config(topic), [*values, *more])
-
-
-async def test_sums_hold_what_counts_of_each_partition_once_and_metrics_say_why_the_others_do_not(
-    kafka, redis, redis_url, topic
-):
-    values, window = messages(3_000), {"state": "sums", "max_events_per_user": 2}
-    await produce(kafka, topic, values, PARTITIONS)
-    config, expected, overtaken, beyond = make_config(topic, **window), Counter(), 0, 0
-    for number in range(PARTITIONS):
-        batch = Decoder(config, KEY).decode(values[number::PARTITIONS], NOW_US)
-        for slot in np.unique(batch.slots).tolist():
-            expected_of_slot = account(events_of(batch.rows[batch.slots == slot]), config.speed.upper_quanta, 2)
-            for pair, numbers in expected_of_slot[0].items():
-                for place, one in enumerate(numbers):
-                    expected[slot, *pair, place] += one
-            overtaken, beyond = overtaken + expected_of_slot[1], beyond + expected_of_slot[2]
-    async with Ingesting(topic, kafka, redis_url, **window) as ingesting:
-        await until(all_read(redis, len(values)))
-    assert ingesting.metrics.events_rejected.labels("overtaken")._value.get() == overtaken > 0
-    assert ingesting.count("events_beyond_limits_total") == beyond > 0
-    async with Ingesting(topic, kafka, redis_url, group="again", **window):
-        await asyncio.sleep(0.5)
-    state = RowStore.of(redis, config)
-    stored = {
-        (slot, *pair, place): one
-        for slot in await state.open_slots()
-        for pair, numbers in (await pairs_in(state, slot)).items()
-        for place, one in enumerate(numbers)
-    }
-    assert stored == dict(expected)
 
 
 async def test_a_second_consumer_that_joins_and_leaves_mid_stream_doubles_and_loses_nothing(

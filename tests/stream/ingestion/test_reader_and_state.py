@@ -57,7 +57,7 @@ async def test_a_sealed_slot_takes_nothing_and_the_rest_of_the_batch_still_lands
     result = await state.append("t/0", 0, 100, rows, np.arange(100), slots)
     assert result == Appended(int((slots != SLOT).sum()), 0, int((slots == SLOT).sum()))
     assert await state.open_slots() == [SLOT + 3600]
-    assert len(await state.read_rows(SLOT)) == 0
+    assert len(await state.read(SLOT)) == 0
 
 
 class Redelivering(Ingestor):

@@ -24,9 +24,8 @@ from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
-from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
+from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, Stopped
-from tests.support.summed import SUMMED, in_order
 
 NAMES, N, HOUR = ("bus/0", "bus/1"), 20, 3600
 AFTER_US = (SLOT + 24 * HOUR) * 1_000_000
@@ -144,15 +143,11 @@ async def waits(redis: Redis, config: Config, publisher: Collected, state: RowSt
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
-@pytest.mark.parametrize(
-    ("step", "state"),
-    [*((step, {}) for step in STEPS), ("seal", SUMMED), ("charge", SUMMED)],
-    ids=[*STEPS, "seal of sums", "charge of sums"],
-)
+@pytest.mark.parametrize("step", STEPS)
 async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(
-    redis: Redis, tmp_path: Path, step: str, state: dict[str, Any], killed: bool
+    redis: Redis, tmp_path: Path, step: str, killed: bool
 ) -> None:
-    config, expected = bus_config(tmp_path, **PLAINLY_PLANNED | state), Collected()
+    config, expected = bus_config(tmp_path, **PLAINLY_PLANNED), Collected()
     await redis.config_set("appendfsync", "no")
     await fill(redis, config)
     await protocol(redis, config, expected).close(SLOT)

@@ -35,7 +35,7 @@ from stream.statistics.histograms.histograms import (
     regions_of,
 )
 from stream.statistics.pipeline import contributions_of, plan_window
-from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.plan import Plan, PlanError
 from stream.statistics.window_release import Allowance, WindowStatistics
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, with_histograms
@@ -294,17 +294,6 @@ def test_the_message_says_what_is_counted_and_is_valid(tmp_path: Path) -> None:
     validate(SPATIAL_HISTOGRAM, body)
     assert body["declared_regions"] == {"diameter_m": 1300.0, "per_user": 3}
     assert (body["fixes_per_user"], "regions" in body) == (1, False), "no fixes are counted, as for other regions"
-
-
-def test_older_versions_cannot_read_a_plan_of_declared_regions_and_read_others_as_before(tmp_path: Path) -> None:
-    """Otherwise they would compute regions from corners, and draw the noise of one region per user."""
-    plan, _ = planned(declaring(tmp_path), declared(1, 0, around(2, 2)))
-    assert decode_plan(encode_plan(plan)) == plan
-    with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
-        msgspec.msgpack.decode(encode_plan(plan), type=Plan)
-    assert msgspec.msgpack.decode(encode_plan(plan), type=tuple[int, Plan])[0] == 3
-    other, _ = planned(with_histograms("participation", tmp_path, ["euler"]), declared(1, 0, around(2, 2)))
-    assert msgspec.msgpack.decode(encode_plan(other), type=Plan) == other
 
 
 def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refused(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(re
         *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])],
     )
     await RowStore(redis, "bus").seal(SLOT)
-    whole = await RowStore(redis, "bus").read_rows(SLOT)
+    whole = await RowStore(redis, "bus").read(SLOT)
     assert whole.tobytes() == rows.tobytes()
-    placeless = await RowStore(redis, "bus").read_rows(SLOT, positions=False)
+    placeless = await RowStore(redis, "bus").read(SLOT, positions=False)
     assert placeless.dtype.names == ("cell", "user", "time", "value")
     assert placeless.tolist() == rows[list(placeless.dtype.names)].tolist()
 
@@ -47,7 +47,7 @@ async def test_a_quiet_night_makes_no_read_of_the_rush_hour_longer(redis: Redis)
     await RowStore(redis, "bus").seal(SLOT)
     await redis.rpush(PartKeys(FeedKeys("bus"), "t/0").rows(SLOT), *[bytes(ROW.itemsize)] * 5_000)
     await redis.config_resetstat()
-    assert len(await RowStore(redis, "bus").read_rows(SLOT)) == 5_000
+    assert len(await RowStore(redis, "bus").read(SLOT)) == 5_000
     commands = await redis.info("commandstats")
     assert commands["cmdstat_lrange"]["calls"] > 12, "10 if each read asks for twice as many as all before it"
     assert commands["cmdstat_eval"]["calls"] == 1 + 3, "a call reads 2 000 blobs at most: it would take Redis too long"

@@ -31,15 +31,14 @@ from stream.storage.client import blocking_client, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.partitions import each
+from stream.storage.partitions import ask_every_primary, each
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore, StateError
+from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
-from stream.storage.taking_over import take_over
-from tests.support.builders import SLOT, bus_config, random_rows
+from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.redis_cluster import Certificates, LocalCluster, Node
-from tests.support.summed import SUMMED, in_order
+from tests.support.secret_files import write_secret
 
 PARTITIONS = [f"bus/{number}" for number in range(6)]
 N, HOUR, PASSWORD = 20, 3600, "w-secret"
@@ -59,7 +58,7 @@ def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
     line = re.search(r"^user worker on #SHA256 (.*)$", (REPO_ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
     rights = line[1].replace("{bus}", f"{{{topic_name}}}").replace("{part:bus:", f"{{part:{topic_name}:").split()
     cluster.grant("worker", PASSWORD, *rights, "+cluster|slots", "+command", "+asking")
-    (tmp_path / "password").write_text(PASSWORD)
+    write_secret(tmp_path / "password", PASSWORD)
     login = {"redis.username": "worker", "redis.password_file": str(tmp_path / "password")}
     servers = {"redis.url": cluster.url, "redis.cluster": cluster.others}
     return bus_config(tmp_path, **servers, **login, **{"feed.name": topic_name})
@@ -187,22 +186,12 @@ async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that
     seen = await state.look()
     await read_on(state, 0, [batch(0, SLOT), batch(0, SLOT + HOUR)], 1)
     await state.seal(SLOT, seen.offsets)
-    assert len(await state.read_rows(SLOT)) == 2 * N
+    assert len(await state.read(SLOT)) == 2 * N
     later = (await state.look()).offsets | {PARTITIONS[1]: 2 * N}
     with pytest.raises(NotSealedError, match="bus/1"):
         await state.seal(SLOT + HOUR, later)
     with pytest.raises(NotSealedError, match="bus/1"):
-        await state.read_rows(SLOT + HOUR)
-
-
-async def test_rows_that_an_earlier_version_stored_are_refused_on_a_cluster(client: Redis, config: Config) -> None:
-    keys = FeedKeys.of(config)
-    await client.hset(keys.offsets, "bus/0", 10)
-    with pytest.raises(StateError, match="cannot be taken over"):
-        await take_over(client, config)
-    await client.delete(keys.offsets)
-    assert await take_over(client, config) == 0
-    assert await take_over(client, config) == 0
+        await state.read(SLOT + HOUR)
 
 
 async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_try_again(tmp_path: Path) -> None:
@@ -223,7 +212,7 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_
 
 
 async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("guess")
+    write_secret(tmp_path / "password", "guess")
     refused = redis_client(config.redis)
     with pytest.raises(AuthenticationError):
         await refused.ping()
@@ -348,31 +337,10 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
     await assert_released_as_on_one_server(client, redis, config, publisher, expected)
 
 
-async def test_a_window_of_sums_is_released_with_the_counts_of_rows_on_one_server(
-    client: Redis, redis: Redis, config: Config, tmp_path: Path
-) -> None:
-    """One shard after the other is stored to, sealed and read, and what was released is deleted on all of them."""
-    plain = {name: value for name, value in SUMMED.items() if name != "window.state"}
-    settings = {"feed.name": config.feed.name}
-    expected = await released_on_one_server(redis, bus_config(tmp_path, **settings, **plain), LOGS, SLOTS)
-    summed, publisher = (
-        config.model_copy(update={"window": config.window.model_copy(update={"state": "sums"})}),
-        Collected(),
-    )
-    summed = summed.model_copy(update={"speed": bus_config(tmp_path, **plain).speed})
-    state = await stored(client, summed, LOGS)
-    await note_ends(state, LOGS)
-    keys = FeedKeys.of(summed)
-    assert {await client.type(PartKeys(keys, name).rows(SLOT)) for name in PARTITIONS} == {b"hash"}
-    for slot in SLOTS:
-        await closing(client, summed, publisher).close(slot)
-    await assert_released_as_on_one_server(client, redis, summed, publisher, expected)
-
-
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
     cluster: LocalCluster, client: Redis, redis: Redis, config: Config
 ) -> None:
-    """The last test here: no server is started again."""
+    """No server is started again."""
     expected = await released_on_one_server(redis, config, LOGS, SLOTS)
     publisher = Collected()
     state = await stored(client, config, [log[:1] for log in LOGS])
@@ -394,3 +362,19 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_m
     await outlasting(lambda: closing(client, config, publisher).close(SLOTS[2]))
     print(f"closed {time.monotonic() - begun:.1f} s after the ledger's master hung")
     await assert_released_as_on_one_server(client, redis, config, publisher, expected)
+
+
+async def test_a_worker_is_ready_only_while_every_primary_answers(cluster: LocalCluster, client: Redis) -> None:
+    """The last test here: one shard is dead at its end, while the others answer."""
+    for node in cluster.nodes:
+        node.process.send_signal(signal.SIGCONT)
+    primary = cluster.master_of("x")
+    replicas = {int(port) for _, port, _ in primary.client.execute_command("ROLE")[2]}
+    for node in cluster.nodes:
+        if node.port in replicas:
+            kill(node)
+    await ask_every_primary(client)
+    kill(primary)
+    with pytest.raises(RedisError):
+        await ask_every_primary(client)
+    assert any(node.answers() for node in cluster.nodes)

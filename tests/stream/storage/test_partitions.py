@@ -38,7 +38,7 @@ async def lose(redis: Redis, part: PartKeys = PART) -> None:
 
 async def users(state: RowStore, slot: int) -> list[int]:
     await state.seal(slot)
-    return (await state.read_rows(slot))["user"].tolist()
+    return (await state.read(slot))["user"].tolist()
 
 
 async def test_a_lost_partition_is_read_again_from_where_it_began_and_only_released_windows_stay_sealed(
@@ -126,7 +126,7 @@ async def test_rows_are_read_only_under_one_seal(redis: Redis) -> None:
     state = RowStore(redis, "bus")
     await append(state, 0, 5)
     with pytest.raises(NotSealedError):
-        await state.read_rows(0)
+        await state.read(0)
     await state.seal(0)
     await redis.rpush(PART.rows(0), *[bytes(ROW.itemsize * 60_000)] * 4)  # 8 MiB: several reads
     evaluate, reads = redis.eval, 0
@@ -140,7 +140,7 @@ async def test_rows_are_read_only_under_one_seal(redis: Redis) -> None:
 
     client = SimpleNamespace(eval=resealed, register_script=redis.register_script)
     with pytest.raises(NotSealedError):
-        await RowStore(client, "bus").read_rows(0)
+        await RowStore(client, "bus").read(0)
     assert reads == 2
 
 

@@ -113,14 +113,14 @@ async def test_a_sealed_slot_never_grows_and_its_rows_count_as_late(redis):
     state = RowStore(redis, "bus")
     await deliver(state, 0, 30)
     await state.seal(3600)
-    before = (await state.read_rows(3600)).tobytes()
+    before = (await state.read(3600)).tobytes()
     result = await deliver(state, 30, 60)
     assert (result.appended, result.late) == (16, 8)
-    assert (await state.read_rows(3600)).tobytes() == before
+    assert (await state.read(3600)).tobytes() == before
     await state.drop_rows(3600)
     assert (await deliver(state, 60, 90)).late == 8
     assert await state.open_slots() == [0, 7200]
-    assert len(await state.read_rows(3600)) == 0
+    assert len(await state.read(3600)) == 0
 
 
 def stamped(appended_us: int, deadline_us: int = 10**18):
@@ -258,7 +258,7 @@ async def test_three_million_rows_read_back_as_written(redis):
         offsets = rows["user"].astype(np.int64)
         await state.append("t/0", int(offsets[0]), int(offsets[-1]) + 1, rows, offsets, np.zeros(10_000, np.int64))
     await state.seal(0)
-    stored = await state.read_rows(0)
+    stored = await state.read(0)
     assert (stored["user"] == np.arange(3_600_000)).all()
 
 
@@ -272,6 +272,6 @@ async def test_a_batch_over_thousands_of_slots_keeps_every_row_in_its_slot(redis
     assert open_slots == sorted(set(slots.tolist()))
     for slot in open_slots[:50]:
         await state.seal(slot)
-        stored = await state.read_rows(slot)
+        stored = await state.read(slot)
         assert (stored["time"] == slot).all()
         assert len(stored) == (slots == slot).sum()

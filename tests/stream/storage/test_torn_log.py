@@ -20,11 +20,8 @@ from stream.local import RedisServer, end_process, find_redis, free_port, spawn
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import Outcome, ReleaseStore
-from stream.storage.row_store import RowStore
-from stream.storage.stored_sums import SumTerms
 from stream.windows import Period
 from tests.support.builders import SLOT
-from tests.support.summed import deliver, rows_of
 
 KEYS = FeedKeys("bus")
 PERIOD = Period(SLOT, SLOT + 86_400, "2017-03-21")
@@ -42,19 +39,6 @@ async def charge(redis: Redis) -> Any:
 async def commit(redis: Redis) -> Outcome:
     """The second window is committed."""
     return await ReleaseStore(redis, "bus").commit(SLOT + 3600, b"bytes", b"m1", b"m2", "second", 2)
-
-
-async def add(redis: Redis) -> Any:
-    """A user has one event more in the cell of their last one, and another in a cell where they were before."""
-    state = RowStore(redis, "bus", terms=SumTerms(6_500, 9), form="sums")
-    events = rows_of([(7, 3, 30, 500), (8, 3, 40, 600)])
-    return await state.append("t/0", 4, 6, events, np.array([4, 5]), np.full(2, SLOT))
-
-
-async def before_adding(redis: Redis) -> None:
-    """Its first events, in three cells."""
-    state = RowStore(redis, "bus", terms=SumTerms(6_500, 9), form="sums")
-    await deliver(state, rows_of([(8, 3, 5, 1), (9, 3, 6, 2), (9, 4, 6, 2), (7, 3, 7, 3)]))
 
 
 async def history(redis: Redis) -> None:
@@ -123,12 +107,10 @@ async def past_of(step: Step, redis: Redis) -> dict[bytes, Any]:
     await history(redis)
     if step is commit:
         await charge(redis)
-    if step is add:
-        await before_adding(redis)
     return await everything(redis)
 
 
-@pytest.mark.parametrize("step", [charge, commit, add])
+@pytest.mark.parametrize("step", [charge, commit])
 async def test_a_log_cut_at_any_byte_of_the_last_transaction_counts_it_once_after_it_was_done_again(
     step: Step, loadable: Loadable
 ) -> None:
@@ -143,7 +125,7 @@ async def test_a_log_cut_at_any_byte_of_the_last_transaction_counts_it_once_afte
         assert await everything(loadable.redis) == after, f"done again after {end - start} bytes of it"
 
 
-@pytest.mark.parametrize("step", [charge, commit, add])
+@pytest.mark.parametrize("step", [charge, commit])
 async def test_effects_that_are_replayed_twice_count_once(step: Step, loadable: Loadable) -> None:
     """A log whose end was written twice, or restored over a newer state: every command sets a value."""
     await past_of(step, loadable.redis)
