@@ -267,6 +267,21 @@ async def _state_budget(config: Config, redis: Redis) -> None:
         await shared.state_budget(config.privacy.ledger_budget)
 
 
+async def _close_each(protocol: ReleaseProtocol, slots: list[int]) -> int:
+    """Close ``slots``, oldest first; one that fails for its content is set aside. Returns how many were released before."""
+    already, store = 0, protocol.store
+    unfinished = await store.unfinished()
+    if unfinished is not None and unfinished not in slots:
+        why = f"the run that planned window {utc_text(unfinished)} was interrupted, and this recording lacks it"
+        await store.set_aside(unfinished, why)
+    for slot in slots:
+        already += await store.released(slot) is not None
+        if slot not in await store.slots_set_aside():
+            with suppress(ContentError):  # which sets it aside
+                await protocol.close(slot)
+    return already
+
+
 async def _release(
     config: Config,
     url: str,
@@ -289,19 +304,8 @@ async def _release(
         protocol = ReleaseProtocol.connect(
             config, redis, rows, ledger, publisher, Noise(), on_uncounted=lambda read: refused.update(read.refused)
         )
-        already, store = 0, protocol.store
-        unfinished = await store.unfinished()
-        if unfinished is not None and unfinished not in slots:
-            await store.set_aside(
-                unfinished,
-                f"the run that planned window {utc_text(unfinished)} was interrupted, and this recording lacks it",
-            )
-        for slot in slots:
-            already += await store.released(slot) is not None
-            if slot not in await store.slots_set_aside():
-                with suppress(ContentError):  # which sets it aside
-                    await protocol.close(slot)
-        aside = await store.reasons()
+        already = await _close_each(protocol, slots)
+        aside = await protocol.store.reasons()
         charged = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()

@@ -138,9 +138,9 @@ class OutOfTurnError(LedgerError):
         self.other = other
 
     @classmethod
-    def of(cls, slot: int, error: ResponseError) -> Self | None:
-        """What a script refused ``slot`` for by ``error``; None if it was for another reason."""
-        _, turn, other = str(error).rpartition("TURN ")
+    def of(cls, slot: int, why: str) -> Self | None:
+        """What a script refused ``slot`` for by ``why``; None if it was for another reason."""
+        _, turn, other = why.rpartition("TURN ")
         return cls(slot, int(other)) if turn else None
 
 
@@ -370,28 +370,32 @@ class Ledger:
                 fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
                 answer = await self.charge_script(keys=keys, args=[*fixed, pairs])
             except ResponseError as error:
-                if (passed := OutOfTurnError.of(slot, error)) is not None:
-                    raise passed from None
-                if "TERMS" in str(error):
-                    raise TermsError(f"histograms begin with the period after {period.key}") from None
-                if "UNBORN" in str(error):
-                    raise BeforeBirthError(period.key, await self.birth()) from None
-                if "RETIRED" in str(error):
-                    raise RetiredError(period.key) from None
-                if "SETBACK" in str(error):  # others may commit meanwhile, so the number is the script's
-                    raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed, self._whose) from None
-                if "BUDGET" in str(error):
-                    raise TermsError(f"period {period.key} has another budget than {budget} units") from None
-                if "RELEASED" in str(error):
-                    raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
-                if "GENERATION" in str(error):
-                    raise LedgerError(
-                        f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
-                        "is released. Restore Redis from its append-only file"
-                    ) from None
-                raise
+                raise await self._refusal(slot, period, generation, budget, str(error)) or error from None
             refused += [int(user) for user in answer]
         return np.array(refused, dtype=np.uint64)
+
+    async def _refusal(self, slot: int, period: Period, generation: str, budget: int, why: str) -> Exception | None:
+        """What the script refused a charge for; None if it failed."""
+        if (passed := OutOfTurnError.of(slot, why)) is not None:
+            return passed
+        if "TERMS" in why:
+            return TermsError(f"histograms begin with the period after {period.key}")
+        if "UNBORN" in why:
+            return BeforeBirthError(period.key, await self.birth())
+        if "RETIRED" in why:
+            return RetiredError(period.key)
+        if "SETBACK" in why:  # others may commit meanwhile, so the number is the script's
+            return SetBackError(int(why.rpartition(" ")[2]), self.committed, self._whose)
+        if "BUDGET" in why:
+            return TermsError(f"period {period.key} has another budget than {budget} units")
+        if "RELEASED" in why:
+            return AlreadyReleasedError(f"window {slot} was released by another worker")
+        if "GENERATION" in why:
+            return LedgerError(
+                f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
+                "is released. Restore Redis from its append-only file"
+            )
+        return None
 
     async def total(self, period: str) -> tuple[int, int]:
         """Number of users charged in ``period``, and the sum of their charges; inside the trust boundary only."""

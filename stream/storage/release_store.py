@@ -165,7 +165,7 @@ class ReleaseStore:
         try:
             return bool(await self._redis.eval(_TAKE_UP, len(keys), *keys, slot))
         except ResponseError as error:
-            raise OutOfTurnError.of(slot, error) or error from None
+            raise OutOfTurnError.of(slot, str(error)) or error from None
 
     async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
         """The record of the release and the committed bytes, read at the same moment."""
@@ -213,7 +213,7 @@ class ReleaseStore:
         except ResponseError as error:
             if "RELEASED" in str(error):
                 raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker") from None
-            raise OutOfTurnError.of(slot, error) or error from None
+            raise OutOfTurnError.of(slot, str(error)) or error from None
         return stored
 
     async def replace_plan(self, slot: int, old: bytes, new: bytes) -> bytes | None:
@@ -246,7 +246,7 @@ class ReleaseStore:
         except ResponseError as error:
             if "CHARGES" in str(error):
                 raise ChargesGoneError(str(error)) from None
-            raise OutOfTurnError.of(slot, error) or error from None
+            raise OutOfTurnError.of(slot, str(error)) or error from None
 
     async def forget(self, slot: int) -> None:
         """Delete what was needed to release the window, if its release is recorded."""

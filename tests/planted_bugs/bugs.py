@@ -672,7 +672,7 @@ COMMIT = (
         "tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end\nlocal stored",
         "1/0 then return 0 end\nlocal stored",
         _FAILURES,
-        "never_released_once_a_later_one",
+        "rows_that_come_after",
     ),
     Bug(
         "order: a window is planned before the one before it is committed",

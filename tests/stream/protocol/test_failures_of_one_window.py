@@ -259,6 +259,9 @@ async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(
     config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
     await fill(redis, config, 2)
     await protocol_of(redis, config, Collected()).close(SLOT + HOUR)
+    with pytest.raises(OutOfTurnError, match="never released"):
+        await protocol_of(redis, config, Collected()).close(SLOT)
+    assert not await redis.exists(FeedKeys("bus").plan(SLOT))
     worker = Worker(config)
     monkeypatch.setattr(RowStore, "now_us", read_clock)
     now = await worker.rows.now_us()
