@@ -49,7 +49,7 @@ class DueWindows:
         aside, seen = await self.store.slots_set_aside(), await self.rows.look()
         since, mark_us = await self.since(), await self.mark_of(seen)
         latest = await self.store.latest_planned()
-        if latest is not None and self.config.slotting.period_of(latest).start < since:
+        if latest is not None and self.config.slotting.period_of(latest).start < since < math.inf:
             await self._give_up_unfinished()
         open_slots = await self._releasable([slot for slot in seen.slots if slot not in aside], latest)
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
@@ -78,7 +78,7 @@ class DueWindows:
 
     async def since(self) -> float:
         """The time (epoch seconds) from which periods are released. Logs it when it changes."""
-        recorded = await self.ledger.releases_since()
+        recorded = await self.ledger.releases_since(self.config.slotting)
         since = math.inf if recorded is None else recorded
         if since != self._told_since:
             self._told_since = since
