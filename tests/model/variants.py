@@ -77,7 +77,11 @@ BROKEN = (
     Variant("increments the number of commits", ((_NUMBER, "redis.call('INCR', KEYS[5])"),), faults=1),
     Variant("increments what a user spent", ((_SPENT, "redis.call('HINCRBY', KEYS[1], user, due)"),), faults=1),
     Variant("charges again what was paid", ((_DUE, "local due = tonumber(charges[i])"),)),
-    Variant("charges beyond the budget", (("if spent > budget then", "if false then"),), windows=2),
+    Variant(
+        "charges beyond the budget",
+        (("if spent > budget or (block and sum > block) then", "if false then"),),
+        windows=2,
+    ),
     Variant("does not read its messages back", ((_CONFIRM, "pass\n"),), faults=1),
     Variant("commits what is no longer paid for", ((_PAID, ""),), set_back=True),
     Variant("records a release of which Redis lost the commit", ((_LOST, ""),), set_back=True),

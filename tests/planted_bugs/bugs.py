@@ -484,7 +484,7 @@ LEDGER = (
     Bug(
         "charge: admit while anything is left",
         "stream/storage/lua/charge.lua",
-        "if spent > budget then",
+        "if spent > budget or (block and sum > block) then",
         "if spent - due >= budget then",
         _HISTORIES,
         "no_history",
