@@ -1,8 +1,9 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
-import type { Feature, MultiPolygon, Point } from 'geojson';
+import type { Feature, MultiLineString, MultiPolygon, Point } from 'geojson';
 
 export type StopFeature = Feature<Point, { name: string }>;
+export type RouteFeature = Feature<MultiLineString, { route: string }>;
 
 export interface Estimate {
   value: number;
