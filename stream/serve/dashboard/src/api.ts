@@ -3,7 +3,7 @@
 import type { Position } from 'geojson';
 import { say } from './texts';
 import type {
-  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, PlaceList, RouteFeature, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
+  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, PlaceList, RouteFeature, RouteWay, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -66,6 +66,10 @@ export const places = () => get<PlaceList>('api/v1/places');
 /** The lines of all routes. */
 export const routes = async () =>
   (await get<{ features: RouteFeature[] }>('api/v1/routes')).features.flatMap(({ geometry }) => geometry.coordinates);
+
+/** The ways along the lines of a route in a window. */
+export const travel = async (feed: string, route: string, start: string) =>
+  (await get<{ lines: RouteWay[] }>(`api/v1/routes/${encodeURIComponent(route)}/speed`, { feed, window: start })).lines;
 
 export const stops = async () => (await get<{ features: StopFeature[] }>('api/v1/stops')).features;
 

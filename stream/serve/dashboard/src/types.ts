@@ -209,6 +209,15 @@ export interface AreaCount {
   interval: [number, number] | null;
 }
 
+/** The way along one line of a route. Minutes and speeds are of the metres in cells with an estimate. */
+export interface RouteWay {
+  line: number;
+  metres: number;
+  measured_metres: number;
+  now: { minutes: number; minutes_interval: [number, number | null]; km_h: number; km_h_interval: [number, number] } | null;
+  scheduled: { minutes: number; km_h: number } | null;
+}
+
 /** Those of a drawn area have neither name nor kind. */
 export interface AreaStatistics extends Partial<AreaName> {
   cells: number;
