@@ -240,7 +240,10 @@ class ReleaseProtocol:
         marker = msgspec.json.decode(messages[-1].value)
         statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
         suppressed = statuses.count("suppressed")
-        released = Released(len(messages), marker["digest"], suppressed, "withheld" in marker, marker["sequence"])
+        retained = marker.get("plan", {}).get("retained", "")
+        released = Released(
+            len(messages), marker["digest"], suppressed, "withheld" in marker, marker["sequence"], retained
+        )
         if not await self.store.remember(slot, released, outbox):
             raise LedgerError(
                 f"window {utc_text(slot)} was published, but meanwhile Redis lost its commit: it was set back to an older state and "

@@ -16,7 +16,7 @@ from stream.config import Config
 from stream.serve import api_page, guards, openapi
 from stream.serve.addresses import prefix_of
 from stream.serve.alerts.watching import Alerts
-from stream.serve.broadcast import Broadcast, allow_connections
+from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.feeds import Feeds
@@ -117,7 +117,6 @@ class Service:
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Read releases while the service runs."""
-        allow_connections(self._max_streams + self._source.open_files)
         self._reading = asyncio.create_task(self._source.run(self.intake))
         self._judging = asyncio.create_task(self.alerts.run())
         for task in (self._reading, self._judging):

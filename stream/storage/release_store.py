@@ -61,13 +61,14 @@ class Outcome(Enum):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The record of a released window in Redis."""
+    """The record of a released window in Redis. ``retained``: what its plan chose, "" where there was no choice."""
 
     messages: int
     digest: str
     suppressed: int = 0
     withheld: bool = False
     sequence: int = 0
+    retained: str = ""
 
 
 class ReleaseStore:
