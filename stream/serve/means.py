@@ -52,7 +52,21 @@ class Means:
         """Means over the complete windows that begin in [first, last), on such days and in such local hours."""
         if area is not None and area not in self._areas:
             raise Problem(404, f"there is no area {area[:80]!r}", "see /api/v1/areas for the names that are known")
-        windows = [w for w in self._view.ordered(feed) if w.complete and first <= w.start < last]
+        chosen, upper = self._chosen(feed, (first, last), days, hours)
+        said = {"feed": feed, "from": first, "to": last, "windows": len(chosen)}
+        inside = None if area is None else self._areas[area]
+
+        def make() -> bytes:
+            return msgspec.json.encode(said | _means(chosen, inside, upper))
+
+        key = key_of("means", [window.tag for window in chosen], first, last, area)
+        return await self._turns.answer(self._answers, request, key, make, JSON)
+
+    def _chosen(
+        self, feed: str, within: tuple[str, str], days: str | None, hours: tuple[int, int] | None
+    ) -> tuple[list[WindowView], float]:
+        """The windows to put together, and the upper bound of their speeds; 404 without any, 413 for too many."""
+        windows = [w for w in self._view.ordered(feed) if w.complete and within[0] <= w.start < within[1]]
         marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
         alike = [one for one in marked if _is_asked(*one, days, hours) and _settings(one[1]) == _settings(marked[0][1])]
         if not alike:
@@ -62,16 +76,7 @@ class Means:
         if size > MAX_RANGE_BYTES:
             title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
             raise Problem(413, title, "ask for a shorter range, or for fewer hours")
-        chosen = [window for window, _ in alike]
-        upper = max(marker.clipping.upper for _, marker in alike)
-        said = {"feed": feed, "from": first, "to": last, "windows": len(chosen)}
-        inside = None if area is None else self._areas[area]
-
-        def make() -> bytes:
-            return msgspec.json.encode(said | _means(chosen, inside, upper))
-
-        key = key_of("means", [window.tag for window in chosen], first, last, area)
-        return await self._turns.answer(self._answers, request, key, make, JSON)
+        return [window for window, _ in alike], alike[0][1].clipping.upper
 
 
 def _is_asked(window: WindowView, marker: CloseMarker, days: str | None, hours: tuple[int, int] | None) -> bool:

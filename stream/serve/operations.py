@@ -69,7 +69,7 @@ def operations(
             tag="Feeds",
         ),
         *_of_windows(hexagons, named),
-        *_of_cells(hexagons, named),
+        *_of_cells(hexagons, means, named),
         *_of_histograms(histograms, named),
         Operation(
             f"{BASE}/alerts",
@@ -90,16 +90,6 @@ def operations(
             {"text/event-stream": "EventStream"},
             conditional=False,
             tag="Stream",
-        ),
-        Operation(
-            f"{BASE}/means",
-            "listMeans",
-            "Means of the cells over the windows of a range, and of an area's cells together",
-            means.answer,
-            (named, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY),
-            {JSON: "MeanList"},
-            (404, 413),
-            tag="Hexagons",
         ),
         *_of_downloads(hexagons, ranges, named),
         *_of_places(city, named),
@@ -139,7 +129,7 @@ def _of_windows(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
     ]
 
 
-def _of_cells(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
+def _of_cells(hexagons: Hexagons, means: Means, feed: p.Parameter) -> list[Operation]:
     return [
         Operation(
             f"{BASE}/hexagons",
@@ -158,6 +148,16 @@ def _of_cells(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
             hexagons.cell,
             (p.CELL_PATH, feed, p.limit(1000, 10_000)),
             {JSON: "CellHistory"},
+            tag="Hexagons",
+        ),
+        Operation(
+            f"{BASE}/means",
+            "listMeans",
+            "Means of the cells over the windows of a range, and of an area's cells together",
+            means.answer,
+            (feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY),
+            {JSON: "MeanList"},
+            (404, 413),
             tag="Hexagons",
         ),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from stream.config import Config
 from stream.geojson import Position
 from stream.messages.shapes import places_of
 from stream.serve.city.areas import Area, PolygonArea, read_areas
-from stream.serve.city.combining import combined, numbers_of
+from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.city.routes import along, pieces_of, travel
 from stream.serve.city.scheduled import ScheduledService, hours_of
@@ -102,12 +103,7 @@ class City:
         """Of each line that leads from one stop to the other, what is known of the way."""
         cells = {cell.cell: cell for cell in numbers_of(values)}
         finest = max((place.finest for place in places_of(values)), default=0)
-        planned: dict[str, float] = {}
-        if window.feed == self._feed:
-            hours = hours_of(window.start, window.end, self._zone)
-            rows = self._service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells.values()))
-            planned = {row["cell"]: row["value"] for row in rows}
-        ways = []
+        planned, ways = self._planned(window, cells.values()), []
         for at, line in enumerate(self._lines[route]):
             pieces = self._pieces(route, at, finest)
             start, end = self._place(line, from_stop, 0.0), self._place(line, to_stop, pieces[-1][2])
@@ -115,6 +111,14 @@ class City:
                 ends = {"from": list(line[0]), "to": list(line[-1])}
                 ways.append({"line": at} | ends | travel(pieces, (start, end), cells, planned))
         return ways
+
+    def _planned(self, window: WindowView, cells: Iterable[CellNumbers]) -> dict[str, float]:
+        """Scheduled km/h of released cells in the hours of a window."""
+        if window.feed != self._feed:
+            return {}
+        hours = hours_of(window.start, window.end, self._zone)
+        rows = self._service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
+        return {row["cell"]: row["value"] for row in rows}
 
     def _place(self, line: list[Position], stop: str | None, otherwise: float) -> float | None:
         """How far along the line a stop is; None if the line does not pass it."""

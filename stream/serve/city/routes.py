@@ -17,7 +17,7 @@ from typing import Any
 import h3
 
 from stream.geojson import Position
-from stream.serve.city.combining import CellNumbers
+from stream.serve.city.combining import CellNumbers, Modelled
 
 SHORTEST_M = 20.0
 """A piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer."""
@@ -74,39 +74,46 @@ def travel(
     scheduled: Mapping[str, float],
 ) -> dict[str, Any]:
     """What is known of the ``part`` of a line, in metres from its start. ``scheduled``: km/h of released cells."""
+    estimates = {cell: one.estimate["mean"] for cell, one in cells.items() if one.estimate and "mean" in one.estimate}
+    known = {cell: one for cell, one in estimates.items() if one.value >= SLOWEST_KMH}
+    metres = {cell: length for cell, length in _metres(pieces, part, cells).items() if cell in known}
+    said: dict[str, Any] = {"metres": round(part[1] - part[0]), "measured_metres": round(sum(metres.values()))}
+    if not metres:
+        return said | {"now": None, "scheduled": None}
+    is_timed = metres.keys() <= scheduled.keys()
+    return said | {
+        "now": _now(metres, known),
+        "scheduled": _stated(metres, {cell: scheduled[cell] for cell in metres}) if is_timed else None,
+    }
+
+
+def _metres(pieces: Sequence[Piece], part: tuple[float, float], cells: Mapping[str, CellNumbers]) -> dict[str, float]:
+    """The metres of a part of a line in each released cell."""
     metres: dict[str, float] = defaultdict(float)
     resolutions = sorted({h3.get_resolution(cell) for cell in cells}, reverse=True)
     for cell, start, end in pieces:
         length = min(end, part[1]) - max(start, part[0])
-        released = _released(cell, resolutions, cells)
-        if length > 0 and released is not None:
+        released = _released(cell, resolutions, cells) if length > 0 else None
+        if released is not None:
             metres[released] += length
-    estimated = {cell: estimate["mean"] for cell in metres if (estimate := cells[cell].estimate) is not None}
-    known = {cell: one for cell, one in estimated.items() if one.value >= SLOWEST_KMH}
-    measured = sum(metres[cell] for cell in known)
-    said: dict[str, Any] = {"metres": round(part[1] - part[0]), "measured_metres": round(measured)}
-    if not known:
-        return said | {"now": None, "scheduled": None}
-    slowest = min(one.interval[0] for one in known.values())
-    minutes, least = (
-        sum(metres[cell] * 0.06 / speed for cell, speed in speeds.items())
-        for speeds in (
-            {cell: one.value for cell, one in known.items()},
-            {cell: one.interval[1] for cell, one in known.items()},
-        )
-    )
-    most = sum(metres[cell] * 0.06 / one.interval[0] for cell, one in known.items()) if slowest >= SLOWEST_KMH else None
-    now = {
-        "minutes": round(minutes, 2),
-        "minutes_interval": [round(least, 2), None if most is None else round(most, 2)],
-        "km_h": round(0.06 * measured / minutes, 2),
-        "km_h_interval": [0.0 if most is None else round(0.06 * measured / most, 2), round(0.06 * measured / least, 2)],
+    return metres
+
+
+def _now(metres: Mapping[str, float], known: Mapping[str, Modelled]) -> dict[str, Any]:
+    """Minutes and km/h by the estimates, each with its interval; without an upper end where a cell may stand still."""
+    fastest = _stated(metres, {cell: known[cell].interval[1] for cell in metres})
+    lower = {cell: known[cell].interval[0] for cell in metres}
+    slowest = _stated(metres, lower) if min(lower.values()) >= SLOWEST_KMH else {"minutes": None, "km_h": 0.0}
+    return _stated(metres, {cell: known[cell].value for cell in metres}) | {
+        f"{name}_interval": [one[name], other[name]]
+        for name, one, other in (("minutes", fastest, slowest), ("km_h", slowest, fastest))
     }
-    planned = None
-    if known.keys() <= scheduled.keys():
-        planned_minutes = sum(metres[cell] * 0.06 / scheduled[cell] for cell in known)
-        planned = {"minutes": round(planned_minutes, 2), "km_h": round(0.06 * measured / planned_minutes, 2)}
-    return said | {"now": now, "scheduled": planned}
+
+
+def _stated(metres: Mapping[str, float], speeds: Mapping[str, float]) -> dict[str, Any]:
+    """Minutes for the way, and the speed along it in km/h."""
+    minutes = sum(length * 0.06 / speeds[cell] for cell, length in metres.items())
+    return {"minutes": round(minutes, 2), "km_h": round(0.06 * sum(metres.values()) / minutes, 2)}
 
 
 def _released(cell: str, resolutions: Sequence[int], cells: Mapping[str, CellNumbers]) -> str | None:

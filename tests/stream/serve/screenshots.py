@@ -43,14 +43,11 @@ class Picture(NamedTuple):
 DAY = "colours=day&values=raw&day={day}"
 PICTURES = [
     Picture("light", LAPTOP, "light", "colours=now", "point", "shipped"),
-    Picture("dark", LAPTOP, "dark", "colours=usual&values=raw", "select"),
     Picture("day", LAPTOP, "light", DAY, "point"),
-    Picture("schedule", LAPTOP, "light", "colours=scheduled&values=raw", "point"),
     Picture("phone", PHONE, "light", "colours=now", "none", "shipped"),
     Picture("phone-usual", PHONE, "dark", "colours=usual&values=raw"),
     Picture("phone-day", PHONE, "light", DAY),
     Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),
-    Picture("wall", WALL, "dark", f"{DAY}&large=on"),
 ]
 
 
