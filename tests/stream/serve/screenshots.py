@@ -22,7 +22,7 @@ from playwright.async_api import Page
 from stream.serve.api import make_app
 from stream.serve.reading.files import FileSource
 from stream.serve.static_files import check_basemap
-from tests.stream.serve.browser import LAPTOP, PHONE, WALL, chromium, opened, place_of
+from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
 from tests.stream.serve.pictured_city import City, city
 from tests.stream.serve.serving import origin_of, ready
 
@@ -36,7 +36,7 @@ class Picture(NamedTuple):
     size: dict[str, int]
     theme: Literal["light", "dark"]
     place: str
-    gesture: Literal["point", "select", "none"] = "none"
+    gesture: Literal["point", "none"] = "none"
     releases: Literal["shipped", "compared"] = "compared"
 
 
@@ -75,9 +75,6 @@ async def compose(page: Page, picture: Picture, busiest: str) -> None:
     await page.wait_for_timeout(SETTLED_MS)
     if picture.gesture == "point":
         await page.mouse.move(*await place_of(page, busiest))
-    elif picture.gesture == "select":
-        await page.mouse.click(*await place_of(page, busiest))
-        await page.wait_for_selector("#details .uplot")
     await page.wait_for_timeout(SETTLED_MS)
 
 
