@@ -143,7 +143,7 @@ def _stated(config: Config) -> str:
 
 
 def _odds(config: Config) -> Table:
-    rows = [
+    rows: list[Sequence[str]] = [
         (
             "about what a user did in",
             "ε",
