@@ -125,7 +125,7 @@ release: $(READY)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	cd dpcore && $(abspath $(BIN))/python -m hatchling build -d ../dist
-	HEXVEIL_DIST=dist $(BIN)/python -m pytest -q tests/packaging
+	HEXVEIL_DIST=dist $(BIN)/python -m pytest -q --all tests/packaging
 
 pictures: $(READY)
 	$(BIN)/python -m tests.stream.serve.screenshots .local/pictures
