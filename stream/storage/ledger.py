@@ -4,7 +4,8 @@ The proof needs these invariants of the storage: a user's entry only grows; befo
 charge of the window's last plan; a charge that would exceed the budget adds nothing; no user's charge depends on another
 user's budget; the generation changes only if the ledger is lost; no period is charged that began before the ledger was born,
 because another ledger may have granted its budgets. There are no refunds. The charges of a period are deleted only once it is
-retired, and a retired period is never charged again (:mod:`stream.storage.retirement`).
+retired, and a retired period is never charged again (:mod:`stream.storage.retirement`). With a horizon the same holds of its
+blocks: what is charged to a period is charged to its block in the same call, and a block is deleted once all its periods are retired.
 
 Feeds may share a ledger. They have budgets, generation, terms and the mark of retired periods in common; each has a birth, which
 is when it joined, and numbers its own windows.
@@ -25,7 +26,31 @@ from redis.exceptions import ResponseError
 from dpcore.budget import ChargeBasis
 from stream.config import Config
 from stream.storage.keys import FeedKeys
-from stream.windows import Period, utc_text
+from stream.storage.ledger_errors import (
+    AFRESH,
+    AlreadyReleasedError,
+    BeforeBirthError,
+    LedgerError,
+    OutOfTurnError,
+    RetiredError,
+    SetBackError,
+    TermsError,
+)
+from stream.windows import Period, Slotting
+
+__all__ = [
+    "AFRESH",
+    "CHUNK",
+    "AlreadyReleasedError",
+    "BeforeBirthError",
+    "Ledger",
+    "LedgerError",
+    "OutOfTurnError",
+    "RetiredError",
+    "SetBackError",
+    "Terms",
+    "TermsError",
+]
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
@@ -52,12 +77,6 @@ for i, key in ipairs(KEYS) do answer[i] = redis.call('EXISTS', key) == 1 and red
 return answer
 """
 
-AFRESH = (
-    "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each of them, and "
-    "the ledger, too): a new ledger releases windows of periods that begin after it was born"
-)
-"""What an operator can do if the ledger is lost or bound to other settings."""
-
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 
@@ -65,53 +84,6 @@ CHUNK = 200
 """Users charged per Lua call, which takes Redis about a millisecond, in which it serves nobody else."""
 _READ = 2_000
 """Users whose charges are read per Lua call. Lua hands at most 7 999 arguments to a command."""
-
-
-class LedgerError(RuntimeError):
-    """The ledger cannot prove what was spent, so nothing may be released."""
-
-
-class SetBackError(LedgerError):
-    """Redis remembers fewer windows than were committed, so it was set back to an older state of the ledger.
-
-    ``of``: whose windows were counted.
-    """
-
-    def __init__(self, remembered: int, committed: int, of: str = "this feed") -> None:
-        super().__init__(
-            f"{committed} windows of {of} were committed, Redis remembers {remembered}: it was set back to an older state and "
-            f"its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
-        )
-        self.remembered, self.committed = remembered, committed
-
-
-class BeforeBirthError(LedgerError):
-    """The window belongs to a period that began before the ledger was born, so it is unknown what was spent in it."""
-
-    def __init__(self, period: str, birth: int | None) -> None:
-        born = "at a time that is not recorded" if birth is None else utc_text(birth)
-        super().__init__(
-            f"the ledger was born {born}; windows of period {period}, which began before, are not released, because another ledger "
-            "may have granted its budgets. Wait for the next period, or state with 'hexveil ledger adopt' that none has"
-        )
-
-
-class RetiredError(LedgerError):
-    """The window belongs to a retired period, whose charges were deleted, so it can never be released."""
-
-    def __init__(self, period: str) -> None:
-        super().__init__(
-            f"period {period} is retired: no event of it could come any more, and what was spent in it is deleted, so its windows "
-            "are not released. Leave them; 'hexveil ledger show' says which periods are retired"
-        )
-
-
-class TermsError(RuntimeError):
-    """Another worker charged the period on other terms meanwhile, so the window has to be planned again."""
-
-
-class AlreadyReleasedError(RuntimeError):
-    """Another worker released the window meanwhile, so there is nothing left to do."""
 
 
 class Terms(NamedTuple):
@@ -181,13 +153,12 @@ class Ledger:
         retired = await self._redis.get(self._keys.retired)
         return None if retired is None else int(retired)
 
-    async def releases_since(self) -> int | None:
-        """The time (epoch seconds) from which periods are released: the birth, or the end of the retired periods if later.
-
-        None if the birth is not recorded; then nothing is released.
+    async def releases_since(self, slotting: Slotting) -> int | None:
+        """The time (epoch seconds) from which periods are released: the birth, with a horizon the start of its next block, or the
+        end of the retired periods if later. None if the birth is not recorded; then nothing is released.
         """
         birth, retired = await self.birth(), await self.retired()
-        return None if birth is None else max(birth, retired or birth)
+        return None if birth is None else max(slotting.whole_from(birth), retired or birth)
 
     async def adopt(self, since: int) -> int:
         """Move the birth back, so that periods from ``since`` (epoch seconds) on are released. Returns the resulting time.
@@ -195,10 +166,10 @@ class Ledger:
         Only for an operator who knows that no other ledger released anything in these periods. Retired periods stay retired.
         """
         await self._redis.eval(_ADOPT, 1, self._keys.birth, since)
-        adopted = await self.releases_since()
-        if adopted is None:
+        birth, retired = await self.birth(), await self.retired()
+        if birth is None:
             raise LedgerError("Redis did not keep the ledger's birth it was given; check its memory policy and AOF")
-        return adopted
+        return max(birth, retired or birth)
 
     async def sequence(self) -> int:
         """Number of windows of this feed committed so far.
@@ -307,6 +278,17 @@ class Ledger:
                     spent[part] += sign * np.array([int(value or 0) for value in stored], dtype=np.int64)
         return spent
 
+    async def left_of_block(self, period: Period, users: IdArray, *, besides: int) -> IntArray:
+        """Units that each of ``users`` may still spend in the block of ``period``, shape (L,); without a horizon no limit.
+
+        What they paid in the window ``besides`` (a slot) counts as not spent.
+        """
+        if period.block is None:
+            return np.full(len(users), np.iinfo(np.int64).max)
+        budget = (await self.terms(period.block.key)).budget
+        allowed = period.block.budget if budget is None else min(budget, period.block.budget)
+        return allowed - await self.spent(period.block.key, users, besides=besides)
+
     async def charge(
         self,
         slot: int,
@@ -325,41 +307,53 @@ class Ledger:
         ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one.
         Raises :class:`TermsError` for histograms after charges that depended on counts, and in a shared ledger if ``budget`` is not
         that of the period (:meth:`budget`); :class:`LedgerError` if the ledger is
-        not the one of the plan, was set back, was born after the period began, or has retired the period; and
-        :class:`AlreadyReleasedError` if another worker released the window meanwhile.
+        not the one of the plan, was set back, was born after the period began, or has retired the period, or if a later window
+        was planned; and :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
-        named = self._keys
-        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
-        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
-        refused: list[int] = []
+        keys, refused = self._keys_of_a_charge(slot, period), list[int]()
+        fixed = [basis, period.start, self._keys.shared_ledger or "", period.begun, *_of_the_block(period)]
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
-            pairs = _one_text(users[part], charges[part])
             paid = "" if start + CHUNK < len(users) or refused else plan
+            given = [slot, budget, generation, self.committed, paid, *fixed, _one_text(users[part], charges[part])]
             try:
-                fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
-                answer = await self.charge_script(keys=keys, args=[*fixed, pairs])
+                answer = await self.charge_script(keys=keys, args=given)
             except ResponseError as error:
-                if "TERMS" in str(error):
-                    raise TermsError(f"histograms begin with the period after {period.key}") from None
                 if "UNBORN" in str(error):
                     raise BeforeBirthError(period.key, await self.birth()) from None
-                if "RETIRED" in str(error):
-                    raise RetiredError(period.key) from None
-                if "SETBACK" in str(error):  # others may commit meanwhile, so the number is the script's
-                    raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed, self._whose) from None
-                if "BUDGET" in str(error):
-                    raise TermsError(f"period {period.key} has another budget than {budget} units") from None
-                if "RELEASED" in str(error):
-                    raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
-                if "GENERATION" in str(error):
-                    raise LedgerError(
-                        f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
-                        "is released. Restore Redis from its append-only file"
-                    ) from None
-                raise
+                if (known := self._refusal(str(error), slot, period)) is None:
+                    raise
+                raise known from None
             refused += [int(user) for user in answer]
         return np.array(refused, dtype=np.uint64)
+
+    def _keys_of_a_charge(self, slot: int, period: Period) -> list[str]:
+        """The keys of the script that charges. Without a horizon it uses none of a block, and those of the period stand for them."""
+        named, block = self._keys, period.key if period.block is None else period.block.key
+        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
+        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
+        return [*keys, named.ledger(block), named.terms(block), named.blocks, named.planned]
+
+    def _refusal(self, said: str, slot: int, period: Period) -> Exception | None:
+        """What the script's error means; None for an error that is not its own."""
+        if (passed := OutOfTurnError.of(slot, said)) is not None:
+            return passed
+        if "TERMS" in said:
+            return TermsError(f"histograms begin with the period after {period.key}")
+        if "RETIRED" in said:
+            return RetiredError(period.key)
+        if "SETBACK" in said:  # others may commit meanwhile, so the number is the script's
+            return SetBackError(int(said.rpartition(" ")[2]), self.committed, self._whose)
+        if "BUDGET" in said:
+            return TermsError(f"period {period.key} has another budget now")
+        if "RELEASED" in said:
+            return AlreadyReleasedError(f"window {slot} was released by another worker")
+        if "GENERATION" in said:
+            return LedgerError(
+                "the ledger generation of the plan is gone from Redis; budgets spent are unknown, so nothing is released. "
+                "Restore Redis from its append-only file"
+            )
+        return None
 
     async def total(self, period: str) -> tuple[int, int]:
         """Number of users charged in ``period``, and the sum of their charges; inside the trust boundary only."""
@@ -374,6 +368,12 @@ class Ledger:
         prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])
+
+
+def _of_the_block(period: Period) -> list[str | int]:
+    """Budget, name and end of a period's block as the script reads them; the budget is empty without a horizon."""
+    block = period.block
+    return ["", "", ""] if block is None else [block.budget, block.key, block.end]
 
 
 def _one_text(users: IdArray, charges: IntArray) -> str:
