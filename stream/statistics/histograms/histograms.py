@@ -173,9 +173,9 @@ def _in_metres(plan: HistogramPlan, points: FloatArray) -> tuple[FloatArray, Flo
     """``points`` in degrees, (n, 2), on :func:`region_domain`."""
     domain = region_domain(plan)
     latitude, longitude = points.T
-    x = (latitude - plan.south) * (domain.north / (plan.north - plan.south))
-    y = (longitude - plan.west) * (domain.east / (plan.east - plan.west))
-    return x, y
+    degrees = domain_of(plan)
+    north, east = degrees.offsets(latitude, longitude)
+    return north * (domain.north / (plan.north - plan.south)), east * (domain.east / degrees.width)
 
 
 def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
