@@ -483,8 +483,8 @@ LEDGER = (
     Bug(
         "charge: admit while anything is left",
         "stream/storage/lua/charge.lua",
-        "if spent > budget then",
-        "if spent - due >= budget then",
+        "if spent > budget or",
+        "if spent - due >= budget or",
         _HISTORIES,
         "no_history",
     ),
