@@ -50,8 +50,10 @@ class Section(NamedTuple):
 
 
 def fingerprint(config: Config) -> str:
-    """SHA-256 of every setting in force, in one order."""
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()
+    """SHA-256 of every setting that a release depends on, in one order; servers and files of keys are left out."""
+    apart = {"kafka", "redis", "operator", "public", "signing"}
+    settings = config.model_dump_json(exclude={**dict.fromkeys(apart, True), "privacy": {"user_key_file"}})
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def as_markdown(config: Config) -> str:
