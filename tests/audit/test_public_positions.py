@@ -31,7 +31,7 @@ def fixes_of(file: Path) -> dict[str, list[Fix]]:
                 fixes[row["vehicle_id"]].add((time, float(row["latitude"]), float(row["longitude"]), speed))
             except ValueError:
                 continue
-    return {vehicle: sorted(found) for vehicle, found in fixes.items()}
+    return {vehicle: sorted(seen) for vehicle, seen in fixes.items()}
 
 
 def errors_of(fixes: list[Fix]) -> Iterator[float]:

@@ -124,9 +124,9 @@ def _page(report: dict[str, Any]) -> str:
     }
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in facts.items())
     losses = "".join(
-        f"<tr><td>{html.escape(found['test'])}</td><td>{found['worst']:.9g}</td><td>{found['charged']:.9g}</td>"
-        f"<td>{found['worst'] / found['charged']:.6f}</td></tr>"
-        for found in report["losses"]
+        f"<tr><td>{html.escape(loss['test'])}</td><td>{loss['worst']:.9g}</td><td>{loss['charged']:.9g}</td>"
+        f"<td>{loss['worst'] / loss['charged']:.6f}</td></tr>"
+        for loss in report["losses"]
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Evidence</title><style>'
