@@ -111,6 +111,7 @@ class Planning:
         users = rows.counts.users
         left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
         left = spendable(left, users, window, allowed, self.config)
+        left = np.minimum(left, await self.ledger.left_of_block(period, users, besides=window.start))
         left[np.isin(users, refused)] = 0
         allowance = Allowance(left, allowed, terms.counts)
         memory = await self.store.memory()

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
@@ -300,6 +301,19 @@ def _cut_short(plan: Plan, config: Config) -> list[str]:
     return [*plan.cut_short, *(name for name, out in left_out.items() if out)]
 
 
+def _horizon(plan: Plan) -> Body:
+    """The field that names the block of the horizon and its budget; empty without a horizon."""
+    block = plan.period.block
+    if block is None:
+        return {}
+    stated: Body = {"start": utc_text(block.start), "end": utc_text(block.end)}
+    if plan.zcdp is None:
+        return {"horizon": stated | {"budget": from_micro(block.budget)}}
+    return {
+        "horizon": stated | {"budget": epsilon_of_rho(block.budget, plan.zcdp.delta), "rho_budget": block.budget / NANO}
+    }
+
+
 def worst_errors(bodies: list[Body]) -> dict[str, float]:
     """The largest worst-case error over published cells, by statistic: what a client of all cells is told."""
     worst: dict[str, float] = {}
@@ -338,6 +352,7 @@ def _messages(
             "end": utc_text(plan.period.end),
             "timezone": config.feed.timezone,
         },
+        **_horizon(plan),
         "clipping": {
             "lower": 0.0,
             "upper": plan.upper_quanta * SPEED_QUANTUM_KMH,
