@@ -17,7 +17,8 @@ from bench.progress import shown
 from bench.recordings import absences
 from dpcore.budget import to_micro
 from dpcore.noise import Noise
-from dpcore.spatial import Domain, Euler, EulerHistogram
+from dpcore.spatial import Domain
+from dpcore.spatial.euler import Euler, EulerHistogram
 from dpcore.spatial.euler_inference import infer
 from dpcore.spatial.queries import Rectangles
 from dpcore.spatial.regions import Footprints, Regions
