@@ -18,16 +18,16 @@ from bench.spatial import tuning_queries
 from dpcore.noise import Noise
 from dpcore.single_cell.grouping import bestfit_within
 from dpcore.spatial import Domain, E2EPriv
-from dpcore.spatial.domain import cuts
 from dpcore.spatial.grids import noisy_grid
-from dpcore.spatial.queries import overlap_norms
+from dpcore.spatial.partition import image_of
+from dpcore.spatial.queries import answer, axis_overlaps
 from research.papers.e2epriv import FULL as FULL_SETS
 from research.papers.e2epriv import QUICK as QUICK_SETS
 from research.papers.e2epriv import sets
 from research.papers.questions import squares
 
 FloatArray = npt.NDArray[np.float64]
-SIZES = (10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 100, 120, 160, 200, 256)
+SIZES = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 256, 295, 400, 500, 600, 803, 1024)
 """Grid sizes of Fig. 5."""
 AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
 DELTAS = {"8938": (0.002, 0.01, 0.1), "869976": (0.01,), "6442841": (0.001,)}
@@ -36,7 +36,10 @@ DELTAS = {"8938": (0.002, 0.01, 0.1), "869976": (0.01,), "6442841": (0.001,)}
 def largest_norm(side: int, sizes: tuple[int, ...]) -> dict[str, float]:
     """Fig. 9: the largest deviation of ‖α‖₁/(r²·area) from 1 over 600 queries, and the share whose largest norm is the finest size's."""
     queries, area = tuning_queries(side), tuning_queries(side).areas() / side**2
-    norms = np.array([overlap_norms(queries, cuts(side, r), cuts(side, r)).l1 for r in sizes])
+    edges: list[Any] = [np.linspace(0, side, r + 1) for r in sizes]
+    along_x = [axis_overlaps(e, queries.x0, queries.x1).sum(axis=1) for e in edges]
+    along_y = [axis_overlaps(e, queries.y0, queries.y1).sum(axis=1) for e in edges]
+    norms = np.array(along_x) * np.array(along_y)
     ratio = norms / np.outer(np.square(sizes), area)
     return {"off": float(np.abs(ratio - 1).max()), "finest": float((norms.argmax(axis=0) == len(sizes) - 1).mean())}
 
@@ -56,17 +59,16 @@ def sensitivities(points: int, delta: float, sizes: tuple[int, ...], scale: floa
 
 
 def best_size(counts: Any, candidates: tuple[int, ...], points: int, delta: float) -> dict[str, float]:
-    """Probability of the best size by each sensitivity, ε = 1, ε₁ = 20 %, errors relative to max(d, ρ), squares of six areas."""
-    side = len(counts)
-    domain, errors = Domain.unit_cells(side, side), []
+    """Probability of the best size by each sensitivity, ε = 1, ε₁ = 20 %, by the printed error: (|R − d| + λ‖α‖₁)/max(d, ρ)."""
+    side, rho, errors = len(counts), delta * points, []
+    domain, squared = Domain.unit_cells(side, side), np.square(np.array(candidates, dtype=float))
     for k, area in enumerate(AREAS):
         asked = squares(side, area, 100, 50 + k)
-        mechanism = E2EPriv(
-            candidates, asked, "relative", rho=delta * points, rho_share=0.0, cap=1e12, expected_points=points
-        )
-        errors.append(mechanism.errors(counts, domain, 1.25, points, "relative")[0])
-    error = np.mean(errors, axis=0)
-    chances = {}
+        chooser = E2EPriv(candidates, asked, "relative", rho=rho, rho_share=0.0, cap=1e12, expected_points=points)
+        deviation = chooser.errors(counts, domain, 1e-12, points, "relative")[0]
+        divisor = np.maximum(answer(image_of(counts), asked), rho)
+        errors.append(deviation + 1.25 * squared * area * float(np.mean(1 / divisor)))
+    error, chances = np.mean(errors, axis=0), {}
     for name, change in sensitivities(points, delta, candidates, 1.25).items():
         weight = np.exp(-0.2 / 2 * (error / change - (error / change).min()))
         chances[name] = round(float(weight[error.argmin()] / weight.sum()), 3)
@@ -74,25 +76,16 @@ def best_size(counts: Any, candidates: tuple[int, ...], points: int, delta: floa
 
 
 def by_size(counts: Any, draws: int) -> dict[str, float]:
-    """Fig. 5: grid size → median relative error in % of squares of 1 %, ε = 1."""
-    side, asked, figures = len(counts), squares(len(counts), 0.01, 100, 10), {}
-    domain = Domain.unit_cells(side, side)
-    truth = np.maximum(noisy_free(counts, asked), 1e-12)
+    """Fig. 5: grid size → median relative error in % of squares of 1 % that hold points, ε = 1."""
+    side, figures = len(counts), {}
+    domain, asked = Domain.unit_cells(side, side), squares(side, 0.01, 300, 10)
+    truth = answer(image_of(counts), asked)
+    some = truth > 0
     for size in (size for size in SIZES if size <= side):
-        off = [
-            np.abs(noisy_grid(counts, domain, 1_000_000, Noise(), 1, size).answers(asked) - truth) / truth
-            for _ in range(draws)
-        ]
+        grids = [noisy_grid(counts, domain, 1_000_000, Noise(), 1, size) for _ in range(draws)]
+        off = [np.abs(grid.answers(asked) - truth)[some] / truth[some] for grid in grids]
         figures[str(size)] = round(100 * float(np.median(np.concatenate(off))), 2)
     return figures
-
-
-def noisy_free(counts: Any, asked: Any) -> FloatArray:
-    """True counts of the queries."""
-    from dpcore.spatial.partition import image_of
-    from dpcore.spatial.queries import answer
-
-    return answer(image_of(counts), asked)
 
 
 def pooled_size(m: npt.NDArray[np.int64], epsilon: float) -> int:
