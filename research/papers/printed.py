@@ -80,10 +80,10 @@ def by_size(counts: Any, draws: int) -> dict[str, float]:
     side, figures = len(counts), {}
     domain, asked = Domain.unit_cells(side, side), squares(side, 0.01, 300, 10)
     truth = answer(image_of(counts), asked)
-    some = truth > 0
+    occupied = truth > 0
     for size in (size for size in SIZES if size <= side):
         grids = [noisy_grid(counts, domain, 1_000_000, Noise(), 1, size) for _ in range(draws)]
-        off = [np.abs(grid.answers(asked) - truth)[some] / truth[some] for grid in grids]
+        off = [np.abs(grid.answers(asked) - truth)[occupied] / truth[occupied] for grid in grids]
         figures[str(size)] = round(100 * float(np.median(np.concatenate(off))), 2)
     return figures
 
