@@ -75,6 +75,11 @@ def ways_of(drawn: IntGrid) -> dict[str, IntGrid]:
     }
 
 
+def median(parts: list[FloatArray]) -> float:
+    """In percent."""
+    return round(100 * float(np.median(np.concatenate(parts))), 1)
+
+
 def errors(regions: Regions, domain: Domain, sizes: Sizes, epsilon: str) -> dict[str, Any]:
     """Shape → way → median relative error in %, over ranges and draws; L1 distance of each way to the truth, in % of the draws'."""
     cells, queries = Domain.unit_cells(*domain.shape), asked(domain, sizes.ranges)
@@ -86,14 +91,13 @@ def errors(regions: Regions, domain: Domain, sizes: Sizes, epsilon: str) -> dict
         drawn = Euler(DIAMETER).fit(regions, domain, to_micro(epsilon, round_up=False), Noise()).components
         for way, components in ways_of(drawn).items():
             distances[way] = distances.get(way, 0.0) + float(np.abs(components - truth.components).sum())
-            release = EulerHistogram(cells, components, 0.0, "noisy")
             for shape, ranges in queries.items():
-                off[shape].setdefault(way, []).append(np.abs(release.answers(ranges) / true[shape] - 1))
-    medians = {
-        shape: {way: round(100 * float(np.median(np.concatenate(parts))), 1) for way, parts in by.items()}
-        for shape, by in off.items()
+                answers = EulerHistogram(cells, components, 0.0, "noisy").answers(ranges)
+                off[shape].setdefault(way, []).append(np.abs(answers / true[shape] - 1))
+    return {
+        "median": {shape: {way: median(parts) for way, parts in by.items()} for shape, by in off.items()},
+        "L1": {way: round(100 * distance / distances["drawn"]) for way, distance in distances.items()},
     }
-    return {"median": medians, "L1": {way: round(100 * d / distances["drawn"]) for way, d in distances.items()}}
 
 
 def run(quick: bool) -> dict[str, Any]:
