@@ -174,6 +174,16 @@ def test_a_shortened_file_is_found_by_whoever_holds_a_later_marker(honest: tuple
     assert kinds(without(lines, 3), trusted=[key], held=[last]) == {"held"}
 
 
+def test_of_old_windows_markers_alone_are_enough_and_of_later_ones_not(honest: tuple[list[str], str]) -> None:
+    """Topics delete messages by age, and keep close markers for ever."""
+    lines, key = honest
+    first, second, third = (marker_at(lines, nth) for nth in range(3))
+    report = verified(lines[first:], trusted=[key])
+    assert report["sound"]
+    assert report["feeds"][0]["faded"] == 1
+    assert kinds(lines[: second + 1] + lines[third:], trusted=[key]) == {"messages"}
+
+
 def test_another_key_than_the_readers_is_found(honest: tuple[list[str], str]) -> None:
     assert kinds(honest[0], trusted=[new_signer().public]) == {"signature"}
 
