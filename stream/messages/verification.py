@@ -311,8 +311,8 @@ def _allowances(body: Mapping[str, Any], budgets: dict[str, float]) -> Iterator[
 
 def _faded(markers: list[_Marker], parts: Mapping[Window, object]) -> int:
     """The number of windows, oldest first, of which only the close marker is left: topics keep markers for ever, messages do not."""
-    held = [at for at, marker in enumerate(markers) if marker.window in parts or not marker.body["messages"]]
-    return held[0] if held else len(markers)
+    whole = [at for at, marker in enumerate(markers) if marker.window in parts or not marker.body["messages"]]
+    return whole[0] if whole else len(markers)
 
 
 def _succession(body: Mapping[str, Any]) -> Succession | None:
