@@ -22,8 +22,8 @@ from dpcore.interval_calibration import CLASSES, Calibration
 from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy
 from dpcore.shrinkage import Shrunken
 from dpcore.smoothing import CALIBRATION_HOURS, Smoothed, SmoothingState, smooth
+from stream.statistics.columns import Derived
 from stream.statistics.observed_means import ObservedMeans, observed_means
-from stream.statistics.plan import Derived
 from stream.statistics.shrinkage import shrink_releases
 from stream.windows import Window
 

@@ -68,8 +68,8 @@ PLAN = (
     Bug(
         "values: samples that were clipped or suppressed are released",
         "stream/statistics/values/plan.py",
-        "retained_bytes=pack_integers(decision.retained)",
-        "retained_bytes=pack_integers(admitted)",
+        "retained=(decision.retained)",
+        "retained=(admitted)",
         _VALUES,
         f"{_EXACT} and configured",
     ),
@@ -793,7 +793,7 @@ HISTOGRAMS = (
     Bug(
         "histograms: users who did not pay for them count",
         "stream/statistics/histograms/histograms.py",
-        "fixes.of(users[charges >= plan.histogram.cost])",
+        "fixes.of(users[charges >= plan.terms.histogram.cost])",
         "fixes",
         "tests/stream/statistics/test_histograms.py",
         "user_who_leaves and values",
@@ -849,7 +849,7 @@ HISTOGRAMS = (
     Bug(
         "histograms: other fixes than planned are drawn",
         "stream/statistics/histograms/histograms.py",
-        "fixes.digest != plan.histogram.fixes_digest",
+        "fixes.digest != plan.terms.histogram.fixes_digest",
         "False",
         "tests/stream/statistics/test_histograms.py",
         "other_fixes_than_planned",

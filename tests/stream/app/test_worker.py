@@ -25,7 +25,7 @@ from stream.config import Config
 from stream.ingestion.pseudonyms import Pseudonyms, load_user_key
 from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW
-from stream.statistics.pipeline import plan_window
+from stream.statistics.window_release import plan_window
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.support import hourly

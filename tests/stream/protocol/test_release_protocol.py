@@ -21,9 +21,10 @@ from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import KafkaPublisher, make_producer
 from stream.protocol.release_protocol import STEPS
 from stream.statistics import window_release
-from stream.statistics.pipeline import contributions_of, draw, plan_window
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
+from stream.statistics.window_release import plan_window
+from stream.statistics.window_rows import contributions_of
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
@@ -33,6 +34,7 @@ from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
 from tests.support.recalling import recalled
+from tests.support.releasing import draw
 from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
@@ -62,7 +64,7 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     releases = {k: next(iter(v)) for k, v in bodies.items() if k.startswith(HEXAGON_SPEED.encode())}
     assert marker["messages"] == len(releases)
     assert marker["digest"] == digest(releases[key] for key in sorted(releases))
-    counts = contributions_of(random_rows(1, 400), config).counts
+    counts = contributions_of(random_rows(1, 400), config.speed.upper_quanta).counts
     window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
     full = np.full(counts.n_users, config.privacy.budget_micro)
     planned = plan_window(counts, full, config, window, period, marker["generation"])
@@ -92,7 +94,7 @@ async def test_the_bytes_that_leave_are_the_committed_ones_and_a_second_draw_is_
     committed = protocol_of(redis, config, rival)
     assert redraws == [1]
     assert (await committed.store.released(SLOT)).messages == len(mine.messages)
-    users = contributions_of(random_rows(2, 200), config).counts.n_users
+    users = contributions_of(random_rows(2, 200), config.speed.upper_quanta).counts.n_users
     total = (await Ledger(redis, config.feed.name).total("2017-03-21"))[1]
     assert total <= users * config.privacy.epsilon_micro, "two draws of one plan were charged twice"
 
@@ -197,7 +199,7 @@ async def test_charges_lost_between_charge_and_commit_release_nothing_until_they
         users, charged = await Ledger(client, topic_name).total("2017-03-21")
         await client.aclose()
     assert len(draws) == 2
-    assert users == contributions_of(random_rows(4, 60), config).counts.n_users
+    assert users == contributions_of(random_rows(4, 60), config.speed.upper_quanta).counts.n_users
     assert charged > 0
 
 
@@ -220,7 +222,7 @@ async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tm
     assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
     await worker.close(SLOT)
     assert publisher.messages
-    users = contributions_of(random_rows(5, 80), config).counts.n_users
+    users = contributions_of(random_rows(5, 80), config.speed.upper_quanta).counts.n_users
     assert (await Ledger(redis, "bus").total("2017-03-21"))[0] == users
 
 
@@ -335,7 +337,7 @@ async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_t
 async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(redis: Redis, tmp_path: Path) -> None:
     config = bus_config(tmp_path)
     rows = random_rows(7, 120)
-    counts = contributions_of(rows, config).counts
+    counts = contributions_of(rows, config.speed.upper_quanta).counts
     slotting = config.slotting
     left = np.full(counts.n_users, config.privacy.epsilon_micro)
     left[3] -= 1
