@@ -16,7 +16,7 @@
 PYTHON ?= python3
 # Twice the two cores of a small machine: many tests wait for servers and clocks.
 WORKERS ?= 4
-BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest ingest_steps intervals latency libraries mechanisms papers percentile_models range_intervals ratios resolution scaling snapshots soak spatial spatial_tuning spending split_regret sse two_workers weak_signals workers
+BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest ingest_steps intervals latency libraries mechanisms range_intervals ratios snapshots soak spatial sse two_workers workers
 BIN := .venv/bin
 DEMO := .venv/.demo
 READY := .venv/.ready

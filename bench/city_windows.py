@@ -156,7 +156,7 @@ async def _watched(url: str, close: list[str]) -> dict[str, Any]:
 
 def close_city(city: City) -> dict[str, Any]:
     """Figures of one city's window."""
-    with TemporaryDirectory() as folder, RedisServer(listen="unix") as server:
+    with TemporaryDirectory() as folder, RedisServer() as server:
         config = city.config(Path(folder))
         rows = window_rows(city.users, city.cells, city.cells_per_user, city.rows_per_pair, config.hexagons.resolution)
         asyncio.run(store(server.url, config.feed.name, rows))

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.progress import shown
-from bench.recordings import absent, recordings
+from bench.recordings import absent, path_of_day, recordings
 from bench.spatial import GRIDS, mechanisms, path_of, tuning_queries
-from bench.spatial_grids import path_of as path_of_day
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Histogram, Rectangles, SparseHierarchy, SpatialMechanism
 from dpcore.spatial.euler import Euler, EulerHistogram

@@ -25,3 +25,8 @@ def absences(*wanted: str) -> dict[str, str]:
     """``without``: the sentence of :func:`absent`, for a report that is made without these files; empty if none is missing."""
     sentence = absent(*wanted)
     return {} if sentence is None else {"without": sentence}
+
+
+def path_of_day(day: str) -> str:
+    """File of a recorded day of Austin's buses."""
+    return f"capmetro/{day}.csv.gz"

@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from stream.config import ConfigError
+from stream.config.secret_files import OpenSecretError, read_secret
 from stream.config.servers import KafkaConfig, ServerConfig
 
 log = structlog.get_logger()
@@ -88,8 +89,11 @@ def tls_context(section: ServerConfig, name: str) -> ssl.SSLContext:
     """
     for key in ("ca_file", "certificate_file", "key_file"):
         path: Path | None = getattr(section, key)
-        if path is not None:
-            _read(path, f"{name}.{key}")
+        try:
+            if path is not None:
+                path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{name}.{key} {path} cannot be read: {error}") from None
     try:
         context = ssl.create_default_context(cafile=section.ca_file)
         if section.certificate_file is not None:
@@ -103,14 +107,12 @@ def tls_context(section: ServerConfig, name: str) -> ssl.SSLContext:
 
 def first_line(path: Path, key: str) -> str:
     """Content of a secret file; ``key`` names the file in messages. Raises :class:`ConfigError`."""
-    lines = _read(path, key).splitlines()
+    try:
+        lines = read_secret(path).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key} {path} cannot be read: {error}") from None
+    except OpenSecretError as error:
+        raise ConfigError(f"{key} {error}") from None
     if not lines or not lines[0]:
         raise ConfigError(f"{key} {path} is empty; write the password into its first line")
     return lines[0]
-
-
-def _read(path: Path, key: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key} {path} cannot be read: {error}") from None

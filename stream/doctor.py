@@ -16,11 +16,12 @@ from redis.exceptions import RedisError
 
 from stream.config import Config
 from stream.config.addresses import redacted
+from stream.config.secret_files import readers
 from stream.connection import kafka_options, start_client
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
-from stream.messages.topics import topic_plans
+from stream.messages.topics import durability, topic_plans
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
 from stream.server_version import NEEDED, REMEDY, ServerVersion
 from stream.storage.client import misconfigured, redis_client
@@ -54,10 +55,15 @@ class Finding:
 async def examine(config: Config) -> list[Finding]:
     """All checks in order. If a server does not answer, its check fails and those that need it are skipped."""
     redis = redis_client(config.redis)
+    findings = [_user_key(config)]
     try:
-        findings = [_user_key(config), *await _redis(config, redis), *await _kafka(config)]
+        findings += await _redis(config, redis)
+        answers = not any(finding.unreachable for finding in findings)
+        findings += await _kafka(config, redis if answers else None)
         if all(finding.ok for finding in findings):
             findings.append(await ledger_finding(config, redis))
+    except (RedisError, OSError) as error:
+        findings.append(_no_redis(config, error))
     finally:
         await redis.aclose()
     return findings
@@ -71,7 +77,7 @@ def _user_key(config: Config) -> Finding:
         load_user_key(path)
     except (UserKeyError, OSError) as error:
         return Finding("user key", False, str(error), f"repair or restore {path}")
-    return Finding("user key", True, f"{path} is readable by its owner only")
+    return Finding("user key", True, f"{path} is readable by {readers(path)}")
 
 
 @dataclass(frozen=True)
@@ -160,8 +166,7 @@ async def _redis(config: Config, redis: Redis) -> list[Finding]:
             return [answers, known]
         topology = await _topology(config, redis)
     except (RedisError, OSError) as error:
-        remedy = f"start {NEEDED}, or correct redis.url" + (" and redis.cluster" if config.redis.cluster else "")
-        return [Finding("redis", False, f"{redacted(config.redis.url)}: {error}", remedy, True)]
+        return [_no_redis(config, error)]
     (appendonly, of_log), (fsync, of_sync) = _of_all(servers, "appendonly"), _of_all(servers, "appendfsync")
     policy, of_policy = _of_all(servers, "maxmemory-policy")
     return [
@@ -190,7 +195,13 @@ async def _redis(config: Config, redis: Redis) -> list[Finding]:
     ]
 
 
-async def _kafka(config: Config) -> list[Finding]:
+def _no_redis(config: Config, error: Exception) -> Finding:
+    remedy = f"start {NEEDED}, or correct redis.url" + (" and redis.cluster" if config.redis.cluster else "")
+    return Finding("redis", False, f"{redacted(config.redis.url)}: {error}", remedy, True)
+
+
+async def _kafka(config: Config, redis: Redis | None) -> list[Finding]:
+    """``redis``: None if it does not answer; then what needs its clock is not checked."""
     admin = AIOKafkaAdminClient(**kafka_options(config.kafka))
     try:
         await admin.start()
@@ -199,13 +210,16 @@ async def _kafka(config: Config) -> list[Finding]:
         return [Finding("kafka", False, f"{config.kafka.bootstrap}: {error}", remedy, True)]
     try:
         findings = [Finding("kafka", True, f"{config.kafka.bootstrap} answers")]
-        existing = set(await admin.list_topics())
+        existing, brokers = set(await admin.list_topics()), len((await admin.describe_cluster())["brokers"])
         for plan in topic_plans(config):
             there = plan.name in existing
             state = "exists" if there else "missing"
             findings.append(Finding(f"topic {plan.name}", there, state, "hexveil topics create"))
+            if there:
+                findings.append(await replication_finding(admin, config, plan.name, brokers))
             if there and plan.name == config.feed.topic:
-                findings += [*await _input_settings(admin, config), await _broker_clock(config)]
+                findings += await _input_settings(admin, config)
+                findings += [] if redis is None else [await _broker_clock(config, redis)]
             if there and plan.name in OUTPUT_TOPICS:
                 # Close markers reveal that Redis was set back; the charges that it lost matter until their period is over.
                 kept = config.privacy.period if plan.name == WINDOW else timedelta(0)
@@ -217,18 +231,50 @@ async def _kafka(config: Config) -> list[Finding]:
         await admin.close()
 
 
+def _alter(config: Config, topic: str) -> str:
+    return (
+        f"kafka-configs --bootstrap-server {config.kafka.bootstrap} --alter --entity-type topics --entity-name {topic}"
+    )
+
+
 async def _settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
     answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     return {entry[0]: entry[1] for answer in answers for resource in answer.resources for entry in resource[4]}
+
+
+async def replication_finding(admin: AIOKafkaAdminClient, config: Config, topic: str, brokers: int) -> Finding:
+    """Whether a topic survives one of several brokers: with what was acknowledged, and without a stop."""
+    (described,) = await admin.describe_topics([topic])
+    replicas = min((len(partition["replicas"]) for partition in described["partitions"]), default=0)
+    settings = await _settings(admin, topic)
+    wanted = min(3, brokers)
+    needed = durability(wanted)
+    set_to = {name: settings.get(name, "?") for name in needed}
+    remedies = []
+    if replicas < wanted:
+        remedies.append(
+            f"give each partition {wanted} replicas with kafka-reassign-partitions, or create the topic with "
+            f"kafka.replication_factor = {wanted}: what is on one broker only is gone with its disk"
+        )
+    if set_to != needed:
+        settled = ",".join(f"{name}={value}" for name, value in needed.items())
+        remedies.append(
+            f"{_alter(config, topic)} --add-config {settled}: otherwise a replica that lacks acknowledged messages may lead, or "
+            "the loss of one broker stops the topic"
+        )
+    return Finding(
+        f"replicas of {topic}",
+        not remedies,
+        f"replicas {replicas} on {brokers} brokers, " + ", ".join(f"{name} {value}" for name, value in set_to.items()),
+        "; ".join(remedies),
+    )
 
 
 async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Finding]:
     """Checks that the broker stamps what it appends to the feed, keeps all events, and limits the size of batches."""
     topic = config.feed.topic
     settings = await _settings(admin, topic)
-    alter = (
-        f"kafka-configs --bootstrap-server {config.kafka.bootstrap} --alter --entity-type topics --entity-name {topic}"
-    )
+    alter = _alter(config, topic)
     stamped, policy = settings.get("message.timestamp.type", "?"), settings.get("cleanup.policy", "?")
     largest = int(settings.get("max.message.bytes", "0"))
     findings = [
@@ -254,13 +300,12 @@ async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Fi
     return findings
 
 
-async def _broker_clock(config: Config) -> Finding:
+async def _broker_clock(config: Config, redis: Redis) -> Finding:
     """Checks that no event was appended at a time after Redis's clock."""
     check, remedy = "broker clock", "synchronise the clocks of brokers and Redis (NTP)"
     if config.window.lateness != "append-time":
         return Finding(check, True, "not checked, because window.lateness is 'event-time'")
-    async with redis_client(config.redis) as redis:
-        ahead_ms = await RowStore.of(redis, config).now_us() // 1000 + CLOCK_MARGIN_US // 1000
+    ahead_ms = await RowStore.of(redis, config).now_us() // 1000 + CLOCK_MARGIN_US // 1000
     consumer = AIOKafkaConsumer(**kafka_options(config.kafka), enable_auto_commit=False)
     await start_client(consumer)
     try:

@@ -23,10 +23,11 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.diagnosis.recognition import require_events, require_speeds, speed_problem
+from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
-from stream.ingestion.refusals import Refusals
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
@@ -35,7 +36,6 @@ from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.derived_events import DerivedEvents, derived_recording
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
-from stream.sources.recognition import require_events, require_speeds, speed_problem
 from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore

@@ -86,6 +86,7 @@ def _remembered(site: Site) -> dict[str, int]:
     """Numbers of committed windows in the stopped Redis's folder, by a server of its own over a copy."""
     copy = site.redis.folder.with_name("redis-copy")
     shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir(0o700)
     shutil.copytree(_log_folder(site.redis), copy / "appendonlydir")
     with RedisServer(copy) as server:
         return {feed.name: committed(server.url, feed.name) for feed in site.feeds}

@@ -13,10 +13,10 @@ from bench.fuzzing.messages import FORMATS, sound_event
 from bench.fuzzing.mutation import Mutator
 from bench.fuzzing.siri import siri_document
 from bench.fuzzing.snapshots import stored_snapshot
-from stream.inspection.measures import measure
-from stream.inspection.observations import InspectionError
-from stream.inspection.reading import observe_answer
-from stream.inspection.suggestion import problems, suggestions
+from stream.diagnosis.measures import measure
+from stream.diagnosis.observations import InspectionError
+from stream.diagnosis.reading import observe_answer
+from stream.diagnosis.suggestion import problems, suggestions
 
 _LIMIT = 200
 _SEPARATORS = ",;\t|^ "

@@ -13,10 +13,10 @@ import h3.api.numpy_int as h3
 from bench.fuzzing.hunting import Hunt, Target
 from bench.fuzzing.mutation import Mutator, json_of
 from stream.config import Config, load_config
+from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
 from stream.ingestion.formats import feed_format, field_path, walk
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.ingestion.refusals import Refusals
 from stream.local import REPO_ROOT
 
 NOW_US = 1_700_000_000_000_000

@@ -208,7 +208,7 @@ class Euler:
     "truncated" sets negative ones to 0; "max-norm" moves them to consistent counts whose largest
     deviation from them is least; "consistent" and "covert" to the nearest counts that regions could have left. Programs are
     solved where the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty, counts that may not be
-    negative raise answers over many cells (docs/reproductions.md). ``total_share`` of ε, at most 0.5, pays for the number of all
+    negative raise answers over many cells (research/reproductions.md). ``total_share`` of ε, at most 0.5, pays for the number of all
     regions where counts may be negative; the others do not use it, so the components have the whole ε there. Raises
     :class:`ParameterError`.
     """

@@ -7,10 +7,10 @@ from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from dpcore.relation import NeighbouringRelation
-from stream.app.doubts import DOUBTFUL_SPEED, KINDS, FeedDoubts
 from stream.app.worker import Worker
 from stream.config.addresses import redacted
 from stream.connection import connect
+from stream.diagnosis.live import DOUBTFUL_SPEED, KINDS, FeedDoubts
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.ingestion.reader import Ingestor

@@ -27,6 +27,7 @@ from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.lease import Lease
 from stream.storage.ledger import Ledger
+from stream.storage.partitions import ask_every_primary
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text
@@ -93,9 +94,9 @@ class Worker:
             [] if self.ready.is_set() else ["starting, without partitions yet, or the ledger was refused: see the log"]
         )
         try:
-            await self.redis.ping()
+            await ask_every_primary(self.redis)
         except RedisError:
-            problems.append("Redis does not answer")
+            problems.append("Redis does not answer" + (" on every primary" if self.config.redis.cluster else ""))
         if not self.topic_exists():
             problems.append(
                 f"Kafka shows no topic {self.config.feed.topic}: it was deleted, or this user may not describe it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,31 +23,18 @@ BENCHMARKS = {
     "latency": "from the producer to durable state, and from the end of a window's delay to readers of the map, at 10, 50 and 90 % of capacity",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
-    "papers": "claims of the papers, measured with this implementation (--plot); one part alone: papers.htf, say",
-    "percentile_models": "how well medians under participation could be modelled from means and variances, exact or released",
     "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
     "ratios": "processor time as a multiple of plain work in the same run; fails if it grew by more than 30 %",
-    "resolution": "accuracy of merged sparse hexagons, on a recorded day",
-    "scaling": "accuracy of means as samples and users grow, and what CHOP-USER saves (--plot)",
     "snapshots": "a snapshot of GTFS-realtime, from its bytes to the acknowledgements of Kafka",
     "soak": "memory of every process over time under a steady flow, and its slope (--seconds, --rate)",
     "spatial": "accuracy of spatial histograms compared with published mechanisms, and their speed",
-    "spatial_tuning": "choice of the parameters of spatial histograms, and their accuracy on grids that were held out",
-    "spending": "error of means against ε under both relations, and what pacing does with a short budget (--plot)",
-    "split_regret": "how far HTF's cuts are from the best ones",
     "sse": "a thousand event streams on one core",
     "two_workers": "messages that two workers of one feed publish twice, with and without the lease",
-    "weak_signals": "bias and error of smoothed means under participation where noise hides cells, with and without the mean of the area",
     "workers": "processor time per million events when 1, 2 and 4 workers share 16 partitions",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
 _FAULTS = ("regressions", "violations")
 """Figures that list what must not be."""
-PARTS = tuple(
-    f"papers.{part}"
-    for part in ("bounds", "cdf", "choice", "e2epriv", "euler", "htf", "means", "suppression", "tuning")
-)
-"""Parts of a benchmark that also run alone."""
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("bench", epilog="\n\n".join(f"{name}: {what}" for name, what in BENCHMARKS.items()))
     def bench(
-        name: Annotated[str, typer.Argument(help=f"One of: {', '.join((*BENCHMARKS, *PARTS))}.")],
+        name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
         quick: Annotated[
             bool,
             typer.Option(
@@ -65,16 +51,6 @@ def register(app: typer.Typer) -> None:
                 help="Use small sizes, which take seconds. Do not quote these figures.",
             ),
         ] = False,
-        folder: Annotated[
-            Path | None,
-            typer.Option(
-                "--plot",
-                exists=True,
-                file_okay=False,
-                writable=True,
-                help="Folder for plots of the figures (scaling, papers, spending).",
-            ),
-        ] = None,
         target: Annotated[str | None, typer.Option("--target", help="Only this reader (fuzz).")] = None,
         seconds: Annotated[
             float | None, typer.Option("--seconds", min=0.1, help="Length of the run, or of each target (fuzz, soak).")
@@ -86,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
         Benchmarks that need recordings look for them in the folder named by HEXVEIL_DATA. They skip what they do not find.
         """
-        if name not in (*BENCHMARKS, *PARTS):
+        if name not in BENCHMARKS:
             stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}", USAGE)
         try:
             module = import_module(f"bench.{name}")
@@ -94,15 +70,11 @@ def register(app: typer.Typer) -> None:
             if error.name in ("bench", f"bench.{name}"):
                 stop("the benchmarks are in the source tree only: run this from a clone with 'pip install -e .'", USAGE)
             stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'", USAGE)
-        if folder is not None and not hasattr(module, "plot"):
-            stop(f"benchmark {name!r} draws nothing; leave out --plot", USAGE)
         chosen = {"target": target, "seconds": seconds, "rate": rate}
         figures = _measured(name, module, quick, {key: value for key, value in chosen.items() if value is not None})
         if "skipped" in figures:
             typer.secho(f"skipped: {figures['skipped']}", err=True, fg=typer.colors.YELLOW)
         typer.echo(json.dumps({"benchmark": name, "quick": quick} | figures, indent=None if as_json else 2))
-        if folder is not None:
-            _draw(module, figures, folder)
         if sentences := [sentence for what in _FAULTS for sentence in figures.get(what, [])]:
             stop("\n".join(sentences), FAILED)
 
@@ -111,7 +83,7 @@ def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> d
     from stream.local import LocalServerError
 
     for option in options:
-        if f"--{option}" not in BENCHMARKS[name.partition(".")[0]]:
+        if f"--{option}" not in BENCHMARKS[name]:
             stop(f"benchmark {name!r} has no --{option}; leave it out", USAGE)
     targets = getattr(module, "TARGETS", ())
     if options.get("target", next(iter(targets), None)) not in (targets or (None,)):
@@ -121,12 +93,3 @@ def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> d
     except LocalServerError as error:
         stop(str(error), UNREACHABLE)
     return figures
-
-
-def _draw(module: Any, figures: dict[str, Any], folder: Path) -> None:
-    try:
-        module.plot(figures, folder)
-    except ImportError:
-        stop("plots need matplotlib: pip install 'hexveil[plot]'", USAGE)
-    except OSError as error:
-        stop(f"cannot write into {folder}: {error.strerror}", USAGE)

@@ -131,10 +131,10 @@ def _windows(settings: Config, file: Path, file_format: str, start: str | None) 
 
 def read_rows(settings: Config, file: Path, file_format: str) -> npt.NDArray[np.void]:
     """Rows of the recording; exit 2 if it cannot be read or has no events."""
+    from stream.diagnosis.recognition import require_events
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.offline import read_recording
     from stream.sources.lines import RecordingError
-    from stream.sources.recognition import require_events
 
     try:
         rows, refusals = read_recording(settings, file, file_format)

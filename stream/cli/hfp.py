@@ -23,6 +23,7 @@ from stream.cli.live import (
 from stream.cli.options import ConfigFile, choose_config, load_to_release
 from stream.cli.snapshot_report import SnapshotReport
 from stream.config import ConfigError, load_config
+from stream.config.secret_files import OpenSecretError, read_secret
 from stream.sources.hfp import EVERY_POSITION, HighFrequencyPositions
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ def hfp(
 def _login(path: Path) -> tuple[str, str]:
     """User and password in a file. Raises :class:`ValueError`, which never shows them."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_secret(path).decode().strip()
+    except OpenSecretError as error:
+        raise ValueError(f"--login {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--login {path}: {error}; name a readable text file") from None
     user, separator, password = text.partition(":")

@@ -16,9 +16,9 @@ from stream.cli.options import UNREACHABLE, USAGE, AsJson, ConfigFile, choose_co
 
 if TYPE_CHECKING:
     from stream.config.feed import FeedConfig
-    from stream.inspection.measures import Measures
-    from stream.inspection.observations import Observations
-    from stream.inspection.suggestion import Suggestion
+    from stream.diagnosis.measures import Measures
+    from stream.diagnosis.observations import Observations
+    from stream.diagnosis.suggestion import Suggestion
 
 NOT_PRIVATE = (
     "NOT PRIVATE: what follows are true facts about users. Keep it inside the trust boundary, and publish none of it."
@@ -77,9 +77,9 @@ def _feed(config: Path) -> FeedConfig:
 
 def _report(seen: Observations, feed: FeedConfig | None, plot: Path | None, as_json: bool) -> list[Suggestion]:
     """Print and draw what was measured, and what ``feed`` says otherwise; returns the suggested configuration."""
-    from stream.inspection.comparison import contradictions
-    from stream.inspection.measures import measure
-    from stream.inspection.suggestion import problems, suggestions
+    from stream.diagnosis.comparison import contradictions
+    from stream.diagnosis.measures import measure
+    from stream.diagnosis.suggestion import problems, suggestions
 
     measures = measure(seen)
     sentences, lines = problems(seen, measures), suggestions(seen, measures)
@@ -101,9 +101,9 @@ def _report(seen: Observations, feed: FeedConfig | None, plot: Path | None, as_j
 def _observe(source: str, limit: int, config: Path | None) -> Observations:
     """The fixes of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
     from stream.config import ConfigError, load_config
-    from stream.inspection.observations import InspectionError
-    from stream.inspection.reading import observe_answer, observe_file
-    from stream.inspection.topic import TopicUnreachableError, observe_topic
+    from stream.diagnosis.observations import InspectionError
+    from stream.diagnosis.reading import observe_answer, observe_file
+    from stream.diagnosis.topic import TopicUnreachableError, observe_topic
     from stream.sources.polling import FetchError
 
     path = Path(source)
@@ -122,7 +122,7 @@ def _observe(source: str, limit: int, config: Path | None) -> Observations:
 
 
 async def _fetched(url: str) -> bytes:
-    from stream.inspection.observations import InspectionError
+    from stream.diagnosis.observations import InspectionError
     from stream.sources.polling import Poller, PollSettings
 
     try:
@@ -200,7 +200,7 @@ def _plot(seen: Observations, measures: Measures, folder: Path) -> None:
 def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) -> None:
     from stream.config import ConfigError, find_config, load_config
     from stream.config.search import template
-    from stream.inspection.suggestion import configuration
+    from stream.diagnosis.suggestion import configuration
 
     if not lines:
         stop("nothing to suggest, because no fix can be used", USAGE)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stream.inspection.measures import Measures
-from stream.inspection.observations import Observations
+from stream.diagnosis.measures import Measures
+from stream.diagnosis.observations import Observations
 
 _BINS = 60
 

@@ -12,6 +12,7 @@ from stream.cli.feeding import refuse
 from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import UNREACHABLE, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
+from stream.config.secret_files import OpenSecretError, read_secret
 from stream.local import LOOPBACK
 from stream.sources.delivery import DeliveryError
 from stream.sources.pushed import PATH, Allowance, Intake, application, serve_push
@@ -64,7 +65,9 @@ async def _run(settings: Config, token: str, port: int, rate: float) -> int:
 def _token(path: Path) -> str:
     """The content of the token's file. Raises :class:`ValueError`, which never shows it."""
     try:
-        token = path.read_text(encoding="ascii").strip()
+        token = read_secret(path).decode("ascii").strip()
+    except OpenSecretError as error:
+        raise ValueError(f"--token-file {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--token-file {path}: {error}; name a readable text file in ASCII") from None
     if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:

@@ -14,9 +14,9 @@ from stream.cli.releasing import ReleaseOptions, check_span, named_span, release
 from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import ConfigError, load_config
 from stream.config.feed import derived_speed_note
+from stream.diagnosis.recognition import recognised
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
-from stream.sources.recognition import recognised
 from stream.sources.replay import Order, Replay
 from stream.sources.standard_input import STDIN
 from stream.windows import SpanError

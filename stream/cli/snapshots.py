@@ -32,6 +32,7 @@ from stream.config import Config, ConfigError, load_config
 from stream.config.addresses import redacted
 from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig, SpeedSource
+from stream.config.secret_files import OpenSecretError, read_secret
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
@@ -194,7 +195,9 @@ def _secret(option: str, text: str) -> tuple[str, str]:
             f"{option} {name!r}: write NAME=FILE; store the secret in a file, because others can see the command line"
         )
     try:
-        value = Path(path).read_text(encoding="utf-8").strip()
+        value = read_secret(Path(path)).decode().strip()
+    except OpenSecretError as error:
+        raise ValueError(f"{option} {name}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{option} {name}: {path}: {error}; name a readable text file") from None
     if not value or any(ord(letter) < 32 for letter in value):

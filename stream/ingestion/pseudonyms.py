@@ -12,6 +12,8 @@ import sys
 from hashlib import blake2b
 from pathlib import Path
 
+from stream.config.secret_files import OpenSecretError, read_secret
+
 KEY_BYTES = 32
 MAX_USER_BYTES = 256
 _WRITABLE = "set privacy.user_key_file to a file that you may write"
@@ -43,13 +45,11 @@ def existing_user_key(path: str | os.PathLike[str]) -> bytes:
 
 def _key_in(file: Path, remedy: str) -> bytes:
     try:
-        with file.open("rb") as handle:
-            mode = os.fstat(handle.fileno()).st_mode
-            key = handle.read(KEY_BYTES + 1)
+        key = read_secret(file, KEY_BYTES + 1)
+    except OpenSecretError as error:
+        raise UserKeyError(f"user key {error}") from None
     except OSError as error:
         raise UserKeyError(f"{file}: {error.strerror}; {remedy}") from None
-    if mode & 0o077:
-        raise UserKeyError(f"{file}: mode {mode & 0o777:04o} lets others read the user key; run: chmod 600 {file}")
     if len(key) != KEY_BYTES:
         raise UserKeyError(
             f"{file}: {len(key)} bytes instead of {KEY_BYTES}; restore it, or move it away so that a new one is created"

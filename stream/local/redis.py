@@ -1,16 +1,17 @@
-"""Runs a Redis-compatible server on this machine, with the durability that the ledger needs."""
+"""Runs a Redis-compatible server for one user of this machine, with the durability that the ledger needs."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import shutil
+import tempfile
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal, Self
 
 import redis
 
-from stream.local.server import LOOPBACK, LocalServerError, Server, free_port
+from stream.local.server import LocalServerError, Server, make_private
 from stream.server_version import ServerVersionError, require_supported
 
 
@@ -37,7 +38,11 @@ def find_redis() -> str:
 
 
 class RedisServer(Server):
-    """Redis with the settings that the ledger needs: append-only file, synced on every write, no eviction."""
+    """Redis with the settings that the ledger needs: append-only file, synced on every write, no eviction.
+
+    It holds rows and a ledger, so other users of the machine must not reach it. It opens no port; its socket is in a folder of
+    its own that only this user can enter, because the path of a socket has at most 107 bytes.
+    """
 
     name = "redis"
 
@@ -45,7 +50,6 @@ class RedisServer(Server):
         self,
         folder: Path | None = None,
         *,
-        listen: Literal["tcp", "unix"] = "tcp",
         appendfsync: Literal["always", "everysec", "no"] = "always",
         start_seconds: float = 60.0,
         binary: str | None = None,
@@ -53,35 +57,32 @@ class RedisServer(Server):
         """``binary``: path of the server to run; default: what :func:`find_redis` finds."""
         super().__init__(folder)
         self._binary = binary
-        self.listen = listen
         self.appendfsync = appendfsync
         self.start_seconds = start_seconds
-        self.port = free_port() if listen == "tcp" else 0
+        self._socket = Path(tempfile.mkdtemp(prefix="hexveil-socket-")) / "redis.sock"
 
     @property
     def url(self) -> str:
         """URL for redis clients, database 0."""
-        return f"unix://{self.folder}/redis.sock?db=0" if self.listen == "unix" else f"redis://{LOOPBACK}:{self.port}/0"
+        return f"unix://{self._socket}?db=0"
 
     def start(self) -> Self:
         """Start and wait until data is loaded.
 
         Raises :class:`RedisMissingError`, :class:`StartError`, or :class:`LocalServerError` for a server that is too old.
         """
+        make_private(self._socket.parent)
         command = [
             self._binary or find_redis(),
-            "--bind",
-            LOOPBACK,
             "--port",
-            str(self.port),
-            "--dir",
-            str(self.folder),
-            "--save",
-            "",
+            "0",
+            "--unixsocket",
+            str(self._socket),
+            "--unixsocketperm",
+            "700",
         ]
-        command += ["--appendonly", "yes", "--appendfsync", self.appendfsync, "--maxmemory-policy", "noeviction"]
-        if self.listen == "unix":
-            command += ["--unixsocket", f"{self.folder}/redis.sock", "--unixsocketperm", "700"]
+        command += ["--dir", str(self.folder), "--save", "", "--maxmemory-policy", "noeviction"]
+        command += ["--appendonly", "yes", "--appendfsync", self.appendfsync]
         self._run(command, self._answers, self.start_seconds)
         with closing(redis.Redis.from_url(self.url)) as client:
             try:
@@ -90,6 +91,11 @@ class RedisServer(Server):
                 self.stop()
                 raise LocalServerError(str(error)) from None
         return self
+
+    def stop(self) -> None:
+        """End the process and remove its socket; its data stay if the folder was given. Safe to repeat."""
+        super().stop()
+        shutil.rmtree(self._socket.parent, ignore_errors=True)
 
     def _answers(self) -> bool:
         with closing(redis.Redis.from_url(self.url)) as client, suppress(redis.RedisError):

@@ -1,4 +1,4 @@
-"""Runs a server as a child process: on loopback only, one per folder, ended with its parent."""
+"""Runs a server as a child process: for this machine only, one per folder, ended with its parent."""
 
 from __future__ import annotations
 
@@ -74,8 +74,9 @@ def spawn(
     """Start a child in its own session, with its output appended to ``log``.
 
     Ctrl-C reaches only the parent, which then stops the child. The kernel kills the child when the *thread* that started it
-    ends, so start it from a thread that lives long enough.
+    ends, so start it from a thread that lives long enough. What it writes is for this user only.
     """
+    log.touch(0o600)
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -84,6 +85,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=output if stdout is None else stdout,
             stderr=output,
+            umask=0o077,
             start_new_session=True,
             preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
@@ -110,6 +112,28 @@ def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
     process.wait()
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter, or close an empty one to all others.
+
+    Raises :class:`LocalServerError` for a folder of another user, and for one that others could enter while it held something,
+    which may be theirs.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise LocalServerError(
+            f"{folder} belongs to user {status.st_uid}, who can change what is in it; name a folder of your own"
+        )
+    if not status.st_mode & 0o077:
+        return
+    if any(folder.iterdir()):
+        raise LocalServerError(
+            f"{folder}: mode {status.st_mode & 0o777:04o} lets others in; if you know everything in it, run: chmod 700 {folder}"
+        )
+    folder.chmod(0o700)
+
+
 class Server:
     """One child process with a folder and a log; see :func:`spawn` for how it ends."""
 
@@ -119,7 +143,7 @@ class Server:
     def __init__(self, folder: Path | None) -> None:
         self._own_folder = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix=f"hexveil-{self.name}-")) if folder is None else folder.absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private(self.folder)
         self.log = self.folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[bytes] | None = None
@@ -155,6 +179,7 @@ class Server:
 
     def _claim_folder(self) -> None:
         """Allow one server per folder, because two would overwrite each other's data. Raises :class:`StartError`."""
+        (self.folder / "lock").touch(0o600)
         lock = (self.folder / "lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,6 +51,12 @@ def topic_plans(config: Config) -> list[TopicPlan]:
     return [TopicPlan(config.feed.topic, 4, 7 * _DAY_MS, INPUT_SETTINGS), *OUTPUT_PLANS]
 
 
+def durability(replicas: int) -> dict[str, str]:
+    """Settings by which a topic with so many replicas loses nothing that was acknowledged, and outlives one broker, if it can."""
+    in_sync = min(2, max(1, replicas - 1))
+    return {"min.insync.replicas": str(in_sync), "unclean.leader.election.enable": "false"}
+
+
 async def create_topics(config: Config) -> dict[str, str]:
     """Create the topics that are missing. Returns ``created`` or ``exists`` for each name.
 
@@ -60,9 +66,11 @@ async def create_topics(config: Config) -> dict[str, str]:
     client = AIOKafkaAdminClient(**kafka_options(config.kafka))
     await client.start()
     result: dict[str, str] = {}
+    replicas = config.kafka.replication_factor
     try:
         for plan in topic_plans(config):
-            topic = NewTopic(plan.name, plan.partitions, config.kafka.replication_factor, topic_configs=plan.settings)
+            settings = plan.settings | durability(replicas)
+            topic = NewTopic(plan.name, plan.partitions, replicas, topic_configs=settings)
             response = await client.create_topics([topic])
             for error in response.topic_errors:
                 code = error[1]

@@ -22,11 +22,11 @@ from stream.config import Config
 from stream.config.feed import FeedConfig
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Reason
 from stream.ingestion.formats import recording_format, time_us
-from stream.ingestion.refusals import cause_of_left_out
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
 from stream.sources.ordering import in_time_order
+from stream.sources.refused_vehicles import cause_of_left_out
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import NO_PLACE, SnapshotError, SnapshotRows
 from stream.windows import Slotting

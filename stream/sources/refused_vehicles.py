@@ -25,6 +25,20 @@ REMEDIES = {
     "agency for seconds",
 }
 """What is wrong where most vehicles are refused for a reason, and what to do."""
+SWAPPED_AXES = "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."
+_OF_POSITIONS = {
+    "swapped-axes": SWAPPED_AXES,
+    "without-speed": "No speed can be derived for these events: it needs two positions of the vehicle, 8 s to 5 min "
+    "apart, in one ledger period.",
+    "time-no-epoch-seconds": "Likely times in another unit: hexveil inspect says in which; set time_format in "
+    "[feed.fields].",
+}
+"""Likely causes for events that are left out where speeds are derived."""
+
+
+def cause_of_left_out(counts: Counter[str]) -> str | None:
+    """The likely cause of the most frequent reason for which events are left out where speeds are derived."""
+    return next((_OF_POSITIONS.get(name) for name, _ in counts.most_common(1)), None)
 
 
 class RefusalWatch:

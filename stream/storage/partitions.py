@@ -32,6 +32,15 @@ def spans_servers(redis: Redis) -> bool:
     return isinstance(redis, RedisCluster)
 
 
+async def ask_every_primary(redis: Any) -> None:
+    """Raise :class:`RedisError` unless the server answers, of a cluster each primary: any of them may hold the ledger."""
+    if not spans_servers(redis):
+        await redis.ping()
+        return
+    await redis.initialize()
+    await redis.ping(target_nodes=RedisCluster.PRIMARIES)
+
+
 async def server_info(redis: Any, key: str, *sections: str) -> dict[str, Any]:
     """INFO of the server that holds ``key``."""
     if not spans_servers(redis):

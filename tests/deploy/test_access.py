@@ -29,6 +29,7 @@ from stream.serve.api import make_app
 from stream.storage.ledger import Ledger
 from tests.support import hourly
 from tests.support.builders import bus_config
+from tests.support.secret_files import write_secret
 
 USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
 TOPIC, GROUP = 2, 3
@@ -66,8 +67,7 @@ class Secured:
         self.server, self.address, self.authority, self.folder = server, address, authority, folder
 
     def overrides(self, name: str) -> dict[str, str]:
-        secret = self.folder / f"{name}.password"
-        secret.write_text(USERS[name] + "\n")
+        secret = write_secret(self.folder / f"{name}.password", USERS[name] + "\n")
         return {
             "kafka.bootstrap": self.address,
             "kafka.security_protocol": "SASL_SSL",
@@ -175,8 +175,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
 
 
 async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured: Secured, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong"
-    wrong.write_text("guess\n")
+    wrong = write_secret(tmp_path / "wrong", "guess\n")
     foreign = tmp_path / "foreign.pem"
     trustme.CA().cert_pem.write_to_path(str(foreign))
     for key, file in (("kafka.password_file", wrong), ("kafka.ca_file", foreign)):
@@ -207,7 +206,7 @@ def test_credentials_that_do_not_fit_the_protocol_are_refused_at_check(
 def test_a_password_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None) -> None:
     secret = tmp_path / "secret"
     if content is not None:
-        secret.write_bytes(content)
+        write_secret(secret, content)
     settings = {
         "kafka.security_protocol": "SASL_PLAINTEXT",
         "kafka.username": "serve",

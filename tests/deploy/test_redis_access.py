@@ -26,6 +26,7 @@ from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import environment
 from tests.support.redis_servers import pytest_generate_tests  # noqa: F401 - each test on both servers
+from tests.support.secret_files import write_secret
 from tests.support.topics_reader import read_all
 
 PASSWORDS = {"worker": "w-secret", "operator": "o-secret"}
@@ -72,9 +73,7 @@ class Guarded:
         return f"{self.scheme}://{LOOPBACK}:{self.port}/0"
 
     def password_file(self, name: str) -> Path:
-        file = self.folder / f"{name}.password"
-        file.write_text(PASSWORDS[name] + "\n")
-        return file
+        return write_secret(self.folder / f"{name}.password", PASSWORDS[name] + "\n")
 
     def environment(self, name: str, **more: str) -> dict[str, str]:
         """Configuration of a process that logs in as ``name``."""
@@ -253,8 +252,7 @@ def test_over_tls_the_server_is_verified_and_the_client_shows_its_certificate(tm
             asyncio.run(
                 ping(server.url().replace("rediss", "redis"), ca_file=None, certificate_file=None, key_file=None)
             )
-        wrong = tmp_path / "wrong"
-        wrong.write_text("guess\n")
+        wrong = write_secret(tmp_path / "wrong", "guess\n")
         with pytest.raises(redis.exceptions.AuthenticationError):
             asyncio.run(ping(password_file=str(wrong)))
     finally:
@@ -284,7 +282,7 @@ def test_credentials_that_do_not_fit_the_address_are_refused_without_being_shown
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: bytes | None) -> None:
     file = tmp_path / "secret"
     if content is not None:
-        file.write_bytes(content)
+        write_secret(file, content)
     given = {"redis.url": "rediss://127.0.0.1:1/0", f"redis.{key}": str(file)}
     if key == "certificate_file":
         given["redis.key_file"] = str(file)
@@ -295,7 +293,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: 
 def test_a_worker_that_redis_refuses_says_so_and_ends(
     hexveil: Sequence[str], guarded: Guarded, kafka: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "wrong").write_text("guess\n")
+    write_secret(tmp_path / "wrong", "guess\n")
     settings = {
         "config": str(hourly.BUS),
         "kafka.bootstrap": kafka,

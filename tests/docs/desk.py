@@ -21,14 +21,15 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from bench.recordings import path_of_day
 from bench.spatial import EPSILONS, GRIDS, METRICS, PEERS_FILE, WORKLOADS, WORKLOADS_FILE
 from bench.spatial import path_of as path_of_grid
-from bench.spatial_grids import DAYS
-from bench.spatial_grids import path_of as path_of_day
 from stream.local import REPO_ROOT
 from tests.docs.pages import Block
 
 SECONDS = 300
+DAYS = ("2016-11-26", "2017-03-21")
+"""Recorded days that stand where benchmarks look."""
 
 
 class Desk:

@@ -188,7 +188,7 @@ def recipe(*target: str) -> list[str]:
 
 
 def test_every_file_that_the_documents_name_is_there() -> None:
-    named = re.compile(r"`((?:bench|config|docs|dpcore|examples|stream|tests)/[^`\s:]*)")
+    named = re.compile(r"`((?:bench|config|docs|dpcore|examples|research|stream|tests)/[^`\s:]*)")
     references = {(names(page), path) for page in BLOCKS for path in named.findall(page.read_text(encoding="utf-8"))}
     assert len(references) > 40
     assert [missing for missing in sorted(references) if not any(REPO_ROOT.glob(missing[1].rstrip("/")))] == []

@@ -45,7 +45,7 @@ def main() -> int:
     options.add_argument("--full", action="store_true", help="two windows and more faults too, for some minutes")
     options.add_argument("--traces", action="store_true", help="print the counterexamples")
     given, wrong = options.parse_args(), 0
-    with TemporaryDirectory() as folder, RedisServer(Path(folder), listen="unix", appendfsync="no") as redis:
+    with TemporaryDirectory() as folder, RedisServer(Path(folder), appendfsync="no") as redis:
         server = StateServer(redis)
         for variant in (
             *QUICK,

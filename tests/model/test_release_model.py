@@ -17,7 +17,7 @@ from tests.model.world import world_of
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateServer]:
-    with RedisServer(tmp_path_factory.mktemp("model"), listen="unix", appendfsync="no") as redis:
+    with RedisServer(tmp_path_factory.mktemp("model"), appendfsync="no") as redis:
         yield StateServer(redis)
 
 

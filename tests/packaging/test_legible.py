@@ -24,7 +24,7 @@ REASON = "# long: "
 EMPTY_NAMES = {"found", "held", "told", "some"}
 """Names of locals that do not say what the local holds."""
 
-ROOMS = ("stream", "dpcore", "bench")
+ROOMS = ("stream", "dpcore", "bench", "research")
 BY_NAME = {"setattr", "delattr", "getattr", "hasattr", "object"}
 """Functions that reach an attribute by its name in a string: Python's, and those of pytest's and unittest's patches."""
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}

@@ -184,7 +184,7 @@ def test_feeds_of_files_and_senders_name_what_is_missing(desk: Desk) -> None:
 
 
 def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
-    assert "pip install -e ." in desk.run("bench", "scaling", code=2).stderr
+    assert "pip install -e ." in desk.run("bench", "mechanisms", code=2).stderr
 
 
 @pytest.mark.skipif(

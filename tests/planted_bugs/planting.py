@@ -13,7 +13,7 @@ from stream.local import REPO_ROOT
 from tests.planted_bugs.bugs import Bug
 
 PASSED = "passed"
-_PARTS = ("dpcore", "stream", "config", "tests", "bench", "docs", "pyproject.toml", "README.md")
+_PARTS = ("dpcore", "stream", "config", "tests", "bench", "research", "docs", "pyproject.toml", "README.md")
 _SECONDS = 3600
 """Longest run of pytest: minutes on a free machine, and many times that beside other work."""
 _PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +13,16 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 
+from stream.cli import app
 from stream.config import Config
-from stream.doctor import Finding, examine
+from stream.doctor import Finding, examine, replication_finding
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.topics import INPUT_SETTINGS
+from tests.support import hourly
 from tests.support.builders import bus_config
+from tests.support.environment import environment
 from tests.support.feeding import administering
 
 DELETED = {"cleanup.policy": "delete"}
@@ -122,3 +127,41 @@ async def test_a_feed_of_recordings_needs_no_append_time(feed: Feed) -> None:
     (clock,) = [finding for finding in findings if finding.check == "broker clock"]
     assert clock.ok
     assert "not checked" in clock.found
+
+
+async def test_without_redis_doctor_ends_with_3_and_a_remedy_and_checks_kafka_all_the_same(feed: Feed) -> None:
+    await feed.create(INPUT_SETTINGS | DELETED)
+    await feed.finding("broker clock")
+    folder = feed.config.privacy.user_key_file.parent
+    given = environment(
+        {
+            "feed.topic": feed.topic,
+            "kafka.bootstrap": feed.config.kafka.bootstrap,
+            "redis.url": f"unix://{folder}/nobody.sock",
+            "privacy.user_key_file": str(folder / "user.key"),
+            "config": str(hourly.BUS),
+        }
+    )
+    done = await asyncio.to_thread(CliRunner(env=given).invoke, app, ["doctor", "--json"])
+    assert done.exit_code == 3, done.exception
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert "start Redis" in findings["redis"]["remedy"]
+    assert findings[f"batches of {feed.topic}"]["ok"]
+
+
+async def test_an_acknowledged_event_outlives_a_broker_or_the_remedy_says_how(feed: Feed) -> None:
+    settings = INPUT_SETTINGS | DELETED | {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    await feed.create(settings)
+    check = f"replicas of {feed.topic}"
+    finding = await feed.finding(check)
+    assert not finding.ok
+    (remedy,) = [word for word in finding.remedy.replace(":", " ").split() if "unclean" in word]
+    await feed.alter(settings | dict(pair.split("=") for pair in remedy.split(",")))
+    async with asyncio.timeout(120):
+        while not (await feed.finding(check)).ok:
+            await asyncio.sleep(0.1)
+    async with administering(feed.config.kafka.bootstrap) as admin:
+        of_three = await replication_finding(admin, feed.config, feed.topic, 3)
+    assert of_three.found.startswith("replicas 1 on 3 brokers, min.insync.replicas 1")
+    assert "3 replicas" in of_three.remedy
+    assert "min.insync.replicas=2" in of_three.remedy

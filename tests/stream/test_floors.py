@@ -24,7 +24,7 @@ FLOORS = (
     },
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
-    {"app", "awaiting", "embedded", "offline", "evaluation", "inspection", "doctor"},
+    {"app", "awaiting", "embedded", "offline", "evaluation", "diagnosis", "doctor"},
     {"cli"},
 )
 """Rooms (folders and single files of ``stream``) from the ground up; ``dpcore`` is below all of them."""
@@ -90,3 +90,9 @@ def test_the_mathematics_import_nothing_of_the_service() -> None:
     for path in (REPO_ROOT / "dpcore").rglob("*.py"):
         outside = {name.split(".")[0] for name in imports_of(path)} & {"stream", "h3", "redis", "aiokafka"}
         assert not outside, path
+
+
+def test_nothing_imports_research() -> None:
+    for room in ("dpcore", "stream", "bench"):
+        for path in (REPO_ROOT / room).rglob("*.py"):
+            assert not any(name.split(".")[0] == "research" for name in imports_of(path)), path

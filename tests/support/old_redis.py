@@ -1,6 +1,6 @@
 """A server that claims to be Redis 6.2. It answers HELLO, INFO, PING and TIME, and every EVAL with a time, and no other command.
 
-No package here brings one so old. Run it with ``--port N``, as ``redis-server`` is.
+No package here brings one so old. Run it with ``--port N`` or ``--unixsocket PATH``, as ``redis-server`` is.
 """
 
 from __future__ import annotations
@@ -39,4 +39,8 @@ class Server(socketserver.ThreadingTCPServer):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    Server(("127.0.0.1", parser.parse_known_args()[0].port), Connection).serve_forever()
+    parser.add_argument("--unixsocket")
+    given = parser.parse_known_args()[0]
+    if given.unixsocket:
+        socketserver.ThreadingUnixStreamServer(given.unixsocket, Connection).serve_forever()
+    Server(("127.0.0.1", given.port), Connection).serve_forever()

@@ -20,6 +20,7 @@ import structlog
 
 from stream.config import ConfigError
 from stream.config.alerts import WebhookConfig
+from stream.config.secret_files import OpenSecretError, read_secret
 from stream.serve.metrics import PublicMetrics
 
 log = structlog.get_logger()
@@ -44,11 +45,13 @@ class Delivery(NamedTuple):
     body: bytes
 
 
-def read_secret(webhook: WebhookConfig) -> bytes:
+def signing_secret(webhook: WebhookConfig) -> bytes:
     """The key of signatures: the file's content without white space around it. Raises :class:`ConfigError`."""
     remedy = "write one with: openssl rand -hex 32"
     try:
-        secret = webhook.secret_file.read_bytes().strip()
+        secret = read_secret(webhook.secret_file).strip()
+    except OpenSecretError as error:
+        raise ConfigError(f"public.webhook.secret_file {error}") from None
     except OSError as error:
         raise ConfigError(f"public.webhook.secret_file {webhook.secret_file}: {error.strerror}; {remedy}") from None
     if len(secret) < LEAST_SECRET:
@@ -69,7 +72,7 @@ class Webhook:
 
     def __init__(self, webhook: WebhookConfig, metrics: PublicMetrics) -> None:
         """Raises :class:`ConfigError` for a secret that cannot be used."""
-        self._url, self._secret = webhook.url, read_secret(webhook)
+        self._url, self._secret = webhook.url, signing_secret(webhook)
         self._metrics = metrics
         self._waiting: deque[Delivery] = deque()
         self._wake = asyncio.Event()

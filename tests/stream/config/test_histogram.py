@@ -202,7 +202,7 @@ def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_pat
 
 @pytest.mark.parametrize("goal", ["absolute", "relative"])
 def test_the_goal_does_not_decide_by_which_error_e2epriv_chooses_its_size(tmp_path: Path, goal: str) -> None:
-    """Chosen by relative error a grid may have several times the error, see docs/reproductions.md."""
+    """Chosen by relative error a grid may have several times the error, see research/reproductions.md."""
     plan, _, _ = planned_with_fixes(
         with_histograms("values", tmp_path, ["e2epriv"], **{"histogram.goal": goal}), located_rows(1, 60)
     )

@@ -16,12 +16,12 @@ from redis.asyncio import Redis
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.servers import KafkaConfig
+from stream.diagnosis.reading import observe_file
+from stream.diagnosis.topic import observe_topic
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements, first_element
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.ingestion.formats import feed_format
-from stream.inspection.reading import observe_file
-from stream.inspection.topic import observe_topic
 from stream.messages.message import REJECTED, validator
 from stream.messages.topics import INPUT_SETTINGS
 from stream.sources.lines import Lines, RecordingError

@@ -17,15 +17,6 @@ def test_the_key_file_is_made_once_and_readable_by_its_owner_only(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["user.key"]
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
-def test_a_key_that_others_may_read_is_refused_with_the_remedy(tmp_path, mode):
-    path = tmp_path / "user.key"
-    load_user_key(path)
-    path.chmod(mode)
-    with pytest.raises(UserKeyError, match="chmod 600"):
-        load_user_key(path)
-
-
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_a_key_of_the_wrong_length_is_refused(tmp_path, size):
     path = tmp_path / "user.key"

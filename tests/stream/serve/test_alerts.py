@@ -40,6 +40,7 @@ from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window
 from tests.stream.serve.serving import serving_file
 from tests.support.builders import riders_config
+from tests.support.secret_files import write_secret
 
 SECRET = "5" * 64
 BELOW = {"name": "jam", "below_km_h": 18.0, "windows": 2, "false_alarms_per_day": 1.0}
@@ -89,7 +90,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_with(tmp_path: Path, *rules: Mapping[str, Any], url: str | None = None) -> Config:
     overrides: dict[str, Any] = {"public.alerts": list(rules)}
     if url is not None:
-        (tmp_path / "secret").write_text(SECRET + "\n")
+        write_secret(tmp_path / "secret", SECRET + "\n")
         overrides["public.webhook"] = {"url": url, "secret_file": str(tmp_path / "secret")}
     return city_config(tmp_path, **overrides)
 
@@ -268,7 +269,7 @@ def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(
 
 
 async def test_a_delivery_that_cannot_be_made_stops_no_other(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(SECRET)
+    write_secret(tmp_path / "secret", SECRET)
     receiver = Receiver()
     async with receiver.listening() as url:
         metrics = PublicMetrics()
@@ -359,7 +360,7 @@ async def test_what_a_window_is_judged_with_is_put_together_once(
 
 
 async def test_the_queue_is_bounded_and_what_is_refused_is_not_sent_again(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(SECRET)
+    write_secret(tmp_path / "secret", SECRET)
     receiver = Receiver("302", "400", "429")
     async with receiver.listening() as url:
         metrics = PublicMetrics()
@@ -393,7 +394,7 @@ async def test_a_receiver_that_is_not_there_holds_up_nobody(tmp_path: Path, unus
 @pytest.mark.parametrize("content", [None, "short"], ids=["missing", "short"])
 def test_a_secret_that_cannot_be_used_is_refused_with_a_remedy(tmp_path: Path, content: str | None) -> None:
     if content is not None:
-        (tmp_path / "secret").write_text(content)
+        write_secret(tmp_path / "secret", content)
     with pytest.raises(ConfigError, match=r"public.webhook.secret_file.*openssl rand"):
         Webhook(WebhookConfig(url="http://127.0.0.1/", secret_file=tmp_path / "secret"), PublicMetrics())
 

@@ -437,6 +437,6 @@ def test_a_bound_on_memory_for_all_users_couples_them_as_values_allows(
 
 
 def test_fixes_are_kept_through_a_unix_socket_too(tmp_path: Path) -> None:
-    with RedisServer(tmp_path / "redis", listen="unix") as server:
+    with RedisServer(tmp_path / "redis") as server:
         assert sent(started(server.url), fleet(0)) == []
         assert len(sent(started(server.url), fleet(1))) == 3

@@ -31,6 +31,7 @@ from stream.windows import Slotting
 from tests.support.builders import bus_fleet_file
 from tests.support.feeding import create_topic, until_true
 from tests.support.mosquitto import PASSWORD, USER, Mosquitto
+from tests.support.secret_files import write_secret
 from tests.support.topics_reader import PARTITIONS, stored
 
 BOX = {"south": 59.9, "west": 24.0, "north": 60.5, "east": 25.5}
@@ -309,7 +310,7 @@ def encrypted(tmp_path: Path) -> Iterator[Mosquitto]:
     """A broker with TLS; its CA is in ``ca.pem``, user and password in ``login``."""
     ca = CA()
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    (tmp_path / "login").write_text(f"{USER}:{PASSWORD}\n")
+    write_secret(tmp_path / "login", f"{USER}:{PASSWORD}\n")
     with Mosquitto(tmp_path, ca) as broker:
         yield broker
 
@@ -357,7 +358,7 @@ def test_a_live_feed_is_released_without_kafka(encrypted: Mosquitto, helsinki: P
 
 
 def test_a_wrong_password_or_ca_ends_the_command_and_shows_no_secret(encrypted: Mosquitto, helsinki: Path) -> None:
-    (helsinki.parent / "wrong").write_text("city:guessed-wrong")
+    write_secret(helsinki.parent / "wrong", "city:guessed-wrong")
     ca = ("--ca", str(helsinki.parent / "ca.pem"), "--out", "-")
     for login, arguments, says in [
         ("wrong", ca, "does not accept this user and password"),
@@ -462,7 +463,7 @@ def test_wrong_options_are_refused_before_anything_is_sent(
     arguments: list[str], says: str, helsinki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(helsinki.parent)
-    (helsinki.parent / "login").write_text(f"{USER}:{PASSWORD}")
+    write_secret(helsinki.parent / "login", f"{USER}:{PASSWORD}")
     done = CliRunner().invoke(app, ["hfp", *arguments, "--config", str(helsinki)])
     assert done.exit_code == 2
     assert says in " ".join(done.stderr.replace("│", " ").split())

@@ -29,6 +29,7 @@ from stream.sources.pushed import (
 )
 from tests.support.builders import bus_config, riders_config
 from tests.support.feeding import create_topic
+from tests.support.secret_files import write_secret
 from tests.support.topics_reader import stored
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -179,7 +180,7 @@ WEAK = {"absent": None, "short": "secret", "two lines": "0123456789abcdef\n01234
 def test_a_weak_or_missing_token_is_refused_and_not_shown(name: str, tmp_path: Path) -> None:
     token = WEAK[name]
     if token is not None:
-        (tmp_path / "token").write_text(token)
+        write_secret(tmp_path / "token", token)
     done = CliRunner().invoke(app, ["push", "--token-file", str(tmp_path / "token")])
     assert done.exit_code == 2
     assert "--token-file" in done.stderr

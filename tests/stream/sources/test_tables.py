@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from stream.config.feed import FeedConfig, FeedFields
+from stream.diagnosis.recognition import recognised, speed_problem
 from stream.ingestion.decoding import Decoder
 from stream.offline import read_recording
 from stream.sources.lines import RecordingError
 from stream.sources.opening import open_recording
-from stream.sources.recognition import recognised, speed_problem
 from stream.sources.recording import Recording
 from stream.sources.replay import Replay
 from stream.storage.row_store import ROW

@@ -32,13 +32,14 @@ from stream.storage.client import blocking_client, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.partitions import each
+from stream.storage.partitions import ask_every_primary, each
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.redis_cluster import Certificates, LocalCluster, Node
+from tests.support.secret_files import write_secret
 
 PARTITIONS = [f"bus/{number}" for number in range(6)]
 N, HOUR, PASSWORD = 20, 3600, "w-secret"
@@ -58,7 +59,7 @@ def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
     line = re.search(r"^user worker on #SHA256 (.*)$", (REPO_ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
     rights = line[1].replace("{bus}", f"{{{topic_name}}}").replace("{part:bus:", f"{{part:{topic_name}:").split()
     cluster.grant("worker", PASSWORD, *rights, "+cluster|slots", "+command", "+asking")
-    (tmp_path / "password").write_text(PASSWORD)
+    write_secret(tmp_path / "password", PASSWORD)
     login = {"redis.username": "worker", "redis.password_file": str(tmp_path / "password")}
     servers = {"redis.url": cluster.url, "redis.cluster": cluster.others}
     return bus_config(tmp_path, **servers, **login, **{"feed.name": topic_name})
@@ -212,7 +213,7 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_
 
 
 async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("guess")
+    write_secret(tmp_path / "password", "guess")
     refused = redis_client(config.redis)
     with pytest.raises(AuthenticationError):
         await refused.ping()
@@ -340,7 +341,7 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
     cluster: LocalCluster, client: Redis, redis: Redis, config: Config
 ) -> None:
-    """The last test here: no server is started again."""
+    """No server is started again."""
     expected = await released_on_one_server(redis, config, LOGS, SLOTS)
     publisher = Collected()
     state = await stored(client, config, [log[:1] for log in LOGS])
@@ -362,3 +363,19 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_m
     await outlasting(lambda: closing(client, config, publisher).close(SLOTS[2]))
     print(f"closed {time.monotonic() - begun:.1f} s after the ledger's master hung")
     await assert_released_as_on_one_server(client, redis, config, publisher, expected)
+
+
+async def test_a_worker_is_ready_only_while_every_primary_answers(cluster: LocalCluster, client: Redis) -> None:
+    """The last test here: one shard is dead at its end, while the others answer."""
+    for node in cluster.nodes:
+        node.process.send_signal(signal.SIGCONT)
+    primary = cluster.master_of("x")
+    replicas = {int(port) for _, port, _ in primary.client.execute_command("ROLE")[2]}
+    for node in cluster.nodes:
+        if node.port in replicas:
+            kill(node)
+    await ask_every_primary(client)
+    kill(primary)
+    with pytest.raises(RedisError):
+        await ask_every_primary(client)
+    assert any(node.answers() for node in cluster.nodes)

@@ -1,1 +1,0 @@
-"""Looks at a feed before it is used: what it holds, which faults it has, which configuration fits. Inside the boundary only."""

@@ -1,0 +1,550 @@
+"""``hexveil inspect`` recognises formats, counts planted faults, and writes a valid configuration."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from aiokafka import AIOKafkaProducer
+from google.protobuf import json_format, text_format
+from google.transit import gtfs_realtime_pb2
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.config.feed import FeedConfig
+from stream.config.section import BoundingBox
+from stream.config.servers import KafkaConfig
+from stream.diagnosis.columns import guess_fields, paths_of
+from stream.diagnosis.comparison import contradictions
+from stream.diagnosis.measures import measure
+from stream.diagnosis.observations import InspectionError, Observations
+from stream.diagnosis.reading import observe_answer, observe_file, observe_messages
+from stream.diagnosis.suggestion import problems, suggestions
+from stream.diagnosis.topic import TopicUnreachableError, observe_topic
+from tests.support.builders import SLOT
+from tests.support.feeding import create_topic
+
+STEP_S, VEHICLES, FIXES = 30, 8, 120
+NORTH = 10 / 111_195
+"""Degrees of latitude in ten metres."""
+
+
+def fleet(**columns: Any) -> Observations:
+    """Eight vehicles that drive north at 36 km/h for an hour, in order of time; ``columns`` replace some."""
+    user = np.tile(np.arange(VEHICLES), FIXES)
+    seconds = np.repeat(np.arange(FIXES) * STEP_S, VEHICLES)
+    n = len(user)
+    return Observations(
+        **{
+            "kind": "JSON",
+            "format": "canonical",
+            "fields": None,
+            "user": user,
+            "time_us": (SLOT + seconds) * 1_000_000,
+            "lat": 30.2 + NORTH * seconds + user * 1e-5,
+            "lng": np.full(n, -97.7),
+            "speed": np.full(n, 36.0),
+            "arrived_us": (SLOT + seconds + 2) * 1_000_000,
+        }
+        | columns
+    )
+
+
+def changed(column: np.ndarray, at: Any, value: Any) -> np.ndarray:
+    column = column.copy()
+    column[at] = value
+    return column
+
+
+def test_a_sound_feed_has_no_faults_and_its_facts_are_right() -> None:
+    seen = fleet()
+    measures = measure(seen)
+    assert problems(seen, measures) == []
+    assert (measures.rows, measures.usable, measures.vehicles) == (960, 960, 8)
+    assert measures.interval_s == (30.0, 30.0, 30.0)
+    assert measures.speeds.fits == ["km/h"]
+    assert measures.speeds.derived_kmh == pytest.approx(36.0, rel=1e-3)
+    assert measures.late == {"1m": 0.0, "5m": 0.0, "15m": 0.0, "1h": 0.0, "ahead": 0.0}
+    coarse, *_, fine = measures.densities
+    assert coarse.vehicles_per_cell_hour > fine.vehicles_per_cell_hour
+    assert fine.cells_per_vehicle_hour > 60  # 36 km cross at least so many hexagons of 350 m
+
+
+SEEN = fleet()
+FAULTS: dict[str, tuple[Observations, dict[str, Any], str]] = {
+    "zero": (fleet(speed=np.zeros(960)), {}, "100% of the speeds are 0"),
+    "none": (fleet(speed=np.full(960, np.nan)), {}, "100% of the fixes have no speed"),
+    "tiny": (fleet(speed=np.full(960, 1e-6)), {}, "100% above 0 but below 0.01"),
+    "absurd": (fleet(speed=np.full(960, 7000.0)), {}, "fit in no unit"),
+    "fixed unit": (
+        fleet(format="itms", speed_unit="km/h", speed=np.full(960, 10.0)),
+        {},
+        "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration reads them in m/s",
+    ),
+    "fixed unit of a snapshot": (
+        fleet(kind="GTFS-realtime", speed_unit="m/s"),
+        {},
+        "agree with positions in km/h and not in m/s, which GTFS-realtime prescribes; let speeds be derived",
+    ),
+    "impossible": (
+        fleet(speed_unit="m/s", speed=changed(np.full(960, 10.0), [5, 99, 400], 112.0)),
+        {},
+        "3 speeds are above 400 km/h, read in m/s",
+    ),
+    "all swapped": (
+        fleet(lat=SEEN.lat + 46.9, lng=np.full(960, 28.6)),
+        {"swapped": 0},
+        "around latitude 77.3, longitude 28.6. If the feed is not of that place, latitude and longitude are exchanged",
+    ),
+    "no zone": (fleet(local=True), {}, "The times have no zone. They were taken as UTC"),
+    "negative": (fleet(speed=changed(SEEN.speed, slice(0, 5), -1.0)), {}, "0.52% of the speeds are negative"),
+    "origin": (
+        fleet(lat=changed(SEEN.lat, [3, 9], 0.0), lng=changed(SEEN.lng, [3, 9], 0.0)),
+        {"origin": 2, "usable": 958},
+        "2 of 960 fixes lie at 0, 0",
+    ),
+    "swapped": (
+        fleet(lat=changed(SEEN.lat, 7, -97.7), lng=changed(SEEN.lng, 7, 30.2)),
+        {"swapped": 1, "outside_globe": 1, "usable": 959},
+        "exchanged",
+    ),
+    "swapped near by": (
+        fleet(lng=np.full(960, 40.0), lat=SEEN.lat - 0.2)
+        and fleet(lat=changed(SEEN.lat, 7, 40.0), lng=changed(np.full(960, 40.0), 7, 30.2)),
+        {"swapped": 1},
+        "exchanged",
+    ),
+    "1970": (fleet(time_us=changed(SEEN.time_us, 5, 0)), {"bad_time": 1}, "before 2000"),
+    "unnamed": (fleet(user=changed(SEEN.user, 5, -1)), {"without_user": 1}, "name no vehicle"),
+    "nowhere": (fleet(lat=changed(SEEN.lat, 5, np.nan)), {"without_position": 1}, "have no position"),
+    "repeats": (fleet(time_us=changed(SEEN.time_us, 8, SEEN.time_us[0])), {"repeats": 1}, "repeat a vehicle and time"),
+    "disorder": (
+        fleet(time_us=changed(SEEN.time_us, 80, SEEN.time_us[0] - 1)),
+        {"disorder": 1},
+        "1 fixes come after a later one",
+    ),
+    "teleport": (
+        fleet(lat=changed(SEEN.lat, 400, 30.9)),
+        {"teleporting_vehicles": 1, "teleports": 2},
+        "1 of 8 vehicles jump",
+    ),
+    "frozen": (
+        fleet(lat=np.where(SEEN.user == 3, 30.25, SEEN.lat)),
+        {"frozen_vehicles": 1},
+        "1 of 8 vehicles repeat one position",
+    ),
+    "late": (fleet(arrived_us=SEEN.time_us + 400_000_000), {}, "100.0% of the fixes arrive more than 5 min"),
+    "ahead": (fleet(arrived_us=SEEN.time_us - 400_000_000), {}, "wrong clocks"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_that_was_put_in_is_counted_and_said(name: str) -> None:
+    seen, counts, says = FAULTS[name]
+    measures = measure(seen)
+    assert {key: getattr(measures, key) for key in counts} == counts
+    assert says in " ".join(problems(seen, measures))
+
+
+@pytest.mark.parametrize(("unit", "per_kmh"), [("km/h", 1.0), ("m/s", 1 / 3.6), ("mph", 1 / 1.609344)])
+def test_the_unit_of_speed_is_found_from_positions(unit: str, per_kmh: float) -> None:
+    seen = fleet(speed=np.full(960, 36.0 * per_kmh * 1.1))
+    lines = {line.key: line.value for line in suggestions(seen, measure(seen))}
+    assert lines["speed_unit"] == json.dumps(unit)
+
+
+def test_a_feed_of_hostile_numbers_is_measured_all_the_same() -> None:
+    rng = np.random.default_rng(3)
+    nasty = np.array([np.nan, np.inf, -np.inf, 1e308, -1e308, 0.0, 90.0, -180.0, 5e-324])
+    for n in (0, 1, 2, 500):
+        seen = fleet(
+            user=rng.integers(-1, 4, n),
+            time_us=rng.choice(np.array([0, -(2**62), 2**62, SLOT * 10**6, 4_102_444_799_000_000]), n),
+            lat=rng.choice(nasty, n),
+            lng=rng.choice(nasty, n),
+            speed=rng.choice(nasty, n),
+            arrived_us=rng.choice(np.array([-1, 0, 2**61]), n),
+        )
+        with np.errstate(all="ignore"):
+            measures = measure(seen)
+        assert measures.rows == n
+        assert problems(seen, measures) is not None
+        suggestions(seen, measures)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({}, []),
+        (
+            {"lat": np.full(960, 77.2), "lng": SEEN.lat - 1.6, "speed": np.full(960, 8.0)},
+            ["Latitude and longitude are exchanged"],
+        ),
+        ({"lat": SEEN.lat - 10}, ["outside of feed.domain, so they are refused"]),
+        ({"speed": np.full(960, 10.0)}, ["agree with positions in m/s, and the configuration reads them in km/h"]),
+    ],
+)
+def test_what_contradicts_a_given_configuration_is_said(columns: dict[str, Any], says: list[str]) -> None:
+    """The feed is of Delhi, latitude 28.6 and longitude 77.2."""
+    seen = fleet(**({"lat": SEEN.lat - 1.6, "lng": np.full(960, 77.2)} | columns))
+    box = BoundingBox(south=28, west=76.5, north=30, east=78)
+    feed = FeedConfig(name="bus", topic="bus", timezone="UTC", domain=box)
+    sentences = contradictions(seen, measure(seen), feed)
+    assert len(sentences) == len(says)
+    assert all(words in sentence for words, sentence in zip(says, sentences, strict=True))
+
+
+def test_the_time_grows_near_linearly() -> None:
+    """Ten times as many vehicles may take forty times as long. Best of three, because a processor's speed varies by a factor of 3."""
+
+    def seconds(copies: int) -> float:
+        one = fleet()
+        many = {
+            name: np.concatenate([getattr(one, name) + (k * VEHICLES if name == "user" else 0) for k in range(copies)])
+            for name in ("user", "time_us", "lat", "lng", "speed", "arrived_us")
+        }
+        seen, took = fleet(**many), list[float]()
+        for _ in range(3):
+            began = time.process_time()
+            measure(seen)
+            took.append(time.process_time() - began)
+        return min(took)
+
+    assert seconds(80) < 40 * max(seconds(8), 0.02)
+
+
+NAMES: dict[str, tuple[Any, dict[str, str]]] = {
+    "itms": (
+        {
+            "license_plate": "a",
+            "observationDateTime": "x",
+            "location": {"type": "Point", "coordinates": [1.5, 2.5]},
+            "speed": 1,
+        },
+        {"user": "license_plate", "lat": "location.coordinates.1", "lng": "location.coordinates.0"},
+    ),
+    "HFP": (
+        {"VP": {"veh": 1, "tst": "x", "lat": 1.0, "long": 2.0, "spd": 3.0, "oper": 6}},
+        {"user": "VP.veh", "time": "VP.tst", "lat": "VP.lat", "lng": "VP.long", "speed": "VP.spd"},
+    ),
+    "normalised NGSI-LD": (
+        {
+            "id": "urn:ngsi-ld:Vehicle:9",
+            "type": "Vehicle",
+            "location": {
+                "type": "GeoProperty",
+                "value": {"type": "Point", "coordinates": [1.5, 2.5]},
+                "observedAt": "x",
+            },
+            "speed": {"type": "Property", "value": 3.0, "unitCode": "KMH"},
+        },
+        {
+            "user": "id",
+            "time": "location.observedAt",
+            "lat": "location.value.coordinates.1",
+            "lng": "location.value.coordinates.0",
+            "speed": "speed.value",
+        },
+    ),
+    "nested id": (
+        {"id": 9, "vehicle": {"id": "a"}, "t": 1, "y": 1.0, "x": 2.0},
+        {"user": "vehicle.id", "time": "t", "lat": "y", "lng": "x"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fields_are_guessed_by_their_names(name: str) -> None:
+    tree, expected = NAMES[name]
+    guessed = guess_fields(paths_of(tree))
+    assert guessed | expected == guessed
+    assert len(set(guessed.values())) == len(guessed)
+
+
+def write_day(path: Path, kind: str, speed: Callable[[int], float | None] | None = lambda _: 36.0) -> Path:
+    """A day in one of the forms; ``speed``: of the n-th fix; without it there is no such field."""
+    seen = fleet()
+    rows = [
+        {"taxi": f"t{u}", "when": t // 1_000_000, "Latitude": lat, "Longitude": -97.7}
+        | ({} if speed is None else {"kmh": speed(n)})
+        for n, (u, t, lat) in enumerate(zip(seen.user.tolist(), seen.time_us.tolist(), seen.lat.tolist(), strict=True))
+    ]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif kind == "ndjson":
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    else:
+        path.write_text(
+            "\n".join(
+                [
+                    ";".join(rows[0]),
+                    *(";".join("" if value is None else str(value) for value in row.values()) for row in rows),
+                ]
+            )
+        )
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "ndjson", "csv"])
+def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    day, runner = write_day(tmp_path / "day", kind), CliRunner()
+    done = runner.invoke(app, ["inspect", str(day), "--json", "--write", "mine.toml", "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    assert "NOT PRIVATE" in done.stderr
+    report = json.loads(done.stdout)
+    assert report["usable"] == 960
+    assert report["problems"] == []
+    assert not re.search(r"\bt[0-7]\b", done.stdout), "names a user"
+    from stream.config import find_config, load_config
+    from stream.offline import read_recording
+
+    assert "Austin" not in (tmp_path / "mine.toml").read_text()
+    config = load_config(find_config(tmp_path / "mine.toml", "values"))
+    assert config.feed.fields is not None
+    assert config.feed.fields.time_format == "epoch-s"
+    assert config.feed.speed_unit == "km/h"
+    rows, _ = read_recording(config, day, "declared")
+    assert len(rows) == 960
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", " ", "^", "~", ":", "\x01", "/"])
+@pytest.mark.parametrize("names", [("vehicle", "ts", "lat", "lon", "speed"), ("bus-id", "when", "y", "x", "v")])
+def test_any_one_character_may_separate_columns(separator: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    day, path, runner = tmp_path / "day.txt", tmp_path / "mine.toml", CliRunner()
+    rows = zip(SEEN.user.tolist(), (SEEN.time_us // 1000).tolist(), SEEN.lat.tolist(), strict=True)
+    table = [names, *((f"b{user}", ms, lat, -97.7, 36.0) for user, ms, lat in rows)]
+    day.write_text("\n".join(separator.join(map(str, row)) for row in table))
+    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    assert "960 usable" in done.stdout
+    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
+    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
+    assert released.exit_code == 0, released.stderr
+    assert json.loads(released.stdout)["events"] == 960
+
+
+def itms(minute: int, bus: int, time: str) -> dict[str, Any]:
+    place = {"type": "Point", "coordinates": [-97.7, 30 + minute * 600 / 111_195]}
+    return {"license_plate": f"b{bus}", "observationDateTime": time, "location": place, "speed": 10.0}
+
+
+def capmetro(minute: int, bus: int, time: str) -> dict[str, Any]:
+    lat = 30 + minute * 600 / 111_195
+    return {"vehicle_id": f"b{bus}", "timestamp": time, "latitude": lat, "longitude": -97.7, "speed": 36.0}
+
+
+@pytest.mark.parametrize(("event", "unit"), [(itms, "m/s"), (capmetro, "km/h")])
+@pytest.mark.parametrize("offset", ["+00:00", ""])
+def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_it_and_releases(
+    event: Callable[[int, int, str], dict[str, Any]], unit: str, offset: str, tmp_path: Path
+) -> None:
+    day, path, runner = tmp_path / "day.ndjson", tmp_path / "mine.toml", CliRunner()
+    times = [f"2017-03-21T12:{minute:02}:00{offset}" for minute in range(50)]
+    rows = [event(minute, bus, time) for minute, time in enumerate(times) for bus in range(6)]
+    day.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    assert f"agree with positions in {unit} and not in" in done.stdout
+    assert ("The times have no zone" in done.stdout) == (offset == "")
+    out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
+    released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
+    assert released.exit_code == 0, released.stderr
+    summary = json.loads(released.stdout)
+    assert (summary["rejected"], summary["implausible"]) == ({}, None)
+    assert summary["windows"]
+
+
+@pytest.mark.parametrize(("speed", "wanted"), [("absent", "missing"), ("some", "missing"), ("zero", "derived")])
+@pytest.mark.parametrize("kind", ["parquet", "ndjson", "csv"])
+def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(
+    kind: str, speed: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"absent": None, "some": lambda n: 36.0 if n % 3 else None, "zero": lambda n: 0.0}[speed]
+    day, runner = write_day(tmp_path / "day", kind, given), CliRunner()
+    done = runner.invoke(app, ["inspect", str(day), "--json", "--write", "mine.toml", "--relation", "values"])
+    assert done.exit_code == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert f"feed.speeds = {wanted!r}" in " ".join(report["problems"])
+    assert {line["key"]: line["value"] for line in report["suggestions"]}["speeds"] == json.dumps(wanted)
+    released = runner.invoke(
+        app, ["replay", "day", "--offline", "--config", "mine.toml", "--json", "--out", "r.ndjson"]
+    )
+    assert released.exit_code == 0, released.stderr
+    summary = json.loads(released.stdout)
+    assert summary["rejected"] == ({"without-speed": 8} if speed != "some" else {"without-speed": 3})
+    assert summary["derived"] >= 300
+    checked = runner.invoke(app, ["check", "--config", "mine.toml"])
+    assert "a derived speed is public as well and is not protected" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("tenth", "others", "fate"),
+    [(36, 36, "count as 0 under"), (None, 36, "count as 0 under"), (900, 900, "are not read")],
+)
+def test_what_becomes_of_negative_speeds_is_said_as_it_is(
+    tenth: float | None, others: float, fate: str, tmp_path: Path
+) -> None:
+    """Where speeds are derived because some are missing, too: a number is never replaced."""
+    day = write_day(tmp_path / "day", "ndjson", lambda n: tenth if n % 10 == 2 else -1.0 if n % 40 == 1 else others)
+    done = CliRunner().invoke(app, ["inspect", str(day), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert f"of the speeds are negative. They {fate}" in " ".join(json.loads(done.stdout)["problems"])
+
+
+def test_under_participation_nothing_of_where_users_were_is_written(tmp_path: Path) -> None:
+    day, path = write_day(tmp_path / "day", "csv"), tmp_path / "mine.toml"
+    done = CliRunner().invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "participation"])
+    assert done.exit_code == 0, done.stderr
+    written = path.read_text()
+    assert not re.search(r"^domain =", written, re.MULTILINE)
+    assert re.search(r"^resolution = 6 ", written, re.MULTILINE)
+    checked = CliRunner().invoke(app, ["check", "--config", str(path)])
+    assert checked.exit_code == 2
+    assert "feed.domain" in checked.stderr
+
+
+def snapshot(vehicles: int = 20) -> Any:
+    message = gtfs_realtime_pb2.FeedMessage()
+    message.header.gtfs_realtime_version = "2.0"
+    message.header.timestamp = SLOT
+    for n in range(vehicles):
+        entity = message.entity.add(id=str(n))
+        entity.vehicle.vehicle.id = f"v{n}"
+        entity.vehicle.position.latitude, entity.vehicle.position.longitude = 30.2 + n / 100, -97.7
+        entity.vehicle.position.speed = 1e-6
+    return message
+
+
+def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
+    body = snapshot().SerializeToString()
+    seen = observe_answer(body, 100)
+    assert "below 0.01" in problems(seen, measure(seen))[0]
+    (tmp_path / "a.pb").write_bytes(body)
+    (tmp_path / "b.pb.gz").write_bytes(gzip.compress(body))
+    assert len(observe_file(tmp_path, 10**6)) == 40
+    assert len(observe_file(tmp_path / "a.pb", 10**6)) == 20
+
+
+def forms() -> dict[str, bytes]:
+    """Snapshots of 20 vehicles and a Parquet file of 960 fixes."""
+    message, table = snapshot(), io.BytesIO()
+    tree = json_format.MessageToDict(message)
+    pq.write_table(
+        pa.table({"id": SEEN.user, "ts": SEEN.time_us // 1000, "lat": SEEN.lat, "lon": SEEN.lng, "speed": SEEN.speed}),
+        table,
+    )
+    return {
+        "protobuf": message.SerializeToString(),
+        "JSON": json.dumps(tree).encode(),
+        "indented JSON": json.dumps(tree, indent=2).encode(),
+        "JSON with its entities first": json.dumps(dict(sorted(tree.items()))).encode(),
+        "JSON in snake case": json_format.MessageToJson(message, preserving_proto_field_name=True).encode(),
+        "text": text_format.MessageToString(message).encode(),
+        "Parquet": table.getvalue(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "is_packed"), [(form, packed) for form in forms() for packed in sorted({False, form != "Parquet"})]
+)
+def test_every_form_is_recognised_by_its_content_from_a_file_and_from_standard_input(
+    form: str, is_packed: bool, tmp_path: Path
+) -> None:
+    body = gzip.compress(forms()[form]) if is_packed else forms()[form]
+    (tmp_path / "of no name").write_bytes(body)
+    assert len(observe_file(tmp_path / "of no name", 10**6)) == (960 if form == "Parquet" else 20)
+    done = CliRunner().invoke(app, ["inspect", "-", "--json"], input=body)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["usable"] == (960 if form == "Parquet" else 20)
+
+
+def test_lines_whose_first_field_is_a_header_are_no_snapshot(tmp_path: Path) -> None:
+    rows = [{"header": {"v": 1}, "entity": [], "id": n, "ts": SLOT, "lat": 30.2, "lon": -97.7} for n in range(5)]
+    (tmp_path / "day").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(observe_file(tmp_path / "day", 10**6)) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", b"a,b,c\n1,2,3\n", "no field looks like"),
+        ("a.parquet", b"PAR1 nothing", "not a readable Parquet file"),
+        ("a.ndjson", b"nonsense", "no field looks like"),
+        ("a.csv", b"id,x\n1,2\n", "A table needs a header, whose names any one character separates"),
+        ("a.pb", b"\x0a\x0d\x0a\x032.0\x10\x00\x18\x80\xff\xff", "no vehicle positions"),
+        ("empty.csv", b"", "no JSON objects, no header of a table.*If it is empty"),
+        ("noise.bin", bytes(range(128, 256)) * 9, "no JSON objects, no header of a table"),
+        ("a.zip", b"PK\x03\x04" + bytes(99), "no header of a table.* a zip archive: unpack it first"),
+    ],
+)
+def test_what_cannot_be_inspected_is_refused_with_the_reason(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InspectionError, match=says):
+        observe_file(tmp_path / name, 10**6)
+
+
+def test_no_bytes_end_in_another_error(tmp_path: Path) -> None:
+    rng, path = np.random.default_rng(11), tmp_path / "day"
+    heads = [
+        b"",
+        b"PAR1",
+        b"\x0a\x0d\x0a\x032.0",
+        b"id,time,lat,lng\n",
+        b'{"id":1,"time":1,"lat":1,"lng":1}\n',
+        b"\x1f\x8b",
+    ]
+    outcomes: Counter[str] = Counter()
+    for n in range(300):
+        path.write_bytes(heads[n % len(heads)] + rng.bytes(int(rng.integers(0, 3000))))
+        try:
+            seen = observe_file(path, 1000)
+        except InspectionError:
+            outcomes["refused"] += 1
+        else:
+            measure(seen)
+            outcomes["read"] += 1
+    assert set(outcomes) == {"refused", "read"}
+
+
+async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka: str, topic_name: str) -> None:
+    topic, now = topic_name, time.time()
+    await create_topic(kafka, topic, 2, {"message.timestamp.type": "LogAppendTime"})
+    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+        for n in range(60):
+            event = {"user": f"v{n % 3}", "time": round((now - 600) * 1000) + n, "lat": 30.2, "lng": -97.7, "speed": 0}
+            await producer.send_and_wait(topic, json.dumps(event).encode(), key=str(n % 3).encode())
+        await producer.send_and_wait(topic, b"rubbish")
+    config = KafkaConfig(bootstrap=kafka)
+    seen = await observe_topic(config, topic, 1_000)
+    assert (len(seen), dict(seen.unread)) == (60, {"no JSON": 1})
+    assert measure(seen).late["5m"] == 1.0
+    assert len(await observe_topic(config, topic, 30)) <= 30
+    with pytest.raises(InspectionError, match="nor a topic with messages"):
+        await observe_topic(config, f"{topic}-else", 10)
+    with pytest.raises(TopicUnreachableError):
+        await observe_topic(KafkaConfig(bootstrap="127.0.0.1:9"), topic, 10)
+
+
+def test_arrays_and_deep_objects_are_counted_and_not_followed() -> None:
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    event = b'{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":1}'
+    seen = observe_messages([event, b"[1]", deep, b"\xff"], None, 10)
+    assert len(seen) == 1
+    assert sum(seen.unread.values()) == 3

@@ -1,0 +1,221 @@
+"""``hexveil inspect`` of what agencies publish: damaged files, timestamps in another unit, one snapshot, a small fleet."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.transit import gtfs_realtime_pb2
+from typer.testing import CliRunner
+
+from stream.cli import app
+from stream.diagnosis.measures import measure
+from stream.diagnosis.observations import InspectionError, Observations
+from stream.diagnosis.reading import observe_file
+from stream.diagnosis.suggestion import problems, suggestions
+from tests.stream.sources.gtfs import START
+
+VEHICLES = 12
+
+
+def snapshot(step: int, per_second: int = 1, speed: float | None = None, vehicles: int = VEHICLES) -> bytes:
+    """Vehicles that drive north at 40 km/h, a snapshot every 30 s; ``per_second``: in which unit timestamps are."""
+    message = gtfs_realtime_pb2.FeedMessage()
+    seconds = START + 30 * step
+    message.header.gtfs_realtime_version, message.header.timestamp = "2.0", seconds * per_second
+    for number in range(vehicles):
+        position = message.entity.add(id=str(number)).vehicle
+        position.vehicle.id, position.timestamp = f"bus-{number}", seconds * per_second
+        position.position.latitude, position.position.longitude = 28.6 + 0.003 * step, 77.2 + 0.01 * number
+        if speed is not None:
+            position.position.speed = speed
+    body: bytes = message.SerializeToString()
+    return body
+
+
+def reasons(path: Path) -> dict[str, str]:
+    seen = observe_file(path, 1_000_000)
+    return {line.key: line.reason for line in suggestions(seen, measure(seen))}
+
+
+@pytest.mark.parametrize(
+    ("per_second", "says"),
+    [
+        (1_000, "The times are milliseconds since 1970"),
+        (1_000_000, "The times are microseconds since 1970"),
+        (1_000_000_000, "12 of 12 fixes have a time before 2000 or after 2100"),
+        (10_000_000_000, "12 of 12 fixes have a time before 2000 or after 2100"),
+    ],
+)
+def test_timestamps_in_another_unit_are_said_and_end_in_no_other_error(
+    per_second: int, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "0.pb").write_bytes(snapshot(0, per_second))
+    seen = observe_file(tmp_path / "0.pb", 100)
+    measures = measure(seen)
+    assert (measures.usable, measures.bad_time, measures.late) == (0, VEHICLES, {})
+    first, *others = problems(seen, measures)
+    assert first == "None of its 12 fixes can be used."
+    assert any(says in sentence for sentence in others)
+
+
+def test_a_largest_timestamp_beside_sound_ones_counts_alone(tmp_path: Path) -> None:
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    message.header.timestamp = message.entity[3].vehicle.timestamp = 2**64 - 1
+    (tmp_path / "0.pb").write_bytes(message.SerializeToString())
+    measures = measure(observe_file(tmp_path / "0.pb", 100))
+    assert (measures.usable, measures.bad_time) == (VEHICLES - 1, 1)
+
+
+def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
+    for step in range(6):
+        (tmp_path / f"{step}.pb").write_bytes(snapshot(step, speed=11.1))
+    (tmp_path / "1.pb").write_bytes(gzip.compress(snapshot(1, speed=11.1)))
+    (tmp_path / "2.pb.gz").write_bytes(gzip.compress(snapshot(2, speed=11.1))[:-9])
+    (tmp_path / "3.txt").write_bytes(b"notes")
+    (tmp_path / ".hidden").write_bytes(b"notes")
+    seen = observe_file(tmp_path, 1_000_000)
+    assert len(seen) == 6 * VEHICLES
+    assert seen.unread["no snapshot"] == 2
+
+
+def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_path: Path) -> None:
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    message.entity[0].is_deleted = True
+    message.entity[1].ClearField("vehicle")
+    (tmp_path / "0.pb").write_bytes(message.SerializeToString())
+    seen = observe_file(tmp_path / "0.pb", 100)
+    assert (len(seen), dict(seen.unread)) == (VEHICLES - 2, {"deleted": 1, "no-vehicle": 1})
+
+
+def test_an_address_of_trip_updates_is_named_as_such(tmp_path: Path) -> None:
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    for entity in message.entity:
+        entity.ClearField("vehicle")
+    (tmp_path / "0.pb").write_bytes(message.SerializeToString())
+    with pytest.raises(InspectionError, match="Likely the feed has trip updates or alerts and no vehicle position"):
+        observe_file(tmp_path / "0.pb", 100)
+
+
+def test_a_folder_of_recordings_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "day.csv").write_text("user,time,lat,lng,speed\na,1490097600000,30.2,-97.7,1\n")
+    with pytest.raises(InspectionError, match="if they are recordings, inspect one of them"):
+        observe_file(tmp_path, 100)
+
+
+def test_a_folder_of_nothing_but_damaged_files_names_the_first(tmp_path: Path) -> None:
+    (tmp_path / "0.pb.gz").write_bytes(gzip.compress(snapshot(0))[:-9])
+    with pytest.raises(InspectionError, match=r"0\.pb\.gz: \d+ bytes of gzip that are damaged or cut short"):
+        observe_file(tmp_path, 100)
+
+
+def test_a_folder_is_read_up_to_the_limit(tmp_path: Path) -> None:
+    for step in range(6):
+        (tmp_path / f"{step}.pb").write_bytes(snapshot(step))
+    assert len(observe_file(tmp_path, 2 * VEHICLES)) == 2 * VEHICLES
+
+
+def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_path: Path) -> None:
+    (tmp_path / "0.pb").write_bytes(snapshot(0))
+    assert "of this one moment" in reasons(tmp_path / "0.pb")["domain"]
+    (tmp_path / "1.pb").write_bytes(snapshot(1))
+    assert reasons(tmp_path)["domain"] == "where the fixes are, with a margin; check it on a map"
+
+
+@pytest.mark.parametrize(("share", "is_far"), [(0.004, True), (0.05, False)])
+def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent(share: float, is_far: bool) -> None:
+    seen = grid(28.6, 77.2, exchanged=False)
+    wrong = np.arange(len(seen)) < share * len(seen)
+    seen = replace(seen, lat=np.where(wrong, 1.0, seen.lat), lng=np.where(wrong, 2.0, seen.lng))
+    measures = measure(seen)
+    assert measures.box is not None
+    assert (measures.box[0] > 28) is is_far
+    assert measures.far == (wrong.sum() if is_far else 0)
+    assert any("lie far from the others" in sentence for sentence in problems(seen, measures)) is is_far
+
+
+@pytest.mark.parametrize(("vehicles", "few"), [(12, True), (99, True), (100, False)])
+def test_of_a_small_fleet_the_suggestion_names_what_searches_for_other_settings(
+    vehicles: int, few: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "0.pb").write_bytes(snapshot(0, vehicles=vehicles))
+    assert ("hexveil tune" in reasons(tmp_path / "0.pb")["resolution"]) is few
+
+
+def test_speeds_that_are_derived_already_are_not_asked_for_again(tmp_path: Path) -> None:
+    for step in range(3):
+        (tmp_path / f"{step}.pb").write_bytes(snapshot(step, speed=0.0))
+    seen = observe_file(tmp_path, 100)
+    sentences = problems(seen, measure(seen))
+    assert sentences[0].endswith("let speeds be derived from positions: feed.speeds = 'derived'.")
+
+
+def test_speeds_in_another_unit_than_gtfs_realtime_prescribes_are_derived_by_what_is_written(tmp_path: Path) -> None:
+    """The command reads them in m/s whatever feed.speed_unit says, so no unit of a configuration would mend them."""
+    folder, config, out = tmp_path / "day", tmp_path / "c.toml", tmp_path / "r.ndjson"
+    folder.mkdir()
+    for step in range(60):
+        (folder / f"{step:02}.pb").write_bytes(snapshot(step, speed=40.0))
+    written = CliRunner().invoke(app, ["inspect", str(folder), "--write", str(config), "--relation", "values"])
+    assert "agree with positions in km/h and not in m/s" in written.stdout
+    assert "let speeds be derived from positions: feed.speeds = 'derived'" in written.stdout
+    done = CliRunner().invoke(app, ["gtfs-rt", str(folder), "--offline", "--out", str(out), "--config", str(config)])
+    assert (done.exit_code, written.exit_code) == (0, 0)
+    assert f"{59 * VEHICLES} events, {59 * VEHICLES} with a derived speed" in done.stderr
+    assert "if the reported speeds" not in done.stderr
+
+
+def grid(lat: float, lng: float, *, exchanged: bool, known: bool = True, drift: float = 0.0) -> Observations:
+    """Forty vehicles of a city at this place that drive 30 km/h north and east in turn, and report it in km/h.
+
+    ``drift``: by so much too much northwards, as where such streets are straighter.
+    """
+    steps, vehicles = 41, 40
+    user, step = np.repeat(np.arange(vehicles), steps), np.tile(np.arange(steps), vehicles)
+    metres = 30 / 3.6 * 30
+    north, east = metres * (step // 2) / 111_195, metres * ((step + 1) // 2) / 111_195 / np.cos(np.radians(lat))
+    axes = lat + north + 0.001 * user, lng + east
+    speed = np.where(step % 2 == 0, 30.0 * (1 + drift), 30.0)
+    return Observations(
+        kind="JSON",
+        format="canonical",
+        fields=None,
+        user=user,
+        time_us=(START + 30 * step) * 1_000_000,
+        lat=axes[exchanged],
+        lng=axes[not exchanged],
+        speed=speed if known else np.full(len(user), np.nan),
+        arrived_us=np.full(len(user), -1),
+    )
+
+
+def says_exchanged(seen: Observations) -> bool:
+    return any("perhaps exchanged" in sentence for sentence in problems(seen, measure(seen)))
+
+
+@pytest.mark.parametrize("drift", [-0.12, 0.0, 0.12])
+@pytest.mark.parametrize("place", [(51.5, -0.1), (48.2, 16.4), (60.2, 24.9), (-23.5, -46.6), (41.0, 29.0)])
+def test_exchanged_axes_are_said_where_speeds_by_direction_tell_and_right_ones_are_not(
+    place: tuple[float, float], drift: float
+) -> None:
+    assert says_exchanged(grid(*place, exchanged=True, drift=drift))
+    assert not says_exchanged(grid(*place, exchanged=False, drift=drift))
+
+
+@pytest.mark.parametrize("place", [(6.5, 3.4), (-1.3, 36.8), (38.0, 23.7), (40.4, -3.7)])
+def test_where_both_places_are_near_the_equator_nothing_is_claimed(place: tuple[float, float]) -> None:
+    assert not says_exchanged(grid(*place, exchanged=True))
+
+
+def test_without_reported_speeds_nothing_is_claimed() -> None:
+    assert measure(grid(51.5, -0.1, exchanged=True, known=False)).direction_quotient is None
+
+
+@pytest.mark.parametrize("hostile", [np.inf, -1.0, 0.0])
+def test_no_speeds_make_the_judgement_of_directions_raise(hostile: float) -> None:
+    seen = grid(51.5, -0.1, exchanged=True)
+    assert problems(replace(seen, speed=np.full(len(seen), hostile)), measure(seen))
+    measure(replace(seen, speed=np.full(len(seen), hostile)))

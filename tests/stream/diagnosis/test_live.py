@@ -1,0 +1,378 @@
+"""A worker says that times or speeds of its feed are read in another unit or zone than they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from stream.config import Config
+from stream.diagnosis.live import FeedDoubts
+from stream.ingestion.decoding import Batch, Decoder
+from stream.local import free_port
+from stream.messages.topics import create_topics
+from tests.support import hourly
+from tests.support.builders import bus_config
+from tests.support.environment import worker_environment
+from tests.support.feeding import produce
+
+AHEAD = timedelta(hours=5, minutes=30)
+
+
+def fleet(now: float, changed: Callable[[dict[str, Any], float], dict[str, Any]]) -> list[bytes]:
+    """60 buses that drive north at 36 km/h and reported every 15 s in the last two and a half minutes."""
+    fixes = []
+    for step in range(10):
+        moment = now - 15 * (10 - step)
+        for bus in range(60):
+            lat = 30.0 + bus / 1000 + step * 150 / 111_195
+            fix = {"user": f"secret-{bus}", "time": round(moment * 1000), "lat": lat, "lng": -97.7, "speed": 36.0}
+            fixes.append(json.dumps(changed(fix, moment)).encode())
+    return fixes
+
+
+def local(moment: float, ahead: timedelta = AHEAD) -> str:
+    return (datetime.fromtimestamp(moment, UTC) + ahead).isoformat(timespec="seconds")
+
+
+def without(fix: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fix.items() if key != name}
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, str]] = {
+    "speed": (lambda fix, moment: fix | {"speed": 10.0}, "speed", "they would fit m/s: set feed.speed_unit"),
+    "mph": (
+        lambda fix, moment: fix | {"speed": 36 / 1.609344},
+        "doubtful-speed",
+        "agree badly with the positions; they would fit mph or kn",
+    ),
+    "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "epoch", "time_format = 'epoch-s'"),
+    "text epoch": (
+        lambda fix, moment: fix | {"time": str(round(moment))},
+        "epoch",
+        "without quotes, and set feed.format = 'declared' and time_format = 'epoch-s'",
+    ),
+    "text epoch of the right unit": (
+        lambda fix, moment: fix | {"time": str(round(moment * 1000))},
+        "epoch",
+        "texts of digits, but as epoch-ms they would be of this century: send them as numbers, without quotes",
+    ),
+    "compact times": (
+        lambda fix, moment: fix | {"time": datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%SZ")},
+        "refused",
+        "as wrong-type: times are texts like '99999999T999999Z'",
+    ),
+    "German times": (
+        lambda fix, moment: fix | {"time": datetime.fromtimestamp(moment, UTC).strftime("%d.%m.%Y %H:%M:%S")},
+        "refused",
+        "as wrong-type: times are texts like '99.99.9999 99:99:99'",
+    ),
+    "text speeds": (
+        lambda fix, moment: fix | {"speed": "36.0"},
+        "refused",
+        "as wrong-type: speed is sent as text: send numbers without quotes",
+    ),
+    "swapped axes": (
+        lambda fix, moment: fix | {"lat": fix["lng"], "lng": fix["lat"]},
+        "refused",
+        "as swapped-axes: latitude and longitude are exchanged",
+    ),
+    "another city": (
+        lambda fix, moment: fix | {"lat": fix["lat"] - 10},
+        "refused",
+        "as out-of-domain: they are of another place than feed.domain",
+    ),
+    "microdegrees": (
+        lambda fix, moment: fix | {"lat": round(fix["lat"] * 1e6), "lng": round(fix["lng"] * 1e6)},
+        "refused",
+        "latitude and longitude are in degrees x 10^6",
+    ),
+    "a recording": (lambda fix, moment: fix | {"time": fix["time"] - 10**10}, "refused", "older than window.max_age"),
+    "no speeds": (lambda fix, moment: without(fix, "speed"), "fields", "have no 'speed' (speed), so they are refused"),
+    "null speeds": (lambda fix, moment: fix | {"speed": None}, "fields", "derive speeds before the worker's topic"),
+    "other names": (lambda fix, moment: without(fix, "lat"), "fields", "name their fields in [feed.fields]"),
+    "zone": (lambda fix, moment: fix | {"time": local(moment)}, "zone", "about 5 h 30 min ahead of"),
+}
+SOUND: dict[str, Callable[[dict[str, Any], float], dict[str, Any]]] = {
+    "as declared": lambda fix, moment: fix,
+    "texts": lambda fix, moment: fix | {"time": local(moment, timedelta(0))},
+    "now and then no speed": lambda fix, moment: without(fix, "speed") if round(moment) % 2 else fix,
+    "parked": lambda fix, moment: fix | {"lat": 30.2, "speed": 0.0},
+}
+
+
+def told(config: Config, values: list[bytes], now: float) -> dict[str, str]:
+    doubts, arrived_us = FeedDoubts(config), round(now * 1e6)
+    decoder = Decoder(config, bytes(32))
+    for at in range(0, len(values), 50):
+        part = values[at : at + 50]
+        doubts.observe(part, decoder.decode(part, arrived_us), arrived_us)
+    return doubts.found()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("in_arrays", [False, True])
+def test_each_fault_is_named_alone_with_its_remedy_and_without_a_value_of_any_event(
+    name: str, in_arrays: bool, tmp_path: Path
+) -> None:
+    changed, kind, words = FAULTS[name]
+    now = time.time()
+    values = fleet(now, changed)
+    if in_arrays:
+        values = [b"[" + b",".join(values[at : at + 10]) + b"]" for at in range(0, len(values), 10)]
+    reasons = told(bus_config(tmp_path), values, now)
+    assert list(reasons) == [kind]
+    assert words in reasons[kind]
+    assert "secret" not in reasons[kind]
+    assert "30." not in reasons[kind]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_feed_and_a_late_one_raise_no_doubt(name: str, tmp_path: Path) -> None:
+    now = time.time()
+    assert told(bus_config(tmp_path), fleet(now, SOUND[name]), now) == {}
+    shuffled = random.Random(7).sample(fleet(now - 400, SOUND[name]), 600)
+    assert told(bus_config(tmp_path), shuffled, now) == {}
+
+
+@pytest.mark.parametrize(("speed", "kinds"), [(36.0, []), (None, ["fields"])])
+def test_events_that_are_lists_are_judged_whole(speed: float | None, kinds: list[str], tmp_path: Path) -> None:
+    now, names = time.time(), ("user", "time", "lat", "lng", "speed")
+    paths = {name: str(at) for at, name in enumerate(names)} | {"time_format": "epoch-ms"}
+    config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": paths})
+    values = fleet(now, lambda fix, moment: fix | {"speed": speed})
+    lists = [json.dumps([json.loads(value)[name] for name in names]).encode() for value in values]
+    assert list(told(config, lists, now)) == kinds
+
+
+def observed(doubts: FeedDoubts, decoder: Decoder, values: list[bytes], now: float) -> dict[str, str]:
+    batch = decoder.decode_part(values, round(now * 1e6))
+    doubts.observe(values, batch, round(now * 1e6))
+    return doubts.found()
+
+
+HOSTILE = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-1e999",
+    "1e308",
+    "-1e308",
+    "1e-400",
+    "0",
+    "-1",
+    "null",
+    "true",
+    "false",
+    "[]",
+    "{}",
+    "[[]]",
+    '""',
+    '"x"',
+    '"0001-01-01T00:00:00"',
+    '"0001-01-01T00:00:00+14:00"',
+    '"9999-12-31T23:59:59"',
+    '"9999-12-31T23:59:59-14:00"',
+    '"2026-02-30T00:00:00Z"',
+    '"\\ud800"',
+    '"\\u0000"',
+    "9" * 400,
+    "-" + "9" * 400,
+    "9" * 5000,
+    "[" * 5000 + "]" * 5000,
+    '"' + "x" * 60_000 + '"',
+]
+
+
+@pytest.mark.parametrize("zone", [None, "Asia/Kolkata"])
+def test_no_value_of_a_field_makes_the_judgement_raise_or_ends_a_sound_feed(zone: str | None, tmp_path: Path) -> None:
+    config, now = bus_config(tmp_path), time.time()
+    if zone is not None:
+        fields = {name: name for name in ("user", "time", "lat", "lng", "speed")} | {"timezone": zone}
+        config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": fields})
+    decoder = Decoder(config, bytes(32))
+    sound = fleet(now, SOUND["texts" if zone else "as declared"])[:12]
+    for hostile in HOSTILE:
+        for field in ("time", "speed"):
+            event = json.loads(sound[0]) | {field: "@"}
+            message = json.dumps(event).replace('"@"', hostile).encode()
+            for values in ([*sound, message], [message] * 20, [*sound, b"[" + message + b"]"], [hostile.encode()] * 20):
+                doubts = FeedDoubts(config)
+                observed(doubts, decoder, values, now)
+                assert not doubts.has_failed, (hostile[:60], field)
+
+
+def test_a_failure_of_the_judgement_does_not_reach_the_reader_and_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, now = bus_config(tmp_path), time.time()
+    doubts, decoder, values = FeedDoubts(config), Decoder(config, bytes(32)), fleet(now, FAULTS["speed"][0])
+    with monkeypatch.context() as patched:
+        patched.setattr("stream.diagnosis.live.looks_like", lambda *_: 1 / 0)
+        assert observed(doubts, decoder, values, now) == {}
+        assert observed(doubts, decoder, values, now) == {}
+    assert doubts.has_failed
+    assert capsys.readouterr().out.count("ZeroDivisionError") == 1
+    assert list(observed(doubts, decoder, values, now)) == ["speed"]
+
+
+def held(judge: FeedDoubts) -> int:
+    """Bytes of all objects that a judge holds, its configuration and what belongs to modules aside: the same in every process."""
+    passed: set[int] = set()
+    left: list[object] = [judge]
+    size = 0
+    while left:
+        thing = left.pop()
+        if id(thing) not in passed and not isinstance(thing, type | ModuleType | FunctionType | BaseModel):
+            passed.add(id(thing))
+            size += sys.getsizeof(thing)
+            left += gc.get_referents(thing)
+    return size
+
+
+def kept(config: Config, values: list[bytes], looks: int) -> int:
+    """Bytes that a judge holds of so many messages at which it looked."""
+    arrived_us = round(time.time() * 1e6)
+    batch = Decoder(config, bytes(32)).decode_part(values, arrived_us)
+    doubts = FeedDoubts(config)
+    doubts.found()
+    empty = held(doubts)
+    for _ in range(looks // len(values)):
+        doubts.found()
+        doubts.observe(values, batch, arrived_us)
+    return held(doubts) - empty
+
+
+def hostile_messages(length: int) -> list[bytes]:
+    begin = b'{"user":"a","lat":30.2,"lng":-97.7,"speed":1,"time":'
+    nested = begin + b"[" + b"{}," * (length // 3 - 40) + b"0]}"
+    return [nested, begin + b'"' + b"x" * (length - 200) + b'"}'] * 5
+
+
+def test_of_a_hostile_message_less_than_a_kilobyte_is_kept_and_of_no_more_than_the_newest_400(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, long = bus_config(tmp_path), (1 << 16) - 200
+    for length in (long, (1 << 18) - 200):
+        assert 0 < kept(config, hostile_messages(length), 50) < 50 * 1_000
+    most = kept(config, hostile_messages(1_000), 400)
+    assert kept(config, hostile_messages(1_000), 1_200) <= most < 400 * 1_000
+    monkeypatch.setattr("stream.diagnosis.live.LONGEST_TEXT", 1 << 16)
+    assert kept(config, hostile_messages(long), 50) > 50 * 1_000
+
+
+@pytest.mark.parametrize(("buses", "every", "most_s"), [(100, 15, 60), (60, 60, 320), (60, 120, 620), (10, 300, 6600)])
+def test_a_fleet_of_any_size_that_reports_every_five_minutes_or_more_often_is_judged_and_stays_judged(
+    buses: int, every: int, most_s: int, tmp_path: Path
+) -> None:
+    config, begin = bus_config(tmp_path), time.time()
+    doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
+    said = []
+    for step in range(2 * most_s // every):
+        now = begin + step * every
+        rows = drive(decoder, buses, now, speed=10.0)
+        doubts.observe([], rows, round(now * 1e6))
+        said.append("speed" in doubts.found())
+    assert said.index(True) * every <= most_s
+    assert all(said[said.index(True) :])
+
+
+def drive(decoder: Decoder, buses: int, now: float, speed: float) -> Batch:
+    """A fix of each of some buses that drive north at 36 km/h."""
+    fixes = [
+        {
+            "user": f"b{bus}",
+            "time": round(now * 1000),
+            "lat": 30.0 + now % 3600 / 11_119.5,
+            "lng": -97.7,
+            "speed": speed,
+        }
+        for bus in range(buses)
+    ]
+    return decoder.decode([json.dumps(fix).encode() for fix in fixes], round(now * 1e6))
+
+
+def test_a_flood_of_invented_vehicles_is_bounded_and_forgotten_and_a_fault_that_ends_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream.diagnosis.live_speeds.MOST_ROWS", 300)
+    config, begin = bus_config(tmp_path), time.time()
+    doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
+    for step in range(20):
+        flood = drive(decoder, 400, begin + step / 1e3, speed=36.0)
+        flood.rows["user"] = np.random.default_rng(step).integers(0, 2**63, len(flood.rows))
+        doubts.observe([], flood, round(begin * 1e6))
+        assert doubts.found() == {}
+    later, said = begin + 3000, []
+    for step in range(24):
+        now = later + 15 * step
+        doubts.observe([], drive(decoder, 100, now, speed=10.0 if step < 10 else 36.0), round(now * 1e6))
+        said.append("speed" in doubts.found())
+    assert said.index(True) <= 4
+    assert not said[-1]
+
+
+def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_are_accepted(tmp_path: Path) -> None:
+    config, now = bus_config(tmp_path), time.time()
+    doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
+    wrong = fleet(now, FAULTS["another city"][0])
+    sound = fleet(now, SOUND["as declared"])
+    assert observed(doubts, decoder, wrong[:99], now) == {}
+    assert list(observed(doubts, decoder, wrong[:1], now)) == ["refused"]
+    assert list(observed(doubts, decoder, sound[:99], now)) == ["refused"]
+    assert observed(doubts, decoder, sound[:1], now) == {}
+    assert observed(doubts, decoder, wrong[:50] + sound[:50], now) == {}
+    assert list(observed(doubts, decoder, wrong[:51] + sound[:50], now)) == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "level"), [("zone", "error"), ("text epoch", "error"), ("another city", "error"), ("mph", "warning")]
+)
+def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
+    fault: str, level: str, hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path
+) -> None:
+    changed, _, words = FAULTS[fault]
+    asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
+    env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name)
+    command = [*hexveil, "worker", "--config", str(hourly.BUS)]
+    with (
+        (tmp_path / "worker.log").open("wb") as log,
+        subprocess.Popen(command, env=env, cwd=tmp_path, stderr=log) as worker,
+    ):
+        try:
+            await_text(tmp_path / "worker.log", "partitions assigned", worker)
+            values = fleet(time.time(), changed)
+            hostile = [values[0].replace(b'"lat"', b'"time": NaN, "lat"'), values[0].replace(b"30.", b"1e999, 30.")]
+            asyncio.run(produce(kafka, topic_name, values + hostile, 1))
+            text = await_text(tmp_path / "worker.log", "misread", worker)
+            assert worker.poll() is None
+        finally:
+            worker.kill()
+    (line,) = (json.loads(line) for line in text.splitlines() if "misread" in line)
+    assert words in line["reason"]
+    assert line["level"] == level
+    assert "secret-" not in text
+
+
+def await_text(path: Path, words: str, process: subprocess.Popen[bytes]) -> str:
+    """The text of a log once it contains the words."""
+    deadline = time.monotonic() + 240
+    while words not in (text := path.read_text()):
+        assert process.poll() is None, text[-3000:]
+        assert time.monotonic() < deadline, text[-3000:]
+        time.sleep(0.2)
+    return text

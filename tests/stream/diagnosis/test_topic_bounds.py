@@ -1,0 +1,26 @@
+"""An inspection reads a topic within the worker's bounds, whatever producers sent: on real Kafka."""
+
+from __future__ import annotations
+
+import time
+
+from stream.config.servers import KafkaConfig
+from stream.diagnosis.topic import observe_topic
+from stream.ingestion.arrays import MAX_ARRAY_BYTES
+from stream.messages.topics import INPUT_SETTINGS
+from tests.support.feeding import create_topic
+from tests.support.live_batches import send_batch
+from tests.support.live_events import event
+
+
+async def test_a_compressed_bomb_in_a_topic_is_left_out_and_said(kafka: str, topic_name: str) -> None:
+    """90 MiB in one batch of some kB, and one message above the limit, between events of three vehicles."""
+    await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+    now = time.time()
+    await send_batch(kafka, topic_name, "zstd", [event("a", now, 1)])
+    await send_batch(kafka, topic_name, "zstd", [bytes(30 << 20)] * 3)
+    await send_batch(kafka, topic_name, "zstd", [event("b", now, 2), bytes(MAX_ARRAY_BYTES + 1)])
+    await send_batch(kafka, topic_name, "gzip", [event("c", now, 3)])
+    seen = await observe_topic(KafkaConfig(bootstrap=kafka), topic_name, 1_000)
+    assert len(seen) == 3
+    assert dict(seen.unread) == {"above 256 KiB": 1, "in batches of more than 16 MiB, or damaged": 3}
