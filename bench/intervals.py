@@ -106,9 +106,7 @@ def tape(seed: str) -> Callable[[int], bytes]:
     return lambda n: hashlib.shake_256(f"{seed}/{next(counter)}".encode()).digest(n)
 
 
-def judged(
-    planned: PlannedWindow, noise: Noise, memory: Memory | None, columns: Columns
-) -> Memory | None:
+def judged(planned: PlannedWindow, noise: Noise, memory: Memory | None, columns: Columns) -> Memory | None:
     """Add one draw of a window to ``columns``; returns the memory after it."""
     plan, cells = planned.plan, by_planned_cells(planned.plan, planned.contributions)
     speed = speed_of(plan.terms)

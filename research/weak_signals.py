@@ -100,9 +100,7 @@ def measured(feed: str, epsilon: float, shares: tuple[int, int], draws: int) -> 
     }
 
 
-def _smoothed(
-    planned: PlannedWindow, memory: Memory | None, noise: Noise
-) -> tuple[Part, Memory | None]:
+def _smoothed(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tuple[Part, Memory | None]:
     """One draw of one window, and the memory after it."""
     plan, counts = carry(planned.plan, memory), planned.contributions.counts
     speed = speed_of(plan.terms)

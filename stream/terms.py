@@ -316,6 +316,10 @@ class Terms(Struct, frozen=True):
         """The terms of a window that releases no histograms."""
         return msgspec.structs.replace(self, histogram=None)
 
+    def releasing(self, statistics: tuple[str, ...]) -> Terms:
+        """The terms of a window that releases these ``statistics`` of speed only."""
+        return msgspec.structs.replace(self, speed=msgspec.structs.replace(self.speed, statistics=statistics))
+
     def period_of(self, window: Window) -> Period:
         """The ledger period of ``window``."""
         return self._slotting.period_of(window.start)

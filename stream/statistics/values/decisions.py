@@ -28,15 +28,13 @@ IdArray = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class PublicWindow:
-    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``names``: the statistics that are
-    paid for, which are those of ``speed`` unless nobody could read some. ``caps``: most that one user adds to Σx of each cell,
-    (C,). ``allowance``: µε that a user may lose by speed in this window.
+    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most
+    that one user adds to Σx of each cell, (C,). ``allowance``: µε that a user may lose by speed in this window.
     """
 
     counts: Counts
     admitted: IntArray
     speed: SpeedTerms
-    names: tuple[str, ...]
     caps: IntArray | None
     allowance: int
 
@@ -66,14 +64,14 @@ class Decision:
 
 def decide(window: PublicWindow, retained: IntArray) -> Decision:
     """Scales and charges for ``retained`` samples (P,), by the strategy of the terms."""
-    if window.speed.mean_mechanism == "allocated" or "mean" not in window.names:
+    if window.speed.mean_mechanism == "allocated" or "mean" not in window.speed.statistics:
         return decide_allocated(window, retained)
     return decide_single_cell(window, retained)
 
 
 def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
     """Every statistic allocated by the convex program."""
-    statistics = window.statistics(window.names)
+    statistics = window.statistics(window.speed.statistics)
     scales, charges = allocated(window, retained, window.allowances, statistics)
     return Decision(retained, scales, charges, 0, predicted_error(window, retained, scales, statistics))
 
@@ -81,13 +79,13 @@ def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
 def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
     """Means by the single-cell mechanism of the terms at one ε per cell, the other statistics allocated what is left."""
     counts, speed, allowances = window.counts, window.speed, window.allowances
-    epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(window.names)))
+    epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(window.speed.statistics)))
     means = plan_cell_means(cell_mechanism(speed), counts, retained, epsilon)
     total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
     off = np.minimum(means.predicted_error / speed.upper_quanta + clipping_bias(total, kept), 1.0)
     error, charges = float((total * off).sum()), means.charges
     scales = LaplaceScales(np.zeros(counts.n_cells, np.int64), np.ones(counts.n_cells, np.int64))
-    others = window.statistics([name for name in window.names if name != "mean"])
+    others = window.statistics([name for name in window.speed.statistics if name != "mean"])
     if others:
         rest, more = allocated(window, retained, allowances - charges, others)
         error += predicted_error(window, retained, rest, others)

@@ -49,7 +49,7 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
     allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms would reveal
     who else was there.
     """
-    terms, speed, grant = due.terms, due.terms.speed, due.terms.privacy.grant
+    terms, grant = due.terms, due.terms.privacy.grant
     admits = allowance.left >= terms.window_grant
     merged = merge_hexagons(
         replace(counts, samples=np.where(admits[counts.pair_user], counts.samples, 0)),
@@ -58,12 +58,12 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
     )
     if merged is not None:
         counts = regroup(counts, merged)
-    admitted, names = np.where(admits[counts.pair_user], counts.samples, 0), speed.statistics
-    if left_out := only_for_itself(speed, counts.n_cells):
-        # Nobody could read the distributions, so they are not paid for; without another statistic, no sample is used.
-        others = tuple(name for name in names if name != CDF)
-        names, admitted = (others, admitted) if others else (names, np.zeros_like(admitted))
-    public = PublicWindow(counts, admitted, speed, names, _caps(counts, admitted, terms), grant)
+    admitted = np.where(admits[counts.pair_user], counts.samples, 0)
+    if left_out := only_for_itself(terms.speed, counts.n_cells):
+        due, admitted = _without_distributions(due, admitted)
+        terms = due.terms
+    speed = terms.speed
+    public = PublicWindow(counts, admitted, speed, _caps(counts, admitted, terms), grant)
     public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
     decision = min((decide(public, retained) for retained in proposals), key=lambda decision: decision.error)
     charges = decision.charges if terms.histogram is None else np.where(admits, grant + asked, 0)
@@ -86,6 +86,14 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
             cut_short=(*cut_short, CDF) if left_out and CDF not in speed.statistics else cut_short,
         ),
     )
+
+
+def _without_distributions(due: Due, samples: IntArray) -> tuple[Due, IntArray]:
+    """What is due where nobody could read the distributions: the other statistics, or no samples if there are none."""
+    others = tuple(name for name in due.terms.speed.statistics if name != CDF)
+    if not others:
+        return due, np.zeros_like(samples)
+    return Due(due.terms.releasing(others), due.window, due.generation), samples
 
 
 def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
@@ -155,12 +163,12 @@ def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tup
         return public, [plain], ()
     part, micro = _active_part(counts, plain), public.allowance
     per_cell = micro / int(np.bincount(part.pair_user).max())
-    threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(public.names))
+    threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(public.speed.statistics))
     try:
         suppression = suppress(
             part,
             per_cell,
-            statistics=_suppressed_statistics(public.names),
+            statistics=_suppressed_statistics(public.speed.statistics),
             min_users=speed.min_users,
             threshold=threshold,
             max_evaluations=MAX_EVALUATIONS if len(part.samples) <= MAX_PAIRS else 0,
@@ -195,14 +203,14 @@ def _suppressed(part: Counts, public: PublicWindow) -> Suppression:
     return sweep_chop_user(
         part,
         public.allowance,
-        statistics=_suppressed_statistics(public.names),
+        statistics=_suppressed_statistics(public.speed.statistics),
         min_users=public.speed.min_users,
     )
 
 
 def _clipped(part: Counts, public: PublicWindow) -> IntArray:
     allowances = np.full(part.n_users, public.allowance, dtype=np.int64)
-    statistics = public.statistics(public.names, part.cells)
+    statistics = public.statistics(public.speed.statistics, part.cells)
     return choose_clipping(
         part,
         allowances,

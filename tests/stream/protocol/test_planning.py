@@ -37,7 +37,7 @@ async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_
     await store(redis, config, random_rows(6, 120))
     publisher = Collected()
     protocol = protocol_of(redis, config, publisher, after_step=steps.append)
-    refusing = Refusing(config, protocol.statistics, protocol.store, protocol.ledger)
+    refusing = Refusing(protocol.statistics, protocol.store, protocol.ledger)
     with pytest.raises(LedgerError, match=f"during {PLAN_ATTEMPTS} plans"):
         await dataclasses.replace(protocol, planning=refusing).close(SLOT)
     assert steps == ["seal", "read", *["plan"] * (PLAN_ATTEMPTS + 1)]

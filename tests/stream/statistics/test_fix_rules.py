@@ -183,11 +183,11 @@ def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path: Path) 
     rows = np.concatenate([changed(drive(1), "lat", 7, 303_900_000), drive(2)])
     before = statistics_of(bus_config(tmp_path, **{"feed.quality.teleport_km_h": 200.0}))
     after = statistics_of(bus_config(tmp_path))
-    window = before.config.slotting.window(SLOT)
+    window = before.terms.window_at(SLOT)
     arranged = before.arrange(rows, window)
     assert arranged.refused == {"teleport": 1}
     assert arranged.beyond_limits == 0
-    left = np.full(arranged.counts.n_users, before.config.privacy.ledger_budget)
+    left = np.full(arranged.counts.n_users, before.terms.privacy.budget)
     plan = before.plan(
         arranged, Due(before.terms, window, "11111111-1111-4111-8111-111111111111"), Allowance(left, 10**9)
     )

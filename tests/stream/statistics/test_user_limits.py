@@ -79,7 +79,6 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
 def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
     rows, config = crowded_rows(1), bus_config(tmp_path)
     whole = window_rows(rows, config, UserLimits(cells=9, events=400))
-    assert whole.counted is rows
     assert whole.beyond_limits == 0
     assert window_rows(rows, config, UserLimits()).beyond_limits == 0
 
@@ -233,18 +232,18 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = crowded_rows(2)
-    _, _, marker = planned_and_drawn(statistics_of(tmp_path), rows)
+    _, _, marker = planned_and_drawn(statistics_in(tmp_path), rows)
     assert "cut_short" not in marker
     monkeypatch.setattr(values_plan, "MAX_PAIRS", 10)
     monkeypatch.setattr(shrinkage, "MAX_CELLS", 5)
-    plan, drawn, marker = planned_and_drawn(statistics_of(tmp_path), rows)
+    plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path), rows)
     assert marker["cut_short"] == ["suppression", "clipping", "empirical-bayes"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples), "everything is retained"
     plain = {"speed.suppression": "none", "speed.clipping": "none", "speed.post_processing": []}
-    assert "cut_short" not in planned_and_drawn(statistics_of(tmp_path, **plain), rows)[2]
+    assert "cut_short" not in planned_and_drawn(statistics_in(tmp_path, **plain), rows)[2]
     kept = {"speed.keep": "error", "speed.allocation": "uniform", "speed.clipping": "none", "speed.sum_cap": 0}
-    plan, drawn, marker = planned_and_drawn(statistics_of(tmp_path, **kept), rows)
+    plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path, **kept), rows)
     assert marker["cut_short"] == ["suppression", "empirical-bayes"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples)
