@@ -144,12 +144,16 @@ class Contributions:
         pair_start = np.append(0, np.cumsum(samples)).astype(np.int64)
         return replace(self, counts=counts, quanta=self.quanta[keep], since=self.since[keep], pair_start=pair_start)
 
+    @property
+    def pair_sums(self) -> IntArray:
+        """Σx of each pair in quanta, shape (P,)."""
+        return _segment_sums(self.quanta, self.pair_start)
+
     def cell_sums(self, caps: IntArray | None = None) -> IntArray:
         """Σx per cell in quanta, shape (C,); with ``caps``, shape (C,), no user adds more than that to each cell."""
         if caps is None:
             return _segment_sums(self.quanta, self.pair_start[self.counts.cell_start])
-        own = _segment_sums(self.quanta, self.pair_start)
-        return self.counts.by_cell(np.minimum(own, caps[self.counts.pair_cell]))
+        return self.counts.by_cell(np.minimum(self.pair_sums, caps[self.counts.pair_cell]))
 
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""

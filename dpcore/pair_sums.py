@@ -103,6 +103,11 @@ class PairSums:
         counts = replace(self.counts, samples=samples.astype(np.int64))
         return PairSums(counts, np.where(kept, self.sums, 0), np.where(kept, self.squares, 0), self.upper)
 
+    @property
+    def pair_sums(self) -> IntArray:
+        """As :attr:`Contributions.pair_sums`."""
+        return self.sums
+
     def cell_sums(self, caps: IntArray | None = None) -> IntArray:
         """As :meth:`Contributions.cell_sums`."""
         own = self.sums if caps is None else np.minimum(self.sums, caps[self.counts.pair_cell])

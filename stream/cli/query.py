@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, cast
 
 import msgspec
 import typer
@@ -70,13 +71,23 @@ def register(app: typer.Typer) -> None:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    with ExitStack() as open_files:
+    """Lines of a file, of which none is longer than those that ``hexveil serve`` reads."""
+    from stream.serve.reading.files import MAX_LINE
+
+    with ExitStack() as opened:
         if str(file) == "-":
-            yield from sys.stdin.buffer
+            lines: IO[bytes] = sys.stdin.buffer
         elif file.suffix == ".gz":
-            yield from open_files.enter_context(gzip.open(file))
+            lines = cast("IO[bytes]", opened.enter_context(gzip.open(file)))
         else:
-            yield from open_files.enter_context(file.open("rb"))
+            lines = opened.enter_context(file.open("rb"))
+        for number in count(1):
+            line = lines.readline(MAX_LINE + 1)
+            if len(line) > MAX_LINE:
+                stop(f"line {number} of {file} has more than {MAX_LINE} bytes, so it is no release", USAGE)
+            if not line:
+                return
+            yield line
 
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:

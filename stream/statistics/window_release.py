@@ -22,6 +22,7 @@ from stream.statistics.pipeline import compose, compose_withheld
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan, PlanError
 from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import decode_memory, encode_memory
+from stream.statistics.storable import require_storable
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
 from stream.windows import Window, utc_text
@@ -52,8 +53,13 @@ class WindowStatistics:
         return WindowRows.of(rows if inside.all() else rows[inside], self.terms.reading)
 
     def plan(self, rows: WindowRows, due: Due, allowance: Allowance, memory: bytes = b"") -> Plan:
-        """The plan of the window that is ``due``, with the clipping ranges that ``memory`` gives."""
-        return carry(plan_window(rows, due, allowance, self.cells), decode_memory(memory))
+        """The plan of the window that is ``due``, with the clipping ranges that ``memory`` gives.
+
+        Raises :class:`stream.statistics.storable.TooLargeError`.
+        """
+        plan = plan_window(rows, due, allowance, self.cells)
+        require_storable(len(plan.cells))
+        return carry(plan, decode_memory(memory))
 
     def withhold(self, due: Due, budget: int) -> Plan | None:
         """The plan of a withheld window, without cells, users and charges. None if the window must not be withheld publicly."""

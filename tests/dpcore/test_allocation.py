@@ -26,12 +26,7 @@ from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 from dpcore.mean import Mean
 from dpcore.variance import Variance
-
-
-def from_dense(matrix: np.ndarray, weight: np.ndarray | None = None) -> Sensitivities:
-    row, user = np.nonzero(matrix)
-    weight = np.ones(len(matrix)) if weight is None else weight
-    return Sensitivities(row, user, matrix[row, user].astype(np.int64), weight, matrix.shape[1])
+from tests.dpcore.programs import from_dense, matrices
 
 
 def losses(matrix: np.ndarray, numerator, denominator) -> list[Fraction]:
@@ -43,21 +38,6 @@ def losses(matrix: np.ndarray, numerator, denominator) -> list[Fraction]:
 def overcharged(matrix: np.ndarray, allocation) -> bool:
     exact = losses(matrix, allocation.numerator, allocation.denominator)
     return any(loss > int(charge) for loss, charge in zip(exact, allocation.charges, strict=True))
-
-
-matrices = (
-    st.integers(1, 6)
-    .flatmap(
-        lambda rows: st.integers(1, 6).flatmap(
-            lambda users: st.lists(
-                st.lists(st.sampled_from([0, 0, 1, 2, 7, 800, 10**6]), min_size=users, max_size=users),
-                min_size=rows,
-                max_size=rows,
-            )
-        )
-    )
-    .map(lambda rows: np.array(rows, dtype=np.int64))
-)
 
 
 @settings(max_examples=300)

@@ -1140,6 +1140,40 @@ SUMS = (
     ),
 )
 
+LIVE = (
+    Bug(
+        "gaussian allocation: charges are rounded down",
+        "dpcore/gaussian_allocation.py",
+        "-(-top[r] * moves**2 // bottom[r])",
+        "top[r] * moves**2 // bottom[r]",
+        "tests/dpcore/test_gaussian_allocation.py",
+        "no_user_ever",
+    ),
+    Bug(
+        "gaussian allocation: the sensitivity is not squared",
+        "dpcore/gaussian_allocation.py",
+        "-(-top[r] * moves**2 // bottom[r])",
+        "-(-top[r] * moves // bottom[r])",
+        "tests/dpcore/test_gaussian_allocation.py",
+        "no_user_ever",
+    ),
+    Bug(
+        "residual: a user counts for half the range",
+        "dpcore/residual.py",
+        "return retained * (self.upper - self.lower)[counts.pair_cell]",
+        "return retained * ((self.upper - self.lower) // 2)[counts.pair_cell]",
+        "tests/dpcore/test_residual.py",
+        "moves_a_cell",
+    ),
+    Bug(
+        "grants: what was spent is forgotten",
+        "dpcore/grants.py",
+        "left = np.maximum(budget - spent, 0)",
+        "left = np.maximum(budget - 0 * spent, 0)",
+        "tests/dpcore/test_grants.py",
+        "add_up",
+    ),
+)
 BUGS = (
     *PLAN,
     *CHARGE,
@@ -1154,6 +1188,7 @@ BUGS = (
     *ALERTS,
     *AREAS,
     *SUMS,
+    *LIVE,
 )
 QUICK = (
     "mean: half the cap in the sensitivity",

@@ -23,7 +23,6 @@ from stream.protocol.release_protocol import STEPS
 from stream.statistics import window_release
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
-from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import contributions_of
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
@@ -34,7 +33,7 @@ from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
 from tests.support.recalling import recalled
-from tests.support.releasing import draw
+from tests.support.releasing import draw, planned
 from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
@@ -64,11 +63,8 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     releases = {k: next(iter(v)) for k, v in bodies.items() if k.startswith(HEXAGON_SPEED.encode())}
     assert marker["messages"] == len(releases)
     assert marker["digest"] == digest(releases[key] for key in sorted(releases))
-    counts = contributions_of(random_rows(1, 400), config.speed.upper_quanta).counts
-    window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
-    full = np.full(counts.n_users, config.privacy.budget_micro)
-    planned = plan_window(counts, full, config, window, period, marker["generation"])
-    assert await ledger.total("2017-03-21") == (counts.n_users, int(planned.charged_users()[1].sum()))
+    plan, contributions = planned(config, random_rows(1, 400))
+    assert await ledger.total("2017-03-21") == (contributions.counts.n_users, int(plan.charged_users()[1].sum()))
     assert await RowStore(redis, topic_name).open_slots() == []
     window_bodies = [msgspec.json.decode(value) for _, value in sorted(releases.items())]
     remembered = await redis.get(FeedKeys(topic_name).memory)
@@ -338,10 +334,9 @@ async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(
     config = bus_config(tmp_path)
     rows = random_rows(7, 120)
     counts = contributions_of(rows, config.speed.upper_quanta).counts
-    slotting = config.slotting
     left = np.full(counts.n_users, config.privacy.epsilon_micro)
     left[3] -= 1
-    plan = plan_window(counts, left, config, slotting.window(SLOT), slotting.period_of(SLOT), "g")
+    plan, _ = planned(config, rows, left)
     charges = plan.charges
     retained = plan.retained
     assert charges[3] == 0

@@ -58,7 +58,7 @@ def city_config(tmp_path: Path, **overrides: Any) -> Config:
 
 def window(config: Config, hour: int, city: Mapping[str, Cell] = USUAL_DAY) -> list[Message]:
     """Cells and marker of the timeslot ``hour`` hours after 2017-03-21 12:00 UTC."""
-    plan, contributions = planned(config, _rows(hour, city), slot=SLOT + hour * HOUR)
+    plan, contributions = planned(config, rows_of_city(hour, city), slot=SLOT + hour * HOUR)
     return build_messages(plan, by_planned_cells(plan, contributions), Noise(), None)[0]
 
 
@@ -72,7 +72,7 @@ def bodies(messages: Sequence[Message]) -> dict[str, dict[str, Any]]:
     return {body["cell"]: body for body in (json.loads(message.value) for message in messages) if "cell" in body}
 
 
-def _rows(hour: int, city: Mapping[str, Cell]) -> np.ndarray:
+def rows_of_city(hour: int, city: Mapping[str, Cell]) -> np.ndarray:
     parts = []
     first = 1
     for cell, (users, fixes, speed) in city.items():
