@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import defaultdict
 from functools import partial
@@ -20,9 +21,9 @@ from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import KafkaPublisher, make_producer
 from stream.protocol.release_protocol import STEPS
-from stream.statistics import window_release
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
+from stream.statistics.window_release import WindowStatistics
 from stream.statistics.window_rows import contributions_of
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
@@ -33,7 +34,7 @@ from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.protocol_child import exit_code
 from tests.support.recalling import recalled
-from tests.support.releasing import draw, planned
+from tests.support.releasing import planned
 from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
@@ -183,9 +184,10 @@ async def test_charges_lost_between_charge_and_commit_release_nothing_until_they
                 shutil.rmtree(tmp_path / "redis" / "appendonlydir")
                 shutil.copytree(tmp_path / "older" / "appendonlydir", tmp_path / "redis" / "appendonlydir")
                 server.start()
-            return draw(*arguments)
+            return shipped(*arguments)
 
-        monkeypatch.setattr(window_release, "draw", set_back)
+        shipped = WindowStatistics.draw
+        monkeypatch.setattr(WindowStatistics, "draw", set_back)
         (report,) = await close_windows(config, [SLOT])
         assert report.failure in ("ledger", "redis")
         assert not [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
@@ -291,7 +293,7 @@ async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_a_speed_bound_raised_between_plan_and_draw_is_refused(
+async def test_a_speed_bound_raised_between_plan_and_draw_holds_from_the_next_window_on(
     redis: Redis, tmp_path: Path, relation: str
 ) -> None:
     """The planned noise hides speeds up to the old bound. With a higher bound a user would change the sum by more than
@@ -302,11 +304,10 @@ async def test_a_speed_bound_raised_between_plan_and_draw_is_refused(
     await store(redis, before, random_rows(5, 80))
     publisher = Collected()
     await close_until(protocol_of(redis, before, publisher), SLOT, "charge")
-    with pytest.raises(PlanError, match=r"speed\.upper_bound"):
-        await protocol_of(redis, after, publisher).close(SLOT)
-    assert publisher.messages == []
-    await protocol_of(redis, before, publisher).close(SLOT)
-    assert publisher.messages
+    await protocol_of(redis, after, publisher).close(SLOT)
+    *cells, marker = (json.loads(message.value) for message in publisher.messages)
+    assert marker["clipping"]["upper"] == before.speed.upper_bound
+    assert all(body["mean"]["interval"][1] <= before.speed.upper_bound for body in cells if "mean" in body)
 
 
 async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_that_user(

@@ -58,7 +58,7 @@ def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_
     epsilon, changes = CASES[case]
     config = riders(tmp_path, **MEAN_ONLY | {"privacy.epsilon": epsilon, "privacy.budget": 48 * epsilon, **changes})
     plan, contributions = planned(config, rows_of(config, 5))
-    degree = 1 + ("variance" in plan.statistics)
+    degree = 1 + ("variance" in plan.terms.speed.statistics)
     sums = exact_integers(plan, contributions)[: degree + 1].sum(axis=1) / UNIT
     upper = plan.terms.speed.upper_quanta * 0.01
     count, mean = sums.sum(), (sums[1] if degree == 1 else sums[1] / 2 + sums[2]) / sums.sum() * upper
