@@ -23,7 +23,7 @@ from stream.config.histogram import HistogramConfig, Inference
 from stream.config.public_cells import MAX_NUMBERS
 from stream.config.section import BoundingBox
 from stream.config.speed import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
-from stream.windows import Period, Slotting, Window
+from stream.windows import Horizon, Period, Slotting, Window
 
 __all__ = ["CLIPPED_NORMAL", "MAX_NUMBERS", "MOMENTS", "SPEED_QUANTUM_KMH", "Box", "Terms"]
 
@@ -71,9 +71,11 @@ class PrivacyTerms(Struct, frozen=True):
 
     def stated(self, budget: int) -> float:
         """A period's ``budget`` in the ledger's unit as ε."""
-        if budget == self.budget:
-            return self.stated_budget
-        return from_micro(budget) if self.zcdp is None else epsilon_of_rho(budget, self.zcdp.delta)
+        return self.stated_budget if budget == self.budget else self.converted(budget)
+
+    def converted(self, units: int) -> float:
+        """An amount of the ledger's unit as ε; under zCDP at delta, rounded up."""
+        return from_micro(units) if self.zcdp is None else epsilon_of_rho(units, self.zcdp.delta)
 
     def stated_rho(self, budget: int) -> float | None:
         """A period's ``budget`` in nρ as ρ; None under pure ε."""
@@ -253,8 +255,8 @@ class Reading(Struct, frozen=True):
 class Terms(Struct, frozen=True):
     """The terms of a window. ``ledger``: name of the ledger that the feed shares with others; None for its own.
 
-    ``slot_s`` and ``period_s``: seconds of a timeslot and of a ledger period in ``timezone``. ``participation`` is there under
-    that relation alone.
+    ``slot_s`` and ``period_s``: seconds of a timeslot and of a ledger period in ``timezone``; ``horizon``: seconds of a block of
+    periods, and its budget in the ledger's unit. ``participation`` is there under that relation alone.
     """
 
     feed: str
@@ -266,6 +268,7 @@ class Terms(Struct, frozen=True):
     hexagons: HexagonTerms
     speed: SpeedTerms
     ledger: str | None = None
+    horizon: tuple[int, int] | None = None
     participation: ParticipationTerms | None = None
     histogram: HistogramTerms | None = None
     limits: UserLimits = UserLimits()
@@ -289,6 +292,7 @@ class Terms(Struct, frozen=True):
             ),
             speed=SpeedTerms(upper_quanta=speed.upper_quanta, **speed.model_dump(exclude={"upper_bound"})),
             ledger=config.shared_ledger,
+            horizon=_horizon(config),
             participation=_participation(config),
             histogram=None if config.histogram is None else HistogramTerms.of(config.histogram, config),
             limits=UserLimits(cells=window.max_cells_per_user, events=window.max_events_per_user),
@@ -330,12 +334,18 @@ class Terms(Struct, frozen=True):
 
     @property
     def _slotting(self) -> Slotting:
-        return _slotting(self.slot_s, self.period_s, self.timezone)
+        return _slotting(self.slot_s, self.period_s, self.timezone, self.horizon)
 
 
 @lru_cache(maxsize=8)
-def _slotting(slot_s: int, period_s: int, timezone: str) -> Slotting:
-    return Slotting(timedelta(seconds=slot_s), timedelta(seconds=period_s), timezone)
+def _slotting(slot_s: int, period_s: int, timezone: str, horizon: tuple[int, int] | None) -> Slotting:
+    blocks = None if horizon is None else Horizon(timedelta(seconds=horizon[0]), horizon[1])
+    return Slotting(timedelta(seconds=slot_s), timedelta(seconds=period_s), timezone, blocks)
+
+
+def _horizon(config: Config) -> tuple[int, int] | None:
+    privacy = config.privacy
+    return None if privacy.horizon is None else (privacy.horizon.period // timedelta(seconds=1), privacy.horizon_budget)
 
 
 def _privacy(config: Config) -> PrivacyTerms:

@@ -174,6 +174,8 @@ class Worker:
         metrics.windows_withheld.inc(released.withheld)
         metrics.messages_published.inc(released.messages)
         metrics.cells_suppressed.inc(released.suppressed)
+        if released.retained:
+            metrics.plans.labels(released.retained).inc()
         metrics.cells_published.inc(released.messages - 1 - released.suppressed)  # without the close marker
         log.info("window closed", window=window, messages=released.messages)
         if report.behind is not None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from itertools import count
 from pathlib import Path
-from typing import IO, Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -19,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stream.cli.options import USAGE, AsJson, stop
+from stream.messages.lines import LineError, lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
 
@@ -60,7 +57,7 @@ def register(app: typer.Typer) -> None:
                 for release, histogram in ((release, read_histogram(release)) for release in chosen)
                 for box in boxes
             ]
-        except ParameterError as error:
+        except (ParameterError, LineError) as error:
             stop(str(error), USAGE)
         except (OSError, EOFError, zlib.error) as error:
             stop(f"cannot read {file}: {error}", USAGE)
@@ -70,33 +67,13 @@ def register(app: typer.Typer) -> None:
         _print(answers)
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    """Lines of a file, of which none is longer than those that ``hexveil serve`` reads."""
-    from stream.serve.reading.files import MAX_LINE
-
-    with ExitStack() as opened:
-        if str(file) == "-":
-            lines: IO[bytes] = sys.stdin.buffer
-        elif file.suffix == ".gz":
-            lines = cast("IO[bytes]", opened.enter_context(gzip.open(file)))
-        else:
-            lines = opened.enter_context(file.open("rb"))
-        for number in count(1):
-            line = lines.readline(MAX_LINE + 1)
-            if len(line) > MAX_LINE:
-                stop(f"line {number} of {file} has more than {MAX_LINE} bytes, so it is no release", USAGE)
-            if not line:
-                return
-            yield line
-
-
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
     """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of messages."""
     from dpcore.errors import ParameterError
     from stream.messages.range_query import read_histogram
 
     bodies: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for number, line in enumerate(_lines(file), start=1):
+    for number, line in enumerate(lines_in(file), start=1):
         if _TOPIC not in line and not (_STRUCTURE in line and b'"topic"' not in line):
             continue
         try:

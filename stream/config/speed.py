@@ -71,7 +71,7 @@ class SpeedConfig(Section):
         "epsilon-quantile",
         "auto",
     ] = "allocated"
-    suppression: Literal["chop-user", "none"] = "chop-user"
+    suppression: Literal["chop-user", "none"] = "none"
     keep: Literal["epsilon", "error"] = "epsilon"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "carried", "none"] = "joint"

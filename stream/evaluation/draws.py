@@ -16,7 +16,7 @@ from dpcore.noise import Noise
 from stream.evaluation.scores import Errors
 from stream.statistics.columns import CDF, PERCENTS, Columns, Derived
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import area_body, post_process
+from stream.statistics.pipeline import area_body, post_process, worst_errors
 from stream.statistics.plan import Plan
 from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
@@ -114,6 +114,8 @@ def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memo
         _score_noise(tables[name, "released"], name, column, target[name], places)
     _score_distributions(plan, places.cells, kept, tables)
     bodies = speed.body(plan, places.cells.counts, columns)
+    for name, worst in worst_errors(bodies).items():
+        tables[name, "released"].add_worst_error(worst)
     derived, memory = post_process(plan, bodies, memory)
     pooled = exact_values(plan, places.cells)
     for name, estimate in _by_statistic(derived):

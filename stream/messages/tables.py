@@ -41,7 +41,8 @@ FIRST = (
 )
 """The first columns of every file, in this order; the columns of the messages follow."""
 _ESTIMATE = tuple(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method"))
-_MEAN = tuple(f"mean{part}" for part in ("", "_raw", "_clamped", "_scale", "_low", "_high", "_unit"))
+_OF_A_MEAN = ("", "_raw", "_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism")
+_MEAN = tuple(f"mean{part}" for part in _OF_A_MEAN)
 _MODELLED = tuple(
     f"post_processed_{name}{part}"
     for name in ("mean", "mean_smoothed")
@@ -149,7 +150,8 @@ def _type(pa: Any, name: str) -> Any:
     """The type of a column of which no row has a value."""
     if name.endswith("_clamped"):
         return pa.bool_()
-    return pa.string() if name in FIRST or name.endswith(("_unit", "_method", "status", "excludes")) else pa.float64()
+    texts = ("_unit", "_method", "_mechanism", "status", "excludes")
+    return pa.string() if name in FIRST or name.endswith(texts) else pa.float64()
 
 
 def _apart(row: Row) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from stream.logs import configure_logs
 from stream.protocol.content import ContentError
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.parts import SlotRows, statistics_of
+from stream.protocol.parts import SlotRows, signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
@@ -181,7 +181,14 @@ class _Servers:
         check = self.check
         hooks["before_publishing"] = self.verify
         return ReleaseProtocol.connect(
-            statistics_of(self.config), check.redis, self.slot_rows, check.ledger, self.publisher, Noise(), **hooks
+            statistics_of(self.config),
+            check.redis,
+            self.slot_rows,
+            check.ledger,
+            self.publisher,
+            Noise(),
+            signer_of(self.config),
+            **hooks,
         )
 
     async def verify(self) -> None:

@@ -11,10 +11,12 @@ import numpy.typing as npt
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
+from stream.messages.chain import Signer, SigningKeyError
 from stream.messages.message import Message
 from stream.statistics.plan import Allowance, Due, Plan
 from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows
+from stream.storage.ledger import LedgerError
 from stream.terms import Terms
 from stream.windows import Window
 
@@ -67,6 +69,14 @@ class Statistics(Protocol):
 
     def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         """All messages, close marker last, and the new memory (empty: unchanged)."""
+
+
+def signer_of(config: Config) -> Signer | None:
+    """What signs the close markers of a configured feed. Raises :class:`LedgerError` for a key that cannot be used."""
+    try:
+        return None if config.signing is None else Signer.load(config.signing.key_file)
+    except SigningKeyError as error:
+        raise LedgerError(str(error)) from None
 
 
 def statistics_of(config: Config) -> WindowStatistics:

@@ -115,6 +115,7 @@ class Planning:
         users = rows.counts.users
         left = allowed - await self.ledger.spent(due.period.key, users, besides=window.start)
         left = spendable(left, users, due, allowed)
+        left = np.minimum(left, await self.ledger.left_of_block(due.period, users, besides=window.start))
         left[np.isin(users, refused)] = 0
         memory = await self.store.memory()
         try:

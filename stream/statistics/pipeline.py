@@ -10,7 +10,9 @@ from typing import Any
 
 import h3
 import numpy as np
+import numpy.typing as npt
 
+from dpcore.accounting import NANO
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
@@ -27,6 +29,7 @@ from stream.terms import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
 from stream.windows import utc_text
 
 Body = dict[str, Any]
+FloatArray = npt.NDArray[np.float64]
 
 UNITS = {
     "mean": "km/h",
@@ -204,6 +207,51 @@ def _cut_short(plan: Plan) -> list[str]:
     return [*planned, *(name for name, out in left_out.items() if out)]
 
 
+def state_worst_errors(
+    plan: Plan, biases: dict[str, FloatArray], columns: dict[str, Columns], bodies: list[Body]
+) -> None:
+    """Add the worst-case error to each mean and variance, and its mechanism to the mean. ``biases``: bounds by cell, (C,)."""
+    for name, bias in biases.items():
+        errors = bias + columns[name].scale
+        for body, error in zip(bodies, errors.tolist(), strict=True):
+            if name in body:
+                body[name]["worst_error"] = round(error, DECIMALS[name])
+                if name == "mean":
+                    body[name]["mechanism"] = plan.terms.speed.mean_mechanism
+
+
+def worst_errors(bodies: list[Body]) -> dict[str, float]:
+    """The largest worst-case error over published cells, by statistic: what a client of all cells is told."""
+    worst: dict[str, float] = {}
+    for body in bodies:
+        for name in ("mean", "variance"):
+            if (error := body.get(name, {}).get("worst_error")) is not None:
+                worst[name] = max(worst.get(name, 0.0), error)
+    return worst
+
+
+def _horizon(plan: Plan) -> Body:
+    """The field that names the block of the horizon and its budget; empty without a horizon."""
+    block, privacy = plan.period.block, plan.terms.privacy
+    if block is None:
+        return {}
+    stated: Body = {
+        "start": utc_text(block.start),
+        "end": utc_text(block.end),
+        "budget": privacy.converted(block.budget),
+    }
+    return {"horizon": stated if privacy.zcdp is None else stated | {"rho_budget": block.budget / NANO}}
+
+
+def _chosen(plan: Plan) -> Body:
+    """Which samples the plan retains, and the most cells of one user before and after: functions of public counts."""
+    part = plan.values
+    if part is None or not part.chosen:
+        return {}
+    before, after = part.most_cells
+    return {"plan": {"retained": part.chosen, "cells_per_user": {"before": before, "after": after}}}
+
+
 def _clipping(plan: Plan) -> Body:
     cap = 0 if plan.values is None else plan.values.sum_cap
     capped = {"sum_upper": cap * SPEED_QUANTUM_KMH} if cap else {}
@@ -226,6 +274,7 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
         **_zcdp_fields(plan),
         **({} if rho_budget is None else {"rho_budget": rho_budget}),
         "period": {"start": utc_text(period.start), "end": utc_text(period.end), "timezone": terms.timezone},
+        **_horizon(plan),
         "clipping": _clipping(plan),
         "resolution": terms.hexagons.resolution,
         "statistics": list(terms.speed.statistics),
@@ -235,6 +284,8 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
         **({} if terms.ledger is None else {"ledger": terms.ledger}),
         **({"withheld": True} if plan.withheld else {}),
         **({"cut_short": list(cut_short)} if (cut_short := _cut_short(plan)) else {}),
+        **_chosen(plan),
+        **({"worst_error": worst} if (worst := worst_errors(bodies)) else {}),
         **carried,
     }
     if terms.histogram is not None and not plan.withheld:

@@ -58,7 +58,9 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
     ``published``: whether each of the plan's cells is published, (C,); the others are suppressed. ``mean_epsilon_micro``: µε of
     one cell's mean; 0 if the mean is allocated. ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,), None
     for no caps; ``sum_cap``: the largest of them. ``merged``: the cell into which each hexagon with rows is merged, ascending by
-    hexagon; None if no hexagon is merged. ``cut_short``: what public counts made too costly to try in full.
+    hexagon; None if no hexagon is merged. ``cut_short``: what public counts made too costly to try in full. ``chosen``: the
+    proposal of least predicted error, "all" samples, "suppressed" or "clipped"; "" without a choice. ``most_cells``: of one
+    admitted user, before and after.
     """
 
     published: BoolArray
@@ -67,6 +69,8 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
     caps: IntArray | None = None
     merged: IdArray | None = None
     cut_short: tuple[str, ...] = ()
+    chosen: str = ""
+    most_cells: tuple[int, int] = (0, 0)
 
 
 class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):

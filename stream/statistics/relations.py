@@ -15,10 +15,11 @@ from dpcore.relation import NeighbouringRelation
 from stream.statistics.columns import Columns
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import plan_participation
-from stream.statistics.pipeline import exact_numbers, noisy_numbers, release_bodies
+from stream.statistics.pipeline import exact_numbers, noisy_numbers, release_bodies, state_worst_errors
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_values
+from stream.statistics.values.worst_bias import worst_biases
 from stream.terms import Terms
 
 IntArray = npt.NDArray[np.int64]
@@ -43,8 +44,10 @@ class Values:
         return draw_values(plan, contributions, noise)
 
     def body(self, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[dict[str, Any]]:
-        """The body of every cell's message, with exact counts."""
-        return release_bodies(plan, columns, exact_numbers(counts))
+        """The body of every cell's message, with exact counts and worst-case errors."""
+        bodies = release_bodies(plan, columns, exact_numbers(counts))
+        state_worst_errors(plan, worst_biases(plan, counts), columns, bodies)
+        return bodies
 
 
 @dataclass(frozen=True)

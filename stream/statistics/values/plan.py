@@ -32,7 +32,7 @@ from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
 from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
-from stream.terms import SPEED_QUANTUM_KMH, Terms
+from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms, Terms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -65,7 +65,10 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
     speed = terms.speed
     public = PublicWindow(counts, admitted, speed, _caps(counts, admitted, terms), grant)
     public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
-    decision = min((decide(public, retained) for retained in proposals), key=lambda decision: decision.error)
+    chosen, decision = min(
+        ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
+    )
+    most = _most_cells(counts, admitted), _most_cells(counts, decision.retained)
     charges = decision.charges if terms.histogram is None else np.where(admits, grant + asked, 0)
     return Plan(
         due=due,
@@ -84,6 +87,8 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
             caps=public.caps,
             merged=merged,
             cut_short=(*cut_short, CDF) if left_out and CDF not in speed.statistics else cut_short,
+            chosen=chosen if _chooses(speed) else "",
+            most_cells=most if _chooses(speed) else (0, 0),
         ),
     )
 
@@ -125,32 +130,48 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
 
 
-def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tuple[str, ...]]:
-    """Retained samples (P,) to choose among, everything that is admitted first; and the steps that were cut short.
+def _chooses(speed: SpeedTerms) -> bool:
+    """Whether a window's plan is chosen among several."""
+    return speed.suppression != "none" or _clips(speed)
+
+
+def _clips(speed: SpeedTerms) -> bool:
+    return speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
+
+
+def _most_cells(counts: Counts, samples: IntArray) -> int:
+    """Most cells in which one user has ``samples`` (P,)."""
+    return int(np.bincount(counts.pair_user[samples > 0]).max(initial=0))
+
+
+def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
+    """Retained samples (P,) to choose among by name, "all" that are admitted first; and the steps that were cut short.
 
     What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression nor
     joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides the same.
     """
     counts, speed = public.counts, public.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
-    proposals, cut_short = [plain], []
+    proposals, cut_short = {"all": plain}, []
     if not plain.any():
         return public, proposals, ()
     part = _active_part(counts, plain)
     few_pairs = len(part.samples) <= MAX_PAIRS
     if speed.suppression == "chop-user":
-        suppression = _suppressed(part, public) if few_pairs else None
-        proposals += [] if suppression is None else [_in_place(plain, suppression.samples)]
+        suppression = _suppressed(part, public, plain) if few_pairs else None
+        if suppression is not None:
+            proposals["suppressed"] = _in_place(plain, suppression.samples)
         if suppression is None or not suppression.complete:
             cut_short.append("suppression")
-    if speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated":
-        proposals += [_in_place(plain, _clipped(part, public))] if few_pairs else []
-        if not few_pairs:
+    if _clips(speed):
+        if few_pairs:
+            proposals["clipped"] = _in_place(plain, _clipped(part, public))
+        else:
             cut_short.append("clipping")
     return public, proposals, tuple(cut_short)
 
 
-def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tuple[str, ...]]:
+def _error_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
     """As :func:`_epsilon_kept`, but ε per cell stays and the loss falls: CHOP-USER in the form of its source.
 
     ε per cell is ε/K before anything is suppressed, K the most cells of a user. Users are dropped from cells while no cell's
@@ -160,7 +181,7 @@ def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tup
     counts, speed = public.counts, public.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
     if not plain.any():
-        return public, [plain], ()
+        return public, {"all": plain}, ()
     part, micro = _active_part(counts, plain), public.allowance
     per_cell = micro / int(np.bincount(part.pair_user).max())
     threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(public.speed.statistics))
@@ -174,9 +195,9 @@ def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tup
             max_evaluations=MAX_EVALUATIONS if len(part.samples) <= MAX_PAIRS else 0,
         )
     except CostLimitError:
-        return public, [plain], ("suppression",)
+        return public, {"all": plain}, ("suppression",)
     allowance = micro * suppression.max_cells // suppression.max_cells_before
-    return replace(public, allowance=allowance), [_in_place(plain, suppression.samples)], ()
+    return replace(public, allowance=allowance), {"suppressed": _in_place(plain, suppression.samples)}, ()
 
 
 def _in_place(plain: IntArray, samples: IntArray) -> IntArray:
@@ -199,12 +220,14 @@ def _suppressed_statistics(names: Sequence[str]) -> list[Statistic]:
     return [name for name in STATISTICS if name in names] or ["mean"]
 
 
-def _suppressed(part: Counts, public: PublicWindow) -> Suppression:
+def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppression:
+    """The sweep of least predicted error, as plans are compared by. ``part``: the pairs of ``plain`` (P,) with samples."""
     return sweep_chop_user(
         part,
         public.allowance,
         statistics=_suppressed_statistics(public.speed.statistics),
         min_users=public.speed.min_users,
+        objective=lambda samples: decide(public, _in_place(plain, samples)).error,
     )
 
 

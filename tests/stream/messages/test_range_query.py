@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.cli import app
+from stream.messages.lines import MAX_LINE
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.messages.range_query import RangeError, count_in, parse_box
 from stream.offline import LinePublisher
-from stream.serve.reading.files import MAX_LINE
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
 from tests.support.releasing import bodies_of, released
 
