@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from redis.asyncio import Redis
-from stream.statistics.participation.public_cells import public_cells
+from stream.config.public_cells import public_cells
 
 from dpcore.noise import Noise
 from stream.config import Config, load_config
