@@ -108,16 +108,14 @@ def step(
     shrinking: bool,
     typical: float | None = None,
     area: dict[str, Any] | None = None,
-) -> tuple[Memory | None, dict[str, Derived]]:
+) -> tuple[Memory, dict[str, Derived]]:
     """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the ``area``'s
     users and mean as published; with ``shrinking`` also the shrunk mean.
 
-    ``upper``: U in km/h. A window that begins before the memory's end is smoothed without the memory and does not change it,
-    because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
-    bound.
+    ``upper``: U in km/h. After a change of U, smoothing starts anew, because earlier means were clipped to another bound. Windows
+    come in the order of their time.
     """
-    late = memory is not None and window.start < memory.end
-    usable = memory if memory is not None and not late and memory.upper == upper else None
+    usable = memory if memory is not None and memory.upper == upper else None
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
@@ -137,8 +135,6 @@ def step(
         columns = shrink_releases(observed.releases, upper, shrinkage)
         shrinkage = columns.calibration
         derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
-    if late:
-        return memory, derived
     return _memory(state, shrinkage, observed, smoothed, window, upper), derived
 
 
