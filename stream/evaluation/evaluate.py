@@ -83,14 +83,13 @@ def evaluate(
     memories: list[Memory | None] = [None] * trials
     cells = events = 0
     for planned in planned_windows(config, windows):
-        plan = planned.plan
-        charges.append(plan.charges)
+        charges.append(planned.plan.charges)
         gaps += planned.duality_gaps()
-        chosen.update([plan.chosen] if plan.chosen else [])
-        most_cells = max(most_cells, (0, 0) if plan.values is None else plan.values.most_cells)
+        chosen.update([planned.plan.chosen] if planned.plan.chosen else [])
+        most_cells = max(most_cells, (0, 0) if planned.plan.values is None else planned.plan.values.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
-        memories = [score_draw(carry(plan, memory), planned.contributions, tables, memory) for memory in memories]
+        memories = [score_draw(carry(planned.plan, memory), planned.contributions, tables, memory) for memory in memories]
         on_window()
     run = Run(
         mechanism=mechanism,
