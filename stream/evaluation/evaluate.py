@@ -89,7 +89,9 @@ def evaluate(
         most_cells = max(most_cells, (0, 0) if planned.plan.values is None else planned.plan.values.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
-        memories = [score_draw(carry(planned.plan, memory), planned.contributions, tables, memory) for memory in memories]
+        memories = [
+            score_draw(carry(planned.plan, memory), planned.contributions, tables, memory) for memory in memories
+        ]
         on_window()
     run = Run(
         mechanism=mechanism,
