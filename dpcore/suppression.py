@@ -1,8 +1,8 @@
 """CHOP-USER: drop users from cells, by public counts, so that nobody is in too many cells (relation "values" only).
 
 The paper's uniform accounting charges every user for the largest number of cells anyone visits. Suppression lowers
-that number. With the paper's threshold the worst predicted error over cells stays under what plain noise would have cost;
-the service instead keeps ε and sweeps over that number for the least error.
+that number. With the paper's threshold the worst predicted error over cells stays under what plain noise would have cost. A sweep
+instead keeps ε and tries all such numbers, for the least worst error, or for the least error that its caller predicts.
 Source: "Improving the Privacy Loss Under User-Level DP Composition for Fixed Estimation Error" (arXiv 2405.06261),
 with the errors of :func:`worst_case_error`. Not valid under relation "participation": it reads counts.
 """
@@ -10,7 +10,7 @@ with the errors of :func:`worst_case_error`. Not valid under relation "participa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,15 +21,27 @@ from dpcore import mean, variance
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts, IntArray
 from dpcore.errors import BudgetError, ParameterError
-from dpcore.suppression_levels import CellTable, CostLimitError, LevelRun, departure_bound, departure_error
+from dpcore.suppression_levels import (
+    Bound,
+    CellTable,
+    CostLimitError,
+    Error,
+    LevelRun,
+    departure_bound,
+    departure_error,
+    weighted_by_events,
+)
 
 FloatArray = npt.NDArray[np.float64]
 Statistic = Literal["mean", "variance"]
+Objective = Callable[[IntArray], float]
+"""Retained samples (P,) -> predicted error of a plan that retains them."""
 STATISTICS: tuple[Statistic, ...] = ("mean", "variance")
-
 
 MAX_EVALUATIONS = 2_000_000
 """Errors that one sweep may compute: some 2 s on one core. Counted, not timed, so that whoever plans decides the same."""
+LEAST_OBJECTIVE_COST = 10_000
+"""Evaluations that one value of an objective counts as: these, or one per pair if there are more pairs."""
 _FINEST = 32
 """A sweep tries every number of cells up to this one, and above it those 1/:data:`_FINEST` of the larger one apart."""
 
@@ -104,26 +116,37 @@ def sweep_chop_user(
     statistics: Sequence[Statistic] = STATISTICS,
     min_users: int = 1,
     max_evaluations: int = MAX_EVALUATIONS,
+    objective: Objective | None = None,
 ) -> Suppression:
-    """Split ``total_micro`` (µε) over K cells, suppress down to K cells per user, keep the K of least worst error.
+    """Split ``total_micro`` (µε) over K cells, suppress down to K cells per user, keep the K of least ``objective``.
 
-    K goes from the present maximum down to 1 (:func:`_limits_tried`). The threshold does not bind here: a K that cannot be
-    reached without emptying a cell is skipped. Ties go to the larger K (less suppressed). Where the runs would take more than
+    Without an objective it is the worst error over cells, and users leave the cell whose error is least without them. With
+    one, they leave the cell of least error times events, because a planner adds errors up over events. K goes from the
+    present maximum down to 1 (:func:`_limits_tried`). The threshold does not bind here: a K that cannot be reached without
+    emptying a cell is skipped. Ties go to the larger K (less suppressed). Where the runs would take more than
     ``max_evaluations`` together, the best of those that were finished is kept and the result is not ``complete``: a
     function of public counts, like everything here. Relation "values". Raises as :func:`suppress`.
     """
     _validate(total_micro, statistics, min_users)
     table = CellTable.of(counts)
-    best, spent, complete = None, 0, True
+    price = 0 if objective is None else max(LEAST_OBJECTIVE_COST, len(counts.samples))
+    best, least, spent, complete = None, math.inf, 0, True
     for k in _limits_tried(_max_cells(counts)):
+        allowed = max_evaluations - spent - (price if best is not None else 0)
         try:
-            plan = _run(table, total_micro / max(k, 1), statistics, min_users, k, math.inf, max_evaluations - spent)
+            plan = _run(
+                table, total_micro / max(k, 1), statistics, min_users, k, math.inf, allowed, objective is not None
+            )
         except CostLimitError:
             complete = False
             break
         spent += plan.evaluations
-        if plan.max_cells <= k and (best is None or (plan.worst_error, -k) < (best.worst_error, -best.max_cells)):
-            best = plan
+        if plan.max_cells > k:
+            continue
+        spent += price
+        error = plan.worst_error if objective is None else objective(plan.samples)
+        if best is None or (error, -k) < (least, -best.max_cells):
+            best, least = plan, error
     assert best is not None, "the unsuppressed plan comes first, takes no evaluation and reaches its own maximum"
     return replace(best, evaluations=spent, complete=complete)
 
@@ -145,15 +168,22 @@ def _run(
     stop_at: int,
     threshold: float,
     max_evaluations: float,
+    by_events: bool = False,
 ) -> Suppression:
-    epsilon, chosen = epsilon_micro / MICRO, ("mean" in statistics, "variance" in statistics)
-    error, bound = departure_error(*chosen, epsilon), departure_bound(*chosen, epsilon)
-    run = LevelRun(table, error, bound, min_users, max_evaluations)
+    epsilon = epsilon_micro / MICRO
+    run = LevelRun(table, *_departures(epsilon, statistics, by_events), min_users, max_evaluations)
     before, level = run.run(threshold, max(stop_at, 1))
     samples = run.retained_samples()
     bias, noise = worst_case_error(*_cell_columns(table.counts, samples), epsilon, statistics)
     worst = float((bias + noise).max(initial=0.0))
     return Suppression(samples, before, level, epsilon_micro, worst, run.evaluations)
+
+
+def _departures(epsilon: float, statistics: Sequence[Statistic], by_events: bool) -> tuple[Error, Bound]:
+    """The error of a cell that somebody leaves, and a lower bound of its later ones."""
+    chosen = ("mean" in statistics, "variance" in statistics)
+    error, bound = departure_error(*chosen, epsilon), departure_bound(*chosen, epsilon)
+    return weighted_by_events(error, bound, len(statistics)) if by_events else (error, bound)
 
 
 def _validate(epsilon_micro: float, statistics: Sequence[Statistic], min_users: int) -> None:

@@ -77,6 +77,18 @@ def departure_bound(of_mean: bool, of_variance: bool, epsilon: float) -> Bound:
     return bound
 
 
+def weighted_by_events(error: Error, bound: Bound, most: float) -> tuple[Error, Bound]:
+    """``error`` and its ``bound`` times the events of the cell: what a sum over events loses there, each at most ``most``."""
+
+    def weighted(total: int, retained: int, largest: int) -> float:
+        return total * min(most, error(total, retained, largest))
+
+    def weighted_bound(total: int, retained: int, largest: int, wide: bool) -> float:
+        return total * min(most, bound(total, retained, largest, wide))
+
+    return weighted, weighted_bound
+
+
 def _variance_bias(total: int, retained: int) -> float:
     """Scalar form of :func:`dpcore.variance.clipping_bias`."""
     if 2 * retained > total:

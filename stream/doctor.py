@@ -355,7 +355,7 @@ async def ledger_finding(config: Config, redis: Redis) -> Finding:
     return Finding(
         "ledger",
         await ledger.birth() is not None,
-        f"generation {generation} has the last release; it releases windows of {await _since(ledger)}",
+        f"generation {generation} has the last release; it releases windows of {await _since(ledger, config)}",
         _ADOPT,
     )
 
@@ -363,9 +363,9 @@ async def ledger_finding(config: Config, redis: Redis) -> Finding:
 _ADOPT = "run hexveil ledger adopt, and first read its text"
 
 
-async def _since(ledger: Ledger) -> str:
+async def _since(ledger: Ledger, config: Config) -> str:
     """Of which periods windows are released, and which are retired."""
-    retired, begin = await ledger.retired(), await ledger.releases_since()
+    retired, begin = await ledger.retired(), await ledger.releases_since(config.slotting)
     since = "none, its birth is not recorded" if begin is None else f"periods from {utc_text(begin)} on"
     if retired is not None:
         since += f"; periods that began before {utc_text(retired)} are retired, their charges deleted"
@@ -385,7 +385,7 @@ async def _shared_finding(config: Config, redis: Redis, shared: SharedLedger) ->
         f"generation {await ledger.generation()} of ledger '{config.shared_ledger}' has the last releases of the feeds {', '.join(feeds)}"
         if feeds
         else f"no feed has joined ledger '{config.shared_ledger}' yet",
-        f"'{feed}' releases windows of {await _since(ledger)}"
+        f"'{feed}' releases windows of {await _since(ledger, config)}"
         if joined
         else f"'{feed}' joins when its worker starts, and releases windows of periods that begin later",
         retirement_held_by(feeds),

@@ -110,6 +110,12 @@ class OperatorMetrics:
         self.cells_suppressed = Counter(
             "hexveil_cells_suppressed", "Cells that were released as suppressed, without statistics.", registry=r
         )
+        self.plans = Counter(
+            "hexveil_plans",
+            "Released windows by what their plan retained, where suppression or clipping is configured.",
+            ["retained"],
+            registry=r,
+        )
         self.build_info = Gauge(
             "hexveil_build_info", "Always 1; the label is the version of Hexveil.", ["version"], registry=r
         )

@@ -47,12 +47,37 @@ class Window(NamedTuple):
     end: int
 
 
-class Period(NamedTuple):
-    """One ledger period ``[start, end)`` in epoch seconds. ``key``: its first local date, with the part of the day if shorter."""
+class Horizon(NamedTuple):
+    """Blocks of whole periods with a budget of their own: the length of a block, and its budget in the ledger's unit."""
+
+    length: timedelta
+    budget: int
+
+
+class Block(NamedTuple):
+    """One block of a horizon ``[start, end)`` in epoch seconds. ``key``: its first local date and its length."""
 
     start: int
     end: int
     key: str
+    budget: int
+
+
+class Period(NamedTuple):
+    """One ledger period ``[start, end)`` in epoch seconds. ``key``: its first local date, with the part of the day if shorter.
+
+    ``block``: the block of the horizon that it belongs to; None without a horizon.
+    """
+
+    start: int
+    end: int
+    key: str
+    block: Block | None = None
+
+    @property
+    def begun(self) -> int:
+        """When the time began for which its users have a budget: a ledger that was born later does not release the period."""
+        return self.start if self.block is None else self.block.start
 
 
 class PartitionTime(NamedTuple):
@@ -92,13 +117,15 @@ class PublicationTimes:
 class Slotting:
     """Divides time into timeslots and ledger periods of one time zone.
 
-    Raises :class:`ValueError` for a slot or period that is not a whole positive number of seconds, a slot longer than
-    the period, and a period above a day that is not a whole number of days.
+    ``horizon``: the blocks that several periods form; they are counted as periods of several days are. Raises
+    :class:`ValueError` for a slot or period that is not a whole positive number of seconds, a slot longer than the period,
+    a period above a day that is not a whole number of days, and a horizon that is not a whole number of days and periods.
     """
 
     slot: timedelta
     period: timedelta
     timezone: str
+    horizon: Horizon | None = None
     _zone: ZoneInfo = field(init=False, repr=False, compare=False)
     _tables: dict[int, IntArray] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -110,6 +137,12 @@ class Slotting:
             raise ValueError(f"slot {self.slot} is longer than the period {self.period}; make it divide the period")
         if self.period > timedelta(days=1) and self.period.seconds:
             raise ValueError(f"period {self.period} is above a day but not whole days; give whole days like '7d'")
+        if self.horizon is not None:
+            length, whole = self.horizon.length, max(self.period, timedelta(days=1))
+            if length.seconds or length.microseconds or length % whole or length <= self.period:
+                raise ValueError(
+                    f"horizon {length} is not several whole periods of {self.period} and whole days; give one like '28d'"
+                )
         object.__setattr__(self, "_zone", ZoneInfo(self.timezone))
 
     def slot_starts(self, times_us: IntArray) -> IntArray:
@@ -133,21 +166,40 @@ class Slotting:
 
     def period_of(self, slot_start: int) -> Period:
         """The ledger period that holds the instant ``slot_start`` (epoch seconds)."""
-        whole = max(1, self.period.days)
-        local = datetime.fromtimestamp(slot_start, self._zone).toordinal()
-        first = _MONDAY + (local - _MONDAY) // whole * whole
-        # The clocks may repeat or skip a midnight, so the date on the clock is only a first guess.
-        while self._midnight(first) > slot_start:
-            first -= whole
-        while self._midnight(first + whole) <= slot_start:
-            first += whole
-        start, end = self._midnight(first), self._midnight(first + whole)
-        key = date.fromordinal(first).isoformat()
+        start, end, key = self._days(slot_start, max(1, self.period.days))
+        block = self.block_of(slot_start)
         if self.period.days:
-            return Period(start, end, key)
+            return Period(start, end, key, block)
         length = self.period // timedelta(seconds=1)
         part = (slot_start - start) // length
-        return Period(start + part * length, min(start + (part + 1) * length, end), f"{key}.{part}")
+        return Period(start + part * length, min(start + (part + 1) * length, end), f"{key}.{part}", block)
+
+    def block_of(self, instant: int) -> Block | None:
+        """The block of the horizon that holds ``instant`` (epoch seconds); None without a horizon."""
+        if self.horizon is None:
+            return None
+        days = self.horizon.length.days
+        start, end, key = self._days(instant, days)
+        return Block(start, end, f"{key}+{days}d", self.horizon.budget)
+
+    def whole_from(self, birth: int) -> int:
+        """The time (epoch seconds) from which periods may be released by a ledger that was born at ``birth``.
+
+        With a horizon it is the start of a block: what was spent before in a block that had begun is unknown.
+        """
+        block = self.block_of(birth)
+        return birth if block is None or block.start == birth else block.end
+
+    def _days(self, instant: int, whole: int) -> tuple[int, int, str]:
+        """Start and end (epoch seconds) and first local date of the ``whole`` days that hold ``instant``."""
+        local = datetime.fromtimestamp(instant, self._zone).toordinal()
+        first = _MONDAY + (local - _MONDAY) // whole * whole
+        # The clocks may repeat or skip a midnight, so the date on the clock is only a first guess.
+        while self._midnight(first) > instant:
+            first -= whole
+        while self._midnight(first + whole) <= instant:
+            first += whole
+        return self._midnight(first), self._midnight(first + whole), date.fromordinal(first).isoformat()
 
     def span(self, start: str, end: str) -> Window:
         """Two local dates or RFC 3339 times as a span of whole timeslots. Raises :class:`SpanError`."""

@@ -12,7 +12,7 @@ from bench.fuzzing.mutation import Mutator
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.messages import Messages
-from stream.sources.pushed import Intake, PushError, read_body
+from stream.sources.pushed import MOST_BYTES, Intake, PushError, read_body
 
 
 class _Judging(Intake):
@@ -45,6 +45,7 @@ class PushedBodies(LoopTarget):
                 events[at] = mutator.json(json.loads(events[at]))
             body = b"[" + b",".join(events) + b"]" if rng.random() < 0.5 else b"\n".join(events)
             hunt.attempt(mutator.octets(body) if rng.random() < 0.4 else body, self._check)
+        hunt.attempt(b"[" + b"0," * (MOST_BYTES // 2 - 1) + b"0]", self._check)
 
     def _check(self, body: bytes) -> None:
         try:

@@ -45,6 +45,8 @@ _GOLDEN = (
 )
 _START, _END = b"2017-03-21T12:00:00Z", b"2017-03-21T13:00:00Z"
 _MOST_WINDOWS = 24
+_LONG_LINE = 64 << 20
+"""Bytes of a line that takes 60 kB once it is packed."""
 _BOXES = ("-97.9,30.1,-97.5,30.6", "-97.8,30.2,-97.7,30.3", "-97.80001,30.20001,-97.8,30.2001", "-98.3,29.8,-97.2,30.9")
 
 
@@ -328,6 +330,8 @@ class Query(FolderTarget):
             if suffix:
                 data = gzip.compress(data, 1)
                 data = mutator.octets(data) if rng.random() < 0.7 else data
+            if rng.random() < 0.05:
+                data, suffix = gzip.compress(b" " * _LONG_LINE, 1), ".gz"
             box = rng.choice(_BOXES)
             hunt.attempt(data, lambda given, suffix=suffix, box=box: self._check(given, suffix, box))  # type: ignore[misc]
 

@@ -17,6 +17,7 @@ from bench.fuzzing.messages import feed_config
 from bench.fuzzing.mutation import NUMBERS, TEXTS, Mutator
 from bench.fuzzing.releases import sound_windows
 from stream.app.worker import Worker
+from stream.http_server import BoundedRunner
 from stream.local import LOOPBACK
 from stream.serve.api import SERVICE, make_app
 from stream.serve.reading.intake import Arrival, Intake
@@ -69,6 +70,8 @@ _BODIES = (
 )
 _LAST = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 _STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3}) ", re.MULTILINE)
+_IDLE = 136
+"""Connections that ask for nothing: more than half of those that an operator's port holds."""
 _QUIET_SECONDS = 0.1
 """After so many seconds without a byte from the server, which runs in the same event loop, the client ends its side."""
 _WAIT_SECONDS = 60.0
@@ -104,8 +107,12 @@ class Requests(Target):
     async def application(self) -> web.Application:
         """What is asked."""
 
+    def runner(self, application: web.Application) -> web.AppRunner:
+        """What bounds the connections."""
+        return BoundedRunner(application, 2 * _IDLE - 8, 3600.0)
+
     async def _start(self) -> None:
-        self._runner = web.AppRunner(await self.application(), access_log=None, shutdown_timeout=1)
+        self._runner = self.runner(await self.application())
         await self._runner.setup()
         await web.TCPSite(self._runner, LOOPBACK, 0).start()
         self._port = self._runner.addresses[0][1]
@@ -116,25 +123,34 @@ class Requests(Target):
         self._loop.close()
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
-        """Sixty connections, and a sound request after them."""
+        """Sixty connections, then idle ones beyond the bound, and a sound request from another address after them."""
         mutator = Mutator(rng)
         for _ in range(60):
             data = b"".join(request(rng, self.paths) for _ in range(rng.choice((1, 1, 1, 2, 3))))
             data = (mutator.octets(data) if rng.random() < 0.5 else data) + _LAST
             hunt.attempt(data, lambda sent: self._loop.run_until_complete(self._check(sent)))
-        answer = self._loop.run_until_complete(self._exchange(_LAST))
+        answer = self._loop.run_until_complete(self._beside_idle_ones())
         hunt.attempt(answer, _is_sound, mutated=())
+
+    async def _beside_idle_ones(self) -> bytes:
+        """The answer to another address while this one holds as many connections as it may, and has tried to open more."""
+        idle = [await asyncio.open_connection(LOOPBACK, self._port) for _ in range(_IDLE)]
+        try:
+            return await self._exchange(_LAST, ("127.0.0.2", 0))
+        finally:
+            for _, writer in idle:
+                writer.transport.abort()
 
     async def _check(self, data: bytes) -> None:
         answer = await self._exchange(data)
         for status in _STATUS.findall(answer):
             assert int(status) < 500 or status in (b"501", b"503", b"505"), f"an answer with status {int(status)}"
 
-    async def _exchange(self, data: bytes) -> bytes:
-        """Everything that the server sends until it closes the connection."""
+    async def _exchange(self, data: bytes, address: tuple[str, int] | None = None) -> bytes:
+        """Everything that the server sends to ``address`` until it closes the connection."""
         async with asyncio.timeout(_WAIT_SECONDS):
             answer = bytearray()
-            reader, writer = await asyncio.open_connection(LOOPBACK, self._port)
+            reader, writer = await asyncio.open_connection(LOOPBACK, self._port, local_addr=address)
             try:
                 writer.write(data)
                 with suppress(TimeoutError):
@@ -199,6 +215,12 @@ class OperatorPort(Requests):
     async def application(self) -> web.Application:
         """The pages of the worker's Faust application, without its services."""
         site: Any = Worker(feed_config("canonical")).app.web
+        self._site = site
         site.init_server()
         application: web.Application = site.web_app
         return application
+
+    def runner(self, application: web.Application) -> web.AppRunner:
+        """The worker's own."""
+        runner: web.AppRunner = self._site._runner
+        return runner

@@ -17,7 +17,7 @@ from stream.ingestion.decoding import REASONS, Decoder, Reason
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import SnapshotError
+from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
 
 _NOW_S = NOW_US // 1_000_000
 _SNAPSHOTS = 60
@@ -65,6 +65,32 @@ class Snapshots(Target):
             data = stored_snapshot(rng, mutator, number)
             hunt.attempt(data, lambda body: check_snapshot(source, body, self._decoder))
         hunt.attempt(b"", lambda _: _check_heard(source), mutated=())
+        hunt.attempt(bomb(rng), lambda body: check_snapshot(source, body, self._decoder))
+
+
+def bomb(rng: random.Random) -> bytes:
+    """Some 32 kB of gzip with as many parts as a snapshot's bytes allow: entities, or what is nested in one, in each form."""
+    header, empty = b"\x0a\x05\x0a\x032.0", b"\x12\x00"
+    body = rng.choice(
+        (
+            lambda room: header + empty * (room // 2 - 8),
+            lambda room: header + _field(2, b"\x0a\x011" + _field(3, empty * (room // 2 - 16))),
+            lambda room: b'{"entity":[' + b"{}," * (room // 3 - 8) + b"{}]}",
+            lambda room: (
+                b'{"entity":[{"id":"1","tripUpdate":{"stopTimeUpdate":[' + b"{}," * (room // 3 - 24) + b"{}]}}]}"
+            ),
+            lambda room: b'header{gtfs_realtime_version:"2.0"}' + b"entity{}" * (room // 8 - 8),
+        )
+    )(LARGEST_SNAPSHOT)
+    return gzip.compress(body, 1)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    size, length = len(content), bytearray()
+    while size >= 0x80:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content
 
 
 def stored_snapshot(rng: random.Random, mutator: Mutator, number: int) -> bytes:

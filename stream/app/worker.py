@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import faust
 import structlog
@@ -20,6 +21,7 @@ from redis.exceptions import RedisError
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.connection import kafka_password, tls_context
+from stream.http_server import BoundedRunner
 from stream.metrics import OperatorMetrics
 from stream.protocol.close_process import CloseReport
 from stream.protocol.due_windows import DueWindows
@@ -36,6 +38,8 @@ log = structlog.get_logger()
 
 _STOP_SECONDS = 8.0
 """How long a stopping worker waits for everything to end."""
+_CONNECTIONS, _IDLE_SECONDS = 256, 75.0
+"""Of the operator port: most connections at a time, and seconds until one that asks for nothing is closed."""
 _BEHIND_SECONDS = 1.0
 """A window that is published more than this after its instant of publication counts as late."""
 
@@ -75,6 +79,8 @@ class Worker:
             web_bind=config.operator.host,
         )
         app.producer_only = True
+        web: Any = app.web
+        web._runner = BoundedRunner(web.web_app, _CONNECTIONS, _IDLE_SECONDS)  # Faust's own has no bounds
         setup_prometheus_sensors(app, pattern="/metrics", registry=self.metrics.registry, name_prefix="faust")
 
         @app.page("/healthz")
@@ -168,6 +174,8 @@ class Worker:
         metrics.windows_withheld.inc(released.withheld)
         metrics.messages_published.inc(released.messages)
         metrics.cells_suppressed.inc(released.suppressed)
+        if released.retained:
+            metrics.plans.labels(released.retained).inc()
         metrics.cells_published.inc(released.messages - 1 - released.suppressed)  # without the close marker
         log.info("window closed", window=window, messages=released.messages)
         if report.behind is not None:

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from rich.table import Table
 
 from dpcore.errors import ParameterError
+from stream.messages.estimate import RELEASED, estimates_of
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
 
 _ROWS = 16
@@ -27,7 +28,8 @@ class WindowView:
     epsilon: float = 0.0
     cells: int = 0
     suppressed: int = 0
-    busiest: tuple[int, str, dict[str, Any]] | None = None
+    busiest: tuple[float, str, dict[str, Any], dict[str, Any]] | None = None
+    """Its events, its name, its estimated mean, and its mean as it was drawn."""
     half_widths: list[float] = field(default_factory=list)
     raw_half_widths: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -55,14 +57,14 @@ class WindowView:
         self.epsilon = body["epsilon"]
         if body["status"] != "published":
             self.suppressed += 1
-        elif "mean" in body:
-            self.half_widths.append(_half_width(_leading(body)))
+        elif mean := (estimates_of(body) or {}).get("mean"):
+            self.half_widths.append(_half_width(mean))
             self.raw_half_widths.append(_half_width(body["mean"]))
             counted = body.get("events", body["users"])
             events = counted if isinstance(counted, int) else counted["value"]
             self.weights.append(max(events, 0))
             if self.busiest is None or events > self.busiest[0]:
-                self.busiest = (events, body["cell"], body)
+                self.busiest = (events, body["cell"], mean, body["mean"])
 
     def span(self, timezone: ZoneInfo) -> str:
         """Local month, day and hours."""
@@ -70,19 +72,19 @@ class WindowView:
         return f"{start:%m-%d %H:%M}–{end:%H:%M}"
 
     def busiest_mean(self) -> str:
-        """Leading mean of the cell with most events, with its 95 % interval."""
-        return "-" if self.busiest is None else _with_interval(_leading(self.busiest[2]))
+        """Estimated mean of the cell with most events, with its 95 % interval."""
+        return "-" if self.busiest is None else _with_interval(self.busiest[2])
 
     def busiest_raw(self) -> str:
         """The same mean as it was drawn."""
-        return "-" if self.busiest is None else _with_interval(self.busiest[2]["mean"])
+        return "-" if self.busiest is None else _with_interval(self.busiest[3])
 
     def counted(self) -> str:
         """Totals of the spatial histograms; empty without."""
         return ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
 
     def median_half_width(self) -> str:
-        """Median over cells of half the leading mean's 95 % interval."""
+        """Median over cells of half the estimated mean's 95 % interval."""
         return _median(self.half_widths)
 
     def typical_half_width(self) -> str:
@@ -101,14 +103,7 @@ class WindowView:
     @property
     def modelled(self) -> bool:
         """Whether a model's estimates lead."""
-        return self.busiest is not None and _leading(self.busiest[2]) is not self.busiest[2]["mean"]
-
-
-def _leading(body: dict[str, Any]) -> dict[str, Any]:
-    """The mean that readers see first, as on the dashboard: smoothed over windows, else shrunk, else as it was drawn."""
-    modelled = body.get("post_processed", {})
-    leading: dict[str, Any] = modelled.get("mean_smoothed") or modelled.get("mean") or body["mean"]
-    return leading
+        return self.busiest is not None and self.busiest[2]["method"] != RELEASED
 
 
 def _half_width(estimate: dict[str, Any]) -> float:

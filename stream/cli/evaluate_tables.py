@@ -40,13 +40,26 @@ def print_scores(scores: list[Score]) -> None:
     errors = Table(title="Error against the truth, weighted by events (NOT PRIVATE)")
     for name in ("mechanism", "statistic", "estimator"):
         errors.add_column(name)
-    for name in ("ε", "MAE", "RMSE", "bias", "noise", "unit", "95 % covers"):
+    for name in ("ε", "MAE", "RMSE", "bias", "noise", "E", "unit", "95 % covers"):
         errors.add_column(name, justify="right")
     for name in ("released events", "useful events", "useful cells"):
         errors.add_column(name, justify="right")
     runs = Table(title="Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time")
     runs.add_column("mechanism")
-    for name in ("ε", "unit", "min", "p5", "median", "p95", "max", "duality gap", "windows", "cells", "seconds"):
+    for name in (
+        "ε",
+        "unit",
+        "min",
+        "p5",
+        "median",
+        "p95",
+        "max",
+        "duality gap",
+        "windows",
+        "plans",
+        "cells",
+        "seconds",
+    ):
         runs.add_column(name, justify="right")
     for score in scores:
         errors.add_row(*_errors(score))
@@ -71,6 +84,7 @@ def _errors(score: Score) -> list[str]:
         "-" if score.rmse is None else f"{score.rmse:.{digits}f}",
         "-" if score.bias is None else f"{score.bias:+.{digits}f}",
         "" if score.noise is None else f"{score.noise:.2f}",
+        "" if score.worst_error is None else f"{score.worst_error:.1f}",
         score.unit,
         _percent(score.coverage, 1),
         _percent(score.released),
@@ -90,9 +104,18 @@ def _run(score: Score) -> list[str]:
         *(f"{charge:.0f}" for charge in spread),
         "" if score.duality_gap is None else f"{score.duality_gap:.1e}",
         str(score.windows),
+        _plans(score),
         str(score.cells),
         f"{score.seconds:.1f}",
     ]
+
+
+def _plans(score: Score) -> str:
+    """What the windows' plans retained, and the most cells of one user before and after."""
+    if not score.plans:
+        return ""
+    before, after = score.most_cells
+    return ", ".join(f"{name} {windows}" for name, windows in score.plans.items()) + f"; K {before} → {after}"
 
 
 def _percent(share: float | None, digits: int = 0) -> str:

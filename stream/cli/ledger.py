@@ -47,8 +47,11 @@ because the feed is new or the recording was never released. Then repeat the com
 
 
 def _period_start(config: Config, since: str | None) -> int:
-    """Start of the ledger period that holds ``since`` (local date or RFC 3339 time; None: now). Raises ValueError."""
-    return config.slotting.period_of(int(time.time()) if since is None else _moment(config, since)).start
+    """Start of the ledger period, or block of a horizon, that holds ``since`` (local date or RFC 3339 time; None: now).
+
+    Raises ValueError.
+    """
+    return config.slotting.period_of(int(time.time()) if since is None else _moment(config, since)).begun
 
 
 def _moment(config: Config, text: str) -> int:

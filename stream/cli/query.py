@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stream.cli.options import USAGE, AsJson, stop
+from stream.messages.lines import LineError, lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
 
@@ -59,7 +57,7 @@ def register(app: typer.Typer) -> None:
                 for release, histogram in ((release, read_histogram(release)) for release in chosen)
                 for box in boxes
             ]
-        except ParameterError as error:
+        except (ParameterError, LineError) as error:
             stop(str(error), USAGE)
         except (OSError, EOFError, zlib.error) as error:
             stop(f"cannot read {file}: {error}", USAGE)
@@ -69,23 +67,13 @@ def register(app: typer.Typer) -> None:
         _print(answers)
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    with ExitStack() as open_files:
-        if str(file) == "-":
-            yield from sys.stdin.buffer
-        elif file.suffix == ".gz":
-            yield from open_files.enter_context(gzip.open(file))
-        else:
-            yield from open_files.enter_context(file.open("rb"))
-
-
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
     """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of messages."""
     from dpcore.errors import ParameterError
     from stream.messages.range_query import read_histogram
 
     bodies: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for number, line in enumerate(_lines(file), start=1):
+    for number, line in enumerate(lines_in(file), start=1):
         if _TOPIC not in line and not (_STRUCTURE in line and b'"topic"' not in line):
             continue
         try:

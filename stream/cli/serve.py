@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
+from stream.cli.interrupts import stopped_by_signals
 from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service
 from stream.config import Config, ConfigError, load_config
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_OTHER_CONNECTIONS = 1024
+"""Connections besides those of event streams."""
+_IDLE_SECONDS = 75.0
+"""Longer than proxies keep a connection that they may use again (nginx: 60 s)."""
 
 
 def register(app: typer.Typer) -> None:
@@ -35,8 +45,6 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> None:
         """Serve releases over HTTP, outside the trust boundary: dashboard, JSON, GeoJSON, event stream and metrics."""
-        from aiohttp import web
-
         from stream.connection import kafka_options
         from stream.serve.api import make_app
         from stream.serve.guards import worth_a_log
@@ -55,19 +63,28 @@ def register(app: typer.Typer) -> None:
                 kafka_options(settings.kafka)
             else:
                 settings = _of_feed(settings, feed_in(releases))
-            served = make_app(
-                settings, tiles, TopicSource(settings.kafka) if releases is None else FileSource(releases)
-            )
+            source = TopicSource(settings.kafka) if releases is None else FileSource(releases)
+            served = make_app(settings, tiles, source)
         except (BasemapError, ConfigError, ReleaseSourceError) as error:
             stop_service(str(error), USAGE)
         logging.getLogger("aiohttp.server").addFilter(worth_a_log)
         structlog.get_logger().info("serving", url=f"http://{public.host}:{public.port}/")
         try:
-            web.run_app(served, host=public.host, port=public.port, backlog=1024, print=None, access_log=None)
+            asyncio.run(_serve(served, settings, source.open_files))
         except OSError as error:
             where = f"{public.host}:{public.port} (public.host, public.port)"
             remedy = "choose another address, or stop the process that listens there"
             stop_service(f"cannot listen on {where}: {error.strerror}; {remedy}", USAGE)
+
+
+async def _serve(served: web.Application, settings: Config, open_files: int) -> None:
+    """Serve until SIGTERM or Ctrl-C. A proxy before this process has one address, and may hold every event stream."""
+    from stream.http_server import OTHER_FILES, BoundedRunner, serve_until
+
+    public, stopping = settings.public, stopped_by_signals()
+    most = 2 * public.max_streams + _OTHER_CONNECTIONS
+    runner = BoundedRunner(served, most, _IDLE_SECONDS, OTHER_FILES + open_files)
+    await serve_until(stopping, runner, public.port, public.host, backlog=1024)
 
 
 def _of_feed(settings: Config, feed: str | None) -> Config:

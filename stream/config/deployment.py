@@ -17,8 +17,9 @@ from stream.config.ledger import LedgerConfig
 from stream.config.privacy import PrivacyConfig
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
+from stream.config.signing import SigningConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
-from stream.windows import PublicationTimes, Slotting
+from stream.windows import Horizon, PublicationTimes, Slotting
 
 _PARTICIPATION_MARGIN = timedelta(minutes=1)
 """More than closing a window took wherever it was measured."""
@@ -48,6 +49,7 @@ class Config(BaseModel):
     speed: SpeedConfig
     participation: ParticipationConfig | None = None
     histogram: HistogramConfig | None = None
+    signing: SigningConfig | None = None
     kafka: KafkaConfig = KafkaConfig()
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
@@ -296,6 +298,15 @@ class Config(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _a_shared_ledger_has_no_horizon(self) -> Self:
+        if self.ledger is not None and self.privacy.horizon is not None:
+            raise ValueError(
+                f"[ledger] name {self.ledger.name!r} is not for privacy.horizon: the feeds of a ledger may state other budgets, and of a "
+                "block that has begun nobody could lower what was granted. Leave out one of them"
+            )
+        return self
+
     @property
     def shared_ledger(self) -> str | None:
         """Name of the ledger that this feed shares with others; None: it has a ledger of its own."""
@@ -367,15 +378,18 @@ class Config(BaseModel):
                 "a timeslot must never straddle two ledger periods, so make the slot divide the period"
             )
         try:
-            Slotting(self.window.slot, self.privacy.period, self.feed.timezone)
+            _ = self.slotting
         except ValueError as error:
             raise ValueError(f"window.slot and privacy.period: {error}") from None
         return self
 
     @property
     def slotting(self) -> Slotting:
-        """Timeslots and ledger periods."""
-        return Slotting(self.window.slot, self.privacy.period, self.feed.timezone)
+        """Timeslots, ledger periods and blocks of the horizon."""
+        given, horizon = self.privacy, None
+        if given.horizon is not None:
+            horizon = Horizon(given.horizon.period, given.horizon_budget)
+        return Slotting(self.window.slot, given.period, self.feed.timezone, horizon)
 
     @property
     def publication(self) -> PublicationTimes | None:
@@ -393,4 +407,5 @@ class Config(BaseModel):
         """What must not change while a ledger is used: the relation, the periods and the unit, as text."""
         accounting = self.privacy.accounting
         counted = "" if accounting == "pure" else f", accounting {accounting}"
-        return f"relation {self.relation}, periods of {self.privacy.period}, time zone {self.feed.timezone}{counted}"
+        blocks = "" if self.privacy.horizon is None else f", blocks of {self.privacy.horizon.period}"
+        return f"relation {self.relation}, periods of {self.privacy.period}{blocks}, time zone {self.feed.timezone}{counted}"

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dpcore.accounting import MAX_RHO, NANO, epsilon_of_rho, to_nano
-from dpcore.budget import MICRO, to_micro
+from dpcore.budget import MICRO, from_micro, to_micro
 from dpcore.errors import BudgetError
 from stream.config.durations import PositiveDuration
 from stream.config.section import Section
@@ -21,12 +21,20 @@ LEDGER_UNITS = {"pure": ("micro_epsilon", MICRO), "zcdp": ("nano_rho", NANO)}
 """Unit of the ledger under each accounting, and how many of them make 1."""
 
 
+class HorizonConfig(Section):
+    """Blocks of several periods, and the most that one user may lose in all releases of a block: budget, or rho_budget under zCDP."""
+
+    period: PositiveDuration
+    budget: float | None = Field(default=None, gt=0, le=100_000)
+    rho_budget: float | None = Field(default=None, gt=0, le=MAX_RHO)
+
+
 class PrivacyConfig(Section):
     """The most that one user may lose per window and per period: epsilon and budget, or rho and rho_budget under zCDP.
 
     ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ; epsilon and budget are converted from
     rho and rho_budget at ``delta``. ``admission`` "paced": a budget that is too small for all windows of a period is spread
-    over them (:mod:`stream.statistics.pacing`).
+    over them (:mod:`stream.statistics.pacing`). ``horizon``: a second budget, for blocks of several periods.
     """
 
     accounting: Literal["pure", "zcdp"] = "pure"
@@ -37,6 +45,7 @@ class PrivacyConfig(Section):
     delta: float | None = Field(default=None, gt=0)
     period: PositiveDuration = timedelta(days=1)
     admission: Literal["first-come", "paced"] = "first-come"
+    horizon: HorizonConfig | None = None
     user_key_file: Path = Path("var/user.key")
 
     @model_validator(mode="after")
@@ -51,6 +60,21 @@ class PrivacyConfig(Section):
         if foreign:
             why = "epsilon and budget are converted from rho" if self.accounting == "zcdp" else "they belong to 'zcdp'"
             raise ValueError(f"accounting '{self.accounting}' takes no {', '.join(foreign)} ({why}); remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _horizon_counts_as_the_period_does(self) -> Self:
+        if self.horizon is None:
+            return self
+        wanted, other = ("rho_budget", "budget") if self.accounting == "zcdp" else ("budget", "rho_budget")
+        if getattr(self.horizon, wanted) is None or getattr(self.horizon, other) is not None:
+            raise ValueError(
+                f"privacy.horizon under accounting '{self.accounting}' needs {wanted} and no {other}; set that"
+            )
+        if self.horizon_budget < self.ledger_budget:
+            raise ValueError(
+                f"privacy.horizon.{wanted} is below privacy.{wanted}, so no period could be spent; raise the former or lower the latter"
+            )
         return self
 
     @model_validator(mode="after")
@@ -109,6 +133,19 @@ class PrivacyConfig(Section):
     def ledger_budget(self) -> int:
         """The most that one user may lose in one period, in the ledger's unit."""
         return self.budget_micro if self.rho_budget is None else to_nano(self.rho_budget, round_up=False)
+
+    @cached_property
+    def horizon_budget(self) -> int:
+        """The most that one user may lose in one block of the horizon, in the ledger's unit; 0 without a horizon."""
+        if self.horizon is None:
+            return 0
+        if self.horizon.rho_budget is not None:
+            return to_nano(self.horizon.rho_budget, round_up=False)
+        return to_micro(self._pure(self.horizon.budget), round_up=False)
+
+    def stated_epsilon(self, units: int) -> float:
+        """An amount of the ledger's unit as ε; under zCDP converted at delta, rounded up."""
+        return from_micro(units) if self.delta is None else epsilon_of_rho(units, self.delta)
 
     @property
     def ledger_unit(self) -> tuple[str, int]:

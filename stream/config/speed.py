@@ -71,7 +71,7 @@ class SpeedConfig(Section):
         "epsilon-quantile",
         "auto",
     ] = "allocated"
-    suppression: Literal["chop-user", "none"] = "chop-user"
+    suppression: Literal["chop-user", "none"] = "none"
     keep: Literal["epsilon", "error"] = "epsilon"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "carried", "none"] = "joint"
@@ -167,7 +167,7 @@ class ParticipationConfig(Section):
     """
 
     geojson: Path | None = None
-    max_cells: int = Field(default=5_000, ge=1, le=1_000_000)
+    max_cells: int = Field(default=5_000, ge=1, le=100_000)
     weight: Literal["share", "user", "sample"] = "sample"
     cells_per_user: int = Field(ge=1, le=1_000)
     samples_per_cell: int = Field(default=5, ge=1, le=100_000)

@@ -18,7 +18,7 @@ from stream.config import Config
 from stream.config.speed import CLIPPED_NORMAL
 from stream.evaluation.scores import Errors
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
+from stream.statistics.pipeline import area_body, draw, post_process, release_bodies, worst_errors
 from stream.statistics.plan import CDF, PERCENTS, Columns, Derived, Plan
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_distributions, exact_values
@@ -117,6 +117,8 @@ def _score_values(
         _score_noise(tables[name, "released"], name, column, target[name], places)
     _score_distributions(plan, places.cells, kept, tables)
     bodies = release_bodies(plan, places.cells.counts, columns, config)
+    for name, worst in worst_errors(bodies).items():
+        tables[name, "released"].add_worst_error(worst)
     derived, memory = post_process(plan, bodies, config, memory)
     pooled = exact_values(plan, places.cells)
     for name, estimate in _by_statistic(derived):

@@ -6,7 +6,7 @@ It runs the service's own plan and draw many times, with a ledger that continues
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -84,16 +84,19 @@ def evaluate(
     tables: Tables = defaultdict(Errors)
     charges: list[IntArray] = []
     gaps: list[float] = []
+    chosen: Counter[str] = Counter()
+    most_cells = (0, 0)
     memories: list[Memory | None] = [None] * trials
     cells = events = 0
     for planned in planned_windows(config, windows):
-        plan = planned.plan
-        charges.append(plan.charges)
+        charges.append(planned.plan.charges)
         gaps += planned.duality_gaps(config)
+        chosen.update([planned.plan.chosen] if planned.plan.chosen else [])
+        most_cells = max(most_cells, planned.plan.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
         memories = [
-            score_draw(carry(plan, memory, config), planned.contributions, config, tables, memory)
+            score_draw(carry(planned.plan, memory, config), planned.contributions, config, tables, memory)
             for memory in memories
         ]
         on_window()
@@ -106,6 +109,8 @@ def evaluate(
         events=events,
         charges=Charges.of(np.concatenate([np.zeros(0, np.int64), *charges]), config.privacy.ledger_unit[0]),
         duality_gap=max(gaps, default=None),
+        plans=dict(chosen),
+        most_cells=most_cells,
         seconds=time.monotonic() - started,
     )
     return [table.score(statistic, estimator, run) for (statistic, estimator), table in tables.items()]

@@ -58,11 +58,13 @@ class Score:
 
     ``statistic`` "distribution": the error is the Kolmogorov distance of the released distribution. ``mae``, ``rmse``,
     ``bias``: of the clamped value, over the events in cells that have one; None if none has. ``released``: share of all events
-    that are in such cells. ``noise``: mean absolute noise. ``coverage``: share of cells whose 95 % interval holds what noise was
-    added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells whose value is within
+    that are in such cells. ``noise``: mean absolute noise. ``worst_error``: the largest
+    worst-case error E that a release states, the bound of its bias plus its noise. ``coverage``: share of cells whose 95 %
+    interval holds what noise was added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells whose value is within
     ±5 km/h of the truth, ``useful_cells``: share of all cells with events; what has no value counts as missed.
-    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``seconds``: wall time of
-    all trials of this mechanism. ``map``: error of each cell (means only).
+    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``plans``: windows by what
+    their plans retained; ``most_cells``: most cells of one user before and after, in the window where they are most.
+    ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell (means only).
     """
 
     mechanism: str
@@ -75,6 +77,7 @@ class Score:
     bias: float | None
     released: float
     noise: float | None
+    worst_error: float | None
     coverage: float | None
     useful_coverage: float | None
     useful_cells: float | None
@@ -82,6 +85,8 @@ class Score:
     cells: int
     charges: Charges
     duality_gap: float | None
+    plans: dict[str, int]
+    most_cells: tuple[int, int]
     seconds: float
     map: tuple[CellError, ...] = field(repr=False)
 
@@ -118,6 +123,8 @@ class Run:
     events: int
     charges: Charges
     duality_gap: float | None
+    plans: dict[str, int]
+    most_cells: tuple[int, int]
     seconds: float
 
 
@@ -131,12 +138,17 @@ class Errors:
         self.noise: list[FloatArray] = []
         self.noise_weight: list[FloatArray] = []
         self.covered: list[npt.NDArray[np.bool_]] = []
+        self.worst_error: float | None = None
 
     def add(self, cells: IdArray, error: FloatArray, weight: FloatArray) -> None:
         """Errors (n,) of ``cells``, weighted by their events."""
         self.cell.append(cells)
         self.error.append(error)
         self.weight.append(weight)
+
+    def add_worst_error(self, worst: float) -> None:
+        """The largest worst-case error that a window states."""
+        self.worst_error = max(worst, self.worst_error or 0.0)
 
     def add_noise(self, noise: FloatArray, weight: FloatArray) -> None:
         """Noise (n,) of as many cells."""
@@ -161,6 +173,7 @@ class Errors:
             bias=float(share @ error) if total else None,
             released=total / events,
             noise=self._noise(),
+            worst_error=self.worst_error,
             coverage=float(np.concatenate(self.covered).mean()) if any(map(len, self.covered)) else None,
             useful_coverage=float(weight @ useful) / events if speeds else None,
             useful_cells=int(useful.sum()) / cells if speeds else None,
@@ -168,6 +181,8 @@ class Errors:
             cells=run.cells,
             charges=run.charges,
             duality_gap=run.duality_gap,
+            plans=run.plans,
+            most_cells=run.most_cells,
             seconds=run.seconds,
             map=self._map(error, weight, run.trials) if statistic == "mean" else (),
         )

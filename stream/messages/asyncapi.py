@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from stream.messages.chain import SIGNATURE
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.topics import OUTPUT_PLANS, TopicPlan
 
 Schema = dict[str, Any]
 
-VERSION = "1.2.0"
+VERSION = "1.3.0"
 """Version of the messages. The second number counts additions; a change that breaks readers gets a new topic, ``.v2``."""
 
 _KEYS = {
@@ -21,7 +22,8 @@ _KEYS = {
 _MEANING = {
     HEXAGON_SPEED: "One message per released cell and window.",
     SPATIAL_HISTOGRAM: "One message per mechanism and window, from which any range query can be answered.",
-    WINDOW: "The close marker: one message per window, sent after all others of it, with their number and digest.",
+    WINDOW: "The close marker: one message per window, sent after all others of it, with their number and digest, and with the digest of "
+    "the marker before it.",
     REJECTED: "Which input was refused and why. Inside the trust boundary only; empty under relation participation.",
 }
 _WINDOW = {"start": "2017-03-21T13:00:00Z", "end": "2017-03-21T14:00:00Z"}
@@ -76,6 +78,8 @@ EXAMPLES: dict[str, Schema] = {
         "digest": "sha256:" + "5f" * 32,
         "generation": "00000000-0000-4000-8000-000000000000",
         "sequence": 9,
+        "previous": "sha256:" + "a3" * 32,
+        "signer": "ed25519:" + "A" * 43 + "=",
     },
     REJECTED: {
         "feed": "bus",
@@ -178,6 +182,11 @@ def _headers(topic: str) -> Schema:
         "content-type": text | {"const": "application/json"},
     }
     required = [name for name in properties if name != "ce_time" or topic != REJECTED]
+    if topic == WINDOW:
+        properties[SIGNATURE] = text | {
+            "description": "Ed25519 signature in base64, by the key that the value names as its signer, of the value byte for byte. Absent: "
+            "the marker is not signed."
+        }
     return {"type": "object", "properties": properties, "required": required}
 
 

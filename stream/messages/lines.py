@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import IO, cast
 
 import msgspec
 
 from stream.messages.message import Message
+
+MAX_LINE = (1 << 20) + (1 << 16)
+"""Longest line in bytes: a message of 1 MiB, the most that brokers accept, with key and headers."""
 
 
 class Line(msgspec.Struct):
@@ -42,3 +52,24 @@ def read_line(line: bytes) -> Line:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise LineError(str(error)) from None
+
+
+def lines_in(file: str | Path) -> Iterator[bytes]:
+    """The lines of a file, plain or .gz; "-": of stdin.
+
+    Raises :class:`LineError` for a line that is longer than :data:`MAX_LINE`, :class:`OSError`, :class:`EOFError` and
+    :class:`zlib.error`.
+    """
+    with ExitStack() as opened:
+        lines: IO[bytes] = sys.stdin.buffer
+        if str(file).endswith(".gz"):
+            lines = cast("IO[bytes]", opened.enter_context(gzip.open(file)))
+        elif str(file) != "-":
+            lines = opened.enter_context(Path(file).open("rb"))
+        for number in count(1):
+            line = lines.readline(MAX_LINE + 1)
+            if len(line) > MAX_LINE:
+                raise LineError(f"line {number} of {file} has more than {MAX_LINE} bytes, so it is no release")
+            if not line:
+                return
+            yield line

@@ -42,10 +42,14 @@ def cell_text(cell: int) -> str:
 
 def window_message(topic: str, feed: str, window: Window, part: str, key: str, body: Mapping[str, Any]) -> Message:
     """A message about one window. Its ``ce_id`` depends on topic, feed, window and part only; its time is the window's end."""
-    start = utc_text(window.start).replace("-", "").replace(":", "")
-    identifier = f"{topic}/{feed}/{start}/{window.end - window.start}/{part}"
-    headers = _headers(topic, feed, identifier, part, utc_text(window.end))
+    headers = _headers(topic, feed, identifier(topic, feed, window, part), part, utc_text(window.end))
     return Message(topic, key.encode(), msgspec.json.encode(body), headers, window.end * 1000)
+
+
+def identifier(topic: str, feed: str, window: Window, part: str) -> str:
+    """The ``ce_id`` of a message about one window."""
+    start = utc_text(window.start).replace("-", "").replace(":", "")
+    return f"{topic}/{feed}/{start}/{window.end - window.start}/{part}"
 
 
 def rejected_message(
@@ -72,15 +76,15 @@ def rejected_message(
         "last_offset": last_offset,
         "count": count,
     } | ({"first_element": first_element} if first_element >= 0 else {})
-    identifier = f"{REJECTED}/{feed}/{topic}/{partition}/{first_offset}-{last_offset}/{reason}"
-    headers = _headers(REJECTED, feed, identifier, reason, None)
+    ce_id = f"{REJECTED}/{feed}/{topic}/{partition}/{first_offset}-{last_offset}/{reason}"
+    headers = _headers(REJECTED, feed, ce_id, reason, None)
     return Message(REJECTED, reason.encode(), msgspec.json.encode(body), headers, None)
 
 
-def _headers(topic: str, feed: str, identifier: str, subject: str, time: str | None) -> tuple[tuple[str, bytes], ...]:
+def _headers(topic: str, feed: str, ce_id: str, subject: str, time: str | None) -> tuple[tuple[str, bytes], ...]:
     pairs = [
         ("ce_specversion", "1.0"),
-        ("ce_id", identifier),
+        ("ce_id", ce_id),
         ("ce_source", f"/hexveil/{feed}"),
         ("ce_type", topic),
         ("ce_subject", subject),

@@ -1,8 +1,8 @@
 """Releases as a table with one row per cell and window: CSV, GeoJSON and Parquet. Pure functions.
 
 A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the
-95 % interval) and ``_unit``; an exact count is ``<name>`` alone. Post-processed estimates carry the prefix
-``post_processed_``. Every field of a message has a column, so no file says less than the message.
+95 % interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``, what
+models made ``post_processed_``. Every field of a message has a column, so no file says less than the message.
 
 A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save memory.
 """
@@ -19,7 +19,9 @@ from typing import IO, Any
 import h3
 import msgspec
 
+from stream.messages.estimate import estimates_of
 from stream.messages.message import HEXAGON_SPEED
+from stream.messages.shapes import Place, centre_of, geometry_of
 
 Row = dict[str, Any]
 
@@ -38,6 +40,16 @@ FIRST = (
     "schema_version",
 )
 """The first columns of every file, in this order; the columns of the messages follow."""
+_ESTIMATE = tuple(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method"))
+_OF_A_MEAN = ("", "_raw", "_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism")
+_MEAN = tuple(f"mean{part}" for part in _OF_A_MEAN)
+_MODELLED = tuple(
+    f"post_processed_{name}{part}"
+    for name in ("mean", "mean_smoothed")
+    for part in ("_method", "", "_low", "_high", "_unit")
+)
+ALWAYS = (*FIRST, *_ESTIMATE, "status", "excludes", *_MEAN, *_MODELLED)
+"""Columns that every file has, so that the files of all windows can be put together. Others come by the configuration alone."""
 PURE = "pure"
 """The accounting of a message that names none: pure ε, with delta = 0."""
 _ROWS_AT_ONCE = 10_000
@@ -71,11 +83,12 @@ def write_csv(rows: Iterable[Row], out: IO[bytes]) -> None:
 
 def write_geojson(rows: Iterable[Row], out: IO[bytes]) -> None:
     """A GeoJSON FeatureCollection (RFC 7946) of hexagons, with the flat rows as properties."""
-    columns = _columns(rows)
+    columns, finest = _columns(rows), _finest(rows)
     out.write(b'{"type":"FeatureCollection","features":[')
     between = b""
     for row in rows:
-        out.write(between + msgspec.json.encode(feature(row["cell"], _filled(row, columns))))
+        place = Place(row["cell"], _apart(row), finest[row["window_start"]])
+        out.write(between + msgspec.json.encode(feature(place, _filled(row, columns))))
         between = b","
     out.write(b"]}")
 
@@ -126,10 +139,32 @@ def can_write_parquet() -> bool:
 
 
 def _columns(rows: Iterable[Row]) -> list[str]:
-    columns: dict[str, None] = dict.fromkeys(FIRST)
+    """The columns of all rows. Where any cell of the feed may have a number, there is a column, also if none has it here."""
+    columns: dict[str, None] = dict.fromkeys(ALWAYS)
     for row in rows:
         columns.update(dict.fromkeys(row))
     return list(columns)
+
+
+def _type(pa: Any, name: str) -> Any:
+    """The type of a column of which no row has a value."""
+    if name.endswith("_clamped"):
+        return pa.bool_()
+    texts = ("_unit", "_method", "_mechanism", "status", "excludes")
+    return pa.string() if name in FIRST or name.endswith(texts) else pa.float64()
+
+
+def _apart(row: Row) -> tuple[str, ...]:
+    return tuple((row["excludes"] or "").split())
+
+
+def _finest(rows: Iterable[Row]) -> dict[str, int]:
+    """By start of the window, the finest resolution of its cells and of what they exclude."""
+    finest: dict[str, int] = {}
+    for row in rows:
+        levels = [row["resolution"], *map(h3.get_resolution, _apart(row))]
+        finest[row["window_start"]] = max(finest.get(row["window_start"], 0), *levels)
+    return finest
 
 
 def _filled(row: Row, columns: Sequence[str]) -> Row:
@@ -144,30 +179,19 @@ def _batched(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _arrow(pa: Any, rows: Sequence[Row], columns: Sequence[str]) -> Any:
     arrays = {name: pa.array([row.get(name) for row in rows]) for name in columns}
+    arrays |= {name: array.cast(_type(pa, name)) for name, array in arrays.items() if array.type == pa.null()}
     for name in ("window_start", "window_end"):
         arrays[name] = pa.array([datetime.fromisoformat(row[name]) for row in rows], pa.timestamp("s", "UTC"))
     return pa.table(arrays)
 
 
-def ring_of(cell: str) -> list[list[float]]:
-    """Longitude and latitude of a hexagon's corners, counter-clockwise, the first again at the end.
-
-    If it crosses 180°, its longitudes continue beyond 180°.
-    """
-    ring = [[lng, lat] for lat, lng in h3.cell_to_boundary(cell)]
-    if max(lng for lng, _ in ring) - min(lng for lng, _ in ring) > 180:
-        ring = [[lng + 360 if lng < 0 else lng, lat] for lng, lat in ring]
-    return [*ring, ring[0]]
-
-
-def feature(cell: str, properties: Row) -> dict[str, Any]:
-    """A hexagon as a GeoJSON feature."""
-    geometry = {"type": "Polygon", "coordinates": [ring_of(cell)]}
-    return {"type": "Feature", "id": cell, "geometry": geometry, "properties": properties}
+def feature(place: Place, properties: Row) -> dict[str, Any]:
+    """A released cell as a GeoJSON feature."""
+    return {"type": "Feature", "id": place.cell, "geometry": geometry_of(place), "properties": properties}
 
 
 def _row(body: dict[str, Any]) -> Row:
-    latitude, longitude = h3.cell_to_latlng(body["cell"])
+    latitude, longitude = centre_of(body["cell"], body.get("excludes", ()))
     window = body["window"]
     row: Row = {
         "window_start": window["start"],
@@ -183,6 +207,9 @@ def _row(body: dict[str, Any]) -> Row:
         "delta": body.get("delta", 0.0),
         "schema_version": HEXAGON_SPEED,
     }
+    row |= dict.fromkeys(_ESTIMATE)
+    _flatten(row, "estimate", estimates_of(body) or {})
+    row |= {"status": body["status"], "excludes": " ".join(body.get("excludes", ())) or None}
     for name, value in body.items():
         if name not in ("window", *row):
             _flatten(row, name, value)

@@ -116,7 +116,7 @@ class DueWindows:
 
     async def since(self) -> float:
         """The time (epoch seconds) from which periods are released. Logs it when it changes."""
-        recorded = await self.ledger.releases_since()
+        recorded = await self.ledger.releases_since(self.config.slotting)
         since = math.inf if recorded is None else recorded
         if since != self._told_since:
             self._told_since = since

@@ -7,17 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from stream.config import Config
-from stream.protocol.content import ContentError
+from stream.protocol.content import ContentError, content_of
 from stream.protocol.parts import Statistics
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.pacing import spendable
 from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, within
+from stream.statistics.storable import require_storable_plan
 from stream.statistics.window_release import Allowance, WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
 from stream.storage.release_store import ReleaseStore
 from stream.windows import Window, utc_text
+
+log = structlog.get_logger()
 
 IdArray = npt.NDArray[np.uint64]
 
@@ -69,8 +73,14 @@ class Planning:
 
     async def first(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
-        plan = encode_plan(await self.make(window, rows, NOBODY))
-        return self._read(await self.store.store_plan(window.start, plan))
+        plan = await self.make(window, rows, NOBODY)
+        stored = encode_plan(plan)
+        try:
+            with content_of(window.start, "the plan"):
+                require_storable_plan(len(stored))
+        except ContentError as error:
+            stored = encode_plan(self._withhold(window, plan.generation, plan.ledger_budget, error))
+        return self._read(await self.store.store_plan(window.start, stored))
 
     async def replaced(
         self, window: Window, rows: WindowRows | None, planned: StoredPlan, refused: IdArray
@@ -101,6 +111,7 @@ class Planning:
         users = rows.counts.users
         left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
         left = spendable(left, users, window, allowed, self.config)
+        left = np.minimum(left, await self.ledger.left_of_block(period, users, besides=window.start))
         left[np.isin(users, refused)] = 0
         allowance = Allowance(left, allowed, terms.counts)
         memory = await self.store.memory()
@@ -114,6 +125,7 @@ class Planning:
         if plan is None:
             assert error is not None, "rows that cannot be read are told only where a window may be withheld"
             raise error
+        log.error("window withheld", window=utc_text(window.start), reason=str(error or "its rows cannot be read"))
         return plan if self.config.shared_ledger is None else within(plan, allowed)
 
     async def charge(self, plan: Plan) -> IdArray | None:

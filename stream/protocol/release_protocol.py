@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.messages.chain import ChainError, Signer, SigningKeyError, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
 from stream.protocol.content import ContentError, GuardedStatistics, content_of
 from stream.protocol.parts import Publisher, SlotRows, Statistics
@@ -24,7 +25,7 @@ from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
 from stream.statistics.window_release import Drawn, WindowRows, WindowStatistics
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
-from stream.storage.release_store import ChargesGoneError, Outcome, Released, ReleaseStore
+from stream.storage.release_store import Carried, ChargesGoneError, Outcome, Released, ReleaseStore
 from stream.windows import Window, utc_text
 
 STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm", "clean")
@@ -67,6 +68,7 @@ class ReleaseProtocol:
     ledger: Ledger
     publisher: Publisher
     noise: Noise
+    signer: Signer | None
     before_publishing: Callable[[], Awaitable[None]] = _nothing
     after_step: Callable[[str], Awaitable[None] | None] = lambda _: None
     on_redraw: Callable[[], None] = lambda: None
@@ -83,10 +85,17 @@ class ReleaseProtocol:
         noise: Noise,
         **hooks: Unpack[Hooks],
     ) -> Self:
-        """The protocol of one configuration, with its state in ``redis``. ``hooks``: the fields of the same names."""
+        """The protocol of one configuration, with its state in ``redis``. ``hooks``: the fields of the same names.
+
+        Raises :class:`LedgerError` for a signing key that cannot be used.
+        """
         statistics, store = GuardedStatistics(WindowStatistics(config)), ReleaseStore.of(redis, config)
         planning = Planning(config, statistics, store, ledger)
-        return cls(statistics, planning, store, rows, ledger, publisher, noise, **hooks)
+        try:
+            signer = None if config.signing is None else Signer.load(config.signing.key_file)
+        except SigningKeyError as error:
+            raise LedgerError(str(error)) from None
+        return cls(statistics, planning, store, rows, ledger, publisher, noise, signer, **hooks)
 
     async def close(self, slot: int) -> Released:
         """Commit one window and publish it; continues after the step that an earlier attempt reached.
@@ -205,10 +214,12 @@ class ReleaseProtocol:
         slot = plan.window.start
         while True:
             number = await self.ledger.sequence() + 1
-            memory = await self.store.memory()
-            messages, after = self.statistics.compose(plan, drawn, memory, number)
+            before = await self.store.carried()
+            messages, memory = self.statistics.compose(plan, drawn, before.memory, number)
+            messages[-1], link = self._continued(messages[-1], before.link)
+            after = Carried(memory, link)
             try:
-                outcome = await self.store.commit(slot, encode_outbox(messages), memory, after, plan.digest, number)
+                outcome = await self.store.commit(slot, encode_outbox(messages), before, after, plan.digest, number)
             except ChargesGoneError:
                 raise LedgerError(
                     f"the charges of window {utc_text(slot)} are gone from Redis, so its draw is discarded unseen, and the window is "
@@ -223,6 +234,14 @@ class ReleaseProtocol:
         if outcome is Outcome.WINDOW_RELEASED:
             raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker")
         await self._done("commit")
+
+    def _continued(self, marker: Message, last: bytes) -> tuple[Message, bytes]:
+        """The close marker as the next of the feed's chain, and the link to it. Raises :class:`LedgerError` for another key."""
+        try:
+            chained, link = continued(marker, decode_link(last), self.signer)
+        except ChainError as error:
+            raise LedgerError(str(error)) from None
+        return chained, encode_link(link)
 
     async def _publish(self, messages: Sequence[Message]) -> None:
         await self.publisher.publish(messages)
@@ -240,7 +259,10 @@ class ReleaseProtocol:
         marker = msgspec.json.decode(messages[-1].value)
         statuses = [msgspec.json.decode(message.value, type=_Status).status for message in messages]
         suppressed = statuses.count("suppressed")
-        released = Released(len(messages), marker["digest"], suppressed, "withheld" in marker, marker["sequence"])
+        retained = marker.get("plan", {}).get("retained", "")
+        released = Released(
+            len(messages), marker["digest"], suppressed, "withheld" in marker, marker["sequence"], retained
+        )
         if not await self.store.remember(slot, released, outbox):
             raise LedgerError(
                 f"window {utc_text(slot)} was published, but meanwhile Redis lost its commit: it was set back to an older state and "

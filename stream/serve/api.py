@@ -14,8 +14,9 @@ from prometheus_client import generate_latest
 
 from stream.config import Config
 from stream.serve import api_page, guards, openapi
+from stream.serve.addresses import prefix_of
 from stream.serve.alerts.watching import Alerts
-from stream.serve.broadcast import Broadcast, allow_connections
+from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.feeds import Feeds
@@ -68,22 +69,25 @@ class Service:
             self.city,
             Features(config.feed.name, config.feed.domain, self.view, selections, openapi.DESCRIBED),
         )
-        document = openapi.document(self.operations)
-        self._document, self._page = msgspec.json.encode(document), api_page.page(document)
+        self._described = openapi.document(self.operations)
+        self._document, self._page = msgspec.json.encode(self._described), api_page.page(self._described)
 
     def _announce(self, window: WindowView) -> None:
         self.broadcast.announce(window)
         self.alerts.announce(window)
 
     async def openapi(self, request: web.Request) -> web.Response:
-        """The OpenAPI document."""
+        """The OpenAPI document. Behind a proxy that serves it below a path, it names that path."""
         read_all(request, ())
-        return await self.answers.ready(request, self._document, JSON, "revalidate")
+        if prefix := prefix_of(request):
+            servers = [self._described["servers"][0] | {"url": prefix}]
+            return self.answers.once(request, msgspec.json.encode(self._described | {"servers": servers}), JSON)
+        return await self.answers.ready(request, self._document, JSON)
 
     async def openapi_page(self, request: web.Request) -> web.Response:
         """The OpenAPI document as a page to read."""
         read_all(request, ())
-        answer = await self.answers.ready(request, self._page, "text/html", "revalidate")
+        answer = await self.answers.ready(request, self._page, "text/html")
         answer.headers["Content-Security-Policy"] = api_page.POLICY
         return answer
 
@@ -111,7 +115,6 @@ class Service:
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """Read releases while the service runs."""
-        allow_connections(self._max_streams + self._source.open_files)
         self._reading = asyncio.create_task(self._source.run(self.intake))
         self._judging = asyncio.create_task(self.alerts.run())
         for task in (self._reading, self._judging):
@@ -135,7 +138,7 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 async def _without_slash(request: web.Request) -> web.Response:
     """The landing page, for clients to which it was named with a slash at its end."""
-    raise web.HTTPPermanentRedirect(ROOT)
+    raise web.HTTPPermanentRedirect(prefix_of(request) + ROOT)
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)

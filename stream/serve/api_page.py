@@ -12,6 +12,9 @@ from urllib.parse import quote, urlencode
 
 Node = Mapping[str, Any]
 
+_TOP = "../.."
+"""What stands before a path of the API in a link of this page, which a proxy may serve below a path."""
+
 _STYLE = """
 :root { color-scheme: light dark; background: light-dark(#fff, #111); color: light-dark(#111, #eee); }
 a { color: light-dark(#0645ad, #9ab8ff); }
@@ -38,7 +41,7 @@ def page(document: Node) -> bytes:
     parts = [
         f"<header><h1>{escape(info['title'])}: API {escape(info['version'])}</h1>",
         f"<p>{escape(info['description'])}</p>",
-        '<p><a href="/api/v1/openapi.json">This description as OpenAPI (JSON)</a>, <a href="/">the map</a></p></header>',
+        '<p><a href="openapi.json">This description as OpenAPI (JSON)</a>, <a href="../../">the map</a></p></header>',
         "<nav><ul>",
         *(
             f'<li><a href="#{tag["name"]}">{escape(tag["name"])}</a>: {escape(tag["description"])}'
@@ -82,7 +85,7 @@ def _operation(path: str, operation: Node) -> Iterable[str]:
     )
     yield _table(operation["operationId"], "Answers", ("Status", "Meaning", "Content"), answers)
     example = _example(path, operation["parameters"])
-    yield f'<p>Example: <a href="{escape(example)}"><code>{escape(example)}</code></a></p>'
+    yield f'<p>Example: <a href="{escape(_TOP + example)}"><code>{escape(example)}</code></a></p>'
 
 
 def _content(content: Node) -> Iterable[str]:

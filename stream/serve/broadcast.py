@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,8 +22,6 @@ _RETRY_MS = (1_000, 5_000)
 """Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a restart."""
 _PAST_AT_ONCE = 16
 _WINDOWS_BEHIND = 64
-_OTHER_FILES = 256
-"""Number of open files that the process needs besides its streams."""
 
 
 def frame_of(window: WindowView) -> bytes:
@@ -161,16 +158,3 @@ class Broadcast:
 async def _send_all(response: web.StreamResponse, windows: Sequence[WindowView]) -> None:
     for first in range(0, len(windows), _PAST_AT_ONCE):
         await response.write(b"".join(map(frame_of, windows[first : first + _PAST_AT_ONCE])))
-
-
-def allow_connections(count: int) -> None:
-    """Raise this process's limit of open files to what ``count`` streams need; warn if the system forbids it."""
-    needed = count + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= needed:
-        return
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
-        remedy = f"raise it (ulimit -Hn {needed}, LimitNOFILE={needed}) or lower public.max_streams"
-        log.warning("limit of open files is too low for max_streams", limit=allowed, needed=needed, remedy=remedy)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_network
 
 from aiohttp import web
 
-_ONE_SITE = 64
-"""Bits of an IPv6 address that are of a site: whoever has one address of it has them all."""
+from stream.http_server import site_of
+
 _ONE_NETWORK = {4: 24, 6: 48}
 """Bits, by version of the protocol, of an address that are of the network of one operator or of one customer of theirs."""
 
 
 def client_of(request: web.Request) -> str:
     """Who asks: the address that the connection comes from, or the IPv6 network of its site."""
-    try:
-        address = ip_address(request.remote or "")
-    except ValueError:
-        return ""
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or IPv6Network((address, _ONE_SITE), strict=False))
-    return str(address)
+    return site_of(request.remote or "")
 
 
 def network_of(client: str) -> str:

@@ -28,7 +28,7 @@ class Feeds:
         names = sorted({self._configured} | self._view.feeds())
         feeds = [self._described if name == self._configured else _description(name, None, None) for name in names]
         body = msgspec.json.encode({"feeds": feeds})
-        return await self._answers.ready(request, body, JSON, "revalidate")
+        return await self._answers.ready(request, body, JSON)
 
 
 def _description(name: str, derived_speeds: str | None, note: str | None) -> dict[str, Any]:

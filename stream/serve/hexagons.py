@@ -10,11 +10,12 @@ import h3
 import msgspec
 from aiohttp import web
 
+from stream.messages.estimate import with_estimates
 from stream.messages.range_query import Box
+from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
-from stream.serve.city.areas import centre_of
 from stream.serve.other_day import other_day
-from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Freshness, Problem, key_of
+from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView, history
 
@@ -43,11 +44,6 @@ def known_window(view: View, start: str | None, feed: str) -> WindowView:
     return window
 
 
-def freshness_of(window: WindowView, start: str | None) -> Freshness:
-    """Cache policy: a complete window that was requested by its start never changes."""
-    return "immutable" if start is not None and window.complete else "revalidate"
-
-
 class Hexagons:
     """Handlers for the hexagon releases in the store."""
 
@@ -62,18 +58,18 @@ class Hexagons:
         chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
         key, summaries = key_of("windows", [one.tag for one in chosen]), [one.summary for one in chosen]
         make = partial(_joined, b'{"windows":[', summaries)
-        return await self._lists.answer(self._selections, request, key, make, JSON, "revalidate")
+        return await self._lists.answer(self._selections, request, key, make, JSON)
 
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
         """One window with its marker."""
         known = known_window(self._view, window, feed)
-        return await self._answers.ready(request, known.described().summary, JSON, freshness_of(known, window))
+        return await self._answers.ready(request, known.described().summary, JSON)
 
     async def other_day(self, request: web.Request, feed: str, window: str, day: date | None) -> web.Response:
         """The window of another day that begins at the same local time."""
         body = msgspec.json.encode(other_day(self._view, known_window(self._view, window, feed), day).body())
         # There are as many bodies as dates, which would push out those of hexagons.
-        return self._answers.once(request, body, JSON, "revalidate")
+        return self._answers.once(request, body, JSON)
 
     async def hexagons(
         self,
@@ -93,13 +89,15 @@ class Hexagons:
         def make() -> bytes:
             chosen = values if is_whole else [value for value in values if _wanted(value, bbox, resolution)]
             if shape == "json":
-                # Values are JSON that was checked when it arrived, so they are joined and not encoded again.
-                return _joined(summary[:-1] + b',"hexagons":[', chosen)
-            return _joined(b'{"type":"FeatureCollection","features":[', map(_feature_of, chosen))
+                return _joined(summary[:-1] + b',"hexagons":[', map(with_estimates, chosen))
+            place = dict(zip(values, places_of(values), strict=True))
+            return _joined(
+                b'{"type":"FeatureCollection","features":[', (_feature_of(place[value], value) for value in chosen)
+            )
 
-        kind, fresh = JSON if shape == "json" else GEOJSON, freshness_of(known, window)
+        kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
-        return await turns.answer(answers, request, key, make, kind, fresh)
+        return await turns.answer(answers, request, key, make, kind)
 
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
         """The newest releases of one cell, oldest first."""
@@ -109,9 +107,9 @@ class Hexagons:
 
         def make() -> bytes:
             past = history(windows, cell)
-            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', past[-limit:])
+            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past[-limit:]))
 
-        return await self._lists.answer(self._selections, request, key, make, JSON, "revalidate")
+        return await self._lists.answer(self._selections, request, key, make, JSON)
 
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
@@ -123,7 +121,7 @@ class Hexagons:
         key = key_of("download", known.tag, suffix)
         try:
             return await self._whole.answer(
-                self._answers, request, key, lambda: table_of(values, suffix), FILES[suffix], "immutable", name
+                self._answers, request, key, lambda: table_of(values, suffix), FILES[suffix], name
             )
         except ParquetMissingError:
             raise no_parquet() from None
@@ -140,10 +138,10 @@ def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
     return head + b",".join(values) + b"]}"
 
 
-def _feature_of(value: bytes) -> bytes:
+def _feature_of(place: Place, value: bytes) -> bytes:
     """One by one, because all bodies of a window as objects would take many times its bytes."""
-    body = msgspec.json.decode(value)
-    return msgspec.json.encode(feature(body["cell"], body))
+    body = msgspec.json.decode(with_estimates(value))
+    return msgspec.json.encode(feature(place, body))
 
 
 def _wanted(value: bytes, box: Box | None, resolution: int | None) -> bool:

@@ -10,7 +10,7 @@ from aiohttp import web
 from dpcore.spatial import histogram_from_release
 from dpcore.spatial.release import Released
 from stream.messages.range_query import Box, RangeError, count_in
-from stream.serve.hexagons import freshness_of, known_window
+from stream.serve.hexagons import known_window
 from stream.serve.responses import JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
@@ -37,14 +37,14 @@ class Histograms:
         def make() -> bytes:
             return b'{"windows":[' + b",".join(listed) + b"]}"
 
-        return await self._turns.answer(self._selections, request, key, make, JSON, "revalidate")
+        return await self._turns.answer(self._selections, request, key, make, JSON)
 
     async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
         """The message as it was released."""
         known = known_window(self._view, window, feed)
         name, value = _chosen(known, mechanism)
-        key, fresh = key_of("histogram", known.tag, name), freshness_of(known, window)
-        return await self._turns.answer(self._answers, request, key, lambda: value, JSON, fresh)
+        key = key_of("histogram", known.tag, name)
+        return await self._turns.answer(self._answers, request, key, lambda: value, JSON)
 
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
@@ -52,13 +52,13 @@ class Histograms:
         """Estimated number in a range, with a 95 % interval of the exact number."""
         known = known_window(self._view, window, feed)
         name, value = _chosen(known, mechanism)
-        key, fresh = key_of("count", known.tag, name, bbox), freshness_of(known, window)
+        key = key_of("count", known.tag, name, bbox)
 
         def make() -> bytes:
             return msgspec.json.encode(count_in(msgspec.json.decode(value), bbox, _histogram(value)))
 
         try:
-            return await self._turns.answer(self._selections, request, key, make, JSON, fresh)
+            return await self._turns.answer(self._selections, request, key, make, JSON)
         except RangeError as error:
             raise Problem(400, error.message, error.remedy) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
 from stream.serve.alerts.watching import MOST_TOLD
-from stream.serve.city.schemas import schemas_of_schedule
+from stream.serve.city.schemas import schemas_of_city, schemas_of_schedule
 from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
 from stream.serve.other_day import REASONS
@@ -21,7 +21,7 @@ PAGE_PATH = f"{BASE}/openapi.html"
 DESCRIBED = {"service-desc": PATH, "service-doc": PAGE_PATH}
 """Where the API is described, by the relation of a link to it."""
 
-VERSION = "1.3.0"
+VERSION = "1.4.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 _TAGS = {
@@ -86,7 +86,7 @@ def _operation(operation: Operation) -> Schema:
         answer["headers"] = {
             "ETag": {"description": "Send it back as If-None-Match.", "schema": {"type": "string"}},
             "Cache-Control": {
-                "description": "immutable for what belongs to a complete window named by its start.",
+                "description": "no-cache: ask again with the ETag.",
                 "schema": {"type": "string"},
             },
         }
@@ -119,36 +119,40 @@ def _parameter(parameter: Parameter) -> Schema:
 def _schemas() -> Schema:
     """Every named component: values of the topics unchanged, then the objects that the API builds from them."""
     messages = {name: _message(topic) for name, topic in _MESSAGES.items()}
-    return messages | {
-        "Bounds": members(
-            {
-                "start": {"type": "string", "format": "date-time"},
-                "end": {"type": "string", "format": "date-time"},
-            }
-        ),
-        "ReleasedNumber": _released(),
-        **_feed_schemas(),
-        **_window_schemas(),
-        **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
-        **_file_schemas(),
-        **_alert_schemas(),
-        **_city_schemas(),
-        **schemas_of_schedule(_window_fields()),
-        **schemas_of_features(),
-        "EventStream": {
-            "type": "string",
-            "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
-            "alert, without id: data is an AlertNews as JSON.",
-        },
-        "Problem": members(
-            {
-                "type": {"type": "string"},
-                "title": {"type": "string", "description": "What is wrong, with value and bound."},
-                "status": {"type": "integer"},
-                "detail": {"type": "string", "description": "The remedy."},
-            }
-        ),
-    }
+    return (
+        messages
+        | _hexagon_schemas(messages["HexagonSpeed"])
+        | {
+            "Bounds": members(
+                {
+                    "start": {"type": "string", "format": "date-time"},
+                    "end": {"type": "string", "format": "date-time"},
+                }
+            ),
+            "ReleasedNumber": _released(),
+            **_feed_schemas(),
+            **_window_schemas(),
+            **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
+            **_file_schemas(),
+            **_alert_schemas(),
+            **schemas_of_city(_window_fields()),
+            **schemas_of_schedule(_window_fields()),
+            **schemas_of_features(),
+            "EventStream": {
+                "type": "string",
+                "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
+                "alert, without id: data is an AlertNews as JSON.",
+            },
+            "Problem": members(
+                {
+                    "type": {"type": "string"},
+                    "title": {"type": "string", "description": "What is wrong, with value and bound."},
+                    "status": {"type": "integer"},
+                    "detail": {"type": "string", "description": "The remedy."},
+                }
+            ),
+        }
+    )
 
 
 def _feed_schemas() -> Schema:
@@ -185,10 +189,38 @@ def _window_schemas() -> Schema:
             }
         ),
         "WindowList": members({"windows": array(ref("Window"), "Newest first.")}),
-        "HexagonList": members(window | {"hexagons": array(ref("HexagonSpeed"), "In ascending order.")}),
-        "HexagonFeatures": features(ref("HexagonSpeed")),
-        "CellHistory": members({"cell": {"type": "string"}, "releases": array(ref("HexagonSpeed"), "Oldest first.")}),
+        "HexagonList": members(window | {"hexagons": array(ref("Hexagon"), "In ascending order.")}),
+        "HexagonFeatures": features(ref("Hexagon")),
+        "CellHistory": members({"cell": {"type": "string"}, "releases": array(ref("Hexagon"), "Oldest first.")}),
     }
+
+
+def _hexagon_schemas(message: Schema) -> Schema:
+    """Components for a cell's ``message`` with what the API adds to it."""
+    interval = numbers(
+        2, "Holds the exact number with 95 %, by the model or the noise; absent where a model gives none."
+    )
+    method = "released: the value as released. Else the model that made it of released values."
+    estimate: Schema = {
+        "type": "object",
+        "properties": {
+            "value": {"type": "number"},
+            "interval": interval,
+            "unit": {"type": "string"},
+            "method": {"type": "string", "description": method},
+        },
+        "required": ["value", "unit", "method"],
+    }
+    leading = or_null(
+        {"type": "object", "additionalProperties": ref("Estimate")},
+        "By statistic the most accurate number: smoothed, else modelled within the window, else as released. Null where the "
+        "cell was not published, and where nobody is estimated: the released number of users is within its noise.",
+    )
+    hexagon = message | {
+        "properties": message["properties"] | {"estimate": leading},
+        "required": [*message["required"], "estimate"],
+    }
+    return {"Estimate": estimate, "Hexagon": hexagon}
 
 
 def _window_fields() -> Schema:
@@ -318,71 +350,6 @@ def _alert_schemas() -> Schema:
         "AlertNews": members(news),
         "AlertList": members(listed),
     }
-
-
-def _city_schemas() -> Schema:
-    """Components for places, routes, stops and areas."""
-    position = numbers(2, "Longitude and latitude in degrees.")
-    text = {"type": "string"}
-    count = {"type": "integer", "minimum": 0}
-    place = {
-        "cell": {"type": "string", "description": "H3 index."},
-        "name": or_null(text, "Most frequent name of its stops; null without stops."),
-        "stops": count,
-        "routes": array(text, "Routes that cross the cell."),
-    }
-    line = array(array(position, "A line."), "Lines.")
-    ring = array(array(array(position, "A closed ring."), "The outer ring, then holes."), "Polygons.")
-    area = {"name": text, "kind": {"type": "string", "enum": ["polygon", "route"]}}
-    interval = numbers(2, "Holds the number without noise in at least 95 % of releases.")
-    number = {"type": "number"}
-    mean = {"value": number, "raw": number, "interval": interval, "unit": {"type": "string", "const": "km/h"}}
-    window = _window_fields()
-    together = {name: window[name] for name in ("feed", "window", "complete")} | {
-        "cells": count | {"description": "Released cells that belong to the area."},
-        "published": count | {"description": "Those of them with a mean."},
-        "events": or_null(ref("AreaCount"), "Null where the feed releases no events but users only."),
-        "users": or_null(ref("AreaCount"), "Sum of the cells' users where events are null, else null."),
-        "mean": or_null(
-            ref("AreaMean"),
-            "Mean of the cells as released, weighted by events or else users. Null where no cell is published, and "
-            "where so few may have been there that the noise leaves the mean open.",
-        ),
-        "hexagons": array(text, "H3 indexes of these cells."),
-        "geometry": _shape("MultiPolygon", ring),
-    }
-    return {
-        "Place": members(place),
-        "PlaceList": members(
-            {"resolution": or_null(count, "Of all cells."), "cells": array(ref("Place"), "In order of the file.")}
-        ),
-        "RouteFeatures": _shapes("MultiLineString", line, {"route": text}),
-        "StopFeatures": _shapes("Point", position, {"name": text}),
-        "Area": members(area),
-        "AreaList": members({"areas": array(ref("Area"), "Polygons in order of the file, then corridors.")}),
-        "AreaCount": members(
-            {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
-        ),
-        "AreaMean": members(mean),
-        "AreaStatistics": members(area | together),
-        "DrawnAreaStatistics": members(together),
-    }
-
-
-def _shape(kind: str, coordinates: Schema) -> Schema:
-    return members({"type": {"type": "string", "const": kind}, "coordinates": coordinates})
-
-
-def _shapes(kind: str, coordinates: Schema, properties: Schema) -> Schema:
-    """A GeoJSON FeatureCollection of shapes of one kind."""
-    feature = members(
-        {
-            "type": {"type": "string", "const": "Feature"},
-            "geometry": _shape(kind, coordinates),
-            "properties": members(properties),
-        }
-    )
-    return members({"type": {"type": "string", "const": "FeatureCollection"}, "features": array(feature, "Features.")})
 
 
 _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}

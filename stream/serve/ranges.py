@@ -50,6 +50,6 @@ class Ranges:
             return table_of([value for window in windows for value in window.in_order()], suffix)
 
         try:
-            return await self._turns.answer(self._answers, request, key, make, FILES[suffix], "revalidate", name)
+            return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)
         except ParquetMissingError:
             raise no_parquet() from None

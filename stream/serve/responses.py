@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -23,11 +22,10 @@ CSV = "text/csv"
 PARQUET = "application/vnd.apache.parquet"
 PROBLEM = "application/problem+json"
 
-Freshness = Literal["immutable", "revalidate"]
-_CACHE_CONTROL = {
-    "immutable": "public, max-age=31536000, immutable",
-    "revalidate": "public, no-cache",
-}
+_CACHE_CONTROL = "public, no-cache"
+"""Every answer is asked for again by its entity tag. Not even a complete window is fixed by its address: another replay of the
+same hours has other numbers, and another version of the service says more of the same ones.
+"""
 _MIN_GZIP = 1024
 _PACKED = "-gzip"
 _IN_THREAD = 64 * 1024
@@ -101,7 +99,6 @@ class Answers:
         key: str,
         make: Callable[[], bytes],
         kind: str,
-        freshness: Freshness,
         filename: str | None = None,
     ) -> web.Response:
         """The body that ``make`` returns (run in a thread), or 304 if the client already has it.
@@ -109,32 +106,28 @@ class Answers:
         Where readers can ask for many different bodies, :meth:`stream.serve.turns.Turns.answer` calls this.
         Raises :class:`Problem` 503 while too much else is being sent.
         """
-        return self._sent(request, await self._body(key, make, kind), kind, freshness, filename)
+        return self._sent(request, await self._body(key, make, kind), kind, filename)
 
-    async def ready(
-        self, request: web.Request, plain: bytes, kind: str, freshness: Freshness, key: str | None = None
-    ) -> web.Response:
+    async def ready(self, request: web.Request, plain: bytes, kind: str, key: str | None = None) -> web.Response:
         """A body that is there already, or 304 if the client already has it. A small one waits for no thread.
 
         ``key``: made of the body where it is not given. Raises :class:`Problem` 503 while too much else is being sent.
         """
         key = key_of(plain) if key is None else key
         if len(plain) < _IN_THREAD and key not in self:
-            return self._sent(request, self._keep(key, _packed(plain, kind)), kind, freshness, None)
-        return await self.answer(request, key, lambda: plain, kind, freshness)
+            return self._sent(request, self._keep(key, _packed(plain, kind)), kind, None)
+        return await self.answer(request, key, lambda: plain, kind)
 
-    def once(self, request: web.Request, plain: bytes, kind: str, freshness: Freshness) -> web.Response:
+    def once(self, request: web.Request, plain: bytes, kind: str) -> web.Response:
         """A small body that was just made, or 304 if the client already has it; nothing of it is kept.
 
         Raises :class:`Problem` 503 while too much else is being sent.
         """
-        return self._sent(request, _Body(plain, None, _tag_of(plain)), kind, freshness, None)
+        return self._sent(request, _Body(plain, None, _tag_of(plain)), kind, None)
 
-    def _sent(
-        self, request: web.Request, body: _Body, kind: str, freshness: Freshness, filename: str | None
-    ) -> web.Response:
+    def _sent(self, request: web.Request, body: _Body, kind: str, filename: str | None) -> web.Response:
         known = _offered(request, body.tag)
-        headers = {"Cache-Control": _CACHE_CONTROL[freshness], "Vary": "Accept-Encoding"}
+        headers = {"Cache-Control": _CACHE_CONTROL, "Vary": "Accept-Encoding"}
         if known is not None:
             return web.Response(status=304, headers=headers | {"ETag": known})
         if filename is not None:

@@ -153,7 +153,7 @@ class Pages:
         """The settings that the page needs before any window."""
         feeds = sorted({self._feed} | self._view.feeds())
         body = msgspec.json.encode(self._settings | {"feeds": feeds})
-        return await self._answers.ready(request, body, JSON, "revalidate")
+        return await self._answers.ready(request, body, JSON)
 
     async def usual(self, request: web.Request) -> web.Response:
         """Usual values of the cells before a window."""
@@ -162,7 +162,7 @@ class Pages:
         days, earlier = self._usual.earlier(self._view, window)
         key = key_of("usual", window.tag, days, [other.tag for other in earlier])
         make = partial(self._usual.over, window, days, earlier)
-        return await self._usual_turns.answer(self._answers, request, key, make, JSON, "revalidate")
+        return await self._usual_turns.answer(self._answers, request, key, make, JSON)
 
     async def tiles(self, request: web.Request) -> web.Response:
         """The basemap by byte ranges, or as a whole where it is small."""

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from stream.serve.clients import client_of, network_of
-from stream.serve.responses import Answers, Freshness, Problem
+from stream.serve.responses import Answers, Problem
 
 MOST_WAITING = 64
 """Answers of one kind that may be made or wait at the same time, where the kind has no bound of its own."""
@@ -42,16 +42,14 @@ class Turns:
         key: str,
         make: Callable[[], bytes],
         kind: str,
-        freshness: Freshness,
         filename: str | None = None,
     ) -> web.Response:
         """:meth:`Answers.answer`, in turn where the body has to be made.
 
-        ``make`` and what it refers to are held while the request waits, so they have to be small or shared. ``freshness`` is
-        that of the body that ``key`` names, not of what became of its window meanwhile.
+        ``make`` and what it refers to are held while the request waits, so they have to be small or shared.
         """
         async with self.unless_kept(request, key, answers):
-            return await answers.answer(request, key, make, kind, freshness, filename)
+            return await answers.answer(request, key, make, kind, filename)
 
     @asynccontextmanager
     async def unless_kept(self, request: web.Request, key: str, answers: Answers) -> AsyncIterator[None]:

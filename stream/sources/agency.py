@@ -14,9 +14,10 @@ import numpy as np
 from aiohttp import web
 from google.transit import gtfs_realtime_pb2
 
-from stream.sources.loopback import serve_until
+from stream.http_server import BoundedRunner, serve_until
 from stream.sources.simulate import VEHICLE_POSITIONS, Simulation, simulated_fleet
 
+_CONNECTIONS, _IDLE_SECONDS = 64, 15.0
 _SILENT_US = 600_000_000
 _WITHOUT_SPEED = 3
 """Every third vehicle reports no speed."""
@@ -70,4 +71,4 @@ async def serve_agency(agency: SimulatedAgency, clock: Callable[[], int], port: 
 
     application = web.Application()
     application.router.add_get(VEHICLE_POSITIONS, answer)
-    await serve_until(stopping, web.AppRunner(application, access_log=None), port)
+    await serve_until(stopping, BoundedRunner(application, _CONNECTIONS, _IDLE_SECONDS), port)

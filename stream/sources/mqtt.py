@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import structlog
 from aiomqtt import Client, Message, MqttCodeError, MqttError, Topic, Wildcard
+from paho.mqtt.enums import MQTTErrorCode
 
 from stream.sources.hfp import LARGEST_MESSAGE, Publication
 from stream.sources.live import Sink
@@ -41,6 +42,8 @@ _GATHER_SECONDS = 0.2
 """How long messages are gathered before they are decoded together."""
 _REPORT_SECONDS = 60.0
 _KEEPALIVE_S = 30
+_QOS_BITS = 0x06
+"""Of the first byte of PUBLISH."""
 _REFUSED = 128
 """Lowest reason code of SUBACK that refuses a topic."""
 _DENIED = frozenset({134, 135})
@@ -160,7 +163,8 @@ class _Client(Client):
     """A client that puts what it receives into ``arrivals``, with the time.
 
     It leaves out and counts messages whose topic is not text, or has wildcards. With aiomqtt's own callback such a message
-    ends the reading and leaves the connection open.
+    ends the reading and leaves the connection open. A message with a quality of service that was not granted ends the
+    connection: of QoS 2, paho keeps each message until the broker releases it, so a broker that never does fills the memory.
     """
 
     def __init__(self, broker: Broker, tls: ssl.SSLContext | None, arrivals: _Arrivals) -> None:
@@ -175,6 +179,16 @@ class _Client(Client):
             keepalive=_KEEPALIVE_S,
             queue_type=cast("type[asyncio.Queue[Message]]", lambda maxsize: arrivals),
         )
+        self.was_sent_ungranted = False
+        self._taken = self._client._handle_publish
+        self._client._handle_publish = self._at_most_once  # type: ignore[method-assign]  # paho asks nobody before it keeps one
+
+    def _at_most_once(self) -> MQTTErrorCode:
+        if not self._client._in_packet["command"] & _QOS_BITS:
+            return self._taken()
+        self.was_sent_ungranted = True
+        self._arrivals.refused["qos-not-granted"] += 1
+        return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
     def _on_message(self, client: PahoClient, userdata: Any, message: MQTTMessage) -> None:
         try:
@@ -230,8 +244,20 @@ class Following:
             await asyncio.wait_for(self._stopping.wait(), pause)
 
     async def _connection(self, once: bool) -> bool:
-        """Store what one connection brings until it breaks. Returns whether to end. Raises :class:`MqttError`."""
-        async with _Client(self._broker, self._tls, self._arrivals) as client:
+        """Store what one connection brings until it breaks. Returns whether to end.
+
+        Raises :class:`MqttError`, and :class:`FetchError` if the broker does not keep to the protocol.
+        """
+        client = _Client(self._broker, self._tls, self._arrivals)
+        try:
+            return await self._follow(client, once)
+        except MqttError:
+            if client.was_sent_ungranted:
+                raise FetchError("the broker sends messages with QoS 1 or 2, which were not asked for") from None
+            raise
+
+    async def _follow(self, client: _Client, once: bool) -> bool:
+        async with client:
             codes = await client.subscribe([(name, 0) for name in self._broker.filters])
             if any((code if isinstance(code, int) else code.value) >= _REFUSED for code in codes):
                 raise FetchError("the broker refuses a topic; check the topics and the user's rights", final=True)

@@ -22,11 +22,11 @@ from aiohttp import web
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.http_server import BoundedRunner, serve_until
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.delivery import DeliveryError, KafkaSender
-from stream.sources.loopback import serve_until
 from stream.sources.messages import Messages
 
 log = structlog.get_logger()
@@ -35,10 +35,13 @@ PATH = "/v1/events"
 MOST_BYTES = 1 << 20
 MOST_EVENTS = 5_000
 """Largest body of a request: bytes and events."""
+_EVENT_BYTES = MOST_BYTES // MOST_EVENTS
 _MOST_REQUESTS = 16
 """Requests whose bodies are read at a time; others are asked to come back."""
 MOST_WAITING_BYTES = 16 << 20
 """Bytes of events that wait for the broker. Further requests, and those that have waited for too long, are asked to come back."""
+_CONNECTIONS, _IDLE_SECONDS = 512, 15.0
+"""Connections at a time, half of them from one address, and seconds until one that asks for nothing is closed."""
 _BODY_SECONDS, _BROKER_SECONDS, _CLOSE_SECONDS = 10.0, 20.0, 5.0
 _SHOWN = 20
 
@@ -74,6 +77,10 @@ class Allowance:
         self._left -= events
         return 0
 
+    def owe(self, events: int) -> None:
+        """Take ``events`` for a request that was refused after it was read, even if there are fewer; at most a bucket is owed."""
+        self._left = max(self._left - events, -self._most)
+
 
 def read_body(body: bytes) -> list[bytes]:
     """The events of a body as JSON: one object, an array of objects, or one object a line. Raises :class:`PushError`."""
@@ -81,6 +88,7 @@ def read_body(body: bytes) -> list[bytes]:
         text = body.decode()
         if text.lstrip()[:1] == "[":
             tree = json.loads(text)
+            _require_at_most(len(tree))  # before each of them is written anew
             values = [json.dumps(entry, ensure_ascii=False).encode() for entry in tree]
         else:
             values = [line.encode() for line in text.split("\n") if line.strip()]
@@ -90,9 +98,13 @@ def read_body(body: bytes) -> list[bytes]:
         ) from None
     if not values:
         raise PushError(400, "the body contains no event")
-    if len(values) > MOST_EVENTS:
-        raise PushError(413, f"{len(values)} events are more than the {MOST_EVENTS} of one request; divide them")
+    _require_at_most(len(values))
     return values
+
+
+def _require_at_most(events: int) -> None:
+    if events > MOST_EVENTS:
+        raise PushError(413, f"{events} events are more than the {MOST_EVENTS} of one request; divide them")
 
 
 class Intake:
@@ -178,8 +190,15 @@ class Intake:
 
 
 def application(intake: Intake, token: str, allowance: Allowance) -> web.Application:
-    """Answers ``POST /v1/events``. A request without the token costs neither a body nor allowance."""
+    """Answers ``POST /v1/events``. A request without the token costs neither a body nor allowance.
+
+    One that is refused after it was read costs what as many bytes of events cost. While more is owed than there is, no body is read.
+    """
     expected, reading = f"Bearer {token}".encode(), asyncio.Semaphore(_MOST_REQUESTS)
+
+    def spend(events: int) -> None:
+        if wait := allowance.take(events):
+            raise PushError(429, f"more than {allowance.rate:g} events a second", retry_after_s=wait)
 
     async def post(request: web.Request) -> web.Response:
         if not hmac.compare_digest(request.headers.get("Authorization", "").encode(errors="replace"), expected):
@@ -188,11 +207,15 @@ def application(intake: Intake, token: str, allowance: Allowance) -> web.Applica
             raise PushError(415, "send the body without compression")
         if reading.locked():
             raise PushError(503, "too many requests at a time", retry_after_s=1)
+        spend(0)
         async with reading:
-            values = read_body(await _body(request))
-        wait = allowance.take(len(values))
-        if wait:
-            raise PushError(429, f"more than {allowance.rate:g} events a second", retry_after_s=wait)
+            body = await _body(request)
+            try:
+                values = read_body(body)
+                spend(len(values))
+            except PushError:
+                allowance.owe(1 + len(body) // _EVENT_BYTES)
+                raise
         return web.json_response(await intake.take(values), status=202)
 
     app = web.Application(middlewares=[_answer_refusals], client_max_size=MOST_BYTES)
@@ -218,11 +241,11 @@ async def _answer_refusals(request: web.Request, handler: Callable[[web.Request]
         response = web.json_response(body, status=error.status)
         if error.retry_after_s:
             response.headers["Retry-After"] = str(error.retry_after_s)
-        if error.status in (401, 408, 413, 415, 503):
+        if error.status in (401, 408, 413, 415, 429, 503):
             response.force_close()  # what may still come of the body is not read
     return response
 
 
 async def serve_push(app: web.Application, port: int, stopping: asyncio.Event) -> None:
     """Listen on 127.0.0.1 until ``stopping`` is set. Raises :class:`OSError` if it cannot."""
-    await serve_until(stopping, web.AppRunner(app, access_log=None, keepalive_timeout=15.0), port)
+    await serve_until(stopping, BoundedRunner(app, _CONNECTIONS, _IDLE_SECONDS), port)

@@ -20,6 +20,9 @@ MOST_POINTS = 400_000
 _TOLERANCE_M = 10.0
 """Tolerance in metres; doubled until the lines have at most the wanted number of points."""
 
+_LONGEST_PART = 2_000
+"""Points of a line that is simplified at once: a line on which each point is a corner takes time by their square."""
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -47,7 +50,10 @@ def route_lines(
 
 
 def _inside(line: list[Point], domain: BoundingBox) -> Iterator[list[Point]]:
-    """Longest runs of at least two points in ``domain``, without repetitions of a point and without jumps over the antimeridian."""
+    """Longest runs of at least two points in ``domain``, without repetitions of a point and without jumps over the antimeridian.
+
+    They are cut at :data:`_LONGEST_PART` points.
+    """
     run: list[Point] = []
     for lat, lng in line:
         point = (round(lat, 6), round(lng, 6))
@@ -56,6 +62,9 @@ def _inside(line: list[Point], domain: BoundingBox) -> Iterator[list[Point]]:
             if len(run) > 1:
                 yield run
             run = []
+        if len(run) == _LONGEST_PART:
+            yield run
+            run = run[-1:]
         if inside and (not run or run[-1] != point):
             run.append(point)
     if len(run) > 1:

@@ -221,6 +221,7 @@ class _Reading:
             if not line:
                 self._schedule.refused["shape-missing"] += 1
                 continue
+            self._keep(len(line) * (len(routes) - 1))  # what is made of a line is made for each of its routes
             for route in routes:
                 self._schedule.lines.setdefault(route, []).append(line)
 

@@ -17,14 +17,14 @@ from typing import Any
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
-from google.transit import gtfs_realtime_pb2
 
 from stream.sources.file_kinds import BOM
+from stream.sources.reduced_feed import MOST_ENTITIES, FeedMessage, too_many_entities, too_many_separators
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
 
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
-_INCREMENTALITY = gtfs_realtime_pb2.FeedHeader.INCREMENTALITY_FIELD_NUMBER
+_INCREMENTALITY = FeedMessage.DESCRIPTOR.fields_by_name["header"].message_type.fields_by_name["incrementality"].number
 _NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
 """What the parser of protobuf's text form says of one."""
 _UNREADABLE = (json.JSONDecodeError, UnicodeError, RecursionError)
@@ -55,7 +55,7 @@ def decode_snapshot(body: bytes, received_us: int | None = None, max_future_us: 
     return rows.snapshot()
 
 
-def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
+def vehicle_name(descriptor: Any) -> str | None:
     """The vehicle's ``id``, else its licence plate, else its label; None if it has none of them."""
     name = descriptor.id or descriptor.license_plate or descriptor.label
     if isinstance(name, bytes):  # protobuf returns bytes for a text that is not UTF-8, like one in Shift JIS
@@ -63,7 +63,7 @@ def vehicle_name(descriptor: gtfs_realtime_pb2.VehicleDescriptor) -> str | None:
     return name or None
 
 
-def _add(rows: SnapshotRows, position: gtfs_realtime_pb2.VehiclePosition) -> None:
+def _add(rows: SnapshotRows, position: Any) -> None:
     where = position.position
     seconds = position.timestamp if position.HasField("timestamp") else None
     rows.add(
@@ -75,23 +75,31 @@ def _add(rows: SnapshotRows, position: gtfs_realtime_pb2.VehiclePosition) -> Non
     )
 
 
-def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
-    """The decoded message, from protobuf, JSON or text. Raises :class:`SnapshotError`."""
+def parse_feed(body: bytes) -> Any:
+    """The decoded message, from protobuf, JSON or text, with what :mod:`stream.sources.reduced_feed` reads of it.
+
+    Raises :class:`SnapshotError`, also for a message whose parts would take more memory than a city's.
+    """
     if len(body) > LARGEST_SNAPSHOT:
         raise SnapshotError(f"{len(body)} bytes are more than the {LARGEST_SNAPSHOT} of one snapshot")
     body = body.removeprefix(BOM)  # no protobuf begins with it
-    message = gtfs_realtime_pb2.FeedMessage()
+    message = FeedMessage()
     start = body[:64].lstrip()
     try:
         if start.startswith(b"{"):
+            _require(not too_many_separators(body, "JSON"))
             tree = _tree(body.decode())
+            entities = tree.get("entity")
+            _require(not isinstance(entities, list) or len(entities) <= MOST_ENTITIES)
             json_format.ParseDict(tree, message, ignore_unknown_fields=True)
             _check_named(tree, message)
         elif start.startswith(b"header"):
+            _require(not too_many_separators(body, "text"))
             text_format.Parse(body, message, allow_unknown_field=True)
         elif start.startswith(b"<"):
             raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
+            _require(not too_many_entities(body))
             message.ParseFromString(body)
             _check_numbered(message)
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
@@ -99,6 +107,11 @@ def parse_feed(body: bytes) -> gtfs_realtime_pb2.FeedMessage:
     if not message.HasField("header") and not message.entity:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
     return message
+
+
+def _require(bounded: bool) -> None:
+    if not bounded:
+        raise SnapshotError(f"more entities or other parts than a snapshot of {MOST_ENTITIES} vehicles has")
 
 
 def _found(error: Exception) -> str:
@@ -113,7 +126,7 @@ def _found(error: Exception) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _check_named(tree: Any, message: gtfs_realtime_pb2.FeedMessage) -> None:
+def _check_named(tree: Any, message: Any) -> None:
     """Raise :class:`SnapshotError` for an incrementality that the parser of JSON skipped, because it does not know its name."""
     header = tree.get("header")
     named = header.get("incrementality") if isinstance(header, dict) else None
@@ -121,7 +134,7 @@ def _check_named(tree: Any, message: gtfs_realtime_pb2.FeedMessage) -> None:
         raise _unknown_incrementality(str(named))
 
 
-def _check_numbered(message: gtfs_realtime_pb2.FeedMessage) -> None:
+def _check_numbered(message: Any) -> None:
     """The same of protobuf, whose parser sets unknown values aside."""
     for unknown in UnknownFieldSet(message.header):
         if unknown.field_number == _INCREMENTALITY:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import from_micro
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
@@ -38,6 +39,7 @@ from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_values
+from stream.statistics.values.worst_bias import worst_biases
 from stream.windows import Period, Window, utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -275,7 +277,20 @@ def release_bodies(plan: Plan, counts: Counts, columns: dict[str, Columns], conf
             body |= {name: _estimate(name, columns[name], g) for name in plan.statistics if name != CDF}
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
+    if plan.relation == NeighbouringRelation.VALUES:
+        _state_worst_errors(plan, counts, columns, bodies)
     return bodies
+
+
+def _state_worst_errors(plan: Plan, counts: Counts, columns: dict[str, Columns], bodies: list[Body]) -> None:
+    """Add the worst-case error to each mean and variance, and its mechanism to the mean."""
+    for name, bias in worst_biases(plan, counts).items():
+        errors = bias + columns[name].scale
+        for body, error in zip(bodies, errors.tolist(), strict=True):
+            if name in body:
+                body[name]["worst_error"] = round(error, DECIMALS[name])
+                if name == "mean":
+                    body[name]["mechanism"] = plan.mean_mechanism
 
 
 def _cut_short(plan: Plan, config: Config) -> list[str]:
@@ -284,6 +299,35 @@ def _cut_short(plan: Plan, config: Config) -> list[str]:
     """
     left_out = {"empirical-bayes": too_costly(plan, config), CDF: too_large(plan)}
     return [*plan.cut_short, *(name for name, out in left_out.items() if out)]
+
+
+def _horizon(plan: Plan) -> Body:
+    """The field that names the block of the horizon and its budget; empty without a horizon."""
+    block = plan.period.block
+    if block is None:
+        return {}
+    stated: Body = {"start": utc_text(block.start), "end": utc_text(block.end)}
+    if plan.zcdp is None:
+        return {"horizon": stated | {"budget": from_micro(block.budget)}}
+    return {
+        "horizon": stated | {"budget": epsilon_of_rho(block.budget, plan.zcdp.delta), "rho_budget": block.budget / NANO}
+    }
+
+
+def worst_errors(bodies: list[Body]) -> dict[str, float]:
+    """The largest worst-case error over published cells, by statistic: what a client of all cells is told."""
+    worst: dict[str, float] = {}
+    for body in bodies:
+        for name in ("mean", "variance"):
+            if (error := body.get(name, {}).get("worst_error")) is not None:
+                worst[name] = max(worst.get(name, 0.0), error)
+    return worst
+
+
+def _chosen(plan: Plan) -> Body:
+    """Which samples the plan retains, and the most cells of one user before and after: functions of public counts."""
+    before, after = plan.most_cells
+    return {"retained": plan.chosen, "cells_per_user": {"before": before, "after": after}}
 
 
 def _messages(
@@ -308,6 +352,7 @@ def _messages(
             "end": utc_text(plan.period.end),
             "timezone": config.feed.timezone,
         },
+        **_horizon(plan),
         "clipping": {
             "lower": 0.0,
             "upper": plan.upper_quanta * SPEED_QUANTUM_KMH,
@@ -322,6 +367,8 @@ def _messages(
         **({} if config.shared_ledger is None else {"ledger": config.shared_ledger}),
         **({"withheld": True} if plan.withheld else {}),
         **({"cut_short": list(cut_short)} if (cut_short := _cut_short(plan, config)) else {}),
+        **({"plan": _chosen(plan)} if plan.chosen else {}),
+        **({"worst_error": worst} if (worst := worst_errors(bodies)) else {}),
         **carried,
     }
     if plan.histogram is not None:

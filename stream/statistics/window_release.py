@@ -27,6 +27,7 @@ from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import compose, compose_withheld, contributions_of, draw, plan_window
 from stream.statistics.plan import Columns, Plan, PlanError, empty_plan, within
 from stream.statistics.smoothing_state import decode_memory, encode_memory
+from stream.statistics.storable import require_storable
 from stream.statistics.user_limits import UserLimits
 from stream.windows import Window, utc_text
 
@@ -147,11 +148,12 @@ class WindowStatistics:
         """The plan of a window on the terms of its period, with the clipping ranges that ``memory`` gives.
 
         Under "values", histograms are left out in a period whose charges depended on counts, because admission to them would
-        reveal who else was there. They begin with the next period.
+        reveal who else was there. They begin with the next period. Raises :class:`stream.statistics.storable.TooLargeError`.
         """
         config = self.config.model_copy(update={"histogram": None}) if allowance.by_counts else self.config
         period = config.slotting.period_of(window.start)
         plan = plan_window(rows.counts, allowance.left, config, window, period, generation, rows.fixes)
+        require_storable(len(plan.cells))
         return carry(within(plan, allowance.budget), decode_memory(memory), config)
 
     def withhold(self, window: Window, generation: str) -> Plan | None:

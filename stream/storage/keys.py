@@ -124,6 +124,11 @@ class FeedKeys:
         """State of smoothing over windows."""
         return self._named("memory")
 
+    @property
+    def link(self) -> str:
+        """Digest of the last committed close marker, and who signed it."""
+        return self._named("link")
+
     # The ledger.
 
     @property
@@ -181,12 +186,17 @@ class FeedKeys:
         """Of a shared ledger: identity of the topic that holds the close markers of all of its feeds."""
         return self._shared("marker-topic")
 
+    @property
+    def blocks(self) -> str:
+        """Hash, block of the horizon that has charges -> its end, epoch seconds."""
+        return self._shared("blocks")
+
     def ledger(self, period: str) -> str:
-        """Hash, user -> units spent in the period."""
+        """Hash, user -> units spent in the period, or in the block of a horizon."""
         return self._shared(f"ledger:{period}")
 
     def terms(self, period: str) -> str:
-        """Hash: the lowest budget of the period, and whether its charges depended on counts."""
+        """Hash: the lowest budget of the period or block, and whether charges of the period depended on counts."""
         return self._shared(f"terms:{period}")
 
 

@@ -4,7 +4,8 @@ The proof needs these invariants of the storage: a user's entry only grows; befo
 charge of the window's last plan; a charge that would exceed the budget adds nothing; no user's charge depends on another
 user's budget; the generation changes only if the ledger is lost; no period is charged that began before the ledger was born,
 because another ledger may have granted its budgets. There are no refunds. The charges of a period are deleted only once it is
-retired, and a retired period is never charged again (:mod:`stream.storage.retirement`).
+retired, and a retired period is never charged again (:mod:`stream.storage.retirement`). With a horizon the same holds of its
+blocks: what is charged to a period is charged to its block in the same call, and a block is deleted once all its periods are retired.
 
 Feeds may share a ledger. They have budgets, generation, terms and the mark of retired periods in common; each has a birth, which
 is when it joined, and numbers its own windows.
@@ -25,7 +26,7 @@ from redis.exceptions import ResponseError
 from dpcore.budget import ChargeBasis
 from stream.config import Config
 from stream.storage.keys import FeedKeys
-from stream.windows import Period, utc_text
+from stream.windows import Period, Slotting, utc_text
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
@@ -181,13 +182,12 @@ class Ledger:
         retired = await self._redis.get(self._keys.retired)
         return None if retired is None else int(retired)
 
-    async def releases_since(self) -> int | None:
-        """The time (epoch seconds) from which periods are released: the birth, or the end of the retired periods if later.
-
-        None if the birth is not recorded; then nothing is released.
+    async def releases_since(self, slotting: Slotting) -> int | None:
+        """The time (epoch seconds) from which periods are released: the birth, with a horizon the start of its next block, or the
+        end of the retired periods if later. None if the birth is not recorded; then nothing is released.
         """
         birth, retired = await self.birth(), await self.retired()
-        return None if birth is None else max(birth, retired or birth)
+        return None if birth is None else max(slotting.whole_from(birth), retired or birth)
 
     async def adopt(self, since: int) -> int:
         """Move the birth back, so that periods from ``since`` (epoch seconds) on are released. Returns the resulting time.
@@ -195,10 +195,10 @@ class Ledger:
         Only for an operator who knows that no other ledger released anything in these periods. Retired periods stay retired.
         """
         await self._redis.eval(_ADOPT, 1, self._keys.birth, since)
-        adopted = await self.releases_since()
-        if adopted is None:
+        birth, retired = await self.birth(), await self.retired()
+        if birth is None:
             raise LedgerError("Redis did not keep the ledger's birth it was given; check its memory policy and AOF")
-        return adopted
+        return max(birth, retired or birth)
 
     async def sequence(self) -> int:
         """Number of windows of this feed committed so far.
@@ -307,6 +307,17 @@ class Ledger:
                     spent[part] += sign * np.array([int(value or 0) for value in stored], dtype=np.int64)
         return spent
 
+    async def left_of_block(self, period: Period, users: IdArray, *, besides: int) -> IntArray:
+        """Units that each of ``users`` may still spend in the block of ``period``, shape (L,); without a horizon no limit.
+
+        What they paid in the window ``besides`` (a slot) counts as not spent.
+        """
+        if period.block is None:
+            return np.full(len(users), np.iinfo(np.int64).max)
+        budget = (await self.terms(period.block.key)).budget
+        allowed = period.block.budget if budget is None else min(budget, period.block.budget)
+        return allowed - await self.spent(period.block.key, users, besides=besides)
+
     async def charge(
         self,
         slot: int,
@@ -328,38 +339,48 @@ class Ledger:
         not the one of the plan, was set back, was born after the period began, or has retired the period; and
         :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
-        named = self._keys
-        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
-        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
-        refused: list[int] = []
+        keys, refused = self._keys_of_a_charge(slot, period), list[int]()
+        fixed = [basis, period.start, self._keys.shared_ledger or "", period.begun, *_of_the_block(period)]
         for start in range(0, max(1, len(users)), CHUNK):
             part = slice(start, start + CHUNK)
-            pairs = _one_text(users[part], charges[part])
             paid = "" if start + CHUNK < len(users) or refused else plan
+            given = [slot, budget, generation, self.committed, paid, *fixed, _one_text(users[part], charges[part])]
             try:
-                fixed = [slot, budget, generation, self.committed, paid, basis, period.start, named.shared_ledger or ""]
-                answer = await self.charge_script(keys=keys, args=[*fixed, pairs])
+                answer = await self.charge_script(keys=keys, args=given)
             except ResponseError as error:
-                if "TERMS" in str(error):
-                    raise TermsError(f"histograms begin with the period after {period.key}") from None
                 if "UNBORN" in str(error):
                     raise BeforeBirthError(period.key, await self.birth()) from None
-                if "RETIRED" in str(error):
-                    raise RetiredError(period.key) from None
-                if "SETBACK" in str(error):  # others may commit meanwhile, so the number is the script's
-                    raise SetBackError(int(str(error).rpartition(" ")[2]), self.committed, self._whose) from None
-                if "BUDGET" in str(error):
-                    raise TermsError(f"period {period.key} has another budget than {budget} units") from None
-                if "RELEASED" in str(error):
-                    raise AlreadyReleasedError(f"window {slot} was released by another worker") from None
-                if "GENERATION" in str(error):
-                    raise LedgerError(
-                        f"the ledger generation {generation} is gone from Redis; budgets spent are unknown, so nothing "
-                        "is released. Restore Redis from its append-only file"
-                    ) from None
-                raise
+                if (known := self._refusal(str(error), slot, period)) is None:
+                    raise
+                raise known from None
             refused += [int(user) for user in answer]
         return np.array(refused, dtype=np.uint64)
+
+    def _keys_of_a_charge(self, slot: int, period: Period) -> list[str]:
+        """The keys of the script that charges. Without a horizon it uses none of a block, and those of the period stand for them."""
+        named, block = self._keys, period.key if period.block is None else period.block.key
+        keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
+        keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
+        return [*keys, named.ledger(block), named.terms(block), named.blocks]
+
+    def _refusal(self, said: str, slot: int, period: Period) -> Exception | None:
+        """What the script's error means; None for an error that is not its own."""
+        if "TERMS" in said:
+            return TermsError(f"histograms begin with the period after {period.key}")
+        if "RETIRED" in said:
+            return RetiredError(period.key)
+        if "SETBACK" in said:  # others may commit meanwhile, so the number is the script's
+            return SetBackError(int(said.rpartition(" ")[2]), self.committed, self._whose)
+        if "BUDGET" in said:
+            return TermsError(f"period {period.key} has another budget now")
+        if "RELEASED" in said:
+            return AlreadyReleasedError(f"window {slot} was released by another worker")
+        if "GENERATION" in said:
+            return LedgerError(
+                "the ledger generation of the plan is gone from Redis; budgets spent are unknown, so nothing is released. "
+                "Restore Redis from its append-only file"
+            )
+        return None
 
     async def total(self, period: str) -> tuple[int, int]:
         """Number of users charged in ``period``, and the sum of their charges; inside the trust boundary only."""
@@ -374,6 +395,12 @@ class Ledger:
         prefix = self._keys.ledger("").encode()
         pattern = prefix.replace(b"[", b"\\[") + b"*"
         return sorted([key.removeprefix(prefix).decode() async for key in self._redis.scan_iter(match=pattern)])
+
+
+def _of_the_block(period: Period) -> list[str | int]:
+    """Budget, name and end of a period's block as the script reads them; the budget is empty without a horizon."""
+    block = period.block
+    return ["", "", ""] if block is None else [block.budget, block.key, block.end]
 
 
 def _one_text(users: IdArray, charges: IntArray) -> str:

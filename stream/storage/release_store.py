@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from importlib import resources
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from redis.asyncio import Redis
@@ -61,13 +61,21 @@ class Outcome(Enum):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The record of a released window in Redis."""
+    """The record of a released window in Redis. ``retained``: what its plan chose, "" where there was no choice."""
 
     messages: int
     digest: str
     suppressed: int = 0
     withheld: bool = False
     sequence: int = 0
+    retained: str = ""
+
+
+class Carried(NamedTuple):
+    """What a feed carries from window to window: the memory of smoothing (empty: none), and the link to its last close marker."""
+
+    memory: bytes = b""
+    link: bytes = b""
 
 
 class ReleaseStore:
@@ -155,17 +163,27 @@ class ReleaseStore:
         """The state of smoothing over windows; empty if there is none."""
         return await self._redis.get(self._keys.memory) or b""
 
+    async def carried(self) -> Carried:
+        """What the last committed window left, read at one moment."""
+        memory, link = await self._redis.mget(self._keys.memory, self._keys.link)
+        return Carried(memory or b"", link or b"")
+
+    async def replace_link(self, old: bytes, new: bytes) -> bool:
+        """Replace the link ``old`` by ``new``. False if it was another one."""
+        return bool(await self._redis.eval(_REPLACE, 1, self._keys.link, old, new) == new)
+
     async def commit(
-        self, slot: int, outbox: bytes, before: bytes, after: bytes, plan_digest: str, number: int
+        self, slot: int, outbox: bytes, before: Carried, after: Carried, plan_digest: str, number: int
     ) -> Outcome:
-        """Commit ``outbox`` as window ``number``, made with the memory ``before``; ``after`` is the new memory (empty: unchanged).
+        """Commit ``outbox`` as window ``number``, made with ``before``; it leaves ``after`` (an empty memory: unchanged).
 
         Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid.
         """
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence, named.commits]
+        args = [slot, outbox, before.memory, after.memory, plan_digest, number, before.link, after.link]
         try:
-            return Outcome(await self.commit_script(keys=keys, args=[slot, outbox, before, after, plan_digest, number]))
+            return Outcome(await self.commit_script(keys=[*keys, named.link], args=args))
         except ResponseError as error:
             if "CHARGES" in str(error):
                 raise ChargesGoneError(str(error)) from None

@@ -84,6 +84,7 @@ class Retirement:
         old = sorted({slot for slot in (*sealed, *released, *aside) if slot < boundary})
         await self._unlink(old)
         await self._retire_rows(boundary)
+        await self._retire_blocks(boundary)
         newest = max(released.values(), default=0)
         for part in _parts(old):
             await redis.hdel(named.set_aside, *part)
@@ -113,6 +114,14 @@ class Retirement:
             left = [
                 (keys, rows, cursor) for (keys, rows, _), cursor in zip(left, cursors, strict=True) if cursor != b"0"
             ]
+
+    async def _retire_blocks(self, boundary: int) -> None:
+        """Delete the charges of blocks that ended by ``boundary``. Each names itself until they are gone."""
+        named = self._keys
+        for block, end in (await self._redis.hgetall(named.blocks)).items():
+            if int(end) <= boundary:
+                await self._redis.unlink(named.ledger(block.decode()), named.terms(block.decode()))
+                await self._redis.hdel(named.blocks, block)
 
     async def _unlink(self, slots: list[int]) -> None:
         """Delete the charges and terms of the periods of ``slots``, and plan, charges and bytes of their windows."""

@@ -12,6 +12,7 @@ from dpcore import suppression_levels
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.suppression import (
+    LEAST_OBJECTIVE_COST,
     STATISTICS,
     Suppression,
     suppress,
@@ -282,6 +283,55 @@ def test_the_order_in_which_a_sweep_tries_its_limits_does_not_decide():
             if plan.max_cells <= k and (best is None or plan.worst_error < best.worst_error):
                 best = plan
         assert np.array_equal(sweep_chop_user(counts, 2_000_000).samples, best.samples)
+
+
+def test_a_sweep_for_an_objective_keeps_the_k_whose_plan_has_the_least_of_it():
+    """Users leave the cell of least error times events: as a literal reading of it chooses, for every K."""
+    rng = np.random.default_rng(27)
+    for _ in range(200):
+        matrix = random_matrix(rng)
+        if not matrix.any():
+            continue
+        counts = make_counts(matrix)
+        seen = []
+
+        def objective(samples, counts=counts, seen=seen):
+            seen.append(samples)
+            kept = np.maximum(counts.by_cell(samples), 1)
+            return float((counts.max_by_cell(samples) / kept).sum() - 0.1 * samples.sum() / counts.samples.sum())
+
+        chosen = sweep_chop_user(counts, 2_000_000, statistics=("mean",), objective=objective)
+        errors = [objective(samples) for samples in seen[:]]
+        assert objective(chosen.samples) == min(errors)
+        assert any(np.array_equal(samples, counts.samples) for samples in seen), "nothing suppressed is a candidate"
+        for samples in seen:
+            most = int((dense(counts, samples) > 0).sum(1).max())
+            assert np.array_equal(samples, by_events(counts, most, 2.0 / most))
+
+
+def by_events(counts: Counts, most: int, epsilon: float) -> np.ndarray:
+    """Every user with more than ``most`` cells leaves, level by level, the cell whose events times error are least then."""
+    matrix = dense(counts, counts.samples)
+    kept = matrix.copy()
+    for level in range(int((matrix > 0).sum(1).max()), most, -1):
+        for user in np.flatnonzero((kept > 0).sum(1) == level):
+            costs = {}
+            for cell in np.flatnonzero(kept[user]):
+                others = [int(n) for n in np.delete(kept[:, cell], user) if n]
+                if others:
+                    total = int(matrix[:, cell].sum())
+                    costs[cell] = total * min(1.0, cell_error(total, others, epsilon, ("mean",)))
+            kept[user, min(costs, key=lambda cell: (costs[cell], cell))] = 0
+    return kept[counts.pair_user, counts.pair_cell]
+
+
+def test_a_sweep_for_an_objective_stays_within_its_limit_and_says_so():
+    counts = make_counts(np.ones((6, 9), dtype=np.int64) * 3)
+    calls = []
+    limit = 3 * LEAST_OBJECTIVE_COST
+    cut = sweep_chop_user(counts, 2_000_000, max_evaluations=limit, objective=lambda samples: calls.append(1) or 0.0)
+    assert (cut.complete, len(calls)) == (False, 2)
+    assert cut.evaluations <= limit
 
 
 def test_one_user_in_one_cell_is_left_alone():

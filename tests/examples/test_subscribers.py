@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import multiprocessing
+import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from stream.local import REPO_ROOT
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message
@@ -20,6 +27,9 @@ from tests.stream.serve.serving import publish
 from tests.support.builders import bus_config
 
 EXAMPLES = REPO_ROOT / "examples"
+KILLED = 9
+sys.path.append(str(EXAMPLES))
+subscriber: Any = import_module("subscriber")
 
 
 def packages_missing() -> bool:
@@ -86,6 +96,69 @@ async def test_a_subscriber_tells_each_complete_window_once(
         f"{topic_name} {starts[0]} {len(histograms) - 1} messages",
         f"{topic_name} {starts[1]} {len(last) - 1} messages",
     ], said
+
+
+class Runs:
+    """Runs of ``subscriber.py`` over one state, each in a process that dies like one that is killed."""
+
+    def __init__(self, state: Path, *arguments: str) -> None:
+        self._state, self._arguments = state, (*arguments, float("inf"), str(state))
+
+    async def begin_at_the_end(self, bootstrap: str) -> None:
+        """Skip what other tests sent."""
+        async with AIOKafkaConsumer(*subscriber.TOPICS, bootstrap_servers=bootstrap) as consumer:
+            ends = await consumer.end_offsets(consumer.assignment())
+        with closing(sqlite3.connect(self._state)) as db:
+            db.executescript(subscriber.TABLES)
+            rows = [(part.topic, part.partition, offset) for part, offset in ends.items()]
+            db.executemany("INSERT INTO offsets VALUES (?, ?, ?)", rows)
+            db.commit()
+
+    def killed_after_a_message(self) -> None:
+        """One more message is read, and of another one the effects are written and not committed."""
+        process = multiprocessing.get_context("fork").Process(target=self._die)
+        process.start()
+        process.join(60)
+        assert process.exitcode == KILLED
+
+    def _die(self) -> None:
+        read, calls = subscriber.read, itertools.count()
+
+        def reading(*given: Any) -> str | None:
+            text: str | None = read(*given)
+            if next(calls):
+                os._exit(KILLED)
+            return text
+
+        subscriber.read = reading
+        asyncio.run(subscriber.main(*self._arguments))
+
+    def ask(self, query: str) -> list[str]:
+        with closing(sqlite3.connect(self._state, isolation_level=None)) as db:
+            return [text for (text,) in db.execute(query)]
+
+
+def test_a_subscriber_that_keeps_its_offsets_tells_each_window_once_though_it_is_killed_at_each_message(
+    kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    """Its twin keeps offsets and results, but in memory what waits, and loses every window for good."""
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
+    windows = windows_of(tmp_path, overrides, 2)
+    asyncio.run(create_topics(bus_config(tmp_path, **overrides)))
+    keeping, twin = (Runs(tmp_path / name, kafka, topic_name) for name in ("keeping", "twin"))
+    for runs in (keeping, twin):
+        asyncio.run(runs.begin_at_the_end(kafka))
+    asyncio.run(publish(kafka, 2 * [message for window in windows for message in window]))
+    starts = [json.loads(window[-1].value)["window"]["start"] for window in windows]
+    deaths = 0
+    while keeping.ask("SELECT start FROM results ORDER BY start") != starts:
+        keeping.killed_after_a_message()
+        deaths += 1
+    assert deaths >= sum(map(len, windows))
+    for _ in range(deaths):
+        twin.killed_after_a_message()
+        twin.ask("DELETE FROM waiting")
+    assert twin.ask("SELECT start FROM results") == []
 
 
 @pytest.mark.parametrize("command", CLIENTS)

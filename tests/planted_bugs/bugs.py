@@ -20,6 +20,7 @@ _VALUES = "tests/audit/test_values_audit.py"
 _THERE = "tests/audit/test_participation_audit.py"
 _AREA = "tests/stream/statistics/test_area_mean.py"
 _LEDGER = "tests/audit/test_ledger_audit.py"
+_HORIZON = "tests/audit/test_horizon_audit.py"
 _HISTORIES = "tests/audit/test_exact_ledger_audit.py"
 _EXACT = "test_what_the_draw_itself"
 _WORLDS = "tests/audit/test_transcript_audit.py"
@@ -672,6 +673,54 @@ COMMIT = (
         "if false then",
         _LEDGER,
         "next_number",
+    ),
+    Bug(
+        "horizon: the block is not charged",
+        "stream/storage/lua/charge.lua",
+        "if block and #sums > 0 then",
+        "if false then",
+        _HORIZON,
+        "same_call",
+    ),
+    Bug(
+        "horizon: a block that is spent refuses nobody",
+        "stream/storage/lua/charge.lua",
+        "or (block and sum > block)",
+        "",
+        _HORIZON,
+        "same_call",
+    ),
+    Bug(
+        "horizon: a ledger that was born within a block charges it",
+        "stream/storage/lua/charge.lua",
+        "tonumber(ARGV[9]) < tonumber(birth)",
+        "tonumber(ARGV[7]) < tonumber(birth)",
+        _HORIZON,
+        "born_within_a_block",
+    ),
+    Bug(
+        "horizon: the charges of a block go with its first period",
+        "stream/storage/retirement.py",
+        "if int(end) <= boundary:",
+        "if int(end) > 0:",
+        _HORIZON,
+        "outlive_its_periods",
+    ),
+    Bug(
+        "commit: made after another close marker",
+        "stream/storage/lua/commit.lua",
+        "if (redis.call('GET', KEYS[7]) or '') ~= ARGV[7] then",
+        "if false then",
+        _LEDGER,
+        "next_number",
+    ),
+    Bug(
+        "commit: the link to the close marker is not kept",
+        "stream/storage/lua/commit.lua",
+        "redis.call('SET', KEYS[7], ARGV[8])",
+        "",
+        "tests/stream/messages/test_verification.py",
+        "an_unsigned_feed_is_chained",
     ),
     Bug(
         "protocol: drawn although somebody was refused",

@@ -14,6 +14,7 @@ FLOORS = (
         "windows",
         "messages",
         "connection",
+        "http_server",
         "metrics",
         "local",
         "logs",

@@ -184,7 +184,7 @@ class Alerts:
             rules, windows, key = (), [], key_of("alerts", known.feed, known.start, known.end)
         make = partial(_answer, known, rules, windows, self._usual)
         # Windows before it may still become complete, or be forgotten, so the answer may change.
-        return await self._turns.answer(self._answers, request, key, make, JSON, "revalidate")
+        return await self._turns.answer(self._answers, request, key, make, JSON)
 
 
 def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Judged], usual: Usual) -> bytes:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stream.config import ConfigError
 from stream.geojson import Polygon, polygons_of, shown
+from stream.messages.shapes import centre_of
 from stream.route_order import by_number
 from stream.serve.city.files import check_name, read_bytes
 from stream.serve.city.places import Places
@@ -132,32 +133,6 @@ class Corridor:
         if self._outline is None:
             self._outline = h3.cells_to_h3shape(self._cells, tight=False).__geo_interface__
         return self._outline
-
-
-def centre_of(cell: str, excludes: Sequence[str]) -> tuple[float, float]:
-    """Latitude and longitude of the centre of a cell, or of the part nearest to it that was not released apart.
-
-    It decides where a cell belongs, in areas and in boxes, so that one that was merged counts once.
-    """
-    part = _remaining(cell, set(excludes), max(map(h3.get_resolution, excludes))) if excludes else cell
-    lat, lng = h3.cell_to_latlng(part or cell)
-    return lat, lng
-
-
-def _remaining(cell: str, apart: set[str], finest: int) -> str | None:
-    """The cell if nothing at its centre is in ``apart``, else the nearest part of which this is true; None if all is apart.
-
-    Only parts around cells of ``apart`` are looked at, so that one that is much smaller costs no more.
-    """
-    levels = range(h3.get_resolution(cell) + 1, finest + 1)
-    if not any(h3.cell_to_center_child(cell, level) in apart for level in levels):
-        return cell
-    middle = h3.cell_to_latlng(cell)
-    parts = sorted(
-        h3.cell_to_children(cell), key=lambda part: h3.great_circle_distance(middle, h3.cell_to_latlng(part))
-    )
-    nearest = (_remaining(part, apart, finest) for part in parts if part not in apart)
-    return next((part for part in nearest if part is not None), None)
 
 
 def _edges(ring: list[tuple[float, float]]) -> npt.NDArray[np.float64]:

@@ -15,7 +15,7 @@ from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.close_marker import marker_of
-from stream.serve.hexagons import freshness_of, known_window
+from stream.serve.hexagons import known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
@@ -79,14 +79,14 @@ class City:
             said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": cells})
 
-        return await self._scheduled_turns.answer(self._answers, request, key, make, JSON, "revalidate")
+        return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
 
     async def areas(self, request: web.Request) -> web.Response:
         """Every area without its statistics."""
         return await self._answer(request, self._list, JSON)
 
     async def _answer(self, request: web.Request, body: bytes, kind: str) -> web.Response:
-        return await self._answers.ready(request, body, kind, "revalidate", self._keys[body])
+        return await self._answers.ready(request, body, kind, self._keys[body])
 
     async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
         """The released statistics of the cells of one area in one window."""
@@ -97,7 +97,7 @@ class City:
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
         make = partial(_statistics, area, named, known, known.in_order(), known.summary())
         # A restart may bring other areas, so the answer is not immutable even for a complete window.
-        return await self._turns.answer(answers, request, key, make, JSON, "revalidate")
+        return await self._turns.answer(answers, request, key, make, JSON)
 
     async def drawn_area(
         self, request: web.Request, ring: list[Position], feed: str, window: str | None
@@ -106,7 +106,7 @@ class City:
         known = known_window(self._view, window, feed)
         key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
         make = partial(_statistics, area, {}, known, known.in_order(), known.summary())
-        return await self._ring_turns.answer(answers, request, key, make, JSON, freshness_of(known, window))
+        return await self._ring_turns.answer(answers, request, key, make, JSON)
 
 
 def _statistics(

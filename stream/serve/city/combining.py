@@ -9,6 +9,10 @@ there. So the ratios are undone: with l, w the lower end and width of the cell's
 the noisy sum of speeds is s = (l + w/2)·n + (r − l − w/2)·max(n, 1), as :mod:`dpcore.bernstein` took the ratio. The mean is
 Σs/Σn, its interval Fieller's: all m with (Σs − m·Σn)² <= z²·Var(noise of Σs − m·Σn). Where Σn is not clearly above 0 these
 are no interval, and there is no mean.
+
+What a model made of the cells' means (:mod:`stream.messages.estimate`) has errors that may depend on each other, so they are
+not averaged out: the weighted mean of the estimates has the weighted means of their ends as its interval. Where that is narrower
+than the interval of the released means together, it leads; else these do.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import msgspec
 from dpcore.bernstein import MEAN_OF
 from dpcore.cdf import ONE_SIDED
 from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.messages.estimate import RELEASED, estimates_of
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
 """Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %."""
@@ -35,6 +40,12 @@ class _Estimate(msgspec.Struct):
     raw: float
     scale: float
     interval: tuple[float, float]
+
+
+class _Modelled(msgspec.Struct):
+    value: float
+    interval: tuple[float, float]
+    method: str
 
 
 class _Range(msgspec.Struct):
@@ -54,6 +65,8 @@ class CellNumbers(msgspec.Struct):
     variance: _Estimate | None = None
     clipping: _Range | None = None
     excludes: list[str] = []
+    estimate: dict[str, _Modelled] | None = None
+    """The leading estimates; only that of the mean is read."""
 
     @property
     def counted(self) -> int | _Estimate:
@@ -63,27 +76,52 @@ class CellNumbers(msgspec.Struct):
 
 def numbers_of(values: Iterable[bytes]) -> list[CellNumbers]:
     """Released cells, as far as they are needed here."""
-    decoder = msgspec.json.Decoder(CellNumbers)
-    return [decoder.decode(value) for value in values]
+    return [_numbers(msgspec.json.decode(value)) for value in values]
+
+
+def _numbers(body: dict[str, Any]) -> CellNumbers:
+    mean = (estimates_of(body) or {}).get("mean")
+    return msgspec.convert(body | {"estimate": {"mean": mean} if mean else None}, CellNumbers)
 
 
 def combined(cells: Sequence[CellNumbers], upper: float) -> dict[str, Any]:
     """Events or users, and mean speed (km/h, clipped to [0, ``upper``]) of the cells together, each with its 95 % interval.
 
     ``mean`` is None where no cell is published, and where so few may have been there that the noise leaves the mean open.
+    ``estimate`` is the leading mean, with its ``method``; None where nobody is estimated.
     Of ``events`` and ``users`` that is None by which the means are not weighted. The interval of exact events is None.
     """
     published = [cell for cell in cells if cell.status == "published" and cell.mean is not None]
     noisy = any(isinstance(cell.counted, _Estimate) for cell in published)
     by_users = any(cell.events is None for cell in cells)
     count = _count(cells)
+    mean = (_mean_of_ratios if noisy else _mean)(published, upper)
     return {
         "cells": len(cells),
         "published": len(published),
         "events": None if by_users else count,
         "users": count if by_users else None,
-        "mean": (_mean_of_ratios if noisy else _mean)(published, upper),
+        "mean": mean,
+        "estimate": _leading(cells, mean),
     }
+
+
+def _leading(cells: Sequence[CellNumbers], mean: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The mean of the cells' estimates or, where its interval is narrower, that of their released means."""
+    estimated = [(_weight(cell), cell.estimate["mean"]) for cell in cells if cell.estimate is not None]
+    weights = sum(weight for weight, _ in estimated)
+    if not weights:
+        return None
+    parts = [(weight / weights, one) for weight, one in estimated]
+    low, high = (sum(share * one.interval[end] for share, one in parts) for end in (0, 1))
+    if mean is not None and mean["interval"][1] - mean["interval"][0] <= high - low:
+        return {name: mean[name] for name in ("value", "interval", "unit")} | {"method": RELEASED}
+    value = sum(share * one.value for share, one in parts)
+    return {"value": value, "interval": [low, high], "unit": "km/h", "method": parts[0][1].method}
+
+
+def _weight(cell: CellNumbers) -> float:
+    return float(cell.counted) if isinstance(cell.counted, int) else cell.counted.value
 
 
 def _count(cells: Sequence[CellNumbers]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Components of the OpenAPI document for scheduled speeds."""
+"""Components of the OpenAPI document for places, areas and scheduled speeds."""
 
 from __future__ import annotations
 
-from stream.serve.schema_parts import Schema, array, members, or_null, ref
+from stream.serve.schema_parts import Schema, array, members, numbers, or_null, ref
 
 
 def schemas_of_schedule(window: Schema) -> Schema:
@@ -34,3 +34,72 @@ def schemas_of_schedule(window: Schema) -> Schema:
             | {"cells": array(ref("ScheduledSpeed"), "The released cells in which the timetable has service then.")}
         ),
     }
+
+
+def schemas_of_city(window: Schema) -> Schema:
+    """Components for places, routes, stops and areas. ``window``: properties of a window."""
+    position = numbers(2, "Longitude and latitude in degrees.")
+    text = {"type": "string"}
+    count = {"type": "integer", "minimum": 0}
+    place = {
+        "cell": {"type": "string", "description": "H3 index."},
+        "name": or_null(text, "Most frequent name of its stops; null without stops."),
+        "stops": count,
+        "routes": array(text, "Routes that cross the cell."),
+    }
+    line = array(array(position, "A line."), "Lines.")
+    ring = array(array(array(position, "A closed ring."), "The outer ring, then holes."), "Polygons.")
+    area = {"name": text, "kind": {"type": "string", "enum": ["polygon", "route"]}}
+    interval = numbers(2, "Holds the number without noise in at least 95 % of releases.")
+    number = {"type": "number"}
+    mean = {"value": number, "raw": number, "interval": interval, "unit": {"type": "string", "const": "km/h"}}
+    together = {name: window[name] for name in ("feed", "window", "complete")} | {
+        "cells": count | {"description": "Released cells that belong to the area."},
+        "published": count | {"description": "Those of them with a mean."},
+        "events": or_null(ref("AreaCount"), "Null where the feed releases no events but users only."),
+        "users": or_null(ref("AreaCount"), "Sum of the cells' users where events are null, else null."),
+        "mean": or_null(
+            ref("AreaMean"),
+            "Mean of the cells as released, weighted by events or else users. Null where no cell is published, and "
+            "where so few may have been there that the noise leaves the mean open.",
+        ),
+        "estimate": or_null(
+            ref("Estimate"),
+            "The leading mean: of the cells' estimates, with the mean of their intervals, or as released where that is "
+            "narrower. Null where nobody is estimated.",
+        ),
+        "hexagons": array(text, "H3 indexes of these cells."),
+        "geometry": _shape("MultiPolygon", ring),
+    }
+    return {
+        "Place": members(place),
+        "PlaceList": members(
+            {"resolution": or_null(count, "Of all cells."), "cells": array(ref("Place"), "In order of the file.")}
+        ),
+        "RouteFeatures": _shapes("MultiLineString", line, {"route": text}),
+        "StopFeatures": _shapes("Point", position, {"name": text}),
+        "Area": members(area),
+        "AreaList": members({"areas": array(ref("Area"), "Polygons in order of the file, then corridors.")}),
+        "AreaCount": members(
+            {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
+        ),
+        "AreaMean": members(mean),
+        "AreaStatistics": members(area | together),
+        "DrawnAreaStatistics": members(together),
+    }
+
+
+def _shape(kind: str, coordinates: Schema) -> Schema:
+    return members({"type": {"type": "string", "const": kind}, "coordinates": coordinates})
+
+
+def _shapes(kind: str, coordinates: Schema, properties: Schema) -> Schema:
+    """A GeoJSON FeatureCollection of shapes of one kind."""
+    feature = members(
+        {
+            "type": {"type": "string", "const": "Feature"},
+            "geometry": _shape(kind, coordinates),
+            "properties": members(properties),
+        }
+    )
+    return members({"type": {"type": "string", "const": "FeatureCollection"}, "features": array(feature, "Features.")})

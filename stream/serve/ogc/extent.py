@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from stream.messages.tables import ring_of
+from stream.messages.shapes import ring_of
 from stream.serve.ogc.selection import Bounds
 
 GLOBE = Bounds(-180.0, -90.0, 180.0, 90.0)

@@ -7,8 +7,6 @@ complete windows, newest first. Features have the flat rows of the downloads as 
 from __future__ import annotations
 
 import asyncio
-import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +14,9 @@ import msgspec
 from aiohttp import web
 
 from stream.config.section import BoundingBox
-from stream.messages.tables import feature, ring_of, rows_of
+from stream.messages.shapes import Place, parts_of, places_of, ring_of
+from stream.messages.tables import feature, rows_of
+from stream.serve.addresses import base_of
 from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
@@ -37,7 +37,6 @@ MOST_SCANNED = 20_000
 """Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few features."""
 MOST_WAITING = 16
 """Pages that may be made or wait at the same time: anybody may ask for pages that nobody asked for before."""
-_HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?", re.ASCII)
 
 Link = dict[str, str]
 Body = dict[str, Any]
@@ -59,7 +58,7 @@ class Features:
 
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
-        here = _base(request)
+        here = base_of(request)
         links = [
             _link(f"{here}{ROOT}", "self", JSON, "This page"),
             _link(here + self._described["service-desc"], "service-desc", _OPENAPI, "The API"),
@@ -76,7 +75,7 @@ class Features:
 
     async def collections(self, request: web.Request, form: str) -> web.Response:
         """Both collections of every feed."""
-        here = _base(request)
+        here = base_of(request)
         feeds = sorted({self._feed} | self._view.feeds())
         listed = [await self._listed(here, feed, kind) for feed in feeds for kind in (NEWEST, ALL)]
         links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
@@ -85,7 +84,7 @@ class Features:
     async def collection(self, request: web.Request, collection: str, form: str) -> web.Response:
         """One collection."""
         feed, kind = self._known(collection)
-        return await self._told(request, await self._listed(_base(request), feed, kind))
+        return await self._told(request, await self._listed(base_of(request), feed, kind))
 
     async def items(
         self,
@@ -99,7 +98,7 @@ class Features:
     ) -> web.Response:
         """The features of a collection after ``after``, at most ``limit``."""
         feed, kind = self._known(collection)
-        here, asked = _base(request), request.rel_url
+        here, asked = base_of(request), request.rel_url
         windows = self._windows(feed, kind)
         if kind == NEWEST and after is not None:
             windows = self._continued(feed, collection, after[0])
@@ -115,7 +114,7 @@ class Features:
             return msgspec.json.encode(body | {"features": _features(chosen)})
 
         key = key_of("items", self._view.generation, here, str(asked))
-        return await self._turns.answer(self._answers, request, key, make, GEOJSON, "revalidate")
+        return await self._turns.answer(self._answers, request, key, make, GEOJSON)
 
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
         """One feature."""
@@ -125,11 +124,12 @@ class Features:
         if window is None or cell not in window.cells:
             remedy = f"see {ROOT}/collections/{collection}/items for those that are here"
             raise Problem(404, f"collection {collection} has no feature {item_id(start, cell)}", remedy)
-        here = _base(request)
+        place = next(place for place in places_of(window.in_order()) if place.cell == cell)
+        here = base_of(request)
         path = f"{here}{ROOT}/collections/{collection}/items/{item_id(start, cell)}"
         links = [_link(path, "self", GEOJSON, "This"), _collection_link(here, collection)]
-        body = msgspec.json.encode(_features([(window, cell)])[0] | {"links": links})
-        return await self._answers.ready(request, body, GEOJSON, "revalidate")
+        body = msgspec.json.encode(_features([(window, place)])[0] | {"links": links})
+        return await self._answers.ready(request, body, GEOJSON)
 
     def _continued(self, feed: str, collection: str, start: str) -> list[WindowView]:
         """The window in which a page of the newest window's features goes on, though a newer one may have come."""
@@ -162,46 +162,45 @@ class Features:
         return _described(here, feed, kind, windows, extent_of((window.bounds for window in windows), domain))
 
     async def _told(self, request: web.Request, body: Body) -> web.Response:
-        return await self._answers.ready(request, msgspec.json.encode(body), JSON, "revalidate")
+        return await self._answers.ready(request, msgspec.json.encode(body), JSON)
 
 
 def _chosen(
     windows: Sequence[WindowView], bounds: Bounds | None, after: tuple[str, str] | None, limit: int
-) -> tuple[list[tuple[WindowView, str]], str | None]:
+) -> tuple[list[tuple[WindowView, Place]], str | None]:
     """At most ``limit`` cells of windows after ``after``; and after which the next page begins, None after the last one."""
-    chosen: list[tuple[WindowView, str]] = []
+    chosen: list[tuple[WindowView, Place]] = []
     last: str | None = None
-    for scanned, (window, cell) in enumerate(_from(windows, after)):
+    for scanned, (window, place) in enumerate(_from(windows, after)):
         if len(chosen) == limit or scanned == MOST_SCANNED:
             return chosen, last
-        if bounds is None or meets(ring_of(cell), bounds):
-            chosen.append((window, cell))
-        last = item_id(window.start, cell)
+        if bounds is None or any(meets(ring_of(part), bounds) for part in parts_of(place)):
+            chosen.append((window, place))
+        last = item_id(window.start, place.cell)
     return chosen, None
 
 
-def _from(windows: Sequence[WindowView], after: tuple[str, str] | None) -> Iterator[tuple[WindowView, str]]:
+def _from(windows: Sequence[WindowView], after: tuple[str, str] | None) -> Iterator[tuple[WindowView, Place]]:
     """Every cell of every window, newest window first, behind ``after``, whether or not that one is still here."""
     for window in windows:
         if after is not None and window.start > after[0]:
             continue
-        cells = sorted(window.cells)
-        begin = bisect_right(cells, after[1]) if after is not None and window.start == after[0] else 0
-        for cell in cells[begin:]:
-            yield window, cell
+        for place in places_of(window.in_order()):
+            if after is None or window.start != after[0] or place.cell > after[1]:
+                yield window, place
 
 
-def _features(chosen: Sequence[tuple[WindowView, str]]) -> list[Body]:
+def _features(chosen: Sequence[tuple[WindowView, Place]]) -> list[Body]:
     """The features with flat rows, all with the same columns."""
-    rows = rows_of([window.cells[cell] for window, cell in chosen])
+    rows = rows_of([window.cells[place.cell] for window, place in chosen])
     made = zip(chosen, rows, strict=True)
-    return [feature(cell, row) | {"id": item_id(window.start, cell)} for (window, cell), row in made]
+    return [feature(place, row) | {"id": item_id(window.start, place.cell)} for (window, place), row in made]
 
 
 def _bound(windows: Sequence[WindowView]) -> None:
     """Store the box of each window. For all windows of a full store this takes a second or more."""
     for window in windows:
-        window.bounds = bounds_of(window.cells)
+        window.bounds = bounds_of(part for place in places_of(window.in_order()) for part in parts_of(place))
 
 
 def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView], extent: Bounds) -> Body:
@@ -230,15 +229,3 @@ def _link(href: str, rel: str, kind: str, title: str) -> Link:
 
 def _collection_link(here: str, collection: str) -> Link:
     return _link(f"{here}{ROOT}/collections/{collection}", "collection", JSON, "The collection")
-
-
-def _base(request: web.Request) -> str:
-    """Scheme and host as the client names them, for absolute links; empty, for relative ones, where the host is odd.
-
-    A proxy that ends TLS says so in X-Forwarded-Proto. Only the client's own answer depends on both.
-    """
-    if not _HOST.fullmatch(request.host):
-        return ""
-    forwarded = request.headers.get("X-Forwarded-Proto", "").lower()
-    scheme = forwarded if forwarded in ("http", "https") else request.scheme
-    return f"{scheme}://{request.host}"

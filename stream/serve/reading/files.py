@@ -13,15 +13,13 @@ from pathlib import Path
 
 import structlog
 
-from stream.messages.lines import LineError, read_line
+from stream.messages.lines import MAX_LINE, LineError, read_line
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.serve.reading.intake import Arrival, Intake
 from stream.serve.received import TOPICS, received
 
 log = structlog.get_logger()
 
-MAX_LINE = (1 << 20) + (1 << 16)
-"""Longest line in bytes: a message of 1 MiB, the most that brokers accept, with key and headers. Longer lines are skipped."""
 MAX_FILES = 1024
 """Number of files of a folder that are followed; each is an open file."""
 _CHUNK = 256 << 10

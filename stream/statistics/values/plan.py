@@ -59,7 +59,6 @@ def plan_values(
     their charge for histograms. With histograms, users are charged the whole allowance for speed, because their exact loss
     depends on others' counts, and later admissions to histograms would reveal who else was there.
     """
-    speed = config.speed
     admits = left >= config.window_grant
     merged = merge_hexagons(
         replace(counts, samples=np.where(admits[counts.pair_user], counts.samples, 0)),
@@ -72,8 +71,10 @@ def plan_values(
     if left_out := only_for_itself(config, counts.n_cells):
         config, admitted = _without_distributions(config, admitted)
     public = PublicWindow(counts, admitted, config, _caps(counts, admitted, config), config.privacy.epsilon_micro)
-    public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
-    decision = min((decide(public, retained) for retained in proposals), key=lambda decision: decision.error)
+    public, proposals, cut_short = (_error_kept if config.speed.keep == "error" else _epsilon_kept)(public)
+    chosen, decision = min(
+        ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
+    )
     charges = decision.charges
     if config.histogram is not None:
         charges = np.where(admits, config.privacy.epsilon_micro + asked, 0)
@@ -91,6 +92,7 @@ def plan_values(
         **_stored_caps(public),
         merged_bytes=b"" if merged is None else pack_ids(merged),
         cut_short=(*cut_short, CDF) if left_out and CDF not in config.speed.statistics else cut_short,
+        **(_stored_choice(chosen, counts, admitted, decision.retained) if _chooses(config) else {}),
     )
 
 
@@ -141,32 +143,54 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
 
 
-def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tuple[str, ...]]:
-    """Retained samples (P,) to choose among, everything that is admitted first; and the steps that were cut short.
+def _chooses(config: Config) -> bool:
+    """Whether a window's plan is chosen among several."""
+    return config.speed.suppression != "none" or _clips(config)
+
+
+def _clips(config: Config) -> bool:
+    speed = config.speed
+    return speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
+
+
+def _stored_choice(chosen: str, counts: Counts, admitted: IntArray, retained: IntArray) -> dict[str, Any]:
+    """Fields of the plan: which proposal it is, and the most cells of one user before and after."""
+    return {"chosen": chosen, "most_cells": (_most_cells(counts, admitted), _most_cells(counts, retained))}
+
+
+def _most_cells(counts: Counts, samples: IntArray) -> int:
+    """Most cells in which one user has ``samples`` (P,)."""
+    return int(np.bincount(counts.pair_user[samples > 0]).max(initial=0))
+
+
+def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
+    """Retained samples (P,) to choose among by name, "all" that are admitted first; and the steps that were cut short.
 
     What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression nor
     joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides the same.
     """
     counts, speed = public.counts, public.config.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
-    proposals, cut_short = [plain], []
+    proposals, cut_short = {"all": plain}, []
     if not plain.any():
         return public, proposals, ()
     part = _active_part(counts, plain)
     few_pairs = len(part.samples) <= MAX_PAIRS
     if speed.suppression == "chop-user":
-        suppression = _suppressed(part, public.config) if few_pairs else None
-        proposals += [] if suppression is None else [_in_place(plain, suppression.samples)]
+        suppression = _suppressed(part, public, plain) if few_pairs else None
+        if suppression is not None:
+            proposals["suppressed"] = _in_place(plain, suppression.samples)
         if suppression is None or not suppression.complete:
             cut_short.append("suppression")
-    if speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated":
-        proposals += [_in_place(plain, _clipped(part, public))] if few_pairs else []
-        if not few_pairs:
+    if _clips(public.config):
+        if few_pairs:
+            proposals["clipped"] = _in_place(plain, _clipped(part, public))
+        else:
             cut_short.append("clipping")
     return public, proposals, tuple(cut_short)
 
 
-def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tuple[str, ...]]:
+def _error_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
     """As :func:`_epsilon_kept`, but ε per cell stays and the loss falls: CHOP-USER in the form of its source.
 
     ε per cell is ε/K before anything is suppressed, K the most cells of a user. Users are dropped from cells while no cell's
@@ -176,7 +200,7 @@ def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tup
     counts, config = public.counts, public.config
     plain = _enough_users(counts, public.admitted, config.speed.min_users)
     if not plain.any():
-        return public, [plain], ()
+        return public, {"all": plain}, ()
     part, micro = _active_part(counts, plain), config.privacy.epsilon_micro
     per_cell = micro / int(np.bincount(part.pair_user).max())
     threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(config))
@@ -190,9 +214,9 @@ def _error_kept(public: PublicWindow) -> tuple[PublicWindow, list[IntArray], tup
             max_evaluations=MAX_EVALUATIONS if len(part.samples) <= MAX_PAIRS else 0,
         )
     except CostLimitError:
-        return public, [plain], ("suppression",)
+        return public, {"all": plain}, ("suppression",)
     allowance = micro * suppression.max_cells // suppression.max_cells_before
-    return replace(public, allowance=allowance), [_in_place(plain, suppression.samples)], ()
+    return replace(public, allowance=allowance), {"suppressed": _in_place(plain, suppression.samples)}, ()
 
 
 def _in_place(plain: IntArray, samples: IntArray) -> IntArray:
@@ -215,12 +239,15 @@ def _suppressed_statistics(config: Config) -> list[Statistic]:
     return [name for name in STATISTICS if name in config.speed.statistics] or ["mean"]
 
 
-def _suppressed(part: Counts, config: Config) -> Suppression:
+def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppression:
+    """The sweep of least predicted error, as plans are compared by. ``part``: the pairs of ``plain`` (P,) with samples."""
+    config = public.config
     return sweep_chop_user(
         part,
         config.privacy.epsilon_micro,
         statistics=_suppressed_statistics(config),
         min_users=config.speed.min_users,
+        objective=lambda samples: decide(public, _in_place(plain, samples)).error,
     )
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.cli import app
+from stream.messages.lines import MAX_LINE
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.messages.range_query import RangeError, count_in, parse_box
 from stream.offline import LinePublisher
@@ -315,3 +316,13 @@ def test_a_number_without_a_known_noise_has_no_interval_and_says_so(tmp_path: Pa
     file = tmp_path / "old.ndjson"
     file.write_text(json.dumps(body) + "\n")
     assert "none: noise unknown" in query(file, "--bbox", BOX).stdout
+
+
+def test_a_line_longer_than_serve_reads_is_refused_before_the_rest_of_it_is_unpacked(tmp_path: Path) -> None:
+    """A line of 1 GB in 1 MB of gzip took 2 GB of memory."""
+    whole = gzip.compress(b" " * (2 * MAX_LINE), 1)
+    file = tmp_path / "releases.ndjson.gz"
+    file.write_bytes(whole[:-4] + b"this is no gzip")  # reading on would fail here, with another sentence
+    answer = query(file, "--bbox=-97.9,30.1,-97.5,30.6")
+    assert answer.exit_code == 2
+    assert f"line 1 of {file} has more than {MAX_LINE} bytes" in answer.stderr

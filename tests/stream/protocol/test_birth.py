@@ -34,7 +34,7 @@ async def spend(redis: Redis, feed: str, period: Period, planted: bool = False) 
     ledger = Ledger(redis, feed)
     if planted:
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
-        check = "if not birth or tonumber(ARGV[7]) < tonumber(birth) then"
+        check = "if not birth or tonumber(ARGV[9]) < tonumber(birth) then"
         assert script.count(check) == 1
         ledger.charge_script = redis.register_script(script.replace(check, "if not birth then"))
     generation = await ledger.start_generation(birth=SLOT)

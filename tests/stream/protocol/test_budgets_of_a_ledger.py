@@ -143,13 +143,13 @@ async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis
     await tram.start_generation(birth=0, budget=12)
     users, charges = np.array([7], dtype=np.uint64), np.array([1])
     for budget in (9, 11, 12):
-        with pytest.raises(TermsError, match=f"another budget than {budget}"):
+        with pytest.raises(TermsError, match="another budget now"):
             await bus.charge(SLOT, period, generation, users, charges, budget)
     assert await bus.periods() == []
     await bus.charge(SLOT, period, generation, users, charges, 10)
     await SharedLedger(redis, "bus", LEDGER).state_budget(12)
     for budget in (9, 12):
-        with pytest.raises(TermsError, match=f"another budget than {budget}"):
+        with pytest.raises(TermsError, match="another budget now"):
             await tram.charge(SLOT, period, generation, users, charges, budget)
     assert await bus.total("p") == (1, 1)
     assert not len(await tram.charge(SLOT, period, generation, users, charges, 10))

@@ -96,9 +96,10 @@ async def opened(
     size: dict[str, int] = DESKTOP,
     errors: bool = False,
     clock: datetime | None = None,
+    init: str = "",
     **options: Any,
 ) -> AsyncIterator[Page]:
-    """The dashboard once it is painted. Fails at its end if a request went to another server or, unless ``errors``, an
+    """The dashboard once it is painted. ``init``: a script that runs before those of the page. Fails at its end if a request went to another server or, unless ``errors``, an
     error was logged.
     """
     context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
@@ -106,6 +107,8 @@ async def opened(
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         watched = Watched(page)
+        if init:
+            await page.add_init_script(init)
         if clock is not None:
             await page.clock.set_fixed_time(clock)
             await stands_at(page, clock)

@@ -59,7 +59,7 @@ def city_config(tmp_path: Path, **overrides: Any) -> Config:
 
 def window(config: Config, hour: int, city: Mapping[str, Cell] = USUAL_DAY) -> list[Message]:
     """Cells and marker of the timeslot ``hour`` hours after 2017-03-21 12:00 UTC."""
-    contributions = contributions_of(_rows(hour, city), config)
+    contributions = contributions_of(rows_of_city(hour, city), config)
     slotting = config.slotting
     start = SLOT + hour * HOUR
     left = np.full(contributions.counts.n_users, config.privacy.budget_micro)
@@ -79,7 +79,7 @@ def bodies(messages: Sequence[Message]) -> dict[str, dict[str, Any]]:
     return {body["cell"]: body for body in (json.loads(message.value) for message in messages) if "cell" in body}
 
 
-def _rows(hour: int, city: Mapping[str, Cell]) -> np.ndarray:
+def rows_of_city(hour: int, city: Mapping[str, Cell]) -> np.ndarray:
     parts = []
     first = 1
     for cell, (users, fixes, speed) in city.items():

@@ -42,11 +42,11 @@ class Picture(NamedTuple):
 
 DAY = "colours=day&values=raw&day={day}"
 PICTURES = [
-    Picture("light", LAPTOP, "light", "colours=absolute", "point", "shipped"),
+    Picture("light", LAPTOP, "light", "colours=now", "point", "shipped"),
     Picture("dark", LAPTOP, "dark", "colours=usual&values=raw", "select"),
     Picture("day", LAPTOP, "light", DAY, "point"),
     Picture("schedule", LAPTOP, "light", "colours=scheduled&values=raw", "point"),
-    Picture("phone", PHONE, "light", "colours=absolute", "none", "shipped"),
+    Picture("phone", PHONE, "light", "colours=now", "none", "shipped"),
     Picture("phone-usual", PHONE, "dark", "colours=usual&values=raw"),
     Picture("phone-day", PHONE, "light", DAY),
     Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),

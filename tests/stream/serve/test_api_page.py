@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 import pytest_asyncio
@@ -72,7 +73,7 @@ async def test_the_page_says_what_the_document_says_and_its_examples_are_request
     assert {link[1:] for link in page.links if link.startswith("#")} <= page.named
     for link in page.links:
         if not link.startswith("#") and not link.endswith("/stream"):
-            async with client.get(link) as answer:
+            async with client.get(urljoin(PAGE, link)) as answer:
                 assert answer.status in (200, 404, 501), (link, await answer.text())
 
 

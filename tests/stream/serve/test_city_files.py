@@ -202,7 +202,7 @@ def noisy(rng: np.random.Generator, scales: list[float], events: list[int], *, z
         noise = rng.normal(0, scale) if zcdp else rng.laplace(0, scale)
         raw = 30 + noise
         half = (1.96 if zcdp else math.log(20)) * scale
-        mean = {"value": raw, "raw": raw, "scale": scale, "interval": [raw - half, raw + half]}
+        mean = {"value": raw, "raw": raw, "scale": scale, "interval": [raw - half, raw + half], "unit": "km/h"}
         body = {"cell": CELL, "status": "published", "events": count, "mean": mean}
         values.append(json.dumps(body | ({"accounting": "zcdp"} if zcdp else {})).encode())
     return numbers_of(values)
@@ -228,7 +228,7 @@ def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_pos
     nothing = combined(numbers_of([json.dumps(body).encode()]), 60)
     assert (nothing["cells"], nothing["published"], nothing["mean"]) == (1, 0, None)
     assert nothing["events"] == {"value": 4.0, "interval": None}
-    high = {"value": 60, "raw": 75.0, "scale": 1.0, "interval": [60, 60]}
+    high = {"value": 60, "raw": 75.0, "scale": 1.0, "interval": [60, 60], "unit": "km/h"}
     mean = combined(numbers_of([json.dumps(body | {"status": "published", "mean": high}).encode()]), 60)["mean"]
     assert (mean["value"], mean["raw"], mean["interval"]) == (60, 75.0, [60, 60])
 

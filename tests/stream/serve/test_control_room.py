@@ -134,7 +134,7 @@ async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(
     night = city_config(tmp_path, **{"feed.name": "night-bus"})
     messages = [*windows(config, [USUAL_DAY] * 5), *windows(night, [JAM] * 4)]
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with page_of(browser, config, messages, f"#at={AT}&colours=absolute&values=raw", **options) as (page, _):
+    async with page_of(browser, config, messages, f"#at={AT}&colours=now&values=raw", **options) as (page, _):
         picker = page.get_by_role("combobox", name="Feed")
         await expect(picker).to_have_value("day-bus")
         await expect(picker.locator("option")).to_have_text(["day-bus", "night-bus"])
@@ -147,7 +147,7 @@ async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(
         await page.wait_for_selector(f'html[data-window="{STARTS[3]}"]')
         await expect(picker).to_have_value("night-bus")
         said = await fields(page)
-        assert (said["feed"], said["at"], said["colours"], said["values"]) == ("night-bus", AT, "absolute", "raw")
+        assert (said["feed"], said["at"], said["colours"], said["values"]) == ("night-bus", AT, "now", "raw")
         await page.locator("#table-button").click()
         row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
         await expect(row).to_contain_text(re.compile(r"1[23]\.\d"))

@@ -113,15 +113,6 @@ async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config: C
         assert (await client.get(str(answer.url.relative()), headers=unchanged)).status == 304
 
 
-async def test_a_drawn_area_of_a_complete_window_that_is_asked_for_by_its_start_never_changes(config: Config) -> None:
-    path = f"/api/v1/area?ring={text_of(around(BUSY, 0.01))}"
-    async with serving(config, window(config, 0)) as client:
-        newest = await client.get(path)
-        assert newest.headers["Cache-Control"] == "public, no-cache"
-        named = await client.get(f"{path}&window=2017-03-21T12:00:00Z")
-        assert "immutable" in named.headers["Cache-Control"]
-
-
 async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothing(
     monkeypatch: pytest.MonkeyPatch, kafka: str, tmp_path: Path, topic_name: str
 ) -> None:

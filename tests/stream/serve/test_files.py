@@ -19,10 +19,10 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from stream.local import REPO_ROOT, free_port
-from stream.messages.lines import line_of
+from stream.messages.lines import MAX_LINE, line_of
 from stream.messages.message import Message, rejected_message
 from stream.serve.api import SERVICE
-from stream.serve.reading.files import MAX_LINE, Follower, feed_in
+from stream.serve.reading.files import Follower, feed_in
 from tests.stream.serve.made_windows import windows_of
 from tests.stream.serve.serving import released, serving, serving_file
 from tests.support import hourly

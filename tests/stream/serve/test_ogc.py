@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -17,13 +19,14 @@ import h3
 import pyogrio
 import pytest
 import shapely
+from aiohttp import ClientConnectionError, ClientSession
 from aiohttp.test_utils import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.local import REPO_ROOT
+from stream.local import REPO_ROOT, free_port
 from stream.messages.lines import line_of
-from stream.messages.tables import ring_of
+from stream.messages.shapes import ring_of
 from stream.serve.ogc import features as ogc
 from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import (
@@ -75,10 +78,12 @@ print(json.dumps(told, default=str))
 """
 
 
-async def gdal(client: TestClient, layer: str, box: tuple[float, ...] | None = None) -> dict[str, Any]:
-    """What GDAL reads, in a process of its own: it would wait for this one's event loop, which it would hold up."""
-    address = f"OAPIF:{client.make_url('/ogc')}"
-    command = [sys.executable, "-c", READ, address, layer, json.dumps(box)]
+async def gdal(client: TestClient, layer: str, box: tuple[float, ...] | None = None, at: str = "") -> dict[str, Any]:
+    """What GDAL reads, in a process of its own: it would wait for this one's event loop, which it would hold up.
+
+    ``at``: the address of the service, where it is not the client's.
+    """
+    command = [sys.executable, "-c", READ, f"OAPIF:{at or client.make_url('/ogc')}", layer, json.dumps(box)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     output, _ = await process.communicate()
     assert process.returncode == 0
@@ -106,6 +111,56 @@ async def test_gdal_gets_the_cells_that_meet_a_box_and_no_other(client: TestClie
     expected = [cell for cell in cells if outline(cell).intersects(shapely.box(*box))]
     assert 0 < len(expected) < len(cells)
     assert [row["cell"] for row in (await gdal(client, "bus.newest", box))["rows"]] == expected
+
+
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+SERVER = """
+daemon off; pid nginx.pid; error_log stderr warn; worker_processes 1;
+events {{ }}
+http {{ access_log off; {temporary}
+  server {{ listen 127.0.0.1:{port}; {location} }} }}
+"""
+
+
+@pytest.mark.skipif(NGINX is None, reason="no nginx here (Debian: apt-get install nginx-light)")
+async def test_gdal_reads_through_nginx_below_a_path(client: TestClient, tmp_path: Path) -> None:
+    """With the configuration that the page on the API gives; every link stays below the path."""
+    assert NGINX is not None
+    page = (REPO_ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    location = page.partition("```nginx\n")[2].partition("```")[0]
+    port, kinds = free_port(), ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    settings = {"location": location.replace("127.0.0.1:8080", client.make_url("/").authority), "port": port}
+    settings["temporary"] = " ".join(f"{kind}_temp_path {tmp_path / kind};" for kind in kinds)
+    (tmp_path / "nginx.conf").write_text(SERVER.format(**settings))
+    nginx = await asyncio.create_subprocess_exec(NGINX, "-p", tmp_path, "-c", tmp_path / "nginx.conf")
+    try:
+        top = f"http://127.0.0.1:{port}/traffic"
+        async with ClientSession() as session:
+            await _until_it_answers(session, f"{top}/readyz")
+            async with session.get(f"{top}/ogc/collections/bus.all/items?limit=2") as answer:
+                links = {link["rel"]: link["href"] for link in (await answer.json(content_type=None))["links"]}
+            assert all(href.startswith(f"{top}/") for href in links.values()), links
+            async with session.get(links["next"]) as answer:
+                assert (await answer.json(content_type=None))["numberReturned"] == 2
+            async with session.get(f"{top}/api/v1/openapi.json") as answer:
+                assert (await answer.json())["servers"][0]["url"] == "/traffic"
+            async with session.get(f"{top}/ogc/") as answer:
+                assert str(answer.url) == f"{top}/ogc"
+        read = await gdal(client, "bus.all", at=f"{top}/ogc")
+        assert len(read["rows"]) == WINDOWS * len((await get(client, "/api/v1/hexagons"))["hexagons"])
+    finally:
+        nginx.terminate()
+        await nginx.wait()
+
+
+async def _until_it_answers(session: ClientSession, address: str) -> None:
+    for _ in range(600):
+        with contextlib.suppress(ClientConnectionError):
+            async with session.get(address) as answer:
+                assert answer.status == 200
+                return
+        await asyncio.sleep(0.1)
+    raise AssertionError("nginx never answered")
 
 
 @pytest.mark.skipif(shutil.which("ogr2ogr") is None, reason="no ogr2ogr here (Debian: apt-get install gdal-bin)")
@@ -343,8 +398,9 @@ async def test_pages_are_made_one_at_a_time_and_few_wait_but_never_for_one_that_
 
 
 async def test_links_name_the_host_that_the_client_named_unless_that_is_none(client: TestClient) -> None:
-    async def first(host: str, forwarded: str = "") -> str:
-        headers = {"Host": host} | ({"X-Forwarded-Proto": forwarded} if forwarded else {})
+    async def first(host: str, forwarded: str = "", prefix: str = "") -> str:
+        given = {"X-Forwarded-Proto": forwarded, "X-Forwarded-Prefix": prefix}
+        headers = {"Host": host} | {name: value for name, value in given.items() if value}
         async with client.get("/ogc", headers=headers) as answer:
             return str((await answer.json())["links"][0]["href"])
 
@@ -353,6 +409,9 @@ async def test_links_name_the_host_that_the_client_named_unless_that_is_none(cli
     assert await first("traffic.example.org", "javascript") == "http://traffic.example.org/ogc"
     assert await first("[::1]:80") == "http://[::1]:80/ogc"
     assert await first('x"><script>') == "/ogc"
+    assert await first("x", prefix="/a/traffic/") == "http://x/a/traffic/ogc"
+    for odd in ("//evil.example", "traffic", '/"><script>', "/a b", "/%2e"):
+        assert await first("x", prefix=odd) == "http://x/ogc"
 
 
 async def test_a_service_without_windows_has_empty_collections(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ LOSE = """() => new Promise((resolve) => {
 async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_what_changed_meanwhile(
     browser: Browser, config: Config
 ) -> None:
-    async with page_of(browser, config, windows(config, [USUAL_DAY] * 2), "#colours=absolute", errors=True) as (
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 2), "#colours=now", errors=True) as (
         page,
         _,
     ):

@@ -188,7 +188,7 @@ async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_exp
         if size == PHONE:
             await page.locator("#controls-fold summary").click()
         before = await paint_count(page)
-        await page.get_by_role("radio", name="Against schedule").check()
+        await page.get_by_role("radio", name="Schedule").check()
         await painted(page, before)
         legend = page.locator("#legend")
         await expect(legend.locator("h3")).to_have_text("Compared with the timetable in these hours")
@@ -235,5 +235,5 @@ async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_
         await expect(page.locator("#legend")).not_to_contain_text("scheduled")
         await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")
         await page.unroute("**/scheduled*")
-        await page.get_by_role("radio", name="Against schedule").check()
+        await page.get_by_role("radio", name="Schedule").check()
         await expect(page.locator("#legend h3")).to_have_text("Compared with the timetable in these hours")

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestClient
 from openapi_spec_validator import validate
 from pyarrow import parquet
 
+from stream.messages.estimate import with_estimates
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve.api import make_app
 from stream.serve.ogc.features import ROOT
@@ -82,7 +83,8 @@ async def test_a_generated_client_reads_what_was_released(
 ) -> None:
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
-    released = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
+    values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
+    released = [json.loads(with_estimates(value)) for value in values]
     async with serving(bus_config(tmp_path, **overrides), messages) as client:
         (tmp_path / "openapi.json").write_text(json.dumps(await document_of(client)))
         (tmp_path / "generator.yml").write_text(GENERATOR)

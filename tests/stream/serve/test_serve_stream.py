@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
 import socket
 import uuid
@@ -15,15 +16,19 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
+from playwright.async_api import Browser, Route
 
 from bench import sse
-from stream.local import KafkaServer
+from stream.http_server import allow_files
+from stream.local import REPO_ROOT, KafkaServer
+from stream.messages.lines import line_of
 from stream.messages.topics import create_topics
 from stream.serve import broadcast
 from stream.serve.api import SERVICE, make_app
 from stream.serve.window_store import WindowView
+from tests.stream.serve.browser import PATIENCE_MS, needs_chromium
 from tests.stream.serve.made_windows import windows_of
-from tests.stream.serve.serving import publish, ready, serving
+from tests.stream.serve.serving import origin_of, publish, ready, serving, serving_file
 from tests.support.builders import bus_config
 
 STREAM = "/api/v1/stream"
@@ -218,11 +223,48 @@ def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 10_000, 1256), (64, 500, 500), (5000, 10_000, None)])
-def test_the_limit_of_open_files_is_raised_to_what_the_streams_need(
+def test_the_limit_of_open_files_is_raised_to_what_connections_need(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None
 ) -> None:
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: made.append(limits))
-    broadcast.allow_connections(1000)
+    assert allow_files(1256) == (raised or soft)
     assert made == ([] if raised is None else [(raised, hard)])
+
+
+@needs_chromium
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """The first connection ends after one window; after the 502 the browser's EventSource is closed for good."""
+    (snippet,) = re.findall(r"```js\n(.*?)```", (REPO_ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    windows = windows_of(tmp_path, {"feed.name": "bus"}, 3)
+    file = tmp_path / "windows.ndjson"
+    file.write_text("".join(line_of(message) for window in windows for message in window), encoding="utf-8")
+    answers: list[tuple[int, str]] = []
+
+    async def behind_a_proxy(route: Route) -> None:
+        status, body = answers.pop(0) if answers else (0, "")
+        if status:
+            await route.fulfill(status=status, body=body, content_type="text/event-stream")
+        else:
+            await route.continue_()
+
+    async with serving_file(bus_config(tmp_path), file) as client:
+        ((number, window),) = await first(client, 1, "?after=0")
+        answers += [(200, f"id: {number}\nevent: window\nretry: 1\ndata: {json.dumps(window)}\n\n"), (502, "")]
+        page = await browser.new_page()
+        try:
+            await page.route("**/api/v1/stream*", behind_a_proxy)
+            await page.goto(f"{origin_of(client)}/healthz")
+            follow = snippet.replace("5000", "10")
+            call = "follow('', 0, (told) => window.starts.push(told.window.start))"
+            await page.evaluate(f"() => {{ {follow}; window.starts = []; {call}; }}")
+            await page.wait_for_function("window.starts.length >= 3", timeout=PATIENCE_MS)
+            starts = await page.evaluate("window.starts")
+        finally:
+            await page.close()
+    assert not answers
+    assert starts == [json.loads(made[-1].value)["window"]["start"] for made in windows]

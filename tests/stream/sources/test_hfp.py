@@ -401,6 +401,23 @@ def publish(topic: bytes, payload: bytes) -> bytes:
     return bytes((0x30, len(body) & 0x7F | 0x80, len(body) >> 7)) + body
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos: int) -> None:
+    """Of QoS 2, a message stays in the memory until the broker releases it."""
+    sink, stopping = Kept(), asyncio.Event()
+    unasked = bytearray(publish(TOPIC.encode(), b"\0\1" + published().payload))
+    unasked[0] |= qos << 1
+    with capture_logs() as logs, scripted(b"\x00", bytes(unasked)) as address:
+        following = Following(reader(), Broker(address, ("/hfp/#",)), sink, stopping)
+        running = asyncio.create_task(following.run())
+        await until_true(lambda: bool(logs))
+        stopping.set()
+        await running
+    assert dict(following.refused) == {"qos-not-granted": 1}
+    assert "QoS 1 or 2" in logs[0]["reason"]
+    assert not sink.users
+
+
 def test_a_broker_that_refuses_the_topic_ends_the_command(helsinki: Path) -> None:
     with scripted(suback=b"\x80") as address:
         done = CliRunner().invoke(app, ["hfp", address, "--config", str(helsinki), "--out", "-"])

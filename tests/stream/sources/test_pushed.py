@@ -108,7 +108,7 @@ async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_
         for wrong in ("", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer \u00fc"):
             assert (await post(session, url, lines(event("a")), Authorization=wrong))[0] == 401
         assert (await post(session, url, b"[1, 2"))[0] == 400
-        assert (await post(session, url, b"[" * 200_000))[0] == 400
+        assert (await post(session, url, b"[" * 20_000))[0] == 400
         assert (await post(session, url, b"\xff"))[0] == 400
         assert (await post(session, url, b""))[0] == 400
         assert (await post(session, url, b"[1]"))[1]["refused"] == [{"event": 0, "reason": "missing-field"}]
@@ -117,7 +117,7 @@ async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_
         assert (await post(session, url, lines(event("a")), **{"Content-Encoding": "gzip"}))[0] == 415
         async with session.post(url, data=lines(event("a")), headers=ALLOWED) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
-        assert (await post(session, url, b"1\n" * 4_990))[0] == 422
+        assert (await post(session, url, b"1\n" * 4_000))[0] == 422
         status, said = await post(session, url, b"1\n" * 4_000)
         assert (status, said["error"]) == (429, "more than 100 events a second")
         async with session.get(url, headers=ALLOWED) as answer:
@@ -145,6 +145,20 @@ async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path: Path) -> None
     for task in pending:
         task.cancel()
     await asyncio.wait(pending)
+
+
+async def test_what_is_refused_is_counted_before_it_is_written_anew_and_costs_allowance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array of 500 000 zeros took the loop 0.9 s and cost nothing; sixteen at a time kept an honest sender waiting."""
+    written: list[object] = []
+    monkeypatch.setattr(json, "dumps", lambda *args, **kwargs: written.append(args))
+    config = bus_config(tmp_path, **{"kafka.bootstrap": f"{LOOPBACK}:9"})
+    async with receiving(config, rate=100.0) as url, aiohttp.ClientSession() as session:
+        flood = b"[" + b"0," * 500_000 + b"0]"
+        answers = [await post(session, url, flood) for _ in range(4)]
+    assert [status for status, _ in answers] == [413, 413, 429, 429]
+    assert not written
 
 
 def test_the_allowance_fills_at_its_rate_and_no_further() -> None:

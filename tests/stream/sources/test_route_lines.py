@@ -86,3 +86,22 @@ def test_the_invented_city_has_a_name_for_nearly_every_cell_and_is_served(tmp_pa
     assert len(served.cells) > 20
     assert sum(place.name is None for place in served.cells) < len(served.cells) / 10
     assert len(served.lines) == 25
+
+
+def test_a_line_is_simplified_in_parts_because_one_of_corners_takes_time_by_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+    norm = np.linalg.norm
+
+    def counted(points: np.ndarray, **options: int) -> np.ndarray:
+        measured.append(len(points))
+        return norm(points, **options)
+
+    monkeypatch.setattr(np.linalg, "norm", counted)
+    ends = np.linspace(0, 1, 12_000)
+    spiral = [(30.0 + 0.3 * (1 - k) * np.cos(400 * k), -97.7 + 0.3 * (1 - k) * np.sin(400 * k)) for k in ends.tolist()]
+    read = Schedule(stops={}, routes={"r": "1"}, lines={"r": [spiral]})
+    (name,) = route_lines(read, AUSTIN)
+    assert name == "1"
+    assert max(measured) < 2_000

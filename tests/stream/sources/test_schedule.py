@@ -179,6 +179,17 @@ def test_shapes_that_trips_name_are_bounded_as_points_are(tmp_path: Path, monkey
         read_schedule(archive(tmp_path / "distinct.zip", with_file("trips.txt", distinct)))
 
 
+def test_a_shape_of_many_routes_counts_for_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One shape of a million points and 100 000 routes that run on it would be 10¹¹ points to simplify."""
+    monkeypatch.setattr(schedule, "MOST_POINTS", 100)
+    shape = FILES["shapes.txt"].splitlines()[0] + "\n" + "".join(f"s1,{30.2 + n / 500},-97.7,{n}\n" for n in range(20))
+    routes = FILES["routes.txt"].splitlines()[0] + "\n" + "".join(f"r{k},{k},,3\n" for k in range(9))
+    trips = FILES["trips.txt"].splitlines()[0] + "\n" + "".join(f"r{k},t{k},s1\n" for k in range(9))
+    files = FILES | {"shapes.txt": shape, "routes.txt": routes, "trips.txt": trips}
+    with pytest.raises(ScheduleError, match="more than 100 points"):
+        read_schedule(archive(tmp_path / "gtfs.zip", files))
+
+
 def test_an_archive_without_routes_gives_no_public_list_and_no_file_is_written_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from bench.fuzzing.mutation import Mutator
 from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime
+from stream.sources.reduced_feed import MOST_ENTITIES, MOST_SEPARATORS, FeedMessage
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MOST_SPEED_MS, SnapshotError
 from stream.sources.vehicle_positions import decode_snapshot
 from tests.stream.sources.gtfs import START, feed_message, snapshot_bytes
@@ -250,3 +251,34 @@ def test_what_agencies_publish_is_read(shared_data: Path) -> None:
         snapshot = decode_snapshot((shared_data / "gtfs-rt" / f"{name}.pb").read_bytes())
         counts = len(snapshot.vehicles), int((snapshot.speed >= 0).sum()), dict(snapshot.refused)
         assert counts == expected, name
+
+
+HEADER, EMPTY = b"\x0a\x05\x0a\x032.0", b"\x12\x00"
+BOMBS = {
+    "protobuf": HEADER + EMPTY * (MOST_ENTITIES + 1),
+    "protobuf in a group": HEADER + b"\x1b" + EMPTY * (MOST_ENTITIES + 1) + b"\x1c",
+    "JSON": b'{"entity":[' + b"{}," * MOST_ENTITIES + b"{}]}",
+    "JSON nested": b'{"x":[' + b"0," * MOST_SEPARATORS["JSON"] + b"0]}",
+    "text": b'header{gtfs_realtime_version:"2.0"}' + b"entity{}" * MOST_SEPARATORS["text"],
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_snapshot_of_more_parts_than_a_city_has_is_refused_before_it_is_parsed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two bytes may be a message of their own: 32 kB of gzip took 1.8 GB."""
+    for parse in ("json_format.ParseDict", "text_format.Parse"):
+        monkeypatch.setattr(f"stream.sources.vehicle_positions.{parse}", lambda *_, **__: pytest.fail("it was parsed"))
+    with pytest.raises(SnapshotError, match="more entities or other parts"):
+        decode_snapshot(BOMBS[name])
+
+
+def test_nothing_but_entities_is_repeated_in_what_is_parsed() -> None:
+    """What else is nested, such as the stops of a trip, a parser keeps as bytes."""
+    repeated, waiting = [], [FeedMessage.DESCRIPTOR]
+    while waiting:
+        for field in waiting.pop().fields:
+            repeated += [field.full_name] if field.is_repeated else []
+            waiting += [field.message_type] if field.message_type is not None else []
+    assert repeated == ["transit_realtime.FeedMessage.entity"]

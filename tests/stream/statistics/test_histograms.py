@@ -151,7 +151,7 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
         return msgspec.structs.replace(plan, charges_bytes=pack_integers(np.where(pays, charges + asked, 0)))
 
     monkeypatch.setattr(pipeline, "plan_values", exact_loss)
-    config = tight("values", tmp_path)
+    config = tight("values", tmp_path, **{"speed.suppression": "none"})
     assert any(moves_too_much(config, day(seed)) for seed in range(6))
 
 

@@ -28,7 +28,7 @@ from tests.support.sharing import LEDGER, sharing
 from tests.support.stored_rows import fill
 
 BUS, TRAM = FeedKeys("bus", LEDGER), FeedKeys("tram", LEDGER)
-COMMON = {"user_key", "generation", "retired", "policy", "commits", "feeds", "ledger", "terms"}
+COMMON = {"user_key", "generation", "retired", "policy", "commits", "feeds", "ledger", "terms", "blocks"}
 COMMON |= {"budgets", "user_field", "marker_topic"}
 FIRST, DAY = 1_490_054_400, 86_400
 """2017-03-21 00:00 UTC, and seconds of a day."""

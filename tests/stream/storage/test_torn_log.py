@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError, ResponseError
 from stream.local import RedisServer, end_process, find_redis, free_port, spawn
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
-from stream.storage.release_store import Outcome, ReleaseStore
+from stream.storage.release_store import Carried, Outcome, ReleaseStore
 from stream.windows import Period
 from tests.support.builders import SLOT
 
@@ -38,7 +38,9 @@ async def charge(redis: Redis) -> Any:
 
 async def commit(redis: Redis) -> Outcome:
     """The second window is committed."""
-    return await ReleaseStore(redis, "bus").commit(SLOT + 3600, b"bytes", b"m1", b"m2", "second", 2)
+    return await ReleaseStore(redis, "bus").commit(
+        SLOT + 3600, b"bytes", Carried(b"m1", b"l1"), Carried(b"m2", b"l2"), "second", 2
+    )
 
 
 async def history(redis: Redis) -> None:
@@ -46,7 +48,7 @@ async def history(redis: Redis) -> None:
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
     assert not len(await ledger.charge(SLOT, PERIOD, generation, USERS, np.array([5, 6]), 100, plan="first"))
-    first = await ReleaseStore(redis, "bus").commit(SLOT, b"old", b"", b"m1", "first", 1)
+    first = await ReleaseStore(redis, "bus").commit(SLOT, b"old", Carried(), Carried(b"m1", b"l1"), "first", 1)
     assert first is Outcome.COMMITTED
 
 
@@ -144,7 +146,7 @@ async def test_with_increments_a_log_that_is_replayed_twice_counts_twice(loadabl
     start = loadable.log.stat().st_size
     store = ReleaseStore(loadable.redis, "bus")
     store.commit_script = loadable.redis.register_script(script.replace(sets, "redis.call('INCR', KEYS[5])"))
-    await store.commit(SLOT + 3600, b"bytes", b"m1", b"m2", "second", 2)
+    await store.commit(SLOT + 3600, b"bytes", Carried(b"m1", b"l1"), Carried(b"m2", b"l2"), "second", 2)
     log = loadable.log.read_bytes()
     assert (await loadable.load(log + log[start:]))[KEYS.sequence.encode()] == b"3"
 

@@ -2,7 +2,7 @@
 
 import { byId, chip, make } from './dom';
 import { say, sayIfKnown } from './texts';
-import { hours, length, span, when } from './times';
+import { hours, length, span, when, zoneName } from './times';
 import { SHORTCUTS } from './shortcuts';
 import { inUnit, unit } from './units';
 import type { Limit, Marker } from './types';
@@ -64,7 +64,7 @@ function facts(view: View, marker: Marker): Fact[] {
   const bounds = view.window!.window;
   const published = cells.filter((cell) => cell.status === 'published').length;
   return [
-    [say('about.window'), `${when(bounds, view.zone)} (${period.timezone})`],
+    [say('about.window'), `${when(bounds, view.zone)} (${zoneName(period.timezone)})`],
     [say('about.who'), say('about.who-text', { period: span(length(period)) })],
     [say('about.relation'), relation],
     ...(marker.accounting === 'zcdp' ? concentrated(marker) : pure(marker)),

@@ -15,9 +15,12 @@ export class ApiError extends Error {
   }
 }
 
+/** Milliseconds after which an answer that does not come counts as none: a browser waits for ever. */
+const PATIENCE = 60_000;
+
 async function get<T>(path: string, query: Record<string, string> = {}, seen: (response: Response) => void = () => undefined): Promise<T> {
   const text = new URLSearchParams(query).toString();
-  const response = await fetch(text ? `${path}?${text}` : path);
+  const response = await fetch(text ? `${path}?${text}` : path, { signal: AbortSignal.timeout(PATIENCE) });
   seen(response);
   const body: unknown = await response.json().catch(() => null);
   if (!response.ok) {
@@ -108,18 +111,32 @@ export async function caughtUp(onWait: () => void): Promise<void> {
 /**
  * Calls `onWindow` for every window finished after event `after`, and `onLink` when the connection comes or goes. The
  * browser tries again by itself after a broken connection, but not after an answer that is an error: then a new
- * connection is made here.
+ * connection is made here. A tab that nobody sees has none, because a browser has only six for all tabs of a server; it
+ * learns of the windows it missed when it is seen again.
  */
 export function follow(feed: string, after: number, onWindow: (window: WindowSummary) => void, onLink: (up: boolean) => void): void {
-  const source = new EventSource(`api/v1/stream?${new URLSearchParams({ feed, after: String(after) })}`);
-  source.addEventListener('open', () => onLink(true));
-  source.addEventListener('error', () => {
-    onLink(false);
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => follow(feed, after, onWindow, onLink), RETRY);
+  let source: EventSource | null = null;
+  const open = (): void => {
+    if (source || document.hidden) return;
+    const mine = (source = new EventSource(`api/v1/stream?${new URLSearchParams({ feed, after: String(after) })}`));
+    mine.addEventListener('open', () => onLink(true));
+    mine.addEventListener('error', () => {
+      if (mine !== source) return;
+      onLink(false);
+      if (mine.readyState !== EventSource.CLOSED) return;
+      source = null;
+      setTimeout(open, RETRY);
+    });
+    mine.addEventListener('window', (event) => {
+      const { data, lastEventId } = event as MessageEvent<string>;
+      after = Number(lastEventId);
+      onWindow(JSON.parse(data));
+    });
+  };
+  document.addEventListener('visibilitychange', () => {
+    if (!document.hidden) return open();
+    source?.close();
+    source = null;
   });
-  source.addEventListener('window', (event) => {
-    const { data, lastEventId } = event as MessageEvent<string>;
-    after = Number(lastEventId);
-    onWindow(JSON.parse(data));
-  });
+  open();
 }

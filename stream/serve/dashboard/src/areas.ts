@@ -5,7 +5,7 @@ import { areaKey, linesWith, ringOf, type Area } from './area';
 import { byId } from './dom';
 import { Drawing, type Form } from './drawing';
 import { boxOf } from './hexagons';
-import type { HexagonMap } from './map';
+import type { Mapped } from './mapless';
 import { boundsForm, cornersForm, counts, forms, heading } from './measure';
 import { together } from './named';
 import { covered } from './room';
@@ -31,7 +31,7 @@ export class Areas {
 
   constructor(
     private readonly view: View,
-    private readonly map: HexagonMap,
+    private readonly map: Mapped,
     private readonly around: Around,
     isPlaced: boolean,
   ) {

@@ -1,10 +1,11 @@
 /** The card of choices: statistic, colours, kind of value, and the legend. */
 
-import { byId, chip, make } from './dom';
+import { byId, chip, make, type Mark } from './dom';
 import { say } from './texts';
 import {
   STATISTICS,
   absoluteLabels,
+  isNobody,
   opacity,
   relativeLabels,
   topOf,
@@ -52,10 +53,11 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'absolute' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
+  check('schemes', view.scheme, (name) => name === 'now' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
   byId('scheduled-choice').hidden = !view.scheduling;
   showDays(view);
-  check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : view.modelled));
+  check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : true));
+  byId('kinds').hidden = !view.modelled;
   check('units', unit(), () => true);
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('controls-against').textContent = comparedWith(view);
@@ -65,7 +67,7 @@ export function showControls(view: View, looks: Look[]): void {
 /** What the colours compare with; of colours that compare with nothing, their unit. */
 function comparedWith(view: View): string {
   switch (view.scheme) {
-    case 'absolute': return unit();
+    case 'now': return unit();
     case 'scheduled': return say('legend.against.scheduled');
     case 'day': return view.otherDay!.other ? view.againstDay() : say('day.none');
     case 'usual': return view.usually('legend.against');
@@ -98,21 +100,22 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
 
 function legend(view: View, looks: Look[]): HTMLElement[] {
   const { scheme } = view;
-  const against = scheme !== 'absolute';
+  const against = scheme !== 'now';
   const title = make('h3', {}, comparedWith(view));
   if (scheme === 'day' && !view.otherDay!.other) return [title, make('p', { class: 'problem' }, view.againstDay())];
   const labels = against ? relativeLabels(scheme).map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
-    looks.some((look) => !look.hatched && look.index < 0) && row(say(scheme === 'scheduled' ? 'legend.unscheduled' : scheme === 'day' ? 'legend.no-value' : 'legend.unknown'), 'unknown'),
+    looks.some((look) => isNobody(look.hexagon)) && row(say('legend.nobody'), 'nobody'),
+    looks.some((look) => !look.hatched && look.index < 0 && look.opacity > 0) && row(say(scheme === 'scheduled' ? 'legend.unscheduled' : scheme === 'day' ? 'legend.no-value' : 'legend.unknown'), 'unknown'),
   ].filter((item) => item !== false);
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
     title,
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
-    against ? note('raw', say('legend.compared')) : note(view.shownKind, say(`legend.${view.shownKind}`)),
+    against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),
     ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
     ...derived(view),
     ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),
@@ -126,12 +129,12 @@ function derived(view: View): HTMLElement[] {
   return [make('p', { class: 'note derived' }, say(`about.speeds.${view.derivedSpeeds}`), unprotected)];
 }
 
-const note = (kind: Kind | 'histogram', text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);
+const note = (kind: Mark, text: string) => make('p', { class: 'note' }, chip(kind), ` ${text}`);
 
 const row = (label: string, colour: string) => make('li', {}, swatch(colour, 1), label);
 
 function swatch(colour: string, strength: number): HTMLElement {
-  const special = colour === 'hatch' || colour === 'unknown';
+  const special = ['hatch', 'unknown', 'nobody'].includes(colour);
   const outer = make('span', { class: special ? `swatch ${colour}` : 'swatch', 'aria-hidden': 'true' });
   if (special) return outer;
   const inner = make('span');

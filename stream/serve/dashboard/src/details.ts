@@ -3,7 +3,7 @@
 import { alertsOf } from './alerts';
 import { ApiError, history } from './api';
 import { cellName, chip, isolated, make } from './dom';
-import { STATISTICS, comparison, countText, interval, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
+import { STATISTICS, comparison, countText, interval, isNobody, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
 import { decimals, say } from './texts';
 import { when } from './times';
 import { inUnit, unit } from './units';
@@ -16,6 +16,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
   if (!hexagon) return [make('p', { class: 'reading' }, say('reading.none')), make('p', { class: 'quiet' }, say(`reason.none.${view.relation}`))];
   const reading = view.read(hexagon);
   const { now, verdict } = reading;
+  if (!now && isNobody(hexagon)) return [make('p', { class: 'reading' }, say('reading.nobody')), make('p', { class: 'quiet' }, say('reason.nobody'))];
   if (!now) {
     return [make('p', { class: 'reading' }, say('reading.not-published')), make('p', { class: 'quiet' }, suppressed(hexagon))];
   }
@@ -95,7 +96,7 @@ function allStatistics(view: View, cell: string): HTMLElement {
   const hexagon = view.cells.get(cell)!;
   const rows = view.statistics().flatMap((statistic: Statistic) => {
     const released = shown(hexagon, statistic, 'raw');
-    const modelled = shown(hexagon, statistic, 'modelled');
+    const modelled = shown(hexagon, statistic, 'estimate');
     const estimate = hexagon[STATISTICS[statistic]];
     const clamped = estimate?.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
     const name = make('span', {}, say(`${statistic}.short`));

@@ -54,4 +54,5 @@ export function closing(menu: HTMLDetailsElement): void {
 }
 
 /** A mark that says whether a number is a model's, as it was released, or a histogram's. */
-export const chip = (kind: 'modelled' | 'raw' | 'histogram') => make('span', { class: 'chip' }, say(`chip.${kind}`));
+export type Mark = 'modelled' | 'raw' | 'histogram';
+export const chip = (kind: Mark) => make('span', { class: 'chip' }, say(`chip.${kind}`));

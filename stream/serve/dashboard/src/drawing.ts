@@ -3,7 +3,7 @@
 import type { Position } from 'geojson';
 import { boxFrom } from './area';
 import { byId, make } from './dom';
-import type { HexagonMap } from './map';
+import type { Mapped } from './mapless';
 import type { Box } from './types';
 
 export type Form = 'box' | 'polygon';
@@ -28,7 +28,7 @@ export class Drawing {
   private readonly shape = make('div', { class: 'rubber' });
 
   constructor(
-    private readonly map: HexagonMap,
+    private readonly map: Mapped,
     private readonly strokes: Strokes,
   ) {
     this.layer.append(this.shape);

@@ -12,7 +12,7 @@ import type { Hexagon } from './types';
 import { bytesOf, drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
 import { TILE, WORLD, unitsOf } from './world';
 
-/** How one hexagon looks: its class (-1: none known), its opacity, whether it is hatched. */
+/** How one hexagon looks: its class (-1: none known), its opacity (0: not drawn), whether it is hatched. */
 export interface Look {
   hexagon: Hexagon;
   index: number;
@@ -29,6 +29,8 @@ const ACROSS = 2219;
 const PIXEL = 40_075 / TILE;
 /** Pixels from one line of the hatching to the next one along a parallel. */
 const HATCHING = 8;
+/** In place of its opacity, what says that a cell is hatched. */
+const HATCHED = 255;
 /** Cells in a row of the picture of their looks. */
 const ROW = 1024;
 
@@ -70,7 +72,8 @@ in float v_inside;
 in float v_along;
 out vec4 colour;
 void main() {
-  if (v_look.a > 0.0) {
+  if (v_look.a == 0.0) discard;
+  if (v_look.a < 1.0) {
     float inwards = v_inside / max(length(vec2(dFdx(v_inside), dFdy(v_inside))), 1e-6) / u_ratio;
     // Less transparent than the cell, so that it is seen on a faint one.
     float line = u_strength * (1.0 - smoothstep(0.1, 0.9, inwards)) * v_look.a * (2.0 - v_look.a);
@@ -123,8 +126,7 @@ export class HexagonLayer implements CustomLayerInterface {
     this.pixels = new Uint8Array(Math.ceil(looks.length / ROW) * ROW * 4);
     looks.forEach(({ index, opacity, hatched }, cell) => {
       this.pixels.set(colours[index] ?? unknown, 4 * cell);
-      // Nothing that is published is drawn without opacity.
-      this.pixels[4 * cell + 3] = hatched ? 0 : Math.round(255 * opacity);
+      this.pixels[4 * cell + 3] = hatched ? HATCHED : Math.round(254 * opacity);
     });
     this.isOldPicture = true;
     this.map?.triggerRepaint();

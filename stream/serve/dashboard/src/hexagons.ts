@@ -4,12 +4,18 @@ import { cellToBoundary, cellToChildren, cellToLatLng, cellToParent, cellsToMult
 import type { MultiPolygon, Polygon, Position } from 'geojson';
 import type { Box, Hexagon } from './types';
 
-/** A cell, and the smaller cells that are published apart from it. */
-export type Shape = Pick<Hexagon, 'cell' | 'excludes'>;
+/**
+ * A cell, the smaller cells that are published apart from it and, where it was merged, the finest resolution of its window: an H3
+ * parent is no union of its children, and the children are what was merged (`stream/messages/shapes.py`).
+ */
+export type Shape = Pick<Hexagon, 'cell' | 'excludes' | 'finest'>;
 
 /** One and the same shape has one key. */
-export const shapeKey = (hexagon: Shape) =>
-  hexagon.excludes?.length ? [hexagon.cell, ...[...hexagon.excludes].sort()].join(' ') : hexagon.cell;
+export const shapeKey = ({ cell, excludes = [], finest }: Shape) =>
+  finest === undefined ? cell : [cell, finest, ...[...excludes].sort()].join(' ');
+
+/** The finest resolution of cells and of what they exclude. */
+export const finestOf = (hexagons: Shape[]) => Math.max(0, ...new Set(hexagons.flatMap(({ cell, excludes = [] }) => [cell, ...excludes].map(getResolution))));
 
 /** Cells whose corners are remembered: H3 needs most of the time until a window is drawn. */
 const MOST_REMEMBERED = 50_000;
@@ -27,17 +33,16 @@ export function cornersOf(cell: string): Float64Array {
   return corners;
 }
 
-/** The finest cells that are left of a cell without the smaller cells that are published apart from it; none if there are no such. */
-export function restOf({ cell, excludes = [] }: Shape): string[] {
-  if (!excludes.length) return [];
-  const finest = Math.max(...excludes.map(getResolution));
+/** The finest cells of which a merged cell is made, without those that are published apart from it; none of one that is not merged. */
+export function restOf({ cell, excludes = [], finest }: Shape): string[] {
+  if (finest === undefined) return [];
   const apart = new Set(excludes.flatMap((one) => cellToChildren(one, finest)));
   return cellToChildren(cell, finest).filter((one) => !apart.has(one));
 }
 
 /** Outline of a cell without the smaller cells that are published apart from it. */
 export function shapeOf(hexagon: Shape): Polygon | MultiPolygon {
-  if (!hexagon.excludes?.length) return { type: 'Polygon', coordinates: [eastward(cellToBoundary(hexagon.cell, true))] };
+  if (hexagon.finest === undefined) return { type: 'Polygon', coordinates: [eastward(cellToBoundary(hexagon.cell, true))] };
   const rings = cellsToMultiPolygon(restOf(hexagon), true);
   return { type: 'MultiPolygon', coordinates: rings.map((polygon) => polygon.map(eastward)) };
 }
@@ -64,10 +69,12 @@ export function centre(cell: string): [number, number] {
   return [lng, lat];
 }
 
-/** The finest cell of `cells` that covers a place; `resolutions` from fine to coarse. */
+/** The cell of `cells` that covers a place; `resolutions` from fine to coarse, of which the first is that of all outlines. */
 export function cellAt<T>(cells: Map<string, T>, resolutions: number[], lng: number, lat: number): T | undefined {
+  if (!resolutions.length) return undefined;
+  const finest = latLngToCell(lat, lng, resolutions[0]!);
   for (const resolution of resolutions) {
-    const found = cells.get(latLngToCell(lat, lng, resolution));
+    const found = cells.get(cellToParent(finest, resolution));
     if (found) return found;
   }
   return undefined;
@@ -100,7 +107,7 @@ export function overlapping(others: Map<string, Hexagon>): (hexagon: Hexagon) =>
 export function boundsOf(shapes: Iterable<Shape>): Box | null {
   let [west, south, east, north] = [Infinity, Infinity, -Infinity, -Infinity];
   for (const shape of shapes) {
-    for (const cell of shape.excludes?.length ? restOf(shape) : [shape.cell]) {
+    for (const cell of shape.finest === undefined ? [shape.cell] : restOf(shape)) {
       const corners = cornersOf(cell);
       for (let at = 0; at < corners.length; at += 2) {
         const [lng, lat] = [corners[at]!, corners[at + 1]!];

@@ -18,6 +18,7 @@ import { boundsOf, centre } from './hexagons';
 import { setUpLanguage } from './language';
 import { isLarge, setUpLarge } from './large';
 import { HexagonMap } from './map';
+import { mapless, type Mapped } from './mapless';
 import { Names } from './names';
 import { parsePlace, placeText } from './place';
 import { Player } from './play';
@@ -30,14 +31,16 @@ import { setUpTheme } from './theme';
 import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
-import { clock, day, when } from './times';
+import { clock, day, when, zoneName } from './times';
 import type { Scheme } from './statistics';
-import type { AlertList, PlaceList, WindowCells, WindowSummary } from './types';
+import type { AlertList, PlaceList, Settings, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
 const REMEMBERED = 12;
 /** Milliseconds after which lists and clock are read anew: the server forgets its oldest windows, and clocks are set. */
 const REREAD = 3_600_000;
+/** Milliseconds after which a window that could not be read is asked for again, and after which a lost map is given up. */
+const [RETRY, LOST] = [15_000, 15_000];
 
 fillPage();
 const root = document.documentElement;
@@ -52,10 +55,12 @@ view.area = place.cell ? null : (place.area ?? null);
 view.live = !place.window;
 view.range = { from: place.from, to: place.to };
 
-let map: HexagonMap;
+let map: Mapped;
 let areas: Areas;
 let player: Player;
 let linked = true;
+/** The window that was asked for last could not be read. */
+let unread = false;
 let isKnown = true;
 /** The page that the server had when this one was loaded. */
 let build: string | null = null;
@@ -88,9 +93,9 @@ async function start(): Promise<void> {
   view.alerting = settings.alerting && view.feed === settings.feed;
   view.scheduling = settings.scheduled && view.feed === settings.feed;
   view.setLines(settings, place.lines);
-  const { at } = place;
-  map = new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
+  map = mapOf(settings);
   areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow, isPlaying: () => player.playing }, placed);
+  watchGraphics();
   map.map.on('moveend', () => writePlace());
   map.map.on('mousemove', ({ point, lngLat }) => hover(point.x, point.y, view.at(lngLat.lng, lngLat.lat)?.cell));
   map.map.on('mouseout', () => hover(0, 0, undefined));
@@ -126,7 +131,7 @@ async function start(): Promise<void> {
       const middle = map.map.getCenter();
       choose(view.at(middle.lng, middle.lat)?.cell ?? null);
     },
-    day: () => compareWith(view.scheme === 'day' ? 'usual' : 'day'),
+    day: () => compareWith(view.scheme === 'day' ? 'now' : 'day'),
     press: (button) => byId(button).click(),
   });
   byId('newest').addEventListener('click', () => live(true));
@@ -146,6 +151,26 @@ async function start(): Promise<void> {
   api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
   setInterval(() => void again().catch(() => undefined), REREAD);
+}
+
+/** The map, or what stands in its place where the browser has no WebGL: then the table is open. */
+function mapOf(settings: Settings): Mapped {
+  const { at } = place;
+  try {
+    return new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
+  } catch (error) {
+    console.warn('The map cannot be drawn.', error);
+    table.show();
+    return mapless(byId('map'), settings.domain);
+  }
+}
+
+/** Say that the map is gone where the graphics processor does not come back. */
+function watchGraphics(): void {
+  map.map.on('webglcontextlost', () => {
+    const timer = setTimeout(() => tellFailure(say('map.lost')), LOST);
+    map.map.on('webglcontextrestored', () => clearTimeout(timer));
+  });
 }
 
 /** Read anew what there is; the newest window is shown also where a dead connection told nothing of it. */
@@ -238,6 +263,7 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
     load(window), api.usual(view.feed, window.window.start), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
   ]);
   if (mine !== turn) return;
+  unread = false;
   took('fetch', 'asked');
   view.setWindow(cells, usual);
   view.setOtherDay(other.read.day, other.read.hexagons);
@@ -274,7 +300,7 @@ async function showGone(start: string): Promise<void> {
   turn += 1;
   asked = null;
   view.clear();
-  const at = (time: string) => `${day(time, view.zone)}, ${clock(time, view.zone)} (${view.zone})`;
+  const at = (time: string) => `${day(time, view.zone)}, ${clock(time, view.zone)} (${zoneName(view.zone)})`;
   showCard('gone', { window: at(start), first: at(view.windows[0]!.window.start), last: at(view.windows.at(-1)!.window.end) });
   await paint();
 }
@@ -433,7 +459,7 @@ function announce(): void {
 }
 
 function tell(then?: () => void): void {
-  showBadge(freshness(view, linked, arrived, api.now()));
+  showBadge(freshness(view, { linked, unread }, arrived, api.now()));
   showTimeline(view);
   player.show();
   then?.();
@@ -469,7 +495,9 @@ function fail(error: unknown): void {
 
 function tellFailed(error: unknown): void {
   tellFailure(say('failed.window', { reason: reasonOf(error) }));
-  showTimeline(view);
+  unread = true;
+  tell();
+  if (view.live) setTimeout(() => unread && view.live && show(view.windows.at(-1)).catch(fail), RETRY);
 }
 
 function tellFailure(text: string): void {

@@ -108,7 +108,7 @@ export function meshOf(shapes: (Shape & { resolution: number })[]): Mesh {
 function partsOf(shapes: (Shape & { resolution: number })[], resolution: number): Part[] {
   return shapes.flatMap((shape, index): Part[] => {
     if (shape.resolution !== resolution) return [];
-    if (!shape.excludes?.length) return [{ index, cell: shape.cell, among: null }];
+    if (shape.finest === undefined) return [{ index, cell: shape.cell, among: null }];
     const among = new Set(restOf(shape));
     return [...among].map((cell) => ({ index, cell, among }));
   });

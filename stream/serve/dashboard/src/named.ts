@@ -52,10 +52,10 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
   }
 }
 
-function meanOf({ mean }: AreaStatistics): Shown | null {
-  if (!mean) return null;
-  const [low, high] = mean.interval;
-  return { value: mean.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high && mean.value !== mean.raw };
+function meanOf({ estimate }: AreaStatistics): Shown | null {
+  if (!estimate) return null;
+  const [low, high] = estimate.interval;
+  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, method: estimate.method, outside: low === high };
 }
 
 /** The mean, or why there is none. */
@@ -65,13 +65,13 @@ function readingOf(found: AreaStatistics, around: string[]): string {
   return mean ? sentence(mean) : say(found.published ? 'area.open' : 'area.none');
 }
 
-function answers({ kind, cells, published, events, users, mean }: AreaStatistics, reading: string): HTMLElement[] {
+function answers({ kind, cells, published, events, users, estimate }: AreaStatistics, reading: string): HTMLElement[] {
   const { value, interval } = (events ?? users)!;
   const range = interval
     ? say('area.noisy', { low: decimals(interval[0], 0), high: decimals(interval[1], 0) })
     : say('area.exact');
   return [
-    mean ? make('p', { class: 'reading', id: 'area-mean' }, reading, chip('raw')) : make('p', { class: 'reading' }, reading),
+    estimate ? make('p', { class: 'reading', id: 'area-mean' }, reading, chip(estimate.method === 'released' ? 'raw' : 'modelled')) : make('p', { class: 'reading' }, reading),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
     make('p', {}, say(events ? 'area.events' : 'area.cell-users', { value: decimals(value, 0), range })),
   ];

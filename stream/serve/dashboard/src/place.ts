@@ -71,10 +71,10 @@ export function parsePlace(hash: string): Place {
     area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
-    colours: oneOf(fields.get('colours'), ['usual', 'day', 'scheduled', 'absolute'] as const),
+    colours: oneOf(fields.get('colours'), ['now', 'usual', 'day', 'scheduled'] as const),
     day: parseDay(fields.get('day') ?? ''),
     large: oneOf(fields.get('large'), ['on'] as const),
-    values: oneOf(fields.get('values'), ['modelled', 'raw'] as const),
+    values: oneOf(fields.get('values'), ['estimate', 'raw'] as const),
   };
   return Object.assign(place, Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)));
 }

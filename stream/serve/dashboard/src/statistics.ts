@@ -5,8 +5,9 @@ import { fromUnit, inUnit, unit } from './units';
 import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types';
 
 export type Statistic = 'mean' | 'p50' | 'p85' | 'spread';
-export type Kind = 'modelled' | 'raw';
-export type Scheme = 'usual' | 'day' | 'scheduled' | 'absolute';
+/** The leading estimates, or the values as they were released. */
+export type Kind = 'estimate' | 'raw';
+export type Scheme = 'now' | 'usual' | 'day' | 'scheduled';
 
 /** Every statistic with the released number that it is read from. */
 export const STATISTICS: Record<Statistic, Measured> = { mean: 'mean', p50: 'p50', p85: 'p85', spread: 'variance' };
@@ -34,12 +35,17 @@ export const LAPLACE = 2.12;
 
 const root = (number: number) => Math.sqrt(Math.max(number, 0));
 
+/** Whether the cell was published though nobody is estimated there. */
+export const isNobody = ({ status, estimate }: Hexagon) => status === 'published' && !estimate;
+
 /** The value to display; null where the cell was not published or has no such statistic. */
 export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown | null {
   const name = STATISTICS[statistic];
   const released = hexagon[name];
   if (hexagon.status !== 'published') return null;
-  const derived = kind === 'modelled' ? hexagon.post_processed?.[name] : undefined;
+  const leading = kind === 'estimate' ? hexagon.estimate?.[name] : undefined;
+  if (kind === 'estimate' && !leading) return null;
+  const derived = leading?.method === 'released' ? undefined : leading;
   if (derived && !derived.interval) {
     const { value, method } = derived;
     return { value, low: value, high: value, deviation: 0, quantile: NORMAL, method, unbounded: true };

@@ -1,7 +1,7 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, interval, isNoisy, margin, relative, speed, type Verdict } from './statistics';
+import { countOf, countText, interval, isNobody, isNoisy, margin, relative, speed, type Verdict } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
 import type { Reading, View } from './view';
@@ -95,7 +95,7 @@ export class Table {
       ? say('table.title', {
           count: readings.length,
           hours: hours(this.view.window.window, this.view.zone),
-          kind: say(`chip.${this.view.shownKind}`),
+          kind: say(`chip.${this.view.mark}`),
         })
       : say('empty.title');
     byId('table-scroll').replaceChildren(this.table(rows));
@@ -153,7 +153,7 @@ export class Table {
     const value = now
       ? [make('td', { class: 'number' }, speed(now.value, now), now.method && chip('modelled')),
          make('td', { class: 'number' }, interval(now))]
-      : [make('td', { colspan: 2, class: 'none' }, say('table.not-published'))];
+      : [make('td', { colspan: 2, class: 'none' }, say(isNobody(hexagon) ? 'table.nobody' : 'table.not-published'))];
     return make(
       'tr',
       selected ? { 'aria-current': 'true' } : {},

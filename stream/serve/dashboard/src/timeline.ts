@@ -2,7 +2,7 @@
 
 import { byId, make } from './dom';
 import { say } from './texts';
-import { ago, clock, day, hours, length, when } from './times';
+import { ago, clock, day, hours, length, when, zoneName } from './times';
 import type { WindowSummary } from './types';
 import type { View } from './view';
 
@@ -42,7 +42,7 @@ export function showTimeline(view: View): void {
   slider.setAttribute('aria-valuetext', bounds ? when(bounds, zone) : say('timeline.none'));
   const output = byId('window-text');
   if (!bounds) return output.replaceChildren();
-  output.replaceChildren(make('strong', {}, hours(bounds, zone)), ` ${day(bounds.start, zone)} `, make('span', { class: 'zone' }, zone));
+  output.replaceChildren(make('strong', {}, hours(bounds, zone)), ` ${day(bounds.start, zone)} `, make('span', { class: 'zone' }, zoneName(zone)));
   const label = (time: string) => `${day(time, zone).replace(/ \d{4}$/, '')} ${clock(time, zone)}`;
   byId('slider-first').textContent = windows.length > 1 ? label(windows[0]!.window.start) : '';
   byId('slider-last').textContent = windows.length > 1 ? label(windows.at(-1)!.window.end) : '';
@@ -54,9 +54,10 @@ export interface Freshness {
 }
 
 /** How fresh the newest window is. Stale: it ended more than two window lengths ago and none came since as long. */
-export function freshness(view: View, linked: boolean, arrived: number | null, now: number): Freshness {
+export function freshness(view: View, { linked, unread }: { linked: boolean; unread: boolean }, arrived: number | null, now: number): Freshness {
   const newest = view.windows.at(-1);
   if (!linked) return { state: 'offline', text: say('badge.offline') };
+  if (unread) return { state: 'offline', text: say('badge.unread') };
   if (!newest) return { state: 'waiting', text: say('badge.waiting') };
   const age = now - Date.parse(newest.window.end);
   const patience = 2 * length(newest.window);

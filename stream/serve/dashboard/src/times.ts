@@ -22,6 +22,9 @@ function lookedUp(zone: string): string {
   }
 }
 
+/** The zone in which times are written, by its name in the feed; UTC where this browser does not know it. */
+export const zoneName = (zone: string) => (known(zone) === 'UTC' ? 'UTC' : zone);
+
 /** Made once of each kind: it takes longer to make one than to write a hundred times with it. */
 function format(zone: string, options: Intl.DateTimeFormatOptions, language = locale): Intl.DateTimeFormat {
   const key = zone + language + JSON.stringify(options);

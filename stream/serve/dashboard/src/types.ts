@@ -13,7 +13,8 @@ export interface Estimate {
   unit: string;
 }
 
-export interface Derived {
+/** The number to show first, and the model that made it, or `released`. */
+export interface Leading {
   method: string;
   value: number;
   interval?: [number, number];
@@ -37,8 +38,11 @@ export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   /** Absent where users are counted instead: weights "share" and "user". */
   events?: number | Estimate;
   users: number | Estimate;
-  post_processed?: Record<string, Derived>;
+  /** The leading number of each statistic; null where the cell was not published, and where nobody is estimated. */
+  estimate: Partial<Record<Measured, Leading>> | null;
   excludes?: string[];
+  /** Of a merged cell, the finest resolution of its window; set by the page. */
+  finest?: number;
 }
 
 export interface Bounds {
@@ -211,7 +215,8 @@ export interface AreaStatistics extends Partial<AreaName> {
   events: AreaCount | null;
   /** Where there are no events. */
   users: AreaCount | null;
-  mean: { value: number; raw: number; interval: [number, number] } | null;
+  /** The leading mean; null where nobody is estimated. */
+  estimate: (Leading & { interval: [number, number] }) | null;
   geometry: MultiPolygon;
 }
 

@@ -1,7 +1,7 @@
 /** What is on display: the window, its cells, what is usual there, and what the reader chose. */
 
 import type { Area } from './area';
-import { cellAt, centre, overlapping, type Shape } from './hexagons';
+import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { say, type Values } from './texts';
 import { clock, day, dayOfWeek, localClock, when, weekend } from './times';
@@ -12,6 +12,7 @@ import {
   STATISTICS,
   absoluteBreaks,
   classify,
+  isNobody,
   opacity,
   shown,
   thenOf,
@@ -67,8 +68,8 @@ export class View {
   /** The windows that are played begin at `from` or later and before `to`; all, where neither is given. */
   range: { from?: string; to?: string } = {};
   statistic: Statistic = 'mean';
-  kind: Kind = 'modelled';
-  /** Chosen by the reader; until then, against usual as soon as enough windows are known. */
+  kind: Kind = 'estimate';
+  /** Chosen by the reader; until then, what is now. */
   chosenScheme: Scheme | null = null;
   /** The local date to compare with; null for a week before, or else the day before. */
   day: string | null = null;
@@ -103,7 +104,9 @@ export class View {
   setWindow(window: WindowCells, usual: Usual): void {
     this.window = window;
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
-    this.resolutions = [...new Set(window.hexagons.map((hexagon) => hexagon.resolution))].sort((a, b) => b - a);
+    const finest = finestOf(window.hexagons);
+    for (const hexagon of window.hexagons) if (hexagon.resolution < finest) hexagon.finest = finest;
+    this.resolutions = [...new Set([finest, ...window.hexagons.map((hexagon) => hexagon.resolution)])].sort((a, b) => b - a);
     this.earlierWindows = usual.earlier_windows;
     this.days = usual.days;
     this.usual = new Map(usual.cells.map((cell) => [cell.cell, cell]));
@@ -166,13 +169,13 @@ export class View {
   }
 
   private isModelled = (statistic: Statistic) =>
-    this.window?.hexagons.some((hexagon) => hexagon.post_processed?.[STATISTICS[statistic]]) ?? false;
+    this.window?.hexagons.some(({ estimate }) => (estimate?.[STATISTICS[statistic]]?.method ?? 'released') !== 'released') ?? false;
 
   statistics(): Statistic[] {
     return (Object.keys(STATISTICS) as Statistic[]).filter((statistic) => this.available(statistic));
   }
 
-  /** Whether the window holds modelled values of the statistic. */
+  /** Whether a model's numbers lead in the window. */
   get modelled(): boolean {
     return this.isModelled(this.statistic);
   }
@@ -185,13 +188,17 @@ export class View {
   /** Whether what is shown has no intervals. */
   get unbounded(): boolean {
     const name = STATISTICS[this.statistic];
-    return this.shownKind === 'modelled' && this.window!.hexagons.some(({ post_processed }) => post_processed?.[name] && !post_processed[name].interval);
+    return this.shownKind === 'estimate' && this.window!.hexagons.some(({ estimate }) => estimate?.[name] && !estimate[name].interval);
+  }
+
+  /** How the numbers that are shown are marked. */
+  get mark(): 'modelled' | 'raw' {
+    return this.modelled && this.shownKind === 'estimate' ? 'modelled' : 'raw';
   }
 
   /** What numbers are shown of the chosen kind. */
   get shownKind(): Kind {
-    if (!this.modelled) return 'raw';
-    return this.modelledAlone ? 'modelled' : this.kind;
+    return this.modelledAlone ? 'estimate' : this.kind;
   }
 
   /** Mechanisms of the window's spatial histograms. */
@@ -216,15 +223,15 @@ export class View {
   get scheme(): Scheme {
     if (this.chosenScheme === 'day' && this.besideOtherDays && this.otherDay) return 'day';
     if (this.chosenScheme === 'scheduled' && this.schedulable && this.scheduled) return 'scheduled';
-    return this.comparable && this.chosenScheme !== 'absolute' ? 'usual' : 'absolute';
+    return this.comparable && this.chosenScheme === 'usual' ? 'usual' : 'now';
   }
 
   get breaks(): number[] {
-    return this.scheme !== 'absolute' ? RELATIVE_BREAKS : absoluteBreaks(this.statistic, this.upper);
+    return this.scheme !== 'now' ? RELATIVE_BREAKS : absoluteBreaks(this.statistic, this.upper);
   }
 
   get colours(): string[] {
-    return this.scheme !== 'absolute' ? [...RD_YL_BU, WITHIN_NOISE[this.theme]] : viridis(this.breaks.length + 1, this.theme);
+    return this.scheme !== 'now' ? [...RD_YL_BU, WITHIN_NOISE[this.theme]] : viridis(this.breaks.length + 1, this.theme);
   }
 
   read(hexagon: Hexagon): Reading {
@@ -304,8 +311,9 @@ export class View {
     this.level = levelOf(compared.flatMap((one) => (one.released ? [[one.released, referenceOf(one)]] : [])));
     return compared.map((one): Look => {
       const { hexagon, now } = one;
+      if (isNobody(hexagon)) return { hexagon, index: -1, opacity: 0, hatched: false };
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
-      if (scheme !== 'absolute') {
+      if (scheme !== 'now') {
         const { verdict } = this.judge(one);
         return { hexagon, hatched: false, ...(verdict ? against(verdict) : { index: -1, opacity: 0.3 }) };
       }

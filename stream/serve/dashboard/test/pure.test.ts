@@ -1,10 +1,10 @@
 import './significance';
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { cellToChildren, cellToParent, gridDisk } from 'h3-js';
+import { cellToChildren, cellToParent, gridDisk, latLngToCell } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { gridOf, VERTEX_NUMBERS } from '../src/grid';
-import { boundsOf, cellAt, cornersOf, overlapping, shapeOf } from '../src/hexagons';
+import { boundsOf, cellAt, centre, cornersOf, overlapping, shapeOf } from '../src/hexagons';
 import { meshOf, type Mesh } from '../src/mesh';
 import { WORLD, east, south } from '../src/world';
 import { Names } from '../src/names';
@@ -23,9 +23,11 @@ const estimate = (raw: number, low: number, high: number, scale = 1): Estimate =
   value: Math.max(raw, 0), raw, clamped: raw < 0, scale, interval: [low, high], unit: 'km/h',
 });
 
+const led = (value: number, low: number, high: number, method = 'kalman') => ({ method, value, interval: [low, high] as [number, number], unit: 'km/h' });
+
 const hexagon = (more: Partial<Hexagon> = {}): Hexagon => ({
   cell: '87489e342ffffff', resolution: 7, status: 'published', relation: 'values', epsilon: 2, window: WINDOW, events: 10, users: 3,
-  mean: estimate(23, 19, 27), variance: { ...estimate(25, 16, 36), unit: '(km/h)^2' }, ...more,
+  mean: estimate(23, 19, 27), estimate: { mean: led(23, 19, 27, 'released') }, variance: { ...estimate(25, 16, 36), unit: '(km/h)^2' }, ...more,
 });
 
 /** A verdict on a difference with the error of its own noise. */
@@ -46,14 +48,14 @@ test('a suppressed cell and a missing statistic show nothing', () => {
 });
 
 test('a percentile that is modelled alone is shown without an interval, whatever kind was chosen, and compared with nothing', () => {
-  const post_processed = { p50: { method: 'clipped-normal', value: 21.4, unit: 'km/h' } };
-  const alone = hexagon({ post_processed });
-  const now = shown(alone, 'p50', 'modelled')!;
+  const led = { p50: { method: 'clipped-normal', value: 21.4, unit: 'km/h' } };
+  const alone = hexagon({ estimate: led });
+  const now = shown(alone, 'p50', 'estimate')!;
   assert.equal(sentence(now), '21 km/h; no interval is given for a modelled percentile');
   assert.equal(interval(now), '–');
   assert.equal(classify(now, RELATIVE_BREAKS, 20).spans, 5);
   assert.equal(shown(alone, 'p50', 'raw'), null);
-  assert.equal(shown(hexagon({ post_processed, p50: estimate(30, 20, 40) }), 'p50', 'modelled')!.low, 21.4, 'not the interval of the released one');
+  assert.equal(shown(hexagon({ estimate: led, p50: estimate(30, 20, 40) }), 'p50', 'estimate')!.low, 21.4, 'not the interval of the released one');
   const view = new View();
   view.statistic = 'p50';
   view.kind = 'raw';
@@ -61,7 +63,7 @@ test('a percentile that is modelled alone is shown without an interval, whatever
     earlier_windows: 9, days: 'any', cells: [],
   } as unknown as Usual);
   assert.deepEqual(view.statistics(), ['mean', 'p50', 'spread']);
-  assert.deepEqual([view.statistic, view.shownKind, view.comparable, view.scheme], ['p50', 'modelled', false, 'absolute']);
+  assert.deepEqual([view.statistic, view.shownKind, view.comparable, view.scheme], ['p50', 'estimate', false, 'now']);
   assert.equal(view.read(alone).now!.value, 21.4);
   assert.equal(view.read(alone).verdict, null);
 });
@@ -95,14 +97,15 @@ test('usual is compared only where it is known to within itself over three windo
 });
 
 test('what is compared is the released value, whatever a model makes of it', () => {
-  const modelled = (value: number) => ({ post_processed: { mean: { method: 'smoothing', value, interval: [value - 0.1, value + 0.1] as [number, number], unit: 'km/h' } } });
+  const modelled = (value: number) => ({ estimate: { mean: led(value, value - 0.1, value + 0.1) } });
   const [noisy, slower] = [hexagon({ cell: '88489e3421fffff', mean: estimate(23, 13, 33, 5), ...modelled(15) }), hexagon({ mean: estimate(15, 14.8, 15.2, 0.1), ...modelled(25) })];
   const usual = { mean: { value: 25, interval: [24.8, 25.2] as [number, number], deviation: 0.1, spread: 1, windows: 9 } };
   const view = new View();
   view.setWindow({ hexagons: [noisy, slower], window: { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' } } as WindowCells, {
     earlier_windows: 9, days: 'any', cells: [noisy, slower].map(({ cell }) => ({ cell, raw: usual })),
   } as unknown as Usual);
-  assert.equal(view.scheme, 'usual');
+  assert.equal(view.scheme, 'now');
+  view.chosenScheme = 'usual';
   const [within, clear] = view.looks();
   assert.deepEqual([within!.index, clear!.index], [RELATIVE_BREAKS.length + 1, 0], 'the noisy one is within the noise, the other slower');
   assert.equal(view.read(noisy).now!.value, 15);
@@ -372,17 +375,21 @@ test('a cell is found at its centre, the finer before the coarser', () => {
   const [lng, lat] = [0, 1].map((axis) => ring!.slice(0, 6).reduce((sum, point) => sum + point[axis]! / 6, 0));
   assert.equal(cellAt(cells, [8, 7], lng!, lat!), 'fine');
   assert.equal(cellAt(cells, [8, 7], 0, 0), undefined);
+  // A corner of a child that its parent's own hexagon leaves out is its parent's all the same.
+  const parent = '87489e342ffffff';
+  const out = cellToChildren(parent, 9).map(centre).find(([x, y]) => latLngToCell(y, x, 7) !== parent)!;
+  assert.equal(cellAt(new Map([[parent, 'merged']]), [9, 7], ...out), 'merged');
 });
 
 test('a cell without the finer cells that are published apart keeps a hole', () => {
   const whole = shapeOf({ cell: '87489e342ffffff' });
-  const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'] });
+  const rest = shapeOf({ cell: '87489e342ffffff', excludes: ['88489e3421fffff'], finest: 8 });
   assert.equal(whole.type, 'Polygon');
   assert.equal(rest.type, 'MultiPolygon');
 });
 
 test('the first view holds cells with their outlines, also what is left of a merged one', () => {
-  const cells = [{ cell: '87489e342ffffff' }, { cell: '86489e347ffffff', excludes: ['87489e345ffffff'] }];
+  const cells = [{ cell: '87489e342ffffff' }, { cell: '86489e347ffffff', excludes: ['87489e345ffffff'], finest: 7 }];
   const [west, south, east, north] = boundsOf(cells)!;
   const points = cells.flatMap((cell) => shapeOf(cell).coordinates.flat(cell.excludes ? 2 : 1) as number[][]);
   assert.deepEqual([west, south], [0, 1].map((axis) => Math.min(...points.map((point) => point[axis]!))));
@@ -425,11 +432,12 @@ test('a cell is drawn with its corners to a pixel of the largest zoom, also acro
 test('what is left of a merged cell is drawn without the cells apart, its outline without the edges within it', () => {
   const cell = '86489e347ffffff';
   const apart = ['87489e345ffffff'];
-  const whole = drawn(meshOf([{ cell, resolution: 6, excludes: [] }]), -97.7);
-  const rest = drawn(meshOf([{ cell, resolution: 6, excludes: apart }]), -97.7);
-  assert.ok(Math.abs(areaOf(rest) / areaOf(whole) - 6 / 7) < 0.01);
+  const whole = drawn(meshOf([{ cell, resolution: 6, finest: 7 }]), -97.7);
+  const rest = drawn(meshOf([{ cell, resolution: 6, excludes: apart, finest: 7 }]), -97.7);
+  const child = drawn(meshOf([{ cell: apart[0]!, resolution: 7 }]), -97.7);
+  assert.ok(Math.abs((areaOf(rest) + areaOf(child)) / areaOf(whole) - 1) < 1e-6, 'they overlap nowhere and leave no gap');
   const edges = rest.filter((_, at) => at % 3 === 0 && !rest[at + 1]!.inside).length;
-  const rings = shapeOf({ cell, excludes: apart }).coordinates.flat() as number[][][];
+  const rings = shapeOf({ cell, excludes: apart, finest: 7 }).coordinates.flat() as number[][][];
   assert.equal(edges, rings.reduce((sum, ring) => sum + ring.length - 1, 0));
 });
 

@@ -1,0 +1,61 @@
+"""The leading estimate of a cell: for each statistic one number, which every reader shows first. Pure.
+
+A message holds what was drawn and, under ``post_processed``, what models made of it. Of these the most accurate leads: the
+smoothed value, else the shrunk or modelled one, else the released one. It is chosen here and nowhere else, from the released
+message alone, so it costs no budget.
+
+Under "participation" every cell of a public list is released, also where nobody was. A cell has no estimate where nobody is
+estimated in it: where its released number of users is at most one standard deviation of its own noise. Of empty cells one in
+eight exceeds that (12 %; Gaussian noise: 16 %).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+STATISTICS = ("mean", "variance", "p15", "p50", "p85")
+"""Statistics of which a message may hold an estimate."""
+SMOOTHED = "_smoothed"
+"""What the name of a statistic ends with under ``post_processed`` where its past was used."""
+RELEASED = "released"
+"""``method`` of an estimate that no model made."""
+
+Estimates = dict[str, dict[str, Any]]
+"""By statistic: ``value``, ``interval`` (95 %; absent where the model gives none), ``unit`` and ``method``."""
+
+
+def estimates_of(body: Mapping[str, Any]) -> Estimates | None:
+    """The leading estimates of a cell's message; None where it was not published, and where nobody is estimated."""
+    if body["status"] != "published" or not _is_anybody(body):
+        return None
+    modelled = body.get("post_processed", {})
+    leading = {
+        name: modelled.get(name + SMOOTHED) or modelled.get(name) or _released(body, name) for name in STATISTICS
+    }
+    return {name: estimate for name, estimate in leading.items() if estimate is not None}
+
+
+def with_estimates(value: bytes) -> bytes:
+    """A cell's message with its leading estimates as ``estimate``; its other bytes stay as they were released."""
+    estimates = msgspec.json.encode(estimates_of(msgspec.json.decode(value)))
+    return value.rstrip()[:-1] + b',"estimate":' + estimates + b"}"
+
+
+def _released(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    drawn = body.get(name)
+    if drawn is None:
+        return None
+    return {part: drawn[part] for part in ("value", "interval", "unit")} | {"method": RELEASED}
+
+
+def _is_anybody(body: Mapping[str, Any]) -> bool:
+    """Whether the released number of users exceeds the standard deviation of its noise; an exact number does."""
+    users = body.get("users", body.get("events"))
+    if not isinstance(users, Mapping):
+        return True
+    deviation = users["scale"] * (1.0 if body.get("accounting") == "zcdp" else math.sqrt(2.0))
+    return bool(users["raw"] > deviation)

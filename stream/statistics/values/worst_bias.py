@@ -1,0 +1,52 @@
+"""The most that clipping can bias a release under "values". With the mean size of the noise it is the worst-case error E.
+
+A function of public counts and of the plan, so stating it costs nothing; the largest E of all cells is what [C] tells a client.
+Of the mean: U·(1 − n/N) for N − n samples that are not retained, and Σ_ℓ max(0, U·Γ_ℓ − T)/n for a cap T of users' sums. Of
+the variance: the two cases of :func:`dpcore.variance.clipping_bias`. Means of a single-cell mechanism: the bound of its own.
+Source: the talk on [M] and [C], E_g = Σ (max bias) + E|Z|.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.contributions import Counts
+from dpcore.mean import clipping_bias as mean_bias
+from dpcore.variance import clipping_bias as variance_bias
+from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.plan import Plan
+from stream.statistics.values.cell_means import cell_mechanism
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
+    """Bounds for the mean in km/h and the variance in (km/h)², by cell (C,), as far as they are released. Relation "values"."""
+    total, kept = counts.by_cell(counts.samples), counts.by_cell(plan.retained)
+    upper, biases = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
+    if "mean" in plan.statistics:
+        inside = _of_mechanism(plan, counts) if plan.mean_epsilon_micro else _of_caps(plan, counts)
+        biases["mean"] = np.minimum(upper * mean_bias(total, kept) + inside * SPEED_QUANTUM_KMH, upper)
+    if "variance" in plan.statistics:
+        biases["variance"] = upper**2 * variance_bias(total, kept)
+    return biases
+
+
+def _of_caps(plan: Plan, counts: Counts) -> FloatArray:
+    """The most that caps take from the mean of retained samples, in quanta, (C,)."""
+    if plan.caps is None:
+        return np.zeros(counts.n_cells)
+    above = np.maximum(plan.retained * plan.upper_quanta - plan.caps[counts.pair_cell], 0)
+    taken = np.bincount(counts.pair_cell, weights=above, minlength=counts.n_cells)
+    return np.asarray(taken / np.maximum(counts.by_cell(plan.retained), 1))
+
+
+def _of_mechanism(plan: Plan, counts: Counts) -> FloatArray:
+    """The bias bound that a single-cell mechanism states for its retained samples, in quanta, (C,)."""
+    mechanism, bounds = cell_mechanism(plan, plan.upper_quanta), np.zeros(counts.n_cells)
+    for g in range(counts.n_cells):
+        samples = plan.retained[counts.cell_start[g] : counts.cell_start[g + 1]]
+        if samples.any():
+            bounds[g] = mechanism.plan(samples[samples > 0], plan.mean_epsilon_micro).bias_bound
+    return bounds

@@ -1,0 +1,173 @@
+"""The horizon: what a user may lose in several periods, over every small history, in the shipped ledger.
+
+A history says what a user would be charged in each window. The ledger admits and charges; whoever compares two histories
+learns from every window in which one of them contributes something else. So the loss between two histories is the sum of
+the charges, in either, of windows where they differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from stream.storage.keys import FeedKeys
+from stream.storage.ledger import BeforeBirthError, Ledger, RetiredError
+from stream.storage.retirement import Retirement
+from stream.windows import Horizon, Slotting
+from tests.support.builders import SLOT
+
+DAY, HOUR = 86_400, 3600
+GRANT, BUDGET, BLOCK = 3, 4, 7
+"""Most that a window may cost, budget of a day, budget of a block of two days."""
+SLOTTING = Slotting(timedelta(hours=12), timedelta(days=1), "UTC", Horizon(timedelta(days=2), BLOCK))
+START = 1_490_572_800
+"""2017-03-27 00:00 UTC, on which a block begins, be it of two days or of 28."""
+WINDOWS = [START + 12 * HOUR * n for n in range(4)]
+"""Two windows in each of two days."""
+CHARGES = (0, 1, 3)
+USER = np.array([7], dtype=np.uint64)
+History = tuple[int, ...]
+
+
+async def admitted(redis: Redis, history: History, slotting: Slotting = SLOTTING) -> list[int]:
+    """What the user is charged in each window: nothing where a whole grant is not left in both budgets."""
+    await redis.flushall()
+    ledger = Ledger(redis, "bus")
+    generation, paid = await ledger.start_generation(birth=0), []
+    for slot, wanted in zip(WINDOWS, history, strict=True):
+        period = slotting.period_of(slot)
+        left = BUDGET - await ledger.spent(period.key, USER, besides=slot)
+        left = np.minimum(left, await ledger.left_of_block(period, USER, besides=slot))
+        charge = wanted if left[0] >= GRANT else 0
+        if charge:
+            assert not len(await ledger.charge(slot, period, generation, USER, np.array([charge]), BUDGET))
+        paid.append(charge)
+    return paid
+
+
+async def every_history(redis: Redis) -> dict[History, list[int]]:
+    return {history: await admitted(redis, history) for history in itertools.product(CHARGES, repeat=len(WINDOWS))}
+
+
+def loss(one: list[int], other: list[int]) -> int:
+    return sum(a + b for a, b in zip(one, other, strict=True) if a != b)
+
+
+async def test_a_block_costs_its_budget_a_day_its_own_and_one_day_among_others_at_most_twice_that_and_a_window(
+    redis: Redis,
+) -> None:
+    paid = await every_history(redis)
+    nothing = [0] * len(WINDOWS)
+    assert max(loss(charges, nothing) for charges in paid.values()) == BLOCK
+    assert max(sum(charges[:2]) for charges in paid.values()) == BUDGET
+    one_day = [
+        loss(paid[(*first, *rest)], paid[(0, 0, *rest)])
+        for first in itertools.product(CHARGES, repeat=2)
+        for rest in itertools.product(CHARGES, repeat=2)
+    ]
+    assert max(one_day) <= min(2 * (BUDGET + GRANT), 2 * BLOCK)
+
+
+def charged_to(history: list[int], grant: int, block: int) -> list[int]:
+    """The same rule without servers: the user contributes if a whole ``grant`` of the ``block`` is left."""
+    spent, paid = 0, []
+    for wanted in history:
+        charge = wanted if block - spent >= grant else 0
+        spent += charge
+        paid.append(charge)
+    return paid
+
+
+def test_what_one_day_decides_about_later_days_can_exceed_the_budget_of_the_block() -> None:
+    """Why the block's budget is promised for everything that a user did in the block, and not for one day of it."""
+    busy_day, later = 9, [2] * 5
+    there, absent = charged_to([busy_day, *later], 2, 10), charged_to([0, *later], 2, 10)
+    assert loss(there, [0] * 6) <= 10
+    assert loss(there, absent) == 9 + 10 > 10
+
+
+async def test_the_block_is_charged_in_the_same_call_and_refuses_where_it_is_spent(redis: Redis) -> None:
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation(birth=0)
+    first, second = (SLOTTING.period_of(slot) for slot in (WINDOWS[0], WINDOWS[2]))
+    users = np.array([7, 8], dtype=np.uint64)
+    assert not len(await ledger.charge(WINDOWS[0], first, generation, users, np.array([4, 1]), BUDGET))
+    refused = await ledger.charge(WINDOWS[2], second, generation, users, np.array([4, 4]), BUDGET)
+    assert refused.tolist() == [7], "4 of 7 were spent"
+    assert first.block is not None
+    assert (await ledger.spent(second.key, users, besides=0)).tolist() == [0, 4], "the period pays nothing alone"
+    assert (await ledger.spent(first.block.key, users, besides=0)).tolist() == [4, 5]
+    assert (await ledger.left_of_block(second, users, besides=WINDOWS[2])).tolist() == [3, 6]
+
+
+async def test_a_block_keeps_the_lowest_budget_that_it_was_ever_given(redis: Redis) -> None:
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation(birth=0)
+
+    async def charge(slot: int, charge: int, budget: int) -> list[int]:
+        period = SLOTTING.period_of(slot)
+        assert period.block is not None
+        period = period._replace(block=period.block._replace(budget=budget))
+        refused = await ledger.charge(slot, period, generation, USER, np.array([charge]), 100)
+        return refused.tolist()
+
+    assert await charge(WINDOWS[0], 2, 3) == []
+    assert await charge(WINDOWS[1], 2, 50) == [7]
+    assert await charge(WINDOWS[1], 1, 50) == []
+
+
+async def test_a_ledger_that_is_born_within_a_block_releases_none_of_it(redis: Redis) -> None:
+    ledger, birth = Ledger(redis, "bus"), START + DAY
+    generation = await ledger.start_generation(birth=birth)
+    assert await ledger.releases_since(SLOTTING) == START + 2 * DAY
+    second = SLOTTING.period_of(WINDOWS[2])
+    with pytest.raises(BeforeBirthError):
+        await ledger.charge(WINDOWS[2], second, generation, USER, np.array([1]), BUDGET)
+    without = Slotting(timedelta(hours=12), timedelta(days=1), "UTC")
+    assert await ledger.releases_since(without) == birth
+
+
+async def test_the_charges_of_a_block_outlive_its_periods_and_go_with_its_last_one(redis: Redis) -> None:
+    ledger, keys = Ledger(redis, "bus"), FeedKeys("bus")
+    generation = await ledger.start_generation(birth=0)
+    first = SLOTTING.period_of(WINDOWS[0])
+    assert first.block is not None
+    await ledger.charge(WINDOWS[0], first, generation, USER, np.array([4]), BUDGET)
+    await redis.sadd(keys.sealed, str(WINDOWS[0]))
+    retirement = Retirement(redis, "bus", SLOTTING)
+    await retirement.retire(START + DAY)
+    assert await ledger.periods() == [first.block.key]
+    second = SLOTTING.period_of(WINDOWS[2])
+    refused = await ledger.charge(WINDOWS[2], second, generation, USER, np.array([4]), BUDGET)
+    assert refused.tolist() == [7], "what the retired day was charged still counts"
+    await retirement.retire(START + 2 * DAY)
+    assert await ledger.periods() == []
+    assert await redis.exists(keys.terms(first.block.key)) == 0
+    with pytest.raises(RetiredError):
+        await ledger.charge(WINDOWS[2], second, generation, USER, np.array([4]), BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("length", "period"), [(timedelta(days=3), timedelta(days=2)), (timedelta(hours=36), timedelta(hours=12))]
+)
+def test_a_horizon_is_whole_periods_and_days(length: timedelta, period: timedelta) -> None:
+    with pytest.raises(ValueError, match="28d"):
+        Slotting(timedelta(hours=1), period, "UTC", Horizon(length, 1))
+
+
+@pytest.mark.parametrize("timezone", ["America/Chicago", "Pacific/Apia", "Australia/Lord_Howe", "Asia/Beirut"])
+def test_every_period_lies_in_one_block_whatever_the_clocks_do(timezone: str) -> None:
+    slotting = Slotting(timedelta(hours=1), timedelta(days=7), timezone, Horizon(timedelta(days=28), 1))
+    at, ends = SLOT, set[int]()
+    for _ in range(120):
+        period = slotting.period_of(at)
+        block = period.block
+        assert block is not None
+        assert block.start <= period.start < period.end <= block.end
+        ends.add(block.end)
+        at = period.end
+    assert len(ends) in (30, 31)
