@@ -10,14 +10,13 @@ import structlog
 from dpcore.relation import NeighbouringRelation
 from stream.app.looking import Looking
 from stream.app.worker import Worker
+from stream.messages.retention import KEPT_PERIODS
 from stream.storage.retirement import Retirement
 from stream.windows import Period, utc_text
 
 log = structlog.get_logger()
 
 _LOOK_SECONDS = 600.0
-_KEPT = timedelta(days=2)
-"""How long a period is kept after its last possible event, so that operators can look at it and retry set-aside windows."""
 
 
 class Retiring(Looking):
@@ -64,7 +63,7 @@ class Retiring(Looking):
         if mark_us is None:
             return None
         now = min(now_us // 1_000_000, int(time.time()))
-        oldest = [min(now, mark_us // 1_000_000) - _KEPT // timedelta(seconds=1)]
+        oldest = [min(now, mark_us // 1_000_000) - KEPT_PERIODS // timedelta(seconds=1)]
         if worker.config.window.lateness == "event-time":
             oldest.append(now - worker.config.window.max_age // timedelta(seconds=1))
         since = await worker.due.since()

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +19,7 @@ from stream.cli.check_rules import rules_of, text_of
 from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 from stream.config.feed import derived_speed_note
+from stream.config.promise import NAMES, bounds, one_day_among_others
 
 
 def _span(span: timedelta) -> str:
@@ -104,6 +106,7 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "budget": settings.privacy.budget,
         "epsilon_per_window": settings.privacy.epsilon,
         "windows_per_period": windows,
+        "over_days": {str(bound.days): bound.epsilon for bound in bounds(settings)},
         "speeds": settings.feed.speeds,
         "windows_of_longest_period": settings.slotting.most_slots(int(time.time())),
         "windows_with_full_epsilon": min(settings.privacy.ledger_budget // settings.window_grant, windows),
@@ -146,10 +149,33 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
+    yield from _over_days(settings)
     note = derived_speed_note(settings.relation, settings.feed.speeds)
     if note is not None:
         yield f"Note: feed.speeds is {settings.feed.speeds!r}. {note}"
     yield from _unpaid(settings)
+
+
+def _over_days(settings: Config) -> Iterator[str]:
+    """What the days cost together, and what the relation leaves open."""
+    costs = ", ".join(f"{NAMES[bound.days]} ε {bound.epsilon:.4g}" for bound in bounds(settings))
+    converted = (
+        ""
+        if settings.privacy.delta is None
+        else f", each converted once from the sum of ρ, at δ {settings.privacy.delta:g}"
+    )
+    yield f"All releases about what one user did in {costs}{converted}. 'hexveil check --sheet promise.html' says what that means."
+    among = one_day_among_others(settings)
+    if among is not None:
+        yield (
+            f"With a horizon one day's data decide who has budget later: by the day's own releases a day costs ε "
+            f"{settings.privacy.budget:g}, by all releases of its block at most {among:.4g}."
+        )
+    if settings.relation == NeighbouringRelation.VALUES:
+        yield (
+            "Warning: this protects measured speeds, not where or when. Anybody can compute rough speeds from public positions and times, "
+            "whatever is released."
+        )
 
 
 def _unpaid(settings: Config) -> Iterator[str]:
@@ -192,17 +218,36 @@ def _amount(settings: Config, units: int) -> str:
     return f"{(Decimal(units) / settings.privacy.ledger_unit[1]).normalize():f}"
 
 
+def _write_sheet(settings: Config, file: Path) -> None:
+    from stream.cli.sheet import as_html, as_markdown
+
+    try:
+        file.write_text((as_html if file.suffix == ".html" else as_markdown)(settings), encoding="utf-8")
+    except OSError as error:
+        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write", USAGE)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command("check")
-    def check(config: ConfigFile = None, as_json: AsJson = False) -> None:
+    def check(
+        config: ConfigFile = None,
+        as_json: AsJson = False,
+        sheet: Annotated[
+            Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
+        ] = None,
+    ) -> None:
         """Check the configuration without any server, and say what it promises."""
+        if sheet is not None and sheet.suffix not in (".html", ".md"):
+            stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
         chosen = choose_config(config)
         settings = read_config(chosen)
         released = _participation(settings)
         histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
         rules = rules_of(settings)
+        if sheet is not None:
+            _write_sheet(settings, sheet)
         if as_json:
             report = {"config": str(chosen.file)} | _report(settings, released, histogram)
             typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))

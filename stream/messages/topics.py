@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
@@ -15,6 +16,7 @@ from stream.connection import kafka_options
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 
 _DAY_MS = 86_400_000
+_MILLISECOND = timedelta(milliseconds=1)
 _LISTED_SECONDS = 10.0
 
 
@@ -47,8 +49,12 @@ OUTPUT_PLANS = (
 
 
 def topic_plans(config: Config) -> list[TopicPlan]:
-    """Input and output topics of a deployment."""
-    return [TopicPlan(config.feed.topic, 4, 7 * _DAY_MS, INPUT_SETTINGS), *OUTPUT_PLANS]
+    """Input and output topics of a deployment. Raw events are kept for a day longer than a window is open.
+
+    Whoever reads again what a lost shard held needs those of open windows; the day is for outages.
+    """
+    open_for = config.window.slot + config.window.allowed_delay
+    return [TopicPlan(config.feed.topic, 4, _DAY_MS + open_for // _MILLISECOND, INPUT_SETTINGS), *OUTPUT_PLANS]
 
 
 def durability(replicas: int) -> dict[str, str]:

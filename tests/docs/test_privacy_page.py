@@ -15,6 +15,7 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT
 from stream.config import Config, load_config
 from stream.config.privacy import MAX_DELTA
+from stream.config.promise import COMPARATORS, factor, percent, posterior
 from stream.local import REPO_ROOT
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import participation_of
@@ -32,14 +33,21 @@ def row(question: str) -> list[str]:
     return [cell.strip() for cell in table_row.strip("|").split("|")][1:]
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 8])
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 8, 12])
 def test_what_a_budget_means_for_beliefs(budget: int) -> None:
     def after(prior: float) -> float:
         return math.exp(budget) * prior / (1 + math.expm1(budget) * prior)
 
-    factor = math.exp(budget)
-    rounded = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
-    assert row(str(budget)) == [rounded, *(f"{100 * after(prior):.1f} %" for prior in (0.001, 0.01, 0.5))]
+    assert row(str(budget)) == [factor(budget), *(percent(after(prior)) for prior in (0.001, 0.01, 0.5))]
+    assert posterior(0.01, budget) == pytest.approx(after(0.01), rel=1e-12)
+
+
+def test_comparators_are_those_of_the_sheet() -> None:
+    for known in COMPARATORS:
+        epsilon, unit = row(known.what)
+        assert epsilon == known.epsilon
+        assert unit.startswith(known.unit)
+        assert known.source.removeprefix("arXiv:").split(",")[0] in unit
 
 
 def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
@@ -114,4 +122,4 @@ def test_every_piece_of_evidence_exists_and_holds_tests() -> None:
 
 
 def test_the_page_stays_readable() -> None:
-    assert len(PAGE.splitlines()) <= 250
+    assert len(PAGE.splitlines()) <= 285

@@ -158,13 +158,13 @@ export function speed(value: number, now: { low: number; high: number; unbounded
 /** "19–27", or "–" where there is none. */
 export const interval = (now: Shown) => (now.unbounded ? '–' : `${speed(now.low, now)}–${speed(now.high, now)}`);
 
-/** "23 km/h, 95 % interval 19–27, noise from privacy". */
+/** "23 km/h, 95 % interval 19–27, noise from privacy", or "…, of a model". */
 export const sentence = (now: Shown) =>
   now.unbounded
     ? say('reading.unbounded', { value: speed(now.value, now), unit: unit() })
     : now.outside
       ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
-      : say('reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
+      : say(now.method ? 'reading.modelled' : 'reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
 /** How far the value is from another in km/h, and the 95 % error of that by noise. Both are as released. */
 export function difference(now: Shown, other: Reference): { value: number; error: number } {
