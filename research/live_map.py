@@ -66,8 +66,8 @@ def read(day: str) -> Events:
             if 29.8 < place[0] < 30.9 and -98.3 < place[1] < -97.2:
                 rows[row["vehicle_id"], at] = min(max(speed, 0.0), UPPER), h3.latlng_to_cell(*place, 7)
     names = np.unique([name for name, _ in rows], return_inverse=True)[1]
-    speed, cell = zip(*rows.values(), strict=True)
-    return Events(names, np.array([at for _, at in rows]), np.array(speed), np.array(cell, dtype=np.uint64))
+    speeds, cells = zip(*rows.values(), strict=True)
+    return Events(names, np.array([at for _, at in rows]), np.array(speeds), np.array(cells, dtype=np.uint64))
 
 
 def cloned(events: Events, times: float, seed: int = 5) -> Events:
@@ -108,7 +108,7 @@ class Window:
 
 def windows_of(events: Events) -> list[Window]:
     """All windows, in order."""
-    number, found = (events.time // SLOT_S).astype(np.int64), []
+    number, windows = (events.time // SLOT_S).astype(np.int64), []
     for each in np.unique(number):
         now = Events(*(column[number == each] for column in events))
         users, user = np.unique(now.vehicle, return_inverse=True)
@@ -117,8 +117,8 @@ def windows_of(events: Events) -> list[Window]:
         samples = np.bincount(pair)
         means = np.bincount(pair, weights=now.speed) / samples
         places = np.array([h3.cell_to_latlng(c) for c in cells.tolist()])
-        found.append(Window(int(each), users, cells, *np.divmod(pairs, len(users)), samples, means, places))
-    return found
+        windows.append(Window(int(each), users, cells, *np.divmod(pairs, len(users)), samples, means, places))
+    return windows
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,11 @@ class Map:
     def release(self, window: Window) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """(Estimate, low, high, deviation of the released mean) of each cell of the window, in km/h."""
         hours = window.number * SLOT_S / 3600
-        time = {"hours": hours, "hour_of_day": int(hours % 24), "upper": UPPER, "typical": TYPICAL}
+        time: dict[str, Any] = {"hours": hours, "hour_of_day": int(hours % 24), "upper": UPPER, "typical": TYPICAL}
         stay = np.log(window.events / window.vehicles)[:, None]
         cells = len(window.cells)
         unread = Releases(window.cells, window.places, np.zeros(cells), np.full(cells, np.inf), window.events, stay)
-        mean, deviation = self._drawn(window, foretell(self.state, unread, **time))
+        mean, deviation = self._released(window, foretell(self.state, unread, **time))
         read = Releases(
             window.cells,
             window.places,
@@ -179,7 +179,7 @@ class Map:
         self.state, map_ = smooth(self.state, read, **time)
         return map_.value, map_.low, map_.high, deviation
 
-    def _drawn(self, window: Window, foretold: Any) -> tuple[FloatArray, FloatArray]:
+    def _released(self, window: Window, foretold: Any) -> tuple[FloatArray, FloatArray]:
         """(Mean, deviation of its noise and of what clipping leaves open) as it is released."""
         if not self.mechanism.gaussian:
             program = self._program(window, np.full(len(window.cells), UPPER), np.ones(len(window.cells)))
@@ -204,14 +204,14 @@ class Map:
         return response.undone(clipped), np.hypot(sigma / response.gain, response.open)
 
     def _ranges(self, window: Window, foretold: Any) -> tuple[FloatArray, FloatArray, Response]:
-        low, high = np.zeros(len(window.cells)), np.full(len(window.cells), UPPER)
+        ends = np.zeros(len(window.cells), np.int64), np.full(len(window.cells), round(UPPER / QUANTUM))
         if self.mechanism.residual:
-            whole = self._program(window, high, np.ones(len(high)))
+            whole = self._program(window, ends[1] * QUANTUM, np.ones(len(window.cells)))
             noise = allocate_gaussian(whole, self.allowances(window)).scales / window.events
             wide = np.array([self.edge.get(cell, 1.0) for cell in window.cells.tolist()])
             forecast = Forecast(foretold.value / QUANTUM, foretold.deviation / QUANTUM, wide)
             ends = choose_ranges(forecast, noise, spread=SPREAD * UPPER / QUANTUM, top=round(UPPER / QUANTUM))
-            low, high = (end * QUANTUM for end in ends)
+        low, high = (np.asarray(end * QUANTUM, dtype=np.float64) for end in ends)
         return low, high, Response.of(foretold.value, low, high, SPREAD * UPPER, UPPER)
 
     def _program(self, window: Window, width: FloatArray, gain: FloatArray) -> Sensitivities:
@@ -243,10 +243,10 @@ def others(windows: list[Window]) -> list[FloatArray]:
     return means
 
 
-def scores(windows: list[Window], found: list[Any], typical: list[FloatArray]) -> dict[str, float]:
+def scores(windows: list[Window], drawn: list[Any], typical: list[FloatArray]) -> dict[str, float]:
     """What the module's docstring lists, without the incident."""
     truth, events = (np.concatenate([getattr(w, name) for w in windows]) for name in ("truth", "events"))
-    value, low, high = (np.concatenate([each[i] for each in found]) for i in range(3))
+    value, low, high = (np.concatenate([each[i] for each in drawn]) for i in range(3))
     share, half = events / events.sum(), (high - low) / 2
     order = np.argsort(half)
     covers = (low - 1e-9 <= truth) & (truth <= high + 1e-9)
@@ -267,14 +267,14 @@ def oracle(windows: list[Window], deviations: list[FloatArray], typical: list[Fl
     error = np.square(np.concatenate(typical) - np.concatenate([w.truth for w in windows]))
     edges = np.quantile(events, np.linspace(0, 1, 13)[1:-1])
     classes = np.searchsorted(edges, events)
-    variance = np.bincount(classes, weights=error) / np.bincount(classes)
-    found = []
+    variance = np.bincount(classes, weights=error) / np.maximum(np.bincount(classes), 1)
+    drawn = []
     for w, deviation, mean in zip(windows, deviations, typical, strict=True):
         prior, noise = variance[np.searchsorted(edges, w.events)], np.square(deviation)
         seen = w.truth + rng.normal(size=len(deviation)) * deviation
         value, reach = (mean * noise + seen * prior) / (prior + noise), 1.96 * np.sqrt(prior * noise / (prior + noise))
-        found.append((value, value - reach, value + reach))
-    return found
+        drawn.append((value, value - reach, value + reach))
+    return drawn
 
 
 def incident(events: Events) -> tuple[Events, npt.NDArray[np.uint64], int]:
@@ -306,7 +306,7 @@ def seen(events: Events, mechanism: Mechanism, seeds: int = 2) -> list[float]:
             hit = np.isin(without[i].cells, cells)
             shown[k] += (pair[0][i][0] - pair[1][i][0])[hit].sum()
             true[k] += (without[i].truth - with_it[i].truth)[hit].sum()
-    return (shown / true).tolist()
+    return [float(share) for share in shown / true]
 
 
 def main(asked: list[str]) -> None:
@@ -318,14 +318,14 @@ def main(asked: list[str]) -> None:
         typical = others(windows)
         print(f"{name}: {np.median([len(w.users) for w in windows]):.0f} vehicles on the road", flush=True)
         for mechanism in MECHANISMS:
-            found = maps(windows, mechanism, 0)
-            told = scores(windows, found, typical)
-            row = "  ".join(f"{key} {value:.3g}" for key, value in told.items())
+            drawn = maps(windows, mechanism, 0)
+            figures = scores(windows, drawn, typical)
+            row = "  ".join(f"{key} {value:.3g}" for key, value in figures.items())
             print(
                 f"  {mechanism.name:20s} {row}  seen {' '.join(f'{s:.2f}' for s in seen(events, mechanism))}",
                 flush=True,
             )
-        best = oracle(windows, [each[3] for each in found], typical, 0)
+        best = oracle(windows, [each[3] for each in drawn], typical, 0)
         print("  oracle               " + "  ".join(f"{k} {v:.3g}" for k, v in scores(windows, best, typical).items()))
 
 

@@ -31,6 +31,7 @@ from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.derived_events import DerivedEvents, derived_recording
 from stream.sources.messages import Messages
@@ -284,7 +285,13 @@ async def _release(
         rows = MemoryRows(dict(by_slot))
         refused: Counter[str] = Counter()
         protocol = ReleaseProtocol.connect(
-            config, redis, rows, ledger, publisher, Noise(), on_uncounted=lambda read: refused.update(read.refused)
+            statistics_of(config),
+            redis,
+            rows,
+            ledger,
+            publisher,
+            Noise(),
+            on_uncounted=lambda read: refused.update(read.refused),
         )
         already = 0
         for slot in slots:

@@ -33,8 +33,8 @@ from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.protocol.markers import read_markers
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
-from stream.statistics import window_release
 from stream.statistics.plan import decode_plan
+from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
@@ -356,8 +356,8 @@ async def test_two_windows_that_are_committed_at_once_get_two_numbers_and_one_dr
     await RowStore(redis, "bus").append("bus/0", 80, 130, rows, np.arange(80, 130), np.full(n, SLOT + HOUR))
     first, second, draws = Collected(), Collected(), []
     other = protocol_of(redis, config, second)
-    drawing = window_release.draw
-    monkeypatch.setattr(window_release, "draw", lambda *given: (draws.append(1), drawing(*given))[1])
+    drawing = WindowStatistics.draw
+    monkeypatch.setattr(WindowStatistics, "draw", lambda *given: (draws.append(1), drawing(*given))[1])
 
     async def overtaken(step: str) -> None:
         if step == "draw" and not second.messages:
