@@ -72,6 +72,7 @@ def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) ->
         yield PlannedWindow(plan, rows.contributions, rows.fixes, after)
 
 
+# long: one pass over the windows adds up everything that the report states
 def evaluate(
     config: Config,
     windows: dict[int, npt.NDArray[np.void]],

@@ -20,6 +20,7 @@ from stream.statistics.pipeline import exact_numbers, noisy_numbers, release_bod
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_values
+from stream.statistics.values.gaussian_plan import plan_gaussian
 from stream.statistics.values.plan import plan_values
 from stream.statistics.values.worst_bias import worst_biases
 from stream.terms import Terms
@@ -40,8 +41,10 @@ class Values:
     def plan(
         self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
     ) -> Plan:
-        """As :func:`stream.statistics.values.plan.plan_values`."""
-        return plan_values(counts, due, allowance, asked, memory)
+        """As :func:`stream.statistics.values.plan.plan_values`; under zCDP as :func:`stream.statistics.values.gaussian_plan.plan_gaussian`."""
+        if due.terms.privacy.zcdp is not None:
+            return plan_gaussian(counts, due, allowance, asked, memory)
+        return plan_values(counts, due, allowance, asked)
 
     def draw(self, plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
         """As :func:`stream.statistics.values.draw.draw_values`."""

@@ -121,8 +121,8 @@ def step(
     """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the ``area``'s
     users and mean as published; with ``shrinking`` also the shrunk mean.
 
-    ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,). ``upper``: U in km/h. A window that begins before the memory's end is smoothed without the memory and does not change it,
-    because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
+    ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,). ``upper``: U in km/h. A window
+    that begins before the memory's end is smoothed without the memory and does not change it, because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
     bound.
     """
     late = memory is not None and window.start < memory.end
@@ -131,7 +131,6 @@ def step(
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
     observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper, area)
-    places = observed.places
     state, smoothed = smooth(
         before,
         observed.releases,
@@ -141,15 +140,14 @@ def step(
         typical=typical,
         dynamics=observed.dynamics,
     )
-    derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
-    if shrinking and len(places):
+    derived = {SMOOTHED: _derived("kalman", smoothed, observed.places, len(bodies))}
+    if shrinking and len(observed.places):
         columns = shrink_releases(observed.releases, upper, shrinkage)
         shrinkage = columns.calibration
-        derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
+        derived = {"mean": _derived("empirical-bayes", columns, observed.places, len(bodies))} | derived
     if late:
         return memory, derived
-    widening = b"" if clipped is None else clipped[places].astype("<f8").tobytes()
-    return _memory(state, shrinkage, observed, smoothed, window, upper, widening), derived
+    return _memory(state, shrinkage, observed, smoothed, window, upper, clipped), derived
 
 
 def foretold_of(
@@ -259,7 +257,7 @@ def _memory(
     smoothed: Smoothed,
     window: Window,
     upper: float,
-    widening: bytes,
+    clipped: FloatArray | None,
 ) -> Memory:
     occupancy = observed.occupancy
     return Memory(
@@ -280,7 +278,7 @@ def _memory(
         seen=observed.releases.cells.astype("<u8").tobytes(),
         low=smoothed.low.astype("<f8").tobytes(),
         high=smoothed.high.astype("<f8").tobytes(),
-        widening=widening,
+        widening=b"" if clipped is None else clipped[observed.places].astype("<f8").tobytes(),
         counted=b"" if occupancy is None else occupancy.total.astype("<f8").tobytes(),
         counted_sums=(0.0, 0.0, 0.0)
         if occupancy is None

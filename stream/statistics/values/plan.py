@@ -30,10 +30,8 @@ from stream.statistics.columns import CDF
 from stream.statistics.distributions import only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
-from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.cell_statistics import cell_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
-from stream.statistics.values.gaussian_plan import plan_gaussian
 from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms, Terms
 
 IntArray = npt.NDArray[np.int64]
@@ -43,18 +41,14 @@ MAX_PAIRS = 200_000
 """(cell, user) pairs up to which more than the plain candidate is tried: beyond, each of the others takes seconds."""
 
 
-def plan_values(
-    counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
-) -> Plan:
+def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0) -> Plan:
     """Decide who takes part, which samples are retained, the noise scales and every user's charge.
 
     A user takes part if a whole window's grant is left, so that one nearly exhausted user cannot inflate the noise of
     everybody in their cells. ``asked``: (L,) µε of their charge for histograms. With histograms, users are charged the whole
     allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms would reveal
-    who else was there. Under zCDP the plan is :func:`stream.statistics.values.gaussian_plan.plan_gaussian`, to which ``memory`` foretells.
+    who else was there.
     """
-    if due.terms.privacy.zcdp is not None:
-        return plan_gaussian(counts, due, allowance, asked, memory)
     terms, grant = due.terms, due.terms.privacy.grant
     admits = allowance.left >= terms.window_grant
     merged = merge_hexagons(
