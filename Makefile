@@ -1,5 +1,6 @@
 # demo  Kafka, Valkey, a worker and a feed on this machine    make demo [SECONDS=120] [FEED=path.csv.gz FORMAT=capmetro] [KAFKA=1: or else fail]
 # test  everything the tests need, then the tests, against real servers
+# test-all  also those that take long, and every test of Redis on two servers; nightly on the hosting platform
 # docs  this project's pages as a site, in site/
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
 # bench-quick  compares the cost of what the service does most with what is committed, and fails beyond 30 %
@@ -10,7 +11,7 @@
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
 # pictures  the dashboard's pictures in docs/images, of a simulated city
-.PHONY: demo test planted-bugs lint bench bench-quick docs dashboard pictures release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
+.PHONY: demo test test-all planted-bugs lint bench bench-quick docs dashboard pictures release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -72,10 +73,10 @@ bytecode: $(READY)
 
 ready: $(SYSTEM) jars classes packages bytecode
 
-test:
+test test-all:
 	@$(MAKE) --no-print-directory --jobs=4 SYSTEM=system-test ready
 	@.ci/step "the tests begin"
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q $(if $(filter test-all,$@),--all)
 
 planted-bugs: $(READY)
 	$(BIN)/python -m tests.planted_bugs
@@ -124,7 +125,7 @@ release: $(READY)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	cd dpcore && $(abspath $(BIN))/python -m hatchling build -d ../dist
-	HEXVEIL_DIST=dist $(BIN)/python -m pytest -q tests/packaging
+	HEXVEIL_DIST=dist $(BIN)/python -m pytest -q --all tests/packaging
 
 pictures: $(READY)
 	$(BIN)/python -m tests.stream.serve.screenshots .local/pictures

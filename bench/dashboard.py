@@ -1,4 +1,5 @@
-"""Measures how long the dashboard takes to show a new window of 10 000 hexagons, in Chromium with software rendering.
+"""Measures how long the dashboard takes to show a new window of 10 000 hexagons and 20 000 pieces of lines that carry their
+colours, in Chromium with software rendering.
 
 Windows of generated cells go through a real broker and the real service to one open page. ``update`` is the time from the
 event of a new window until the map is painted; ``fetch`` the part of it until the values have arrived; ``change`` the time for
@@ -12,6 +13,7 @@ processor time of such a frame in the process of the page and in that of graphic
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import shutil
 import statistics
@@ -72,26 +74,36 @@ _FIRST = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """``drags``: steps of 16 ms in which the map is dragged."""
+    """``lines``: streets across all hexagons, which leave one every 0.8 km. ``drags``: steps of 16 ms in which the map is dragged."""
 
     hexagons: int
+    lines: int
     repeats: int
     drags: int
 
 
-FULL = Sizes(hexagons=10_000, repeats=9, drags=180)
-QUICK = Sizes(hexagons=500, repeats=1, drags=20)
+FULL = Sizes(hexagons=10_000, lines=180, repeats=9, drags=180)
+QUICK = Sizes(hexagons=500, lines=10, repeats=1, drags=20)
 
 
-def config_of(bootstrap: str, folder: Path) -> Config:
+def streets(count: int) -> dict[str, Any]:
+    """A file of places with as many lines of some 90 km, half of them from west to east and half from south to north."""
+    at = np.linspace(-0.42, 0.42, max(count // 2, 1)).tolist()
+    lines = [[(-97.74 - 0.48, 30.27 + y), (-97.74 + 0.48, 30.27 + y)] for y in at]
+    lines += [[(-97.74 + x, 30.27 - 0.42), (-97.74 + x, 30.27 + 0.42)] for x in at]
+    return {"resolution": RESOLUTION, "cells": [], "lines": [{"route": "1", "lines": lines}]}
+
+
+def config_of(bootstrap: str, folder: Path, lines: int) -> Config:
     """The configuration of a feed of means over a large area."""
+    (folder / "places.json").write_text(json.dumps(streets(lines)), encoding="utf-8")
     return bench_config(
         feed={"domain": {"south": 29.5, "west": -98.7, "north": 31.0, "east": -96.8}},
         privacy={"user_key_file": folder / "user.key"},
         hexagons={"resolution": RESOLUTION},
         speed={"statistics": ["mean"]},
         kafka={"bootstrap": bootstrap},
-        public={"port": 0},
+        public={"port": 0, "places": str(folder / "places.json")},
     )
 
 
@@ -169,7 +181,7 @@ async def measure(page: Page, session: CDPSession, bootstrap: str, sizes: Sizes)
         await publish(bootstrap, window_of(week, sizes.hexagons))
         await page.wait_for_selector(f'html[data-window="{utc_text(START + week * WEEK)}"]', timeout=120_000)
         milliseconds["update_processor"].append(spent(before, await processors(session)))
-        for choice in ("now", "usual"):
+        for choice in ("usual", "now"):
             painted = await page.evaluate("document.documentElement.dataset.painted")
             await page.locator(f"input[value={choice}]").check(force=True)
             await page.wait_for_function("before => document.documentElement.dataset.painted !== before", arg=painted)
@@ -239,14 +251,14 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
     if chromium is None:
         raise LocalServerError(NO_CHROMIUM)
     with KafkaServer() as kafka, tempfile.TemporaryDirectory() as folder:
-        config = config_of(kafka.bootstrap, Path(folder))
+        config = config_of(kafka.bootstrap, Path(folder), sizes.lines)
         await create_topics(config)
         for week in range(EARLIER):
             await publish(kafka.bootstrap, window_of(week, sizes.hexagons))
         async with TestClient(TestServer(make_app(config))) as client, async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
             session = await browser.new_browser_cdp_session()
-            page, first = await open_pages(browser, session, str(client.make_url("/")), sizes.repeats)
+            page, first = await open_pages(browser, session, str(client.make_url("/#hexagons=on")), sizes.repeats)
             frames = await pan(page, session, sizes.drags)
             await page.evaluate(_LONG_TASKS)
             milliseconds = first | await measure(page, session, kafka.bootstrap, sizes)
@@ -254,6 +266,7 @@ async def dashboard(sizes: Sizes) -> dict[str, Any]:
             await browser.close()
     return {
         "hexagons": sizes.hexagons,
+        "lines": sizes.lines,
         "repeats": sizes.repeats,
         "chromium": version,
         **frames,

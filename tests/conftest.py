@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import itertools
 import os
 import shutil
 import sys
@@ -27,65 +24,24 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", java_options())
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# What is imported and collected lives to the end, so looking for garbage meanwhile is in vain.
-gc.disable()
-
 IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 """Whether this process is one of several that run tests."""
-
-# To free what such a process has, object by object, would take seconds. Everything registered later is done before.
-if IN_PARALLEL:
-    atexit.register(os._exit, 0)
 
 # No property of the tests is about time, and the machine may be busy.
 settings.register_profile("hexveil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hexveil")
 
-LONG = (
-    "test_cluster.py",
-    "test_damaged_logs.py",
-    "test_demo.py",
-    "test_documents.py",
-    "test_faults.py",
-    "test_lateness.py",
-    "test_local.py",
-    "test_log_ends.py",
-    "test_output_scan.py",
-    "test_prometheus.py",
-    "test_publication.py",
-    "test_worker.py",
-    "test_worker_cluster.py",
-    "test_worker_histograms.py",
-    "test_worker_outages.py",
-    "test_worker_participation.py",
-)
-"""Files with tests that last long, most of it waiting for servers and clocks."""
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="nightly tests, too, and every test of a Redis on both servers")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run long tests first, in every other process: while they wait the others compute, and none runs alone at the end."""
-    processes = getattr(config, "workerinput", {}).get("workercount", 1)
-    waiting = -(-processes // 2)
-    long = [item for item in items if item.path.name in LONG]
-    others = iter([item for item in items if item.path.name not in LONG])
-    share = -(-len(items) // processes)  # every process begins with a stretch of this length
-    ordered: list[pytest.Item] = []
-    for process in range(processes):
-        stretch = long[process // 2 :: waiting] if process % 2 == 0 else []
-        ordered += [*stretch, *itertools.islice(others, max(share - len(stretch), 0))]
-    items[:] = [*ordered, *others]
-
-
-def pytest_collection_finish() -> None:
-    """Exempt the collected tests from garbage collection, because they live as long as the run."""
-    gc.freeze()
-    gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    """Exempt what a process has at its end from the collections that follow, of which nobody would read what they warn of."""
-    if IN_PARALLEL:
-        gc.freeze()
+    """Leave nightly tests out of a run that nobody asked for all of them."""
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 @pytest.fixture(scope="session")

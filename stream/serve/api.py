@@ -22,6 +22,7 @@ from stream.serve.city.city import City
 from stream.serve.feeds import Feeds
 from stream.serve.hexagons import Hexagons
 from stream.serve.histograms import Histograms
+from stream.serve.means import Means
 from stream.serve.metrics import PublicMetrics
 from stream.serve.ogc.features import ROOT, Features
 from stream.serve.operations import bound, operations
@@ -63,6 +64,7 @@ class Service:
             Feeds(config, self.view, self.answers),
             Hexagons(self.view, self.answers, selections),
             Ranges(self.view, self.answers),
+            Means(self.view, self.answers, self.city.by_name),
             Histograms(self.view, self.answers, selections),
             self.broadcast,
             self.alerts,

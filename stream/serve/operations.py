@@ -16,6 +16,7 @@ from stream.serve.city.city import City
 from stream.serve.feeds import Feeds
 from stream.serve.hexagons import FILES, Hexagons
 from stream.serve.histograms import Histograms
+from stream.serve.means import Means
 from stream.serve.ogc.features import MOST_FEATURES, ROOT, Features
 from stream.serve.ranges import Ranges
 from stream.serve.responses import GEOJSON, JSON
@@ -48,6 +49,7 @@ def operations(
     feeds: Feeds,
     hexagons: Hexagons,
     ranges: Ranges,
+    means: Means,
     histograms: Histograms,
     broadcast: Broadcast,
     alerts: Alerts,
@@ -67,7 +69,7 @@ def operations(
             tag="Feeds",
         ),
         *_of_windows(hexagons, named),
-        *_of_cells(hexagons, named),
+        *_of_cells(hexagons, means, named),
         *_of_histograms(histograms, named),
         Operation(
             f"{BASE}/alerts",
@@ -127,7 +129,7 @@ def _of_windows(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
     ]
 
 
-def _of_cells(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
+def _of_cells(hexagons: Hexagons, means: Means, feed: p.Parameter) -> list[Operation]:
     return [
         Operation(
             f"{BASE}/hexagons",
@@ -146,6 +148,16 @@ def _of_cells(hexagons: Hexagons, feed: p.Parameter) -> list[Operation]:
             hexagons.cell,
             (p.CELL_PATH, feed, p.limit(1000, 10_000)),
             {JSON: "CellHistory"},
+            tag="Hexagons",
+        ),
+        Operation(
+            f"{BASE}/means",
+            "listMeans",
+            "Means of the cells over the windows of a range, and of an area's cells together",
+            means.answer,
+            (feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY),
+            {JSON: "MeanList"},
+            (404, 413),
             tag="Hexagons",
         ),
     ]
@@ -203,6 +215,16 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             city.routes,
             (),
             {GEOJSON: "RouteFeatures"},
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/routes/{{route}}/speed",
+            "getRouteSpeed",
+            "Speed and travel time along each line of a route in one window, by the estimates of the cells that it crosses",
+            city.route_speed,
+            (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP),
+            {JSON: "RouteSpeed"},
+            (404,),
             tag="Places",
         ),
         Operation(f"{BASE}/stops", "listStops", "Stops", city.stops, (), {GEOJSON: "StopFeatures"}, tag="Places"),

@@ -26,6 +26,7 @@ MOST_CORNERS = 100
 _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,2})?")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_HOURS = re.compile(r"([0-9]{1,2})-([0-9]{1,2})", re.ASCII)
 _FEED = r"^[a-z][a-z0-9-]{0,31}$"
 _COLLECTION = r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$"
 _MECHANISM = r"^[a-z][a-z0-9-]{0,63}$"
@@ -141,6 +142,14 @@ def _cell(text: str) -> str:
     return text
 
 
+def _hours(text: str) -> tuple[int, int]:
+    """First local hour, and the one that does not count any more."""
+    matched = _HOURS.fullmatch(text)
+    if matched is None or not 0 <= int(matched[1]) < int(matched[2]) <= 24:
+        raise ValueError("is no range of hours within 0-24, the first below the last")
+    return int(matched[1]), int(matched[2])
+
+
 def _box(text: str) -> Box:
     if not _BOX.fullmatch(text):
         raise ValueError("is not four numbers west,south,east,north")
@@ -231,6 +240,50 @@ TO = Parameter(
     _start,
     required=True,
     argument="last",
+)
+DAYS = Parameter(
+    "days",
+    "Windows that begin on such days, on the clocks of the feed; default: on any.",
+    {"type": "string", "enum": ["workday", "saturday", "sunday", "weekend"]},
+    "workday",
+    _one_of("workday", "saturday", "sunday", "weekend"),
+)
+HOURS = Parameter(
+    "hours",
+    "Windows that begin in these local hours: the first, and the one that does not count any more; default: in any.",
+    {"type": "string", "pattern": "^[0-9]{1,2}-[0-9]{1,2}$"},
+    "7-9",
+    _hours,
+)
+AREA_QUERY = Parameter(
+    "area",
+    "Name of an area, as /api/v1/areas lists it: its cells alone, and all of them together.",
+    {"type": "string", "minLength": 1, "maxLength": 300},
+    "route:10",
+    str,
+)
+ROUTE_PATH = Parameter(
+    "route",
+    "Name of the route, as /api/v1/routes has it.",
+    {"type": "string", "minLength": 1, "maxLength": 256},
+    "10",
+    str,
+    where="path",
+    required=True,
+)
+FROM_STOP = Parameter(
+    "from_stop",
+    "Name of the stop at which the way begins; default: the start of each line.",
+    {"type": "string", "minLength": 1, "maxLength": 256},
+    "Congress / 6th",
+    str,
+)
+TO_STOP = Parameter(
+    "to_stop",
+    "Name of the stop at which the way ends; default: the end of each line.",
+    {"type": "string", "minLength": 1, "maxLength": 256},
+    "Guadalupe / 21st",
+    str,
 )
 CELL_PATH = Parameter(
     "cell",

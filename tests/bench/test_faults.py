@@ -11,6 +11,7 @@ import pytest
 from stream.local import REPO_ROOT
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.false_alarm(1e-5)
 def test_every_window_of_a_short_campaign_is_released_once_whatever_fails() -> None:

@@ -26,7 +26,7 @@ _COMMAND = re.compile(
     r"^\s*(?:[$>%] )?(?:sudo )?(?:[A-Z_]+=\S+ )*"
     r"(?:\S*/)?(?:hexveil|make|python3?|pip3?|docker|podman|curl|kcat|redis-cli|npm|npx|node|git|systemctl|java|bash|sh|export|cd) (?!=)"
 )
-_DATA = ("json", "toml", "yaml", "")
+_DATA = ("js", "json", "toml", "yaml", "")
 """Fences that hold no commands."""
 DIRECTIVES = ("", "exit", "background", "small", "elsewhere", "not")
 

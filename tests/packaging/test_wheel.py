@@ -22,6 +22,8 @@ from stream.cli import SUBJECTS
 from stream.local import REPO_ROOT, free_port, kafka_jars
 from tests.packaging.fresh import archive, clean
 
+pytestmark = pytest.mark.nightly
+
 
 class Desk:
     """An empty folder, home included, whose only tools are those of the fresh environment and of the system."""

@@ -42,7 +42,9 @@ class _Estimate(msgspec.Struct):
     interval: tuple[float, float]
 
 
-class _Modelled(msgspec.Struct):
+class Modelled(msgspec.Struct):
+    """A leading estimate."""
+
     value: float
     interval: tuple[float, float]
     method: str
@@ -65,7 +67,7 @@ class CellNumbers(msgspec.Struct):
     variance: _Estimate | None = None
     clipping: _Range | None = None
     excludes: list[str] = []
-    estimate: dict[str, _Modelled] | None = None
+    estimate: dict[str, Modelled] | None = None
     """The leading estimates; only that of the mean is read."""
 
     @property

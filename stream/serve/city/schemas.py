@@ -71,7 +71,7 @@ def schemas_of_city(window: Schema) -> Schema:
         "hexagons": array(text, "H3 indexes of these cells."),
         "geometry": _shape("MultiPolygon", ring),
     }
-    return {
+    return schemas_of_ways(window) | {
         "Place": members(place),
         "PlaceList": members(
             {"resolution": or_null(count, "Of all cells."), "cells": array(ref("Place"), "In order of the file.")}
@@ -103,3 +103,63 @@ def _shapes(kind: str, coordinates: Schema, properties: Schema) -> Schema:
         }
     )
     return members({"type": {"type": "string", "const": "FeatureCollection"}, "features": array(feature, "Features.")})
+
+
+_NUMBER: Schema = {"type": "number"}
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+
+
+def schemas_of_ways(window: Schema) -> Schema:
+    """Components for travel times along routes. ``window``: properties of a window."""
+    position = numbers(2, "Longitude and latitude in degrees.")
+    minutes = {"minutes": _NUMBER, "km_h": _NUMBER}
+    open_end = or_null(_NUMBER, "Null where the estimate of a cell may be as slow as standing still.")
+    now = minutes | {
+        "minutes_interval": {"type": "array", "items": open_end, "description": "At 95 %: least, most."},
+        "km_h_interval": numbers(2, "At 95 %."),
+    }
+    way = {
+        "line": _COUNT | {"description": "Its number among the lines of the route."},
+        "from": position,
+        "to": position,
+        "metres": _COUNT,
+        "measured_metres": _COUNT | {"description": "Those in cells with an estimate: what is said is of these."},
+        "now": or_null(ref("TravelNow"), "By the cells' estimates; null where there are none."),
+        "scheduled": or_null(ref("TravelScheduled"), "Null where the timetable does not know every such cell then."),
+    }
+    return {
+        "TravelNow": members(now),
+        "TravelScheduled": members(minutes),
+        "RouteWay": members(way),
+        "RouteSpeed": members(
+            {"route": _TEXT}
+            | {name: window[name] for name in ("feed", "window", "complete")}
+            | {"lines": array(ref("RouteWay"), "Those that lead from one stop to the other.")}
+        ),
+    }
+
+
+def schemas_of_means() -> Schema:
+    """Components for means over a range of windows."""
+    over = {
+        "events": or_null(ref("AreaCount"), "Null where the feed releases no events but users only."),
+        "users": or_null(ref("AreaCount"), "Where events are null."),
+        "mean": or_null(ref("AreaMean"), "As released, weighted by these; null where the noise leaves it open."),
+    }
+    mean_cell = {"cell": _TEXT, "excludes": array(_TEXT, "Finer cells apart."), "windows": _COUNT} | over
+    of_windows = {
+        "feed": _TEXT,
+        "from": _TEXT,
+        "to": _TEXT,
+        "windows": _COUNT | {"description": "That were put together."},
+    }
+    return {
+        "MeanCell": members(mean_cell),
+        "MeanTogether": members(over),
+        "MeanList": members(
+            of_windows
+            | {"cells": array(ref("MeanCell"), "In ascending order.")}
+            | {"together": or_null(ref("MeanTogether"), "Of the area's cells; null without an area.")}
+        ),
+    }

@@ -217,6 +217,7 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
     assert not alive
 
 
+@pytest.mark.nightly
 def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_no_process(
     repo_root: Path,
 ) -> None:

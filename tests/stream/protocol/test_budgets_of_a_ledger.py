@@ -22,6 +22,8 @@ from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.sharing import LEDGER, each_stored, sharing, spent, stored
 from tests.support.stored_rows import store
 
+pytestmark = pytest.mark.every_server
+
 DAY = 86_400
 
 

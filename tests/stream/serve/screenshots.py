@@ -22,7 +22,7 @@ from playwright.async_api import Page
 from stream.serve.api import make_app
 from stream.serve.reading.files import FileSource
 from stream.serve.static_files import check_basemap
-from tests.stream.serve.browser import LAPTOP, PHONE, WALL, chromium, opened, place_of
+from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
 from tests.stream.serve.pictured_city import City, city
 from tests.stream.serve.serving import origin_of, ready
 
@@ -36,21 +36,18 @@ class Picture(NamedTuple):
     size: dict[str, int]
     theme: Literal["light", "dark"]
     place: str
-    gesture: Literal["point", "select", "none"] = "none"
+    gesture: Literal["point", "none"] = "none"
     releases: Literal["shipped", "compared"] = "compared"
 
 
 DAY = "colours=day&values=raw&day={day}"
 PICTURES = [
     Picture("light", LAPTOP, "light", "colours=now", "point", "shipped"),
-    Picture("dark", LAPTOP, "dark", "colours=usual&values=raw", "select"),
     Picture("day", LAPTOP, "light", DAY, "point"),
-    Picture("schedule", LAPTOP, "light", "colours=scheduled&values=raw", "point"),
     Picture("phone", PHONE, "light", "colours=now", "none", "shipped"),
     Picture("phone-usual", PHONE, "dark", "colours=usual&values=raw"),
     Picture("phone-day", PHONE, "light", DAY),
     Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),
-    Picture("wall", WALL, "dark", f"{DAY}&large=on"),
 ]
 
 
@@ -78,9 +75,6 @@ async def compose(page: Page, picture: Picture, busiest: str) -> None:
     await page.wait_for_timeout(SETTLED_MS)
     if picture.gesture == "point":
         await page.mouse.move(*await place_of(page, busiest))
-    elif picture.gesture == "select":
-        await page.mouse.click(*await place_of(page, busiest))
-        await page.wait_for_selector("#details .uplot")
     await page.wait_for_timeout(SETTLED_MS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -231,7 +232,11 @@ async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
 async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until_something_else_is_chosen(
     browser: Browser, config: Config, size: dict[str, int]
 ) -> None:
-    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), size=size) as page:
+    shown = "#hexagons=on"
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), shown, size=size) as page,
+    ):
         await find(page, "/", STOP)
         await expect(page.locator("#details code").first).to_have_text(BUSY)
         await expect(page.locator("#spot")).to_have_text(f"{STOP} lies in this cell.")
@@ -272,16 +277,43 @@ async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, c
 
 
 @needs_chromium
-async def test_lines_are_drawn_without_a_street_map_and_can_be_hidden(browser: Browser, config: Config) -> None:
-    place = f"#at=13/{CENTRE[0]:.4f}/{CENTRE[1]:.4f}"
-    async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), place) as page:
-        toggle = page.get_by_role("checkbox", name="Routes and stops")
-        await expect(toggle).to_be_checked()
-        seen = [sum(pixel) for pixel in await pixels(page, BUSY)]
-        await toggle.press("Space")
-        await expect(toggle).not_to_be_checked()
+async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(
+    browser: Browser, config: Config
+) -> None:
+    place, side = f"#at=13/{CENTRE[0]:.4f}/{CENTRE[1]:.4f}", 60
+    class_20_25, land = (0x26, 0x82, 0x8E), (0xEE, 0xF0, 0xF1)
+
+    async def seen(page: Page) -> list[bool]:
+        """Whether the street through BUSY and the ground beside it have its colour; anything else is bare ground."""
         await page.wait_for_timeout(500)
-        plain = [sum(pixel) for pixel in await pixels(page, BUSY)]
-        assert max(seen) - min(seen) > 15
-        assert max(plain) - min(plain) <= 3
+        square = await pixels(page, BUSY, side)
+        row = square[side * side // 2 :]
+        coloured = []
+        for colour in (row[side // 2], row[2]):
+            far = [max(abs(a - b) for a, b in zip(colour, other, strict=True)) for other in (class_20_25, land)]
+            assert min(far) < 25, colour
+            coloured.append(far[0] < far[1])
+        return coloured
+
+    options: dict[str, Any] = {"color_scheme": "light"}
+    async with (
+        serving(config, window(config, 0)) as client,
+        opened(browser, origin_of(client), place, **options) as page,
+    ):
+        lines, hexagons = (page.get_by_role("checkbox", name=name) for name in ("Routes and stops", "Hexagons"))
+        await expect(lines).to_be_checked()
+        await expect(hexagons).not_to_be_checked()
+        assert await seen(page) == [True, False]
+        await hexagons.press("Space")
+        await expect(hexagons).to_be_checked()
+        assert await seen(page) == [True, True]
+        assert (await fields(page))["hexagons"] == "on"
+        await hexagons.press("Space")
+        await lines.press("Space")
+        await expect(lines).not_to_be_checked()
+        assert await seen(page) == [True, True], "without lines, hexagons are all there is"
         assert (await fields(page))["lines"] == "off"
+        await revisit(page, "#area=route:10")
+        await expect(page.locator("#ways tbody tr")).to_contain_text(
+            re.compile(r"[\d.]+ km, \d+ % measured[\d.]+ \(\d+–\d+\)\d+ km/h")
+        )

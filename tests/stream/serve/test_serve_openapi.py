@@ -29,7 +29,7 @@ from tests.stream.serve.serving import serving
 from tests.support.builders import bus_config
 
 GENERATOR = "content_type_overrides:\n  application/vnd.apache.parquet: application/octet-stream\npost_hooks: []\n"
-EXAMPLES = 25
+EXAMPLES = 6
 """Requests per path and phase of the fuzzer."""
 
 

@@ -14,6 +14,8 @@ from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.row_store import ROW, Arrivals, Behind, ReadThrough, RowStore, StateError
 from tests.support.stored_rows import rows_in
 
+pytestmark = pytest.mark.every_server
+
 SLOTS = np.array([0, 3600, 7200])
 
 

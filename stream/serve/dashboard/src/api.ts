@@ -3,7 +3,7 @@
 import type { Position } from 'geojson';
 import { say } from './texts';
 import type {
-  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, PlaceList, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
+  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, PlaceList, RouteFeature, RouteWay, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -62,6 +62,14 @@ export const otherDay = (feed: string, start: string, day: string | undefined) =
 export const alerts = (feed: string, start: string) => get<AlertList>('api/v1/alerts', { feed, window: start });
 
 export const places = () => get<PlaceList>('api/v1/places');
+
+/** The lines of all routes. */
+export const routes = async () =>
+  (await get<{ features: RouteFeature[] }>('api/v1/routes')).features.flatMap(({ geometry }) => geometry.coordinates);
+
+/** The ways along the lines of a route in a window. */
+export const travel = async (feed: string, route: string, start: string) =>
+  (await get<{ lines: RouteWay[] }>(`api/v1/routes/${encodeURIComponent(route)}/speed`, { feed, window: start })).lines;
 
 export const stops = async () => (await get<{ features: StopFeature[] }>('api/v1/stops')).features;
 

@@ -1,4 +1,4 @@
-/** What lies under the hexagons and on them: sea or land, lines of a timetable, and streets if a basemap is served. */
+/** What lies under the hexagons and on them: sea or land, stops of a timetable, and streets if a basemap is served. */
 
 import type { ExpressionSpecification, LayerSpecification, SourceSpecification } from 'maplibre-gl';
 import { PMTiles, Protocol, TileType } from 'pmtiles';
@@ -21,24 +21,22 @@ export const sea = (colours: MapColours): LayerSpecification => ({
 
 const WIDTH: ExpressionSpecification = ['interpolate', ['exponential', 1.4], ['zoom'], 8, 0.5, 12, 1.4, 16, 6];
 
-/** Layers of the timetable's lines and stops. */
-export const LINES = ['routes', 'stops'];
+/** The layer of the timetable's stops. */
+export const STOPS = 'stops';
 
-/** Lines of routes and, close up, stops; thin and half transparent, because they lie on the hexagons as streets do. */
-export function lines(colours: MapColours, shown: boolean): Ground {
-  const data = (name: string): SourceSpecification => ({ type: 'geojson', data: new URL(`api/v1/${name}`, document.baseURI).href });
+/** Stops, close up. */
+export function stops(colours: MapColours, shown: boolean): Ground {
   const layout = { visibility: shown ? ('visible' as const) : ('none' as const) };
   return {
-    sources: { routes: data('routes'), stops: data('stops') },
+    sources: { stops: { type: 'geojson', data: new URL('api/v1/stops', document.baseURI).href } },
     layers: [
-      { id: 'routes', type: 'line', source: 'routes', layout, paint: { 'line-color': colours.road, 'line-width': WIDTH, 'line-opacity': 0.5 } },
       {
-        id: 'stops',
+        id: STOPS,
         type: 'circle',
         source: 'stops',
-        minzoom: 12,
+        minzoom: 13,
         layout,
-        paint: { 'circle-radius': ['interpolate', ['linear'], ['zoom'], 12, 1.5, 16, 5], 'circle-color': colours.land, 'circle-stroke-color': colours.road, 'circle-stroke-width': 1.2 },
+        paint: { 'circle-radius': ['interpolate', ['linear'], ['zoom'], 13, 1.5, 16, 5], 'circle-color': colours.land, 'circle-stroke-color': colours.road, 'circle-stroke-width': 1.2 },
       },
     ],
   };

@@ -1,4 +1,4 @@
-/** What the operator's files of the city add to the page: the search with the list of areas, and the switch for lines and stops. */
+/** What the operator's files of the city add to the page: the search with the list of areas, and the switches for lines and hexagons. */
 
 import { byId, closing, make } from './dom';
 import type { Targets } from './search';
@@ -32,11 +32,13 @@ export function setUpCity(view: View, settings: Settings, redraw: () => void, ta
       },
     );
   });
-  const toggle = byId<HTMLInputElement>('lines-toggle');
-  byId('lines').hidden = !settings.lines;
-  toggle.checked = view.lined;
-  toggle.addEventListener('change', () => {
-    view.lined = toggle.checked;
-    redraw();
-  });
+  for (const name of ['lines', 'hexagons'] as const) {
+    const toggle = byId<HTMLInputElement>(`${name}-toggle`);
+    byId(name).hidden = !settings.lines;
+    toggle.checked = view.drawn[name];
+    toggle.addEventListener('change', () => {
+      view.drawn = { ...view.drawn, [name]: toggle.checked };
+      redraw();
+    });
+  }
 }

@@ -103,6 +103,7 @@ const NO_MESH = meshOf([]);
 export class HexagonLayer implements CustomLayerInterface {
   readonly id = 'hexagons';
   readonly type = 'custom';
+  isShown = true;
   private map: MapLibre | null = null;
   private held: Held | null = null;
   private mesh: Mesh = NO_MESH;
@@ -162,7 +163,7 @@ export class HexagonLayer implements CustomLayerInterface {
 
   render(gl: WebGL2RenderingContext, { defaultProjectionData: { mainMatrix } }: CustomRenderMethodInput): void {
     const { map, held, mesh } = this;
-    if (!map || !held || !mesh.triangles.length) return;
+    if (!map || !held || !this.isShown || !mesh.triangles.length) return;
     const { program, uniforms, vertices } = held;
     gl.useProgram(program);
     gl.bindVertexArray(vertices);

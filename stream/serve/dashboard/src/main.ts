@@ -92,7 +92,7 @@ async function start(): Promise<void> {
   view.derivedSpeeds = view.feed === settings.feed ? settings.derived_speeds : null;
   view.alerting = settings.alerting && view.feed === settings.feed;
   view.scheduling = settings.scheduled && view.feed === settings.feed;
-  view.setLines(settings, place.lines);
+  view.setLines(settings, place);
   map = mapOf(settings);
   areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow, isPlaying: () => player.playing }, placed);
   watchGraphics();
@@ -140,7 +140,7 @@ async function start(): Promise<void> {
   addEventListener('hashchange', () => location.reload());
   // What WebGL drew is gone unless it is drawn just before.
   addEventListener('beforeprint', () => map.map.redraw());
-  setUpCity(view, settings, () => change(() => void map.setLines(view.lined)), { cell: (cell) => chooseAndShow(view.covering(cell)), spot: showSpot, area: (name) => areas.open({ kind: 'named', name }) });
+  setUpCity(view, settings, () => change(() => void map.setLines(view.drawn)), { cell: (cell) => chooseAndShow(view.covering(cell)), spot: showSpot, area: (name) => areas.open({ kind: 'named', name }) });
   if (settings.places) void api.places().then(name, () => undefined);
   try {
     await refresh();
@@ -157,7 +157,7 @@ async function start(): Promise<void> {
 function mapOf(settings: Settings): Mapped {
   const { at } = place;
   try {
-    return new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.lined);
+    return new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.drawn);
   } catch (error) {
     console.warn('The map cannot be drawn.', error);
     table.show();
@@ -480,7 +480,8 @@ function writePlace(): void {
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
     area: view.area ?? undefined,
-    lines: view.lined === view.linedAtFirst ? undefined : view.lined ? 'on' : 'off',
+    lines: view.hasLines && !view.drawn.lines ? 'off' : undefined,
+    hexagons: view.hasLines && view.drawn.hexagons ? 'on' : undefined,
     large: isLarge() ? 'on' : undefined,
   });
   history.replaceState(null, '', location.pathname + text);

@@ -16,12 +16,14 @@ import {
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { LAND_UNTIL, LINES, described, lines, sea, streets, type Archive, type Ground } from './basemap';
+import { routes } from './api';
+import { LAND_UNTIL, STOPS, described, sea, stops, streets, type Archive, type Ground } from './basemap';
 import { make } from './dom';
 import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
 import { isLarge } from './large';
 import { HexagonLayer, type Look } from './hexagonlayer';
+import { LineLayer } from './linelayer';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
 import type { Spot } from './search';
 import { unit } from './units';
@@ -35,6 +37,12 @@ const LARGE_LETTERS = 20;
 const LONGEST = 100;
 const LARGE_LONGEST = 260;
 const NOTHING: Ground = { sources: {}, layers: [] };
+
+/** What carries the colours: lines of streets, where there are any, hexagons, or both. */
+export interface Shown {
+  lines: boolean;
+  hexagons: boolean;
+}
 
 type Stroke = { colour: string; width: number };
 
@@ -61,11 +69,11 @@ function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification
 export class HexagonMap {
   readonly map: MapLibre;
   private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
+  private readonly lines = new LineLayer(() => MAP_COLOURS[this.theme]);
   private readonly grid: GridLayer;
   private theme: Theme;
   private selection: Shape | null = null;
   private area: Geometry | null = null;
-  private lined = false;
   private spot: Marker | null = null;
   private alerting: Shape[] = [];
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
@@ -89,10 +97,11 @@ export class HexagonMap {
     private readonly settings: Settings,
     theme: Theme,
     start: { center: [number, number]; zoom: number } | { bounds: Box },
-    lined: boolean,
+    shown: Shown,
   ) {
     this.theme = theme;
-    this.lined = lined;
+    this.setShown(shown);
+    if (settings.lines) routes().then((lines) => this.lines.draw(lines), (error: unknown) => console.warn('The lines cannot be drawn.', error));
     this.grid = new GridLayer(settings.domain, () => MAP_COLOURS[this.theme]);
     setWorkerUrl(new URL(workerAddress, import.meta.url).href);
     // Its worker starts meanwhile. Without a style it draws nothing: a frame of bare ground costs as much as one that is seen.
@@ -172,8 +181,9 @@ export class HexagonMap {
     await new Promise((resolve) => this.map.once('style.load', resolve));
     this.firstName = over.find((layer) => layer.type === 'symbol')?.id;
     // Before the first frame in this style.
-    this.hexagons.show(this.wanted.looks, this.wanted.colours);
+    this.colour();
     this.map.addLayer(this.hexagons, over[0]?.id);
+    this.map.addLayer(this.lines, over.find((layer) => layer.type !== 'line')?.id);
     this.map.addLayer(this.grid, under[0]?.id ?? this.hexagons.id);
     this.addMarks();
     await this.addLand();
@@ -183,7 +193,7 @@ export class HexagonMap {
   private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
     const colours = MAP_COLOURS[this.theme];
     const below = this.archive ? streets(this.archive, colours, isLarge() ? LARGE_LETTERS : LETTERS) : NOTHING;
-    const network = this.settings.lines ? lines(colours, this.lined) : NOTHING;
+    const network = this.settings.lines ? stops(colours, this.lines.isShown) : NOTHING;
     return {
       sources: { ...below.sources, ...network.sources },
       under: below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
@@ -279,8 +289,14 @@ export class HexagonMap {
 
   /** Give the cells the looks that are wanted now. */
   private async place(): Promise<void> {
-    if (this.isDrawn) this.hexagons.show(this.wanted.looks, this.wanted.colours);
+    if (this.isDrawn) this.colour();
     else await this.draw();
+  }
+
+  private colour(): void {
+    const { looks, colours } = this.wanted;
+    this.hexagons.show(looks, colours);
+    this.lines.show(looks, colours);
   }
 
   /** There is none before the first drawing, which begins with all that was asked for until then. */
@@ -316,13 +332,17 @@ export class HexagonMap {
     this.spot = new Marker({ element }).setLngLat(spot.at).addTo(this.map);
   }
 
-  /** Show the lines of routes and the stops, or hide them. */
-  async setLines(on: boolean): Promise<void> {
-    this.lined = on;
-    if (!this.settings.lines) return;
+  /** Show lines with their stops, hexagons, or both. */
+  async setLines(shown: Shown): Promise<void> {
+    this.setShown(shown);
     await this.inTurn(() => {
-      if (this.isDrawn) LINES.forEach((id) => void this.map.setLayoutProperty(id, 'visibility', on ? 'visible' : 'none'));
+      if (this.isDrawn && this.settings.lines) this.map.setLayoutProperty(STOPS, 'visibility', shown.lines ? 'visible' : 'none');
+      this.map.triggerRepaint();
     });
+  }
+
+  private setShown({ lines, hexagons }: Shown): void {
+    [this.lines.isShown, this.hexagons.isShown] = [lines, hexagons || !lines];
   }
 
   /** Show distances in the unit of speeds. */

@@ -1,11 +1,12 @@
 /** The released statistics of an area's cells together, as the server computes them for named and drawn areas alike. */
 
-import { ApiError, area, drawnArea } from './api';
+import { ApiError, area, drawnArea, travel } from './api';
 import { areaKey, ringOf, type Area } from './area';
 import { cellName, chip, isolated, make } from './dom';
 import { LAPLACE, sentence, type Shown } from './statistics';
 import { decimals, say } from './texts';
-import type { AreaStatistics } from './types';
+import { inUnit, unit } from './units';
+import type { AreaStatistics, RouteWay } from './types';
 import type { View } from './view';
 
 const ROUTE = 'route:';
@@ -38,10 +39,11 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
   const isLate = () => !target.isConnected || view.window?.window.start !== start || !view.area || areaKey(view.area) !== key;
   try {
     const found = await (open.kind === 'named' ? area(view.feed, open.name, start) : drawnArea(view.feed, ringOf(open)!, start));
+    const ways = found.kind === 'route' && start ? await travel(view.feed, found.name!.slice(ROUTE.length), start).catch(() => []) : [];
     if (isLate()) return;
     const around = found.cells ? [] : cellsAround(view, found);
     const reading = readingOf(found, around);
-    target.replaceChildren(...(found.cells ? answers(found, reading) : nothing(view, around, reading, choose)));
+    target.replaceChildren(...(found.cells ? answers(found, reading) : nothing(view, around, reading, choose)), ...traveled(ways));
     then(found, reading);
   } catch (error) {
     if (isLate()) return;
@@ -74,6 +76,26 @@ function answers({ kind, cells, published, events, users, estimate }: AreaStatis
     estimate ? make('p', { class: 'reading', id: 'area-mean' }, reading, chip(estimate.method === 'released' ? 'raw' : 'modelled')) : make('p', { class: 'reading' }, reading),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
     make('p', {}, say(events ? 'area.events' : 'area.cell-users', { value: decimals(value, 0), range })),
+  ];
+}
+
+/** How long the ways along the lines of a route take, from end to end. */
+function traveled(ways: RouteWay[]): HTMLElement[] {
+  const known = ways.filter(({ now }) => now);
+  if (!known.length) return [];
+  const head = (['route.line', 'route.minutes', 'route.scheduled'] as const).map((key) => make('th', { scope: 'col' }, say(key)));
+  const rows = known.map(({ metres, measured_metres, now, scheduled }) => {
+    const [low, high] = now!.minutes_interval;
+    const range = high === null ? say('route.open', { low: decimals(low, 0) }) : `${decimals(low, 0)}–${decimals(high, 0)}`;
+    const share = say('route.measured', { km: decimals(metres / 1000, 1), percent: Math.round((100 * measured_metres) / metres) });
+    return make('tr', {}, make('th', { scope: 'row' }, share),
+      make('td', { class: 'number' }, `${decimals(now!.minutes, 1)} (${range})`, make('br'), `${decimals(inUnit(now!.km_h), 0)} ${unit()}`),
+      make('td', { class: 'number' }, scheduled ? decimals(scheduled.minutes, 1) : '–'));
+  });
+  return [
+    make('h3', {}, say('route.title')),
+    make('table', { class: 'small', id: 'ways' }, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...rows)),
+    make('p', { class: 'quiet' }, say('route.note')),
   ];
 }
 

@@ -20,6 +20,7 @@ export interface Place {
   cell?: string;
   area?: Area;
   lines?: 'on' | 'off';
+  hexagons?: 'on';
   large?: 'on';
 }
 
@@ -70,6 +71,7 @@ export function parsePlace(hash: string): Place {
     cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
     area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
+    hexagons: oneOf(fields.get('hexagons'), ['on'] as const),
     statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['now', 'usual', 'day', 'scheduled'] as const),
     day: parseDay(fields.get('day') ?? ''),

@@ -1,8 +1,9 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
-import type { Feature, MultiPolygon, Point } from 'geojson';
+import type { Feature, MultiLineString, MultiPolygon, Point } from 'geojson';
 
 export type StopFeature = Feature<Point, { name: string }>;
+export type RouteFeature = Feature<MultiLineString, { route: string }>;
 
 export interface Estimate {
   value: number;
@@ -206,6 +207,15 @@ export interface AreaName {
 export interface AreaCount {
   value: number;
   interval: [number, number] | null;
+}
+
+/** The way along one line of a route. Minutes and speeds are of the metres in cells with an estimate. */
+export interface RouteWay {
+  line: number;
+  metres: number;
+  measured_metres: number;
+  now: { minutes: number; minutes_interval: [number, number | null]; km_h: number; km_h_interval: [number, number] } | null;
+  scheduled: { minutes: number; km_h: number } | null;
 }
 
 /** Those of a drawn area have neither name nor kind. */

@@ -29,6 +29,7 @@ import {
 } from './statistics';
 import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
+import type { Shown as Drawn } from './map';
 
 export interface Reading {
   hexagon: Hexagon;
@@ -79,9 +80,9 @@ export class View {
   area: Area | null = null;
   /** Names of cells; null where the server has none. */
   names: Names | null = null;
-  /** Whether lines and stops are drawn, now and unless the reader chooses. */
-  lined = false;
-  linedAtFirst = false;
+  /** Whether there are lines, and what carries the colours: lines where there are any, unless the reader chooses. */
+  hasLines = false;
+  drawn: Drawn = { lines: false, hexagons: true };
   cells = new Map<string, Hexagon>();
   earlierWindows = 0;
   days: Days = 'any';
@@ -95,10 +96,10 @@ export class View {
   /** The chance up to which a difference is clear, of the cells as they were last coloured. */
   private level = NONE;
 
-  /** Without a street map, lines and stops are drawn unless the address says otherwise. */
-  setLines({ lines, basemap }: Settings, chosen: 'on' | 'off' | undefined): void {
-    this.linedAtFirst = lines && !basemap;
-    this.lined = lines && (chosen ? chosen === 'on' : !basemap);
+  /** Lines carry the colours where there are any, unless the address says otherwise. */
+  setLines({ lines }: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on' }): void {
+    this.hasLines = lines;
+    this.drawn = { lines: lines && place.lines !== 'off', hexagons: !lines || place.hexagons === 'on' };
   }
 
   setWindow(window: WindowCells, usual: Usual): void {

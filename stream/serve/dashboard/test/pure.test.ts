@@ -5,6 +5,7 @@ import { cellToChildren, cellToParent, gridDisk, latLngToCell } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { gridOf, VERTEX_NUMBERS } from '../src/grid';
 import { boundsOf, cellAt, centre, cornersOf, overlapping, shapeOf } from '../src/hexagons';
+import { piecesOf, placesIn } from '../src/lines';
 import { meshOf, type Mesh } from '../src/mesh';
 import { WORLD, east, south } from '../src/world';
 import { Names } from '../src/names';
@@ -470,4 +471,20 @@ test('a range count says what was counted and holds its number, or says that it 
   assert.match(counted({ ...one, fixes_per_user: 3 }), /^Positions in the box, at most 3 of one user, by/);
   assert.match(counted({ ...one, mechanism: 'euler' }), /^Regions of users/);
   assert.match(counted({ ...one, interval: null }), /: 0, no interval, because the release does not describe its noise\.$/);
+});
+
+test('a line is cut where it leaves a cell, and each piece has the place of the cell in which it lies, merged or not', () => {
+  const line = [[-97.8, 30.2], [-97.75, 30.25], [-97.7, 30.25]];
+  const { ends, cells } = piecesOf([line, [...line].reverse()], 7);
+  const length = (a: number[], b: number[]) => Math.hypot(a[0]! - b[0]!, a[1]! - b[1]!);
+  const pieces = cells.map((cell, at) => ({ cell, from: [...ends.slice(4 * at, 4 * at + 2)], to: [...ends.slice(4 * at + 2, 4 * at + 4)] }));
+  assert.ok(new Set(cells).size > 4, 'it crosses many cells');
+  const long = pieces.filter(({ from, to }) => length(from, to) > 3e-4);
+  for (const { cell, from, to } of long) assert.deepEqual([from, to].map(([lng, lat]) => latLngToCell(lat! , lng!, 7)), [cell, cell]);
+  const whole = length(line[0]!, line[1]!) + length(line[1]!, line[2]!);
+  assert.ok(Math.abs(pieces.reduce((sum, { from, to }) => sum + length(from, to), 0) - whole) < 1e-9, 'what two lines share is there once');
+  const merged = cellToParent(cells[0]!, 6);
+  const places = placesIn(cells, [merged, cells.at(-1)!]);
+  assert.deepEqual([places[0], places.at(-1)], [0, 1]);
+  cells.forEach((cell, at) => assert.equal(places[at], cell === cells.at(-1) ? 1 : cellToParent(cell, 6) === merged ? 0 : -1));
 });

@@ -1,0 +1,212 @@
+/**
+ * The layer of lines that carry the colours of their cells, drawn at once like the hexagons: a new window is a picture with one
+ * pixel per piece. Every piece is a quad that the graphics processor widens, round at its ends so that pieces join.
+ */
+
+import { MercatorCoordinate, type CustomLayerInterface, type CustomRenderMethodInput, type Map as MapLibre } from 'maplibre-gl';
+import type { Position } from 'geojson';
+import { finestOf } from './hexagons';
+import { isLarge } from './large';
+import type { Look } from './hexagonlayer';
+import { piecesOf, placesIn, type Pieces } from './lines';
+import type { MapColours } from './palette';
+import { bytesOf, drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
+import { TILE, WORLD, east, south, unitsOf } from './world';
+
+/** Pixels across a line at zoom 9, by which factor it grows with each zoom, and between which bounds. */
+const [WIDTH, GROWTH, LEAST, MOST] = [2.4, 1.35, 1.8, 12];
+/** How much wider they are on a screen on the wall. */
+const LARGE = 1.8;
+/** Pieces in a row of the picture of their looks. */
+const ROW = 1024;
+/** Corners of the quad of a piece: end and side. */
+const CORNERS = [[-1, -1], [-1, 1], [1, 1], [1, -1]] as const;
+
+const VERTEX = `#version 300 es
+uniform mat4 u_matrix;
+uniform vec4 u_origin;
+uniform uvec2 u_centre;
+uniform float u_pixels;
+uniform float u_width;
+uniform mediump sampler2D u_looks;
+in uvec3 a_place;
+in vec4 a_half;
+flat out vec4 v_look;
+flat out float v_length;
+flat out float v_width;
+out vec2 v_at;
+void main() {
+  v_look = texelFetch(u_looks, ivec2(a_place.z % ${ROW}u, a_place.z / ${ROW}u), 0);
+  v_width = v_look.a > 0.0 ? u_width : max(0.4 * u_width, 0.5);
+  v_length = length(a_half.xy) * u_pixels;
+  vec2 along = v_length > 0.0 ? normalize(a_half.xy) : vec2(1.0, 0.0);
+  float wide = v_width + 1.5;
+  v_at = vec2(a_half.z * (v_length + wide), a_half.w * wide);
+  vec2 at = vec2(ivec2(a_place.xy - u_centre)) / ${WORLD}.0 + (along * v_at.x + vec2(-along.y, along.x) * v_at.y) / u_pixels;
+  gl_Position = u_origin + u_matrix * vec4(at, 0.0, 0.0);
+}`;
+
+const FRAGMENT = `#version 300 es
+precision highp float;
+uniform vec3 u_ground;
+uniform vec3 u_none;
+uniform float u_ratio;
+uniform float u_apart;
+flat in vec4 v_look;
+flat in float v_length;
+flat in float v_width;
+in vec2 v_at;
+out vec4 colour;
+void main() {
+  float away = length(vec2(max(abs(v_at.x) - v_length, 0.0), v_at.y));
+  // Never transparent, because pieces overlap where they join: a faint one has more of the ground's colour.
+  vec3 inside = v_look.a > 0.0 ? mix(u_ground, v_look.rgb, v_look.a) : u_none;
+  colour = vec4(u_apart > 0.0 ? u_ground : inside, 1.0) * clamp((v_width + u_apart - away) * u_ratio + 0.5, 0.0, 1.0);
+}`;
+
+const UNIFORMS = ['matrix', 'origin', 'centre', 'pixels', 'width', 'looks', 'ground', 'none', 'ratio', 'apart'] as const;
+
+/** What the graphics processor holds of the layer. */
+interface Held {
+  program: WebGLProgram;
+  uniforms: Uniforms<(typeof UNIFORMS)[number]>;
+  vertices: WebGLVertexArrayObject;
+  places: WebGLBuffer;
+  halves: WebGLBuffer;
+  triangles: WebGLBuffer;
+  looks: WebGLTexture;
+}
+
+export class LineLayer implements CustomLayerInterface {
+  readonly id = 'lines';
+  readonly type = 'custom';
+  isShown = true;
+  private map: MapLibre | null = null;
+  private held: Held | null = null;
+  private lines: Position[][] = [];
+  private resolution = -1;
+  private pieces: Pieces = { ends: new Float64Array(), cells: [] };
+  /** The cells for which `places` says where the pieces lie. */
+  private among = '';
+  private places: Int32Array = new Int32Array();
+  private pixels = new Uint8Array();
+  private looks: Look[] = [];
+  private classes: string[] = [];
+  private isOldMesh = true;
+  private isOldPicture = true;
+
+  constructor(private readonly colours: () => MapColours) {}
+
+  /** Draw these lines from now on. */
+  draw(lines: Position[][]): void {
+    [this.lines, this.resolution] = [lines, -1];
+    this.show(this.looks, this.classes);
+  }
+
+  /** Colour them as these cells from the next frame on. `classes`: colours of their classes. */
+  show(looks: Look[], classes: string[]): void {
+    [this.looks, this.classes] = [looks, classes];
+    if (!this.lines.length) return;
+    const finest = finestOf(looks.map(({ hexagon }) => hexagon));
+    if (looks.length && finest !== this.resolution) {
+      [this.resolution, this.among, this.isOldMesh] = [finest, '', true];
+      this.pieces = piecesOf(this.lines, finest);
+    }
+    const cells = looks.map(({ hexagon }) => hexagon.cell);
+    const among = cells.join();
+    if (among !== this.among) [this.among, this.places] = [among, placesIn(this.pieces.cells, cells)];
+    const colours = classes.map(bytesOf);
+    this.pixels = new Uint8Array(Math.max(Math.ceil(this.places.length / ROW), 1) * ROW * 4);
+    this.places.forEach((place, piece) => {
+      const look = looks[place];
+      const colour = look && !look.hatched ? colours[look.index] : undefined;
+      if (!colour) return;
+      this.pixels.set(colour, 4 * piece);
+      this.pixels[4 * piece + 3] = Math.round(255 * look!.opacity);
+    });
+    this.isOldPicture = true;
+    this.map?.triggerRepaint();
+  }
+
+  onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {
+    this.map = map;
+    const program = linked(gl, VERTEX, FRAGMENT, ['a_place', 'a_half']);
+    const [places, halves, triangles] = [gl.createBuffer(), gl.createBuffer(), gl.createBuffer()];
+    const vertices = gl.createVertexArray();
+    gl.bindVertexArray(vertices);
+    gl.bindBuffer(gl.ARRAY_BUFFER, places);
+    gl.enableVertexAttribArray(0);
+    gl.vertexAttribIPointer(0, 3, gl.UNSIGNED_INT, 0, 0);
+    gl.bindBuffer(gl.ARRAY_BUFFER, halves);
+    gl.enableVertexAttribArray(1);
+    gl.vertexAttribPointer(1, 4, gl.FLOAT, false, 0, 0);
+    gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, triangles);
+    gl.bindVertexArray(null);
+    this.held = { program, uniforms: uniformsOf(gl, program, UNIFORMS), vertices, places, halves, triangles, looks: gl.createTexture() };
+    [this.isOldMesh, this.isOldPicture] = [true, true];
+  }
+
+  onRemove(_: MapLibre, gl: WebGL2RenderingContext): void {
+    if (!this.held) return;
+    const { program, vertices, places, halves, triangles, looks } = this.held;
+    gl.deleteProgram(program);
+    gl.deleteVertexArray(vertices);
+    for (const buffer of [places, halves, triangles]) gl.deleteBuffer(buffer);
+    gl.deleteTexture(looks);
+    [this.map, this.held] = [null, null];
+  }
+
+  render(gl: WebGL2RenderingContext, { defaultProjectionData: { mainMatrix } }: CustomRenderMethodInput): void {
+    const { map, held } = this;
+    if (!map || !held || !this.isShown || !this.pieces.cells.length) return;
+    const { program, uniforms, vertices } = held;
+    gl.useProgram(program);
+    gl.bindVertexArray(vertices);
+    gl.bindTexture(gl.TEXTURE_2D, held.looks);
+    if (this.isOldMesh) this.sendMesh(gl, held);
+    if (this.isOldPicture) this.sendPicture(gl);
+    const { x, y } = MercatorCoordinate.fromLngLat(map.getCenter());
+    const colours = this.colours();
+    gl.uniformMatrix4fv(uniforms.matrix, false, mainMatrix as Float32Array);
+    gl.uniform4f(uniforms.origin, ...drawnAt(mainMatrix, x, y));
+    gl.uniform2ui(uniforms.centre, unitsOf(x), Math.floor(y * WORLD));
+    gl.uniform1f(uniforms.pixels, TILE * 2 ** map.getZoom());
+    gl.uniform1f(uniforms.width, Math.min(Math.max(WIDTH * GROWTH ** (map.getZoom() - 9), LEAST), MOST) * (isLarge() ? LARGE : 1) / 2);
+    gl.uniform1f(uniforms.ratio, map.getPixelRatio());
+    gl.uniform3f(uniforms.ground, ...sharesOf(colours.land));
+    gl.uniform3f(uniforms.none, ...sharesOf(colours.unknown));
+    gl.uniform1i(uniforms.looks, 0);
+    // First, wider, what sets lines off from the hexagons: of one piece it would cover the ends of others.
+    for (const apart of [1, 0]) {
+      gl.uniform1f(uniforms.apart, apart);
+      gl.drawElements(gl.TRIANGLES, 6 * this.pieces.cells.length, gl.UNSIGNED_INT, 0);
+    }
+    gl.bindVertexArray(null);
+  }
+
+  private sendMesh(gl: WebGL2RenderingContext, held: Held): void {
+    const { ends, cells } = this.pieces;
+    const [places, halves, triangles] = [new Uint32Array(12 * cells.length), new Float32Array(16 * cells.length), new Uint32Array(6 * cells.length)];
+    for (let piece = 0; piece < cells.length; piece += 1) {
+      const [x0, y0, x1, y1] = [east(ends[4 * piece]!), south(ends[4 * piece + 1]!), east(ends[4 * piece + 2]!), south(ends[4 * piece + 3]!)];
+      CORNERS.forEach((corner, at) => {
+        places.set([unitsOf((x0 + x1) / 2), unitsOf((y0 + y1) / 2), piece], 12 * piece + 3 * at);
+        halves.set([(x1 - x0) / 2, (y1 - y0) / 2, ...corner], 16 * piece + 4 * at);
+      });
+      triangles.set([0, 1, 2, 0, 2, 3].map((at) => 4 * piece + at), 6 * piece);
+    }
+    gl.bindBuffer(gl.ARRAY_BUFFER, held.places);
+    gl.bufferData(gl.ARRAY_BUFFER, places, gl.STATIC_DRAW);
+    gl.bindBuffer(gl.ARRAY_BUFFER, held.halves);
+    gl.bufferData(gl.ARRAY_BUFFER, halves, gl.STATIC_DRAW);
+    gl.bufferData(gl.ELEMENT_ARRAY_BUFFER, triangles, gl.STATIC_DRAW);
+    this.isOldMesh = false;
+  }
+
+  private sendPicture(gl: WebGL2RenderingContext): void {
+    gl.texParameteri(gl.TEXTURE_2D, gl.TEXTURE_MIN_FILTER, gl.NEAREST);
+    gl.texParameteri(gl.TEXTURE_2D, gl.TEXTURE_MAG_FILTER, gl.NEAREST);
+    gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA, ROW, this.pixels.length / (4 * ROW), 0, gl.RGBA, gl.UNSIGNED_BYTE, this.pixels);
+    this.isOldPicture = false;
+  }
+}

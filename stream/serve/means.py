@@ -1,0 +1,114 @@
+"""Means over the windows of a range: of every cell and, where an area is named, of its cells together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from stream.serve.city.areas import Area
+from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.close_marker import CloseMarker, marker_of
+from stream.serve.local_time import local_start
+from stream.serve.ranges import MAX_RANGE_BYTES, MAX_WAITING
+from stream.serve.responses import JSON, Answers, Problem, key_of
+from stream.serve.turns import Turns
+from stream.serve.window_store import View, WindowView
+
+DayKind = Literal["workday", "saturday", "sunday", "weekend"]
+DAY_KINDS: dict[str, frozenset[int]] = {
+    "workday": frozenset(range(5)),
+    "saturday": frozenset({5}),
+    "sunday": frozenset({6}),
+    "weekend": frozenset({5, 6}),
+}
+"""Days of the week of each kind, Monday 0."""
+
+
+class Means:
+    """Puts the releases of one cell in many windows together: their noise is independent, so its mean is narrower than each.
+
+    A mean is weighted by the events of the windows or, under "participation", by their users, as that of an area is by its
+    cells. A merged cell is another one where it excludes other cells.
+    """
+
+    def __init__(self, view: View, answers: Answers, areas: dict[str, Area]) -> None:
+        self._view, self._answers, self._areas = view, answers, areas
+        self._turns = Turns("means", MAX_WAITING, 30)
+
+    async def answer(
+        self,
+        request: web.Request,
+        feed: str,
+        first: str,
+        last: str,
+        days: str | None,
+        hours: tuple[int, int] | None,
+        area: str | None,
+    ) -> web.Response:
+        """Means over the complete windows that begin in [first, last), on such days and in such local hours."""
+        if area is not None and area not in self._areas:
+            raise Problem(404, f"there is no area {area[:80]!r}", "see /api/v1/areas for the names that are known")
+        chosen, upper = self._chosen(feed, (first, last), days, hours)
+        said = {"feed": feed, "from": first, "to": last, "windows": len(chosen)}
+        inside = None if area is None else self._areas[area]
+
+        def make() -> bytes:
+            return msgspec.json.encode(said | _means(chosen, inside, upper))
+
+        key = key_of("means", [window.tag for window in chosen], first, last, area)
+        return await self._turns.answer(self._answers, request, key, make, JSON)
+
+    def _chosen(
+        self, feed: str, within: tuple[str, str], days: str | None, hours: tuple[int, int] | None
+    ) -> tuple[list[WindowView], float]:
+        """The windows to put together, and the upper bound of their speeds; 404 without any, 413 for too many."""
+        windows = [w for w in self._view.ordered(feed) if w.complete and within[0] <= w.start < within[1]]
+        marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
+        alike = [one for one in marked if _is_asked(*one, days, hours) and _settings(one[1]) == _settings(marked[0][1])]
+        if not alike:
+            remedy = "see /api/v1/windows for starts; choose a longer range, or other days or hours"
+            raise Problem(404, f"no window of feed {feed!r} begins then", remedy)
+        size = sum(window.size for window, _ in alike)
+        if size > MAX_RANGE_BYTES:
+            title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
+            raise Problem(413, title, "ask for a shorter range, or for fewer hours")
+        return [window for window, _ in alike], alike[0][1].clipping.upper
+
+
+def _is_asked(window: WindowView, marker: CloseMarker, days: str | None, hours: tuple[int, int] | None) -> bool:
+    local: datetime = local_start(window.start, marker.period.timezone)
+    on_day = days is None or local.weekday() in DAY_KINDS[days]
+    return on_day and (hours is None or hours[0] <= local.hour < hours[1])
+
+
+def _settings(marker: CloseMarker) -> tuple[Any, ...]:
+    """What must be alike: windows of other settings than the newest one are left out."""
+    return marker.relation, marker.clipping.lower, marker.clipping.upper
+
+
+def _means(windows: list[WindowView], area: Area | None, upper: float) -> dict[str, Any]:
+    releases: dict[tuple[str, tuple[str, ...]], list[CellNumbers]] = defaultdict(list)
+    for window in windows:
+        cells = numbers_of(window.in_order())
+        inside = None if area is None else set(area.holds((cell.cell, cell.excludes) for cell in cells))
+        for cell in cells:
+            if inside is None or cell.cell in inside:
+                releases[cell.cell, tuple(sorted(cell.excludes))].append(cell)
+    rows = [_row(cell, excludes, seen, upper) for (cell, excludes), seen in sorted(releases.items())]
+    if area is None:
+        return {"cells": rows, "together": None}
+    everything = [cell for seen in releases.values() for cell in seen]
+    return {"cells": rows, "together": _of(combined(everything, upper))}
+
+
+def _row(cell: str, excludes: tuple[str, ...], seen: list[CellNumbers], upper: float) -> dict[str, Any]:
+    return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, upper))
+
+
+def _of(together: dict[str, Any]) -> dict[str, Any]:
+    """Without the estimate: a model's errors do not average out over windows."""
+    return {name: together[name] for name in ("events", "users", "mean")}
