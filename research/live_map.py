@@ -36,8 +36,8 @@ IntArray = npt.NDArray[np.int64]
 UPPER, QUANTUM, TYPICAL = 65.0, 0.01, 20.0
 SLOT_S, WINDOWS = 900, 96
 BUDGET, DELTA = 12.0, 1e-6
-SPREAD = 0.2
-"""Standard deviation of users' means in a cell, as a share of U; chosen on 2015-09-06, 2016-11-25 and 2017-03-16."""
+SPREAD, OPEN_REACH = 0.2, 2.5
+"""As in :mod:`stream.statistics.residual_clipping`."""
 DAYS = ("2016-11-26", "2016-11-26:2.5", "2016-11-26:10", "2017-03-21", "2017-03-21:2.5", "2017-03-21:10")
 
 
@@ -149,6 +149,7 @@ class Map:
     state: SmoothingState | None = None
     edge: dict[int, float] = field(default_factory=dict)
     day: int = -1
+    left_open: FloatArray | float = 0.0
 
     def allowances(self, window: Window) -> IntArray:
         """nρ of each user of the window."""
@@ -177,7 +178,9 @@ class Map:
             normal=self.mechanism.gaussian,
         )
         self.state, map_ = smooth(self.state, read, **time)
-        return map_.value, map_.low, map_.high, deviation
+        left = OPEN_REACH * self.left_open
+        low, high = np.hypot(map_.value - map_.low, left), np.hypot(map_.high - map_.value, left)
+        return map_.value, np.maximum(map_.value - low, 0.0), np.minimum(map_.value + high, UPPER), deviation
 
     def _released(self, window: Window, foretold: Any) -> tuple[FloatArray, FloatArray]:
         """(Mean, deviation of its noise and of what clipping leaves open) as it is released."""
@@ -190,6 +193,7 @@ class Map:
             )
             return window.truth + self.noise.laplace(size=len(scale)) * scale, scale * np.sqrt(2)
         low, high, response = self._ranges(window, foretold)
+        self.left_open = response.open
         program = self._program(window, high - low, response.gain)
         allocation = allocate_gaussian(program, self.allowances(window))
         for user, charge in zip(window.users.tolist(), allocation.charges.tolist(), strict=True):

@@ -31,7 +31,8 @@ from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
-from stream.protocol.parts import statistics_of
+from stream.protocol.content import ContentError
+from stream.protocol.parts import signer_of, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.derived_events import DerivedEvents, derived_recording
 from stream.sources.messages import Messages
@@ -54,7 +55,8 @@ _ANY_AGE = timedelta(days=36500)
 class OfflineSummary:
     """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span.
 
-    ``implausible``: why the speeds cannot be right. ``derived``: events with a speed derived from positions.
+    ``implausible``: why the speeds cannot be right. ``derived``: events with a speed derived from positions. ``set_aside``: why
+    windows were not released, which failed for their content in this run or an earlier one.
     """
 
     events: int
@@ -70,6 +72,7 @@ class OfflineSummary:
     likely_cause: str | None
     derived: int = 0
     implausible: str | None = None
+    set_aside: tuple[str, ...] = ()
 
 
 @dataclass
@@ -265,6 +268,21 @@ async def _state_budget(config: Config, redis: Redis) -> None:
         await shared.state_budget(config.privacy.ledger_budget)
 
 
+async def _close_each(protocol: ReleaseProtocol, slots: list[int]) -> int:
+    """Close ``slots``, oldest first; one that fails for its content is set aside. Returns how many were released before."""
+    already, store = 0, protocol.store
+    unfinished = await store.unfinished()
+    if unfinished is not None and unfinished not in slots:
+        why = f"the run that planned window {utc_text(unfinished)} was interrupted, and this recording lacks it"
+        await store.set_aside(unfinished, why)
+    for slot in slots:
+        already += await store.released(slot) is not None
+        if slot not in await store.slots_set_aside():
+            with suppress(ContentError):  # which sets it aside
+                await protocol.close(slot)
+    return already
+
+
 async def _release(
     config: Config,
     url: str,
@@ -291,12 +309,11 @@ async def _release(
             ledger,
             publisher,
             Noise(),
+            signer_of(config),
             on_uncounted=lambda read: refused.update(read.refused),
         )
-        already = 0
-        for slot in slots:
-            already += await protocol.store.released(slot) is not None
-            await protocol.close(slot)
+        already = await _close_each(protocol, slots)
+        aside = await protocol.store.reasons()
         charged = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()
@@ -313,4 +330,5 @@ async def _release(
         examples=refusals.examples(),
         likely_cause=refusals.likely_cause(),
         derived=refusals.derived,
+        set_aside=tuple(aside.values()),
     )

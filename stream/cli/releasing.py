@@ -73,7 +73,6 @@ def release_offline(
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.local import LocalServerError
     from stream.offline import replay_offline
-    from stream.protocol.content import ContentError
     from stream.statistics.plan import PlanError
     from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
     from stream.storage.row_store import StateError
@@ -100,7 +99,7 @@ def release_offline(
         raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
     except (ReleaseFileError, UserKeyError) as error:
         raise refuse(error) from None
-    except (ContentError, LedgerError, PlanError, StateError, LocalServerError) as error:
+    except (LedgerError, PlanError, StateError, LocalServerError) as error:
         raise refuse(error, FAILED) from None
     except OSError as error:
         raise refuse(
@@ -110,7 +109,7 @@ def release_offline(
 
 
 def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: dict[str, object]) -> None:
-    """Say what was released. Exits 2 if no event was used."""
+    """Say what was released. Exits 2 if no event was used, and 1 if windows failed for their content."""
     problem = None
     if not summary.events and (summary.rejected or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
@@ -119,10 +118,14 @@ def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: 
         typer.echo(json.dumps(asdict(summary) | reading | {"error": problem}), err=options.out is None)
         if problem is not None:
             raise typer.Exit(USAGE)
+        if summary.set_aside:
+            raise typer.Exit(FAILED)
         return
     _tell(summary, options.out)
     if problem is not None:
         raise refuse(problem)
+    if summary.set_aside:
+        raise refuse("\n".join(summary.set_aside), FAILED)
 
 
 def _tell(summary: OfflineSummary, out: Path | None) -> None:

@@ -204,8 +204,8 @@ class ReleaseProtocol:
     async def _commit(self, plan: Plan, drawn: Drawn | None) -> None:
         """Commit the drawn window with its number and the memory after it.
 
-        If another window was committed meanwhile, the messages are written anew with the same noise; there are only finitely
-        many other windows. Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
+        If the link of the chain was replaced meanwhile, or Redis was set back, the messages are written anew with the same noise.
+        Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
         """
         slot = plan.window.start
         while True:

@@ -23,7 +23,7 @@ from stream.statistics.merging import excluded
 from stream.statistics.modelled_percentiles import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
-from stream.statistics.residual_clipping import widening_after
+from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
 from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.terms import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
@@ -76,7 +76,7 @@ def _modelled_means(
         area=area,
         clipped=widening_after(plan, bodies, memory),
     )
-    return derived, after
+    return with_what_clipping_leaves_open(plan, derived), after
 
 
 def _typical(plan: Plan) -> float | None:

@@ -117,16 +117,15 @@ def step(
     typical: float | None = None,
     area: dict[str, Any] | None = None,
     clipped: FloatArray | None = None,
-) -> tuple[Memory | None, dict[str, Derived]]:
+) -> tuple[Memory, dict[str, Derived]]:
     """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the ``area``'s
     users and mean as published; with ``shrinking`` also the shrunk mean.
 
-    ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,). ``upper``: U in km/h. A window
-    that begins before the memory's end is smoothed without the memory and does not change it, because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
-    bound.
+    ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,).
+    ``upper``: U in km/h. After a change of U, smoothing starts anew, because earlier means were clipped to another bound. Windows
+    come in the order of their time.
     """
-    late = memory is not None and window.start < memory.end
-    usable = memory if memory is not None and not late and memory.upper == upper else None
+    usable = memory if memory is not None and memory.upper == upper else None
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
@@ -145,8 +144,6 @@ def step(
         columns = shrink_releases(observed.releases, upper, shrinkage)
         shrinkage = columns.calibration
         derived = {"mean": _derived("empirical-bayes", columns, observed.places, len(bodies))} | derived
-    if late:
-        return memory, derived
     return _memory(state, shrinkage, observed, smoothed, window, upper, clipped), derived
 
 
@@ -155,10 +152,10 @@ def foretold_of(
 ) -> Foretold:
     """What the ``memory`` says about the mean of each of ``cells``, ascending, in the window that is ``due``, in km/h, (C,).
 
-    ``events``, ``users``: public numbers of each. As for :func:`step`, a memory of a later window or of another U is not used.
+    ``events``, ``users``: public numbers of each. As for :func:`step`, a memory of another U is not used.
     """
     speed, window = due.terms.speed, due.window
-    usable = memory if memory is not None and window.start >= memory.end and memory.upper == speed.upper else None
+    usable = memory if memory is not None and memory.upper == speed.upper else None
     places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in cells.tolist()], dtype=np.float64).reshape(-1, 2)
     nothing = np.zeros(len(cells)), np.full(len(cells), np.inf)
     at = Releases(cells, places, *nothing, events.astype(np.float64), np.log(events / users)[:, None])

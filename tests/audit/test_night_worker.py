@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from redis.asyncio import Redis
-from stream.statistics.participation.public_cells import public_cells
 
 from dpcore.noise import Noise
 from stream.config import Config, load_config
+from stream.config.public_cells import public_cells
 from stream.local import REPO_ROOT
 from stream.storage.ledger import Ledger
 from stream.windows import Horizon, Slotting

@@ -88,6 +88,7 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
             "{bus}:generation",
             "{bus}:ledger:2017-03-21",
             "{bus}:opened",
+            "{bus}:planned",
             "{bus}:sealed",
             "{bus}:sequence",
             "{bus}:terms:2017-03-21",

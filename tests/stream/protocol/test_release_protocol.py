@@ -258,7 +258,7 @@ async def test_a_full_redis_lets_a_window_wait_and_releases_it_once_it_has_room(
         (report,) = await close_windows(config, [SLOT])
     finally:
         await redis.config_set("maxmemory", "0")
-    assert (report.failure, report.shared) == ("redis", True)
+    assert (report.failure, report.blocks) == ("redis", True)
     (report,) = await close_windows(config, [SLOT])
     assert report.failure is None
 

@@ -142,16 +142,6 @@ def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
     assert json.loads(afresh[0][-1].value)["memory"]["before"] is None
 
 
-def test_a_late_window_reads_nothing_later_and_leaves_the_memory_as_it_is(tmp_path: Path) -> None:
-    config = bus_config(tmp_path, **KALMAN)
-    _, memory = released(config, [3])
-    (late,), after = released(config, [1], memory)
-    (alone,), _ = released(config, [1])
-    assert after == memory
-    bodies, others = ([json.loads(message.value) for message in messages[:-1]] for messages in (late, alone))
-    assert bodies == others, "a window was smoothed with what came after it"
-
-
 def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
     _, memory = released(bus_config(tmp_path, **KALMAN), [0])
     other = bus_config(tmp_path, **KALMAN, **{"speed.upper_bound": 90.0})
@@ -210,25 +200,3 @@ async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_pat
         await protocol_of(redis, config, sink).close(SLOT + hour * HOUR)
         published.append(sink.messages)
     assert await redis.get(FeedKeys("bus").memory) == stored(recalled_from(published))
-
-
-@pytest.mark.parametrize("first", [0, 1])
-async def test_a_window_overtaken_by_another_is_made_again_from_what_that_one_left(
-    redis: Redis, tmp_path: Path, first: int
-) -> None:
-    """Two workers close two windows. One commits between the other's draw and commit. Each window is published once."""
-    config = bus_config(tmp_path, **KALMAN)
-    for hour in (0, 1):
-        await store(redis, config, random_rows(hour, 150, slot=SLOT + hour * HOUR), SLOT + hour * HOUR)
-    rival, mine = Collected(), Collected()
-    overtaker = protocol_of(redis, config, rival)
-
-    async def overtaken(step: str) -> None:
-        if step == "draw":
-            await overtaker.close(SLOT + first * HOUR)
-
-    redraws: list[int] = []
-    closing = protocol_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
-    await closing.close(SLOT + (1 - first) * HOUR)
-    assert redraws == []
-    assert await redis.get(FeedKeys("bus").memory) == stored(recalled_from([rival.messages, mine.messages]))

@@ -17,6 +17,7 @@ from stream.statistics.pacing import spendable
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
 from stream.statistics.relations import speed_of
+from stream.statistics.residual_clipping import response_of
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
@@ -118,6 +119,20 @@ def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_tru
     narrow, *_ = release(few, random_rows(1, 60, slot=SLOT), None, SLOT)
     assert narrow.ranges is not None
     assert np.median(narrow.ranges[1] - narrow.ranges[0]) < 3000, "where noise is large, ranges are narrow"
+
+
+def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path: Path) -> None:
+    """A fleet so large that noise is nothing, behind the narrowest ranges: the error of the correction is all that is left."""
+    config, memory = live_config(tmp_path), None
+    for number in range(4):
+        rows = random_rows(number, 60, slot=SLOT + 3600 * number)
+        plan, messages, memory = release(config, rows, memory, SLOT + 3600 * number)
+    response = response_of(plan)
+    assert response is not None
+    for body, left in zip(bodies(messages), response.open / 100, strict=True):
+        value, (low, high) = (body["post_processed"]["mean_smoothed"][name] for name in ("value", "interval"))
+        assert low <= max(value - 2.5 * left + 0.01, 0.0)
+        assert high >= min(value + 2.5 * left - 0.01, 65.0)
 
 
 def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path: Path) -> None:
