@@ -16,7 +16,8 @@ from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
-from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
+from stream.cli.evaluate import read_rows
+from stream.cli.options import USAGE, AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
@@ -235,17 +236,22 @@ def register(app: typer.Typer) -> None:
 
     @app.command("check")
     def check(
+        recording: Annotated[Path | None, typer.Argument(help="A recording that is to be read by it, if any.")] = None,
         config: ConfigFile = None,
+        users_are_events: UsersAreEvents = False,
         as_json: AsJson = False,
         sheet: Annotated[
             Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
         ] = None,
     ) -> None:
-        """Check the configuration without any server, and say what it promises."""
+        """Check the configuration without any server, and say what it promises; with a recording, also whether it fits."""
         if sheet is not None and sheet.suffix not in (".html", ".md"):
             stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
         chosen = choose_config(config)
         settings = read_config(chosen)
+        if recording is not None:
+            rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
+            typer.echo(f"{recording}: {len(rows)} events can be used", err=True)
         released = _participation(settings)
         histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
         rules = rules_of(settings)
