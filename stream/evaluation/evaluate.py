@@ -93,9 +93,8 @@ def evaluate(
         plan = planned.plan
         charges.append(plan.charges)
         gaps += planned.duality_gaps()
-        if (part := plan.values) is not None and part.chosen:
-            chosen.update([part.chosen])
-            most_cells = max(most_cells, part.most_cells)
+        chosen.update([plan.chosen] if plan.chosen else [])
+        most_cells = max(most_cells, (0, 0) if plan.values is None else plan.values.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
         memories = [

@@ -152,6 +152,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=Tr
         return np.ones(len(self.cells), dtype=bool) if self.values is None else self.values.published
 
     @property
+    def chosen(self) -> str:
+        """The proposal of least predicted error, as in :class:`ValuesPart`; "" without a choice."""
+        return "" if self.values is None else self.values.chosen
+
+    @property
     def caps(self) -> IntArray | None:
         """The most that one user adds to Σx of each of ``cells``, in quanta, (C,); None if sums are not capped."""
         return None if self.values is None else self.values.caps

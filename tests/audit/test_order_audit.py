@@ -24,6 +24,7 @@ from stream.messages.message import decode_outbox
 from stream.offline import MemoryRows
 from stream.protocol.close_process import CloseReport
 from stream.protocol.content import ContentError
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.plan import decode_plan
 from stream.storage.ledger import Ledger, OutOfTurnError
@@ -65,7 +66,7 @@ class Closed:
     async def run(self, slots: list[int]) -> list[CloseReport]:
         """In the place of the closing process."""
         ledger, rows = Ledger.of(self.redis, self.config), MemoryRows({slot: rows_of(self.config, slot) for slot in W})
-        protocol = ReleaseProtocol.connect(self.config, self.redis, rows, ledger, Collected(), Noise())
+        protocol = ReleaseProtocol.connect(statistics_of(self.config), self.redis, rows, ledger, Collected(), Noise())
         for slot in slots:
             error = self.fails.pop(slot, None)
             if isinstance(error, ProcessDiedError):

@@ -12,6 +12,7 @@ FLOORS = (
         "config",
         "earth",
         "windows",
+        "terms",
         "messages",
         "connection",
         "http_server",
