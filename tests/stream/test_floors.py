@@ -12,7 +12,6 @@ FLOORS = (
         "config",
         "earth",
         "windows",
-        "terms",
         "messages",
         "connection",
         "http_server",
