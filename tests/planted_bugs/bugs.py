@@ -400,6 +400,14 @@ DRAW = (
         "order_that_sorting",
     ),
     Bug(
+        "the choice of a size counts what a point moves inside ranges only",
+        "dpcore/spatial/e2epriv.py",
+        "moved += np.repeat(of_blocks",
+        "moved -= 0 * np.repeat(of_blocks",
+        "tests/dpcore/spatial/test_e2epriv.py",
+        "no_error_by_more",
+    ),
+    Bug(
         "suppression keeps the errors of a cell that somebody left",
         "dpcore/suppression_levels.py",
         "self.errors[g] = {}",
