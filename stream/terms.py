@@ -67,6 +67,7 @@ class PrivacyTerms(Struct, frozen=True):
     grant: int
     budget: int
     paced: bool = False
+    rolling: bool = False
     zcdp: Zcdp | None = None
 
     def stated(self, budget: int) -> float:
@@ -93,11 +94,12 @@ class SpeedTerms(Struct, frozen=True):
     suppression: Literal["chop-user", "none"]
     keep: Literal["epsilon", "error"]
     allocation: Literal["exact-loss", "uniform"]
-    clipping: Literal["joint", "carried", "none"]
+    clipping: Literal["joint", "carried", "residual", "none"]
     post_processing: tuple[str, ...]
     cdf_bins: int
     sum_cap: float = 0.0
     min_users: int = 1
+    typical_km_h: float | None = None
     mean_capacity: int | None = None
     mean_quantile_percent: int = 10
     cdf_factors: tuple[int, ...] = ()
@@ -132,7 +134,6 @@ class ParticipationTerms(Struct, frozen=True):
     cells_per_user: int
     samples_per_cell: int
     shares: tuple[int, int, int, int]
-    typical_km_h: float | None = None
 
 
 class FixRules(Struct, frozen=True):
@@ -359,6 +360,7 @@ def _privacy(config: Config) -> PrivacyTerms:
         grant=privacy.ledger_grant,
         budget=privacy.ledger_budget,
         paced=privacy.admission == "paced",
+        rolling=privacy.admission == "rolling",
         zcdp=zcdp,
     )
 
@@ -373,5 +375,4 @@ def _participation(config: Config) -> ParticipationTerms | None:
         cells_per_user=settings.cells_per_user,
         samples_per_cell=settings.samples_per_cell,
         shares=(shares.moments, shares.users, shares.percentiles, shares.area),
-        typical_km_h=settings.typical_km_h,
     )

@@ -201,6 +201,8 @@ def _over_days(settings: Config) -> Iterator[str]:
 
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
+    if settings.privacy.admission == "rolling":
+        return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
     full = settings.privacy.ledger_budget // settings.window_grant
     allowance = "epsilon" if settings.privacy.accounting == "pure" else "rho"

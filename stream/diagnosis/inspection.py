@@ -33,7 +33,7 @@ from stream.diagnosis.suggestion import (
 from stream.diagnosis.users import events_as_users, everywhere_at_once
 from stream.ingestion.decoding import REASONS, Decoder, Reason
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.statistics.fix_rules import refused as refused_by
+from stream.statistics.fix_rules import refused
 from stream.terms import FixRules
 
 _FAR_NORTH = 66.0
@@ -125,7 +125,7 @@ def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[s
     rules, counts = FixRules.of(config), Counter[str]()
     starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
     for start in np.unique(starts):
-        counts += Counter({why: int(bad.sum()) for why, bad in refused_by(rules, rows[starts == start]).items()})
+        counts += Counter({why: int(bad.sum()) for why, bad in refused(rules, rows[starts == start]).items()})
     return counts
 
 

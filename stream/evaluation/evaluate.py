@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.evaluation.draws import Tables, score_draw
 from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score
-from stream.statistics.carried_clipping import carry
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pacing import spendable
@@ -42,6 +42,11 @@ class PlannedWindow:
     plan: Plan
     contributions: Contributions
     fixes: Fixes | None
+    after: Callable[[Memory | None], Plan]
+
+    def remembering(self, memory: Memory | None) -> Plan:
+        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are carried over."""
+        return self.after(memory) if self.plan.terms.speed.clipping in ("carried", "residual") else self.plan
 
     def duality_gaps(self) -> list[float]:
         """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were optimised."""
@@ -59,13 +64,15 @@ def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) ->
         users, budget = rows.counts.users, terms.privacy.budget
         ledger = spent.setdefault(due.period.key, {})
         left = np.array([budget - ledger.get(user, 0) for user in users.tolist()], dtype=np.int64)
-        plan = plan_window(rows, due, Allowance(spendable(left, users, due, budget), budget), cells)
+        after = partial(plan_window, rows, due, Allowance(spendable(left, users, due, budget), budget), cells)
+        plan = after()
         users, charged = plan.charged_users()
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge
-        yield PlannedWindow(plan, rows.contributions, rows.fixes)
+        yield PlannedWindow(plan, rows.contributions, rows.fixes, after)
 
 
+# long: one pass over the windows adds up everything that the report states
 def evaluate(
     config: Config,
     windows: dict[int, npt.NDArray[np.void]],
@@ -83,14 +90,15 @@ def evaluate(
     memories: list[Memory | None] = [None] * trials
     cells = events = 0
     for planned in planned_windows(config, windows):
-        charges.append(planned.plan.charges)
+        plan = planned.plan
+        charges.append(plan.charges)
         gaps += planned.duality_gaps()
-        chosen.update([planned.plan.chosen] if planned.plan.chosen else [])
-        most_cells = max(most_cells, (0, 0) if planned.plan.values is None else planned.plan.values.most_cells)
+        chosen.update([plan.chosen] if plan.chosen else [])
+        most_cells = max(most_cells, (0, 0) if plan.values is None else plan.values.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
         memories = [
-            score_draw(carry(planned.plan, memory), planned.contributions, tables, memory) for memory in memories
+            score_draw(planned.remembering(memory), planned.contributions, tables, memory) for memory in memories
         ]
         on_window()
     run = Run(

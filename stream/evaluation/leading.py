@@ -20,7 +20,6 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.wants import Want
-from stream.statistics.carried_clipping import carry
 from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells, resolutions
 from stream.statistics.participation.draw import exact_integers
@@ -184,7 +183,7 @@ def released(config: Config, windows: Windows, draws: int, seed: int) -> tuple[L
 
 def _leading(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tuple[Leading, Memory | None]:
     """Leading numbers of one window's cells, and the memory after it."""
-    plan = carry(planned.plan, memory)
+    plan = planned.remembering(memory)
     samples, speed = by_planned_cells(plan, planned.contributions), speed_of(plan.terms)
     columns = speed.draw(plan, samples, noise)
     bodies = speed.body(plan, samples.counts, columns)

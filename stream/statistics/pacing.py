@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.grants import rolling_grants
 from stream.statistics.plan import Due
 
 IntArray = npt.NDArray[np.int64]
@@ -23,8 +24,11 @@ def spendable(left: IntArray, users: npt.NDArray[np.uint64], due: Due, budget: i
     end of the window, the share of ``budget`` that has passed of the period, plus a part of one window's grant. That part is
     drawn for each user and period by their pseudonym, so that users take turns instead of being absent together. It depends
     on the time, the configuration and the user's own past charges and pseudonym alone, so charges remain what the filter of
-    docs/privacy.md admits under either relation: pacing admits nobody whom the ledger would refuse.
+    docs/privacy.md admits under either relation: pacing admits nobody whom the ledger would refuse. With "rolling", for relation
+    "values", they may spend an even share of what they have left over the windows left of the period (:mod:`dpcore.grants`).
     """
+    if due.terms.privacy.rolling:
+        return rolling_grants(budget, np.maximum(budget - left, 0), due.windows_left)
     if not due.terms.privacy.paced:
         return left
     period = due.period

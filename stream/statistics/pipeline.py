@@ -12,7 +12,7 @@ import h3
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting import NANO
+from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
@@ -23,6 +23,7 @@ from stream.statistics.merging import excluded
 from stream.statistics.modelled_percentiles import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
+from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
 from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
 from stream.terms import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
@@ -73,14 +74,15 @@ def _modelled_means(
         shrinking=shrinking,
         typical=_typical(plan),
         area=area,
+        clipped=widening_after(plan, bodies, memory),
     )
-    return derived, after
+    return with_what_clipping_leaves_open(plan, derived), after
 
 
 def _typical(plan: Plan) -> float | None:
     """The mean speed that smoothing expects before any release, at most U, in km/h; None if the prior is as wide as U."""
-    own = plan.terms.participation
-    return None if own is None or own.typical_km_h is None else min(own.typical_km_h, plan.terms.speed.upper)
+    speed = plan.terms.speed
+    return None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper)
 
 
 def compose(
@@ -159,12 +161,23 @@ def noisy_numbers(columns: dict[str, Columns]) -> dict[str, list[Any]]:
 def _zcdp_fields(plan: Plan) -> dict[str, Any]:
     """The fields that say that epsilon is converted from rho, for an (epsilon, delta) promise. Empty under pure ε."""
     zcdp = plan.terms.privacy.zcdp
-    return {} if zcdp is None else {"accounting": "zcdp", "rho": zcdp.rho, "delta": zcdp.delta}
+    if zcdp is None:
+        return {}
+    rho = plan.budget // plan.due.windows_left / NANO if plan.terms.privacy.rolling else zcdp.rho
+    return {"accounting": "zcdp", "rho": rho, "delta": zcdp.delta}
+
+
+def _epsilon(plan: Plan) -> float:
+    """The most that one user may lose in the window by speed, as ε; with rolling grants, if they have lost nothing yet."""
+    privacy = plan.terms.privacy
+    if not privacy.rolling or privacy.zcdp is None:
+        return privacy.epsilon
+    return epsilon_of_rho(max(plan.budget // plan.due.windows_left, 1), privacy.zcdp.delta)
 
 
 def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, list[Any]]) -> list[Body]:
     """The body of every cell's message, without post-processed values; ``numbers``: events and users of each cell."""
-    terms, window = plan.terms, _window_text(plan)
+    terms, window, epsilon = plan.terms, _window_text(plan), _epsilon(plan)
     published, coarser = plan.published, plan.merged is not None
     ranges = None if plan.ranges is None else plan.ranges.T * SPEED_QUANTUM_KMH
     bodies = []
@@ -180,7 +193,7 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
             **({"excludes": inside[cell]} if cell in inside else {}),
             "relation": terms.relation,
             **({} if terms.participation is None else {"weight": terms.participation.weight}),
-            "epsilon": terms.privacy.epsilon,
+            "epsilon": epsilon,
             **_zcdp_fields(plan),
             "status": "published" if published[g] else "suppressed",
         } | {name: column[g] for name, column in numbers.items()}
@@ -269,7 +282,7 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
         "feed": feed,
         "window": window,
         "relation": terms.relation,
-        "epsilon": privacy.epsilon,
+        "epsilon": _epsilon(plan),
         "budget": privacy.stated(plan.budget),
         **_zcdp_fields(plan),
         **({} if rho_budget is None else {"rho_budget": rho_budget}),

@@ -39,6 +39,11 @@ class Due(msgspec.Struct, frozen=True):
         """The ledger period that the window belongs to."""
         return self.terms.period_of(self.window)
 
+    @property
+    def windows_left(self) -> int:
+        """Windows of the period from this one on."""
+        return -(-(self.period.end - self.window.start) // self.terms.slot_s)
+
 
 class Allowance(NamedTuple):
     """What the ledger knows about the users of a window and its period.
@@ -60,7 +65,8 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
     for no caps; ``sum_cap``: the largest of them. ``merged``: the cell into which each hexagon with rows is merged, ascending by
     hexagon; None if no hexagon is merged. ``cut_short``: what public counts made too costly to try in full. ``chosen``: the
     proposal of least predicted error, "all" samples, "suppressed" or "clipped"; "" without a choice. ``most_cells``: of one
-    admitted user, before and after.
+    admitted user, before and after. ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, around
+    the ``foretold`` mean, (C,); None if they are not.
     """
 
     published: BoolArray
@@ -71,6 +77,9 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
     cut_short: tuple[str, ...] = ()
     chosen: str = ""
     most_cells: tuple[int, int] = (0, 0)
+    lower: IntArray | None = None
+    upper: IntArray | None = None
+    foretold: IntArray | None = None
 
 
 class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
@@ -160,7 +169,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=Tr
     @property
     def ranges(self) -> IntArray | None:
         """Range in quanta to which users' means in each cell are clipped, shape (2, C); None if they are not clipped."""
-        part = self.participation
+        part = self.participation or self.values
         return None if part is None or part.lower is None else np.array([part.lower, part.upper])
 
     @property

@@ -12,12 +12,15 @@ import numpy.typing as npt
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
+from stream.statistics.carried_clipping import carry
 from stream.statistics.columns import Columns
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.pipeline import exact_numbers, noisy_numbers, release_bodies, state_worst_errors
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan
+from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_values
+from stream.statistics.values.gaussian_plan import plan_gaussian
 from stream.statistics.values.plan import plan_values
 from stream.statistics.values.worst_bias import worst_biases
 from stream.terms import Terms
@@ -35,8 +38,12 @@ class Values:
 
     may_withhold: ClassVar[bool] = True
 
-    def plan(self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0) -> Plan:
-        """As :func:`stream.statistics.values.plan.plan_values`."""
+    def plan(
+        self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
+    ) -> Plan:
+        """As :func:`stream.statistics.values.plan.plan_values`; under zCDP as :func:`stream.statistics.values.gaussian_plan.plan_gaussian`."""
+        if due.terms.privacy.zcdp is not None:
+            return plan_gaussian(counts, due, allowance, asked, memory)
         return plan_values(counts, due, allowance, asked)
 
     def draw(self, plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
@@ -60,9 +67,11 @@ class Participation:
     may_withhold: ClassVar[bool] = False
     cells: IdArray
 
-    def plan(self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0) -> Plan:
-        """As :func:`stream.statistics.participation.plan.plan_participation`."""
-        return plan_participation(counts, due, allowance, self.cells, asked)
+    def plan(
+        self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
+    ) -> Plan:
+        """As :func:`stream.statistics.participation.plan.plan_participation`, with the ranges that ``memory`` gives."""
+        return carry(plan_participation(counts, due, allowance, self.cells, asked), memory)
 
     def draw(self, plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
         """As :func:`stream.statistics.participation.draw.draw_participation`."""

@@ -15,13 +15,12 @@ import numpy.typing as npt
 from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from stream.messages.message import Message
-from stream.statistics.carried_clipping import carry
 from stream.statistics.columns import Columns
 from stream.statistics.histograms.histograms import DrawnHistogram, Histograms
 from stream.statistics.pipeline import compose, compose_withheld
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan, PlanError
 from stream.statistics.relations import speed_of
-from stream.statistics.smoothing_state import decode_memory, encode_memory
+from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
 from stream.statistics.storable import require_storable
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
@@ -57,9 +56,9 @@ class WindowStatistics:
 
         Raises :class:`stream.statistics.storable.TooLargeError`.
         """
-        plan = plan_window(rows, due, allowance, self.cells)
+        plan = plan_window(rows, due, allowance, self.cells, decode_memory(memory))
         require_storable(len(plan.cells))
-        return carry(plan, decode_memory(memory))
+        return plan
 
     def withhold(self, due: Due, budget: int) -> Plan | None:
         """The plan of a withheld window, without cells, users and charges. None if the window must not be withheld publicly."""
@@ -99,15 +98,17 @@ class WindowStatistics:
         return messages, b"" if after is None or after is before else encode_memory(after)
 
 
-def plan_window(rows: WindowRows, due: Due, allowance: Allowance, cells: IdArray = NO_IDS) -> Plan:
+def plan_window(
+    rows: WindowRows, due: Due, allowance: Allowance, cells: IdArray = NO_IDS, memory: Memory | None = None
+) -> Plan:
     """Decide who takes part, which samples are retained, the noise scales and every user's charge, before any noise is drawn.
 
-    ``cells``: ids of the public list under relation "participation", (C,). In a period whose charges depended on counts, no
+    ``cells``: ids of the public list under relation "participation", (C,). ``memory``: of earlier releases. In a period whose charges depended on counts, no
     histograms are released, because admission to them would reveal who else was there. They begin with the next period.
     Raises :class:`PlanError` if the rows were read without the fixes that histograms count.
     """
     if allowance.by_counts and due.terms.histogram is not None:
         due = Due(due.terms.without_histograms(), due.window, due.generation)
     asked = Histograms(due.terms.histogram).plan(rows.fixes, rows.counts.users)
-    plan = speed_of(due.terms, cells).plan(rows.counts, due, allowance, asked.charges)
+    plan = speed_of(due.terms, cells).plan(rows.counts, due, allowance, asked.charges, memory)
     return msgspec.structs.replace(plan, fixes_digest=asked.fixes_digest)

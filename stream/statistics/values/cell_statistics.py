@@ -9,17 +9,21 @@ import numpy.typing as npt
 
 from dpcore.distribution import Distribution
 from dpcore.mean import Mean
+from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
 from stream.statistics.columns import VARIANCE_GRID
 from stream.statistics.distributions import needs_distribution
 from stream.statistics.plan import Plan
+from stream.statistics.residual_clipping import response_of
 from stream.terms import SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
 CellStatistic = Mean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all percentiles."""
+PlannedStatistics = Mapping[str, CellStatistic | ResidualMean]
+"""The same of a stored plan, in which means may be clipped to ranges."""
 
 
 def cell_statistics(names: Sequence[str], speed: SpeedTerms, caps: IntArray | None) -> CellStatistics:
@@ -34,13 +38,18 @@ def cell_statistics(names: Sequence[str], speed: SpeedTerms, caps: IntArray | No
     return statistics
 
 
-def planned_statistics(plan: Plan) -> CellStatistics:
+def planned_statistics(plan: Plan) -> PlannedStatistics:
     """The statistics of a plan."""
-    speed = plan.terms.speed
-    return cell_statistics(speed.statistics, speed, plan.caps)
+    speed, statistics = plan.terms.speed, cell_statistics(plan.terms.speed.statistics, plan.terms.speed, plan.caps)
+    if (response := response_of(plan)) is None or plan.ranges is None:
+        return statistics
+    lower, upper = plan.ranges
+    return {**statistics, "mean": ResidualMean(lower, upper, speed.upper_quanta, response.gain)}
 
 
-def scales_by_statistic(flat: LaplaceScales, statistics: CellStatistics, n_cells: int) -> dict[str, LaplaceScales]:
+def scales_by_statistic(
+    flat: LaplaceScales, statistics: CellStatistics | PlannedStatistics, n_cells: int
+) -> dict[str, LaplaceScales]:
     """The plan's ``flat`` scales: (C,) for mean and variance, (C, h) for the h levels of the distribution."""
     scales, start = {}, 0
     for name, statistic in statistics.items():

@@ -30,7 +30,7 @@ from stream.statistics.columns import CDF
 from stream.statistics.distributions import only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
-from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
+from stream.statistics.values.cell_statistics import cell_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
 from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms, Terms
 
@@ -245,7 +245,13 @@ def _clipped(part: Counts, public: PublicWindow) -> IntArray:
 def duality_gap(plan: Plan, counts: Counts) -> float | None:
     """Relative distance of the planned scales' objective to its proved lower bound; None without an allocation program."""
     speed, part = plan.terms.speed, plan.values
-    if part is None or speed.allocation != "exact-loss" or part.mean_epsilon_micro or not plan.charged_users()[0].size:
+    if (
+        part is None
+        or plan.gaussian
+        or speed.allocation != "exact-loss"
+        or part.mean_epsilon_micro
+        or not plan.charged_users()[0].size
+    ):
         return None
     allowances = np.full(counts.n_users, plan.terms.privacy.grant)
-    return solve(counts, plan.retained, allowances, planned_statistics(plan), speed).gap
+    return solve(counts, plan.retained, allowances, cell_statistics(speed.statistics, speed, plan.caps), speed).gap

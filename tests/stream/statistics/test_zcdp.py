@@ -220,7 +220,8 @@ def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> 
     [
         ({"privacy.accounting": "pure"}, "needs epsilon, budget"),
         ({"privacy.epsilon": 1.0}, "takes no epsilon"),
-        ({"privacy.budget": 1.0}, "takes no budget"),
+        ({"privacy.budget": 1.0}, "not both"),
+        ({"privacy.windows": 3}, "with a budget"),
         ({"privacy.delta": 1e-3}, "above 1e-05"),
         ({"privacy.delta": 0}, "privacy.delta"),
         ({"privacy.rho": -1}, "privacy.rho"),
@@ -237,7 +238,7 @@ def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(
         zcdp_config(tmp_path, **changes)
 
 
-def test_rho_under_pure_accounting_or_under_values_is_refused(tmp_path: Path) -> None:
+def test_rho_under_pure_accounting_or_with_mechanisms_for_pure_epsilon_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belong to 'zcdp'"):
         riders(tmp_path, **{"privacy.delta": 1e-6})
     lines = hourly.BUS.read_text().splitlines()
@@ -246,7 +247,7 @@ def test_rho_under_pure_accounting_or_under_values_is_refused(tmp_path: Path) ->
     lines[at:at] = ['accounting = "zcdp"', "rho = 0.1", "rho_budget = 1.0", "delta = 1e-6"]
     file = tmp_path / "bus.toml"
     file.write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match="for relation 'participation' only"):
+    with pytest.raises(ConfigError, match="CHOP-USER is for pure ε"):
         load_config(file)
 
 
