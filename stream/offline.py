@@ -131,7 +131,8 @@ def read_recording(
     decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
     parts: list[npt.NDArray[np.void]] = []
     refusals = Refusals(config.feed, file_format)
-    with open_recording(path, file_format, config.feed) as recording:
+    one_each = config.relation == NeighbouringRelation.PARTICIPATION
+    with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
         for batch, values in _batches(recording, decoder, time.time_ns() // 1000):
             parts.append(batch.rows)
             refusals.add(values, batch)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.feed import FeedConfig
 from stream.diagnosis.refusals import Refusals
@@ -77,8 +78,9 @@ def recognised(
 ) -> Iterator[Messages]:
     """All of ``blocks``. The first ones are read immediately, until twenty thousand events are accepted or the source is silent.
 
-    Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted, and, without
-    ``any_speed``, if the speeds of the accepted ones are in another unit. ``note`` is called with what is wrong with their
+    Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted, and, under "values"
+    without ``any_speed``, if the speeds of the accepted ones are in another unit: under "participation" what is sent must not depend
+    on them. ``note`` is called with what is wrong with their
     speeds if they are not refused for it.
     """
     # Any key will do, because these pseudonyms are discarded.
@@ -103,7 +105,7 @@ def recognised(
             break
     require_events(path, refusals.taken, refusals)
     problem = speed_problem(np.concatenate(rows), config.feed, file_format)
-    if not any_speed:
+    if config.relation == NeighbouringRelation.VALUES and not any_speed:
         require_speeds(path, problem)
     if problem is not None:
         note(problem[0])

@@ -113,13 +113,16 @@ def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
 class Lines:
     """Blocks of whole lines, without their ends. ``position`` and ``size`` are bytes of the file as stored.
 
+    ``over_lines``: whether a value of JSON may go over several lines, and so be cut by what others before it hold.
+
     An empty block means that standard input is silent at present.
 
     Raises :class:`RecordingError` after the last readable line if the gzip stream is cut short or damaged.
     """
 
-    def __init__(self, path: Path, stored: Stored | None = None) -> None:
+    def __init__(self, path: Path, stored: Stored | None = None, *, over_lines: bool = True) -> None:
         self.path = path
+        self._over_lines = over_lines
         self._file = open_stored(path) if stored is None else stored
         self.size = 0 if path == STDIN else path.stat().st_size
         self.position = 0
@@ -132,7 +135,7 @@ class Lines:
         self._file.close()
 
     def __iter__(self) -> Iterator[list[bytes]]:
-        cut: _Lines | _Values | None = None
+        cut: _Lines | _Values | None = None if self._over_lines else _Lines()
         beginning = b""
         damage: RecordingError | None = None
         try:

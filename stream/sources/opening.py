@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 
 def open_recording(
-    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)
+    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
 ) -> Recording | Table:
     """The recording at ``path``, or on standard input if that is ``-``; ``shift`` is added to every event time.
 
+    ``one_each``: a line is one event, or refused as a whole, as a message of relation "participation" is, where the form of one event
+    must not decide what becomes of another.
     Raises :class:`RecordingError` for what cannot be read.
     """
     require_format(path, file_format, feed)
     stored = open_stored(path)
     if not stored.peek(len(PARQUET)).startswith(PARQUET):
-        return Recording(path, file_format, feed, shift, stored)
+        return Recording(path, file_format, feed, shift, stored, one_each=one_each)
     try:
         from stream.sources.tables import Table
     except ModuleNotFoundError:

@@ -84,8 +84,10 @@ class Recording:
         feed: FeedConfig,
         shift: timedelta = timedelta(0),
         stored: Stored | None = None,
+        *,
+        one_each: bool = False,
     ) -> None:
-        """``stored``: the bytes of ``path``, if it is open already."""
+        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused as a whole."""
         require_format(path, file_format, feed)
         self._format = recording_format(feed, file_format)
         self._any_speed = feed.derives_speeds
@@ -95,7 +97,8 @@ class Recording:
         self._is_csv = ".csv" in path.suffixes
         self._separator = ","
         self.path = path
-        self._lines = Lines(path, stored)
+        self._one_each = one_each
+        self._lines = Lines(path, stored, over_lines=not one_each)
 
     @property
     def position(self) -> int:
@@ -141,7 +144,7 @@ class Recording:
             block.add(*self._event(line))
         except Exception:  # whatever error hostile bytes cause, the replay continues, and the service rejects them
             several = None
-            if names is None and not self._format.positional and may_hold_several(line):
+            if names is None and not (self._format.positional or self._one_each) and may_hold_several(line):
                 several = elements(line)
             for event in several or [line]:
                 self._read_alone(event, block)

@@ -807,6 +807,30 @@ COMMIT = (
 _PARTITIONS = "tests/stream/storage/test_partitions.py"
 STATE = (
     Bug(
+        "offline: implausible speeds stop a release under participation",
+        "stream/offline.py",
+        "config.relation == NeighbouringRelation.VALUES and not any_speed",
+        "not any_speed",
+        "tests/stream/diagnosis/test_recognition.py",
+        "no_speed_decides",
+    ),
+    Bug(
+        "replay: implausible speeds stop what is sent under participation",
+        "stream/diagnosis/recognition.py",
+        "config.relation == NeighbouringRelation.VALUES and not any_speed",
+        "not any_speed",
+        "tests/stream/diagnosis/test_recognition.py",
+        "no_speed_decides",
+    ),
+    Bug(
+        "offline: an array under participation is many events",
+        "stream/offline.py",
+        "one_each=one_each",
+        "one_each=False",
+        "tests/stream/ingestion/test_arrays.py",
+        "offline_under_participation",
+    ),
+    Bug(
         "append: a sealed slot takes rows",
         "stream/storage/lua/append.lua",
         "redis.call('HEXISTS', KEYS[3], slot) == 1",
