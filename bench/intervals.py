@@ -31,9 +31,10 @@ from dpcore._tilted_normal import tilted
 from dpcore.interval_calibration import CLASSES, class_of
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.offline import read_recording, split_by_slot
+from stream.offline import split_by_slot
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import draw, post_process, release_bodies
 from stream.statistics.plan import Derived

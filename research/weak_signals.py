@@ -25,10 +25,10 @@ from bench.recordings import absent, recordings
 from dpcore.noise import Noise
 from dpcore.participation import UNIT
 from stream.config import Config
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.offline import read_recording
 from stream.statistics.carried_clipping import carry
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.pipeline import area_body, draw, post_process, release_bodies

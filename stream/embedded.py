@@ -27,12 +27,13 @@ from redis.exceptions import RedisError
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.diagnosis.reading import ageless
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.messages.message import Message, rejected_message
-from stream.offline import LinePublisher, ageless, claim_feed
+from stream.offline import LinePublisher, claim_feed
 from stream.protocol.content import ContentError
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.delivery import Pacer, Progress, deliver

@@ -10,7 +10,8 @@ import numpy as np
 from bench.hourly import hourly_config
 from bench.recordings import recordings
 from dpcore.contributions import Contributions, Counts
-from stream.offline import read_recording, split_by_slot
+from stream.diagnosis.reading import read_recording
+from stream.offline import split_by_slot
 from stream.statistics.pipeline import contributions_of
 
 RECORDING = "capmetro/2017-03-21.csv.gz"

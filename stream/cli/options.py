@@ -31,6 +31,10 @@ ConfigFile = Annotated[
         show_default=False,
     ),
 ]
+UsersAreEvents = Annotated[
+    bool,
+    typer.Option("--yes-users-are-events", help="Accept a user's field in which nearly every value occurs once."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 ExpectedRelation = Annotated[
     NeighbouringRelation | None,

@@ -241,10 +241,12 @@ def small_world(
     [("share", ["mean", "variance", "p50"]), ("user", ["mean", "p85"]), ("sample", ["mean", "variance"])],
 )
 def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget(
-    tmp_path: Path, weight: str, statistics: list[str]
+    tmp_path: Path, weight: str, statistics: list[str], record_property: Callable[[str, object], None]
 ) -> None:
     config = small_world(tmp_path, weight, statistics)
-    assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
+    worst, charged = worst_loss(config, honest), Fraction(config.privacy.ledger_budget, 1_000_000)
+    record_property("loss", {"worst": float(worst), "charged": float(charged)})
+    assert worst == charged
 
 
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
@@ -307,12 +309,17 @@ def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str], **setti
     ],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
-    tmp_path: Path, weight: str, statistics: list[str], settings: dict[str, object]
+    tmp_path: Path,
+    weight: str,
+    statistics: list[str],
+    settings: dict[str, object],
+    record_property: Callable[[str, object], None],
 ) -> None:
     """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over their windows, in fractions, for every world."""
     config = small_zcdp_world(tmp_path, weight, statistics, **settings)
     budget = Fraction(config.privacy.ledger_budget, NANO)
     worst = worst_loss(config, honest)
+    record_property("loss", {"worst": float(worst), "charged": float(budget)})
     assert worst <= budget
     assert worst > budget * Fraction(999, 1000), "the accounting is looser than it says"
 

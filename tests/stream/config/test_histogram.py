@@ -199,6 +199,32 @@ def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_pat
         assert len(set(mechanism.queries.areas().tolist())) == 3, "one size of squares per configured area"
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("e2epriv", {"histogram.sizes": [30, 40, 50, 60, 70, 80]}),
+        ("e2epriv", {"histogram.sizes": [100, 200, 270]}),
+        ("htf", {"histogram.htf": {"max_height": 14, "height_epsilon": 0.0001}}),
+        ("kdtree", {"histogram.kdtree": {"max_height": 14}}),
+        ("quadtree", {"histogram.quadtree": {"height": 7}}),
+    ],
+)
+def test_a_grid_of_1024_cells_a_side_is_accepted_where_what_is_released_fits_a_message_and_it_does(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    fine = {"histogram.rows": 1024, "histogram.columns": 1024, "histogram.tuning_queries": 50}
+    config = with_histograms("values", tmp_path, [name], **fine | settings)
+    rows = located_rows(1, 2_000, users=1_500)
+    plan, contributions, fixes = planned_with_fixes(config, rows)
+    messages, _ = build_messages(plan, contributions, Noise(), config, None, fixes)
+    (histogram,) = [message for message in messages if message.topic == SPATIAL_HISTOGRAM]
+    assert config.histogram is not None
+    assert len(histogram.value) <= config.histogram.largest_message(name) <= MAX_MESSAGE_BYTES
+    assert plan.histogram is not None
+    if name == "htf":
+        assert mechanism_of(name, plan.histogram).parts(1_100_000) == (100, 1_099_900), "the source's, at any ε"
+
+
 @pytest.mark.parametrize("goal", ["absolute", "relative"])
 def test_the_goal_does_not_decide_by_which_error_e2epriv_chooses_its_size(tmp_path: Path, goal: str) -> None:
     """Chosen by relative error a grid may have several times the error, see research/reproductions.md."""
@@ -229,6 +255,9 @@ def test_the_published_tree_can_be_configured_as_the_document_says(tmp_path: Pat
         ("htf", {"histogram.htf": {"split_share": 0.01}, "histogram.epsilon": 0.001}, "lower max_height"),
         ("htf", {"histogram.htf": {"rounds": 11}}, "histogram.htf.rounds"),
         ("htf", {"histogram.htf": {"level_epsilon": 1e-7}}, "below 1e-6"),
+        ("htf", {"histogram.htf": {"height_epsilon": 1e-7}}, "below 1e-6"),
+        ("htf", {"histogram.htf": {"height_epsilon": 2.0}}, "tree of height 1,.*1e-6"),
+        ("htf", {"histogram.htf": {"height_epsilon": 0.01, "height_share": 0.02}}, "buy nothing"),
         ("htf", {"histogram.htf": {"level_epsilon": 0.01, "split_share": 0.2}}, "buy nothing"),
         (
             "htf",

@@ -22,8 +22,9 @@ from dpcore.spatial.regions import Footprints
 from dpcore.spatial.release import Released
 from stream.cli import app
 from stream.config import Config
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
-from stream.offline import read_recording, split_by_slot
+from stream.offline import split_by_slot
 from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
 from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
 from stream.statistics.plan import HistogramPlan

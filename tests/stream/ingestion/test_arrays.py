@@ -16,8 +16,9 @@ from redis.asyncio import Redis
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.servers import KafkaConfig
-from stream.diagnosis.reading import observe_file
-from stream.diagnosis.topic import observe_topic
+from stream.diagnosis.observing import observe_file, observe_messages
+from stream.diagnosis.reading import ageless, read_recording
+from stream.diagnosis.topic import newest_messages
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements, first_element
 from stream.ingestion.decoding import REASONS, Batch, Decoder
@@ -25,7 +26,6 @@ from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.message import REJECTED, validator
 from stream.messages.topics import INPUT_SETTINGS
-from stream.offline import ageless, read_recording
 from stream.sources.lines import Lines, RecordingError
 from stream.storage.row_store import RowStore
 from tests.stream.sources.recordings import feed, gathered
@@ -292,7 +292,8 @@ async def test_the_events_of_a_message_are_in_time_by_the_moment_when_it_was_app
         await until(all_judged)
         assert await every_speed(redis) == [100, 300]
         assert ingesting.count("events_late_total") == 1
-    seen = await observe_topic(KafkaConfig(bootstrap=kafka), topic_name, 100)
+    values, arrived_us, _ = await newest_messages(KafkaConfig(bootstrap=kafka), topic_name, 100)
+    seen = observe_messages(values, arrived_us, 100)
     assert (len(seen), seen.kind) == (3, "JSON, arrays of objects")
     assert len(set(seen.arrived_us.tolist())) == 1
 

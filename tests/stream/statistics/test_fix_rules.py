@@ -13,9 +13,10 @@ import pytest
 
 from dpcore.noise import Noise
 from stream.config import Config, ConfigError, load_config
+from stream.diagnosis.reading import ageless
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.local import REPO_ROOT
-from stream.offline import ageless, replay_offline
+from stream.offline import replay_offline
 from stream.statistics.fix_rules import FixRules
 from stream.statistics.window_release import Allowance, WindowStatistics
 from stream.storage.row_store import ROW
