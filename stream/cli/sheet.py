@@ -196,8 +196,9 @@ def nights_to_stand_out(config: Config) -> int:
     For relation "participation", and a user who counts there fully.
     """
     from stream.statistics.participation.plan import participation_of
+    from stream.terms import Terms
 
-    terms = participation_of(config)
+    terms = participation_of(Terms.of(config))
     t, s = terms.scales
     deviation = float(t[0] / s[0] / UNIT) * (1.0 if terms.gaussian else float(np.sqrt(2)))
     return max(1, math.ceil((3 * deviation) ** 2 - 1e-9))  # of floats, which err upwards in their last digit
