@@ -39,11 +39,12 @@ def _participation(settings: Config) -> dict[str, Any] | None:
     """Size of the public list of cells and noise of a count, after both were checked; None under "values"."""
     if settings.participation is None:
         return None
+    from stream.config.public_cells import public_cells
     from stream.statistics.participation.draw import count_half_width
-    from stream.statistics.participation.public_cells import public_cells
+    from stream.terms import Terms
 
     try:
-        half = round(count_half_width(settings), 2)
+        half = round(count_half_width(Terms.of(settings)), 2)
         return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
     except DPError as error:
         stop(str(error), USAGE)
@@ -123,7 +124,21 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
     if histogram is not None:
         report["histogram"] = histogram
+    if (worst := _worst_error(settings)) is not None:
+        report["worst_error_km_h"] = {"times": "cells of a user / users of a cell", "value": worst}
     return report
+
+
+def _worst_error(settings: Config) -> float | None:
+    """E of a mean in km/h, times a user's cells over a cell's users: all samples retained, users alike, ε shared evenly.
+
+    Under "values" and pure ε only: there a plan's noise follows from counts.
+    """
+    speed, values = settings.speed, settings.relation == NeighbouringRelation.VALUES
+    if not values or "mean" not in speed.statistics or settings.privacy.accounting != "pure":
+        return None
+    shares = {name if name in ("mean", "variance") else "distribution" for name in speed.statistics}
+    return round(speed.upper_bound * len(shares) / settings.privacy.epsilon, 1)
 
 
 def _by_whom(settings: Config) -> str:
@@ -150,6 +165,11 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
+    if (worst := _worst_error(settings)) is not None:
+        yield (
+            f"Worst-case error E of a mean: {worst:g} km/h times k/n, where n users alike are in a cell and each is in k, if epsilon is "
+            "shared evenly and nothing clipped. Every release states its own, hexveil evaluate those of a recording."
+        )
     yield from _over_days(settings)
     note = derived_speed_note(settings.relation, settings.feed.speeds)
     if note is not None:
@@ -181,6 +201,8 @@ def _over_days(settings: Config) -> Iterator[str]:
 
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
+    if settings.privacy.admission == "rolling":
+        return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
     full = settings.privacy.ledger_budget // settings.window_grant
     allowance = "epsilon" if settings.privacy.accounting == "pure" else "rho"
