@@ -31,7 +31,7 @@ from stream.diagnosis.suggestion import configuration
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT
 from stream.sources.lines import RecordingError
-from stream.statistics.fix_rules import FixRules
+from stream.terms import FixRules
 
 FORMS = ("ndjson", "array", "document", "csv", "parquet", "snapshot", "siri")
 _ROWS, _FILES = 60, 6
