@@ -450,7 +450,7 @@ DRAW = (
     Bug(
         "faulty fixes: a rule of values reads speeds",
         "stream/terms.py",
-        "reads_speeds = config.relation == NeighbouringRelation.PARTICIPATION",
+        "reads_speeds = config.participation is not None",
         "reads_speeds = True",
         "tests/stream/statistics/test_fix_rules.py",
         "values_feed_can_have",
@@ -466,8 +466,8 @@ DRAW = (
     Bug(
         "histograms: who cannot pay counts",
         "stream/statistics/histograms/histograms.py",
-        "return fixes.of(users[charges >= ",
-        "return fixes.of(users[charges >= 0 * ",
+        "return fixes.of(users[charges >= terms.cost])",
+        "return fixes",
         "tests/stream/statistics/test_corners.py",
         "cannot_pay",
     ),
