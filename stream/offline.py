@@ -31,6 +31,7 @@ from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
 from stream.protocol.content import ContentError
+from stream.protocol.parts import signer_of, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.messages import Messages
 from stream.storage.ledger import Ledger
@@ -237,7 +238,14 @@ async def _release(
         rows = MemoryRows(dict(by_slot))
         refused: Counter[str] = Counter()
         protocol = ReleaseProtocol.connect(
-            config, redis, rows, ledger, publisher, Noise(), on_uncounted=lambda read: refused.update(read.refused)
+            statistics_of(config),
+            redis,
+            rows,
+            ledger,
+            publisher,
+            Noise(),
+            signer_of(config),
+            on_uncounted=lambda read: refused.update(read.refused),
         )
         already = await _close_each(protocol, slots)
         aside = await protocol.store.reasons()

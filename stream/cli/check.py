@@ -39,11 +39,12 @@ def _participation(settings: Config) -> dict[str, Any] | None:
     """Size of the public list of cells and noise of a count, after both were checked; None under "values"."""
     if settings.participation is None:
         return None
+    from stream.config.public_cells import public_cells
     from stream.statistics.participation.draw import count_half_width
-    from stream.statistics.participation.public_cells import public_cells
+    from stream.terms import Terms
 
     try:
-        half = round(count_half_width(settings), 2)
+        half = round(count_half_width(Terms.of(settings)), 2)
         return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
     except DPError as error:
         stop(str(error), USAGE)
@@ -200,6 +201,8 @@ def _over_days(settings: Config) -> Iterator[str]:
 
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
+    if settings.privacy.admission == "rolling":
+        return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
     full = settings.privacy.ledger_budget // settings.window_grant
     allowance = "epsilon" if settings.privacy.accounting == "pure" else "rho"

@@ -97,7 +97,7 @@ def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
 
     config = load_config(chosen, **overrides)
     if config.participation is not None:
-        from stream.statistics.participation.public_cells import public_cells
+        from stream.config.public_cells import public_cells
 
         public_cells(config)
     return config

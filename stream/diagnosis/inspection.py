@@ -33,7 +33,8 @@ from stream.diagnosis.suggestion import (
 from stream.diagnosis.users import events_as_users, everywhere_at_once
 from stream.ingestion.decoding import REASONS, Decoder, Reason
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.statistics.fix_rules import FixRules
+from stream.statistics.fix_rules import refused
+from stream.terms import FixRules
 
 _FAR_NORTH = 66.0
 """Fleets beyond the polar circle are rare, and cities whose longitude is between 66 and 90 degrees are not."""
@@ -122,10 +123,9 @@ def _read_messages(
 def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[str]:
     """What the rules for faulty fixes refuse when the windows are closed."""
     rules, counts = FixRules.of(config), Counter[str]()
-    if rules is not None:
-        starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
-        for start in np.unique(starts):
-            counts += Counter({why: int(bad.sum()) for why, bad in rules.refused(rows[starts == start]).items()})
+    starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
+    for start in np.unique(starts):
+        counts += Counter({why: int(bad.sum()) for why, bad in refused(rules, rows[starts == start]).items()})
     return counts
 
 

@@ -13,8 +13,9 @@ from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.diagnosis.observations import Observations
 from stream.diagnosis.speeds import LEAST_PAIRS, Steps, check_speeds, steps
-from stream.statistics.fix_rules import FixRules
+from stream.statistics.fix_rules import refused
 from stream.storage.row_store import ROW
+from stream.terms import FixRules
 
 FloatArray = NDArray[np.float64]
 
@@ -88,7 +89,7 @@ def measure(seen: Observations) -> Measures:
     lat, lng, speed = seen.lat[order], seen.lng[order], seen.speed[order]
     moves = steps(user, time_us, lat, lng)
     box, far = _box(lat, lng)
-    faulty = RULES.refused(_rows(user, time_us, lat, lng))
+    faulty = refused(RULES, _rows(user, time_us, lat, lng))
     return Measures(
         fixes=len(seen),
         vehicles=len(np.unique(user)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpcore.earth import EARTH_M
-from stream.config import ConfigError
+from stream.config.deployment import ConfigError
 from stream.geojson import Polygon, Position, polygons_of, shapes
 
 

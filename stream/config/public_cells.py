@@ -9,25 +9,29 @@ import h3
 import numpy as np
 import numpy.typing as npt
 
-from stream.config import Config, ConfigError
+from stream.config.area import Box, bounding_km2, read_area
+from stream.config.deployment import Config, ConfigError
 from stream.geojson import Polygon
-from stream.statistics.distributions import require_publishable
-from stream.statistics.participation.area import Box, bounding_km2, read_area
 
 IdArray = npt.NDArray[np.uint64]
 
+MAX_NUMBERS = 1_000_000
+"""Most cells times bins of a window whose distributions are published: some 50 MB of messages."""
+
 
 def public_cells(config: Config) -> IdArray:
-    """H3 ids (C,), ascending: cells whose centre lies in the configured polygon, or else in ``feed.domain``.
+    """H3 ids (C,), ascending: cells whose centre lies in the configured polygon, or else in ``feed.domain``; none under
+    relation "values", where cells are those that were visited.
 
     Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells, or
     more cells than ``participation.max_cells`` or than the messages of their distributions may have.
     """
     settings = config.participation
-    assert settings is not None, "the configuration has the section under this relation"
+    if settings is None:
+        return np.zeros(0, dtype=np.uint64)
     domain = Box(**config.feed.domain.model_dump())
     cells = _polyfill(domain, settings.geojson, config.hexagons.resolution, settings.max_cells)
-    require_publishable(config, len(cells))
+    _require_publishable(config, len(cells))
     return cells
 
 
@@ -54,3 +58,20 @@ def _too_many(count: str, bound: int, resolution: int) -> ConfigError:
         f"the public area holds {count} cells at H3 resolution {resolution}, more than participation.max_cells = {bound}; "
         "choose a smaller area, a coarser resolution or a larger bound (every cell is one message per window)"
     )
+
+
+def _require_publishable(config: Config, cells: int) -> None:
+    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for so many public cells."""
+    speed = config.speed
+    if "cdf" not in speed.statistics:
+        return
+    from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
+
+    numbers = cells * (len(bin_edges(speed.upper_quanta, speed.cdf_bins)) - 1)
+    if numbers > MAX_NUMBERS:
+        fewer = MAX_NUMBERS // cells
+        remedy = f"lower speed.cdf_bins to {fewer} or choose fewer cells" if fewer > 1 else "choose fewer cells"
+        raise ConfigError(
+            f"distributions of {cells} public cells in {speed.cdf_bins} bins are {numbers} numbers a window, more than "
+            f"{MAX_NUMBERS}; {remedy}, or leave 'cdf' out of speed.statistics"
+        )
