@@ -88,9 +88,8 @@ def errors(regions: Regions, domain: Domain, sizes: Sizes) -> dict[str, Any]:
     off: dict[str, dict[str, list[FloatArray]]] = {shape: {} for shape in queries}
     distances: dict[str, float] = {}
     for _ in shown(range(sizes.draws), "at size"):
-        noise = Noise().discrete_laplace(
-            scale, size=exact.size
-        )  # that of Euler at ε = 1, whose regions are counted once here
+        # That of Euler at ε = 1; the regions are counted once.
+        noise = Noise().discrete_laplace(Footprints.sensitivity(domain, DIAMETER), size=exact.size)
         for way, components in ways_of(exact + noise.reshape(exact.shape)).items():
             distances[way] = distances.get(way, 0.0) + float(np.abs(components - exact).sum())
             for shape, ranges in queries.items():
