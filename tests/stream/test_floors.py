@@ -110,8 +110,8 @@ def test_no_module_is_in_a_circle_of_imports() -> None:
 
 
 def test_rooms_of_one_floor_import_each_other_in_one_direction() -> None:
-    found = arrows()
-    assert not {(a, b) for a, b in found if (b, a) in found and a < b}
+    both = arrows()
+    assert not {(a, b) for a, b in both if (b, a) in both and a < b}
 
 
 def test_statistics_touch_no_server_and_no_clock() -> None:
