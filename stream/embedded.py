@@ -27,13 +27,15 @@ from redis.exceptions import RedisError
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.diagnosis.reading import ageless
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.messages.message import Message, rejected_message
-from stream.offline import LinePublisher, ageless, claim_feed
+from stream.offline import LinePublisher, claim_feed
 from stream.protocol.content import ContentError
+from stream.protocol.parts import signer_of, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.delivery import Pacer, Progress, deliver
 from stream.sources.messages import Messages
@@ -289,7 +291,9 @@ async def _close(config: Config, slot: int, out: Path) -> None:
     async with redis_client(config.redis) as redis:
         with out.open("a", encoding="utf-8") as lines:
             rows, ledger, publisher = RowStore.of(redis, config), Ledger.of(redis, config), LinePublisher(lines)
-            await ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise()).close(slot)
+            await ReleaseProtocol.connect(
+                statistics_of(config), redis, rows, ledger, publisher, Noise(), signer_of(config)
+            ).close(slot)
 
 
 def _initialise(parent: int) -> None:

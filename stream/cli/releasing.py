@@ -15,6 +15,7 @@ import typer
 from stream.cli.feeding import refuse
 from stream.cli.options import FAILED, USAGE
 from stream.config import Config
+from stream.diagnosis.recognition import Accepted
 from stream.messages.release_files import ReleaseFileError, release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.messages import Messages
@@ -33,7 +34,7 @@ class ReleaseOptions:
     state: Path | None
     out: Path | None
     force: bool
-    any_speed: bool
+    accepted: Accepted
     as_json: bool
 
 
@@ -91,7 +92,7 @@ def release_offline(
                 releases,
                 span=span,
                 state=options.state,
-                any_speed=options.any_speed,
+                accepted=options.accepted,
                 blocks=blocks,
                 on_progress=lambda done, size: bars.update(task, completed=done, total=size or None),
             )
@@ -136,8 +137,8 @@ def _tell(summary: OfflineSummary, out: Path | None) -> None:
         typer.echo(f"  {count} {reason}{example}", err=True)
     if summary.likely_cause is not None:
         typer.echo(summary.likely_cause, err=True)
-    if summary.implausible is not None:
-        typer.echo(f"Note: {summary.implausible}", err=True)
+    for note in summary.notes:
+        typer.echo(f"Note: {note}", err=True)
     derived = f", {summary.derived} with a derived speed" if summary.derived else ""
     typer.echo(
         f"{summary.events} events ({rejected} rejected){derived}, {len(summary.windows)} windows released, "

@@ -20,11 +20,11 @@ from stream.logs import configure_logs
 from stream.protocol.content import ContentError
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.parts import SlotRows
+from stream.protocol.parts import SlotRows, signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
-from stream.statistics.window_release import WindowRows
+from stream.statistics.window_rows import WindowRows
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
@@ -178,7 +178,14 @@ class _Servers:
         check = self.check
         hooks["before_publishing"] = self.check.verify
         return ReleaseProtocol.connect(
-            self.config, check.redis, self.slot_rows, check.ledger, self.publisher, Noise(), **hooks
+            statistics_of(self.config),
+            check.redis,
+            self.slot_rows,
+            check.ledger,
+            self.publisher,
+            Noise(),
+            signer_of(self.config),
+            **hooks,
         )
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:

@@ -19,12 +19,13 @@ from stream.app.closing import Closing
 from stream.app.process import ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.config import Config
+from stream.config.public_cells import public_cells
 from stream.messages.message import decode_outbox
 from stream.offline import MemoryRows
 from stream.protocol.close_process import CloseReport
 from stream.protocol.content import ContentError
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
-from stream.statistics.participation.public_cells import public_cells
 from stream.statistics.plan import decode_plan
 from stream.storage.ledger import Ledger, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
@@ -65,7 +66,7 @@ class Closed:
     async def run(self, slots: list[int]) -> list[CloseReport]:
         """In the place of the closing process."""
         ledger, rows = Ledger.of(self.redis, self.config), MemoryRows({slot: rows_of(self.config, slot) for slot in W})
-        protocol = ReleaseProtocol.connect(self.config, self.redis, rows, ledger, Collected(), Noise())
+        protocol = ReleaseProtocol.connect(statistics_of(self.config), self.redis, rows, ledger, Collected(), Noise())
         for slot in slots:
             error = self.fails.pop(slot, None)
             if isinstance(error, ProcessDiedError):

@@ -16,12 +16,13 @@ from redis.asyncio import Redis
 
 from stream import embedded
 from stream.config import Config
+from stream.diagnosis.reading import ageless
 from stream.embedded import EmbeddedError, EmbeddedFeed, run_embedded
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.lines import read_line
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW, Message
-from stream.offline import ageless, replay_offline
+from stream.offline import replay_offline
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay

@@ -30,7 +30,7 @@ from stream.messages.message import HEXAGON_SPEED, WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import PUBLICATION_LEAD_SECONDS, close_windows, publish_windows
 from stream.protocol.ledger_check import LedgerCheck
-from stream.statistics import window_release
+from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ReadThrough, RowStore
@@ -136,12 +136,12 @@ def text(slot: int) -> str:
 
 def costly_in(first: int, cost: float) -> Callable[..., Any]:
     """The draw, which takes ``cost`` seconds more in the window that begins at ``first``."""
-    draw = window_release.draw
+    draw = WindowStatistics.draw
 
-    def costly(plan: Any, *rest: Any) -> Any:
+    def costly(self: Any, plan: Any, *rest: Any) -> Any:
         if plan.window.start == first:
             time.sleep(cost)
-        return draw(plan, *rest)
+        return draw(self, plan, *rest)
 
     return costly
 
@@ -163,7 +163,7 @@ async def offsets_after_the_end(
         crowd = random_rows(1, 2000, slot=first)
         crowd["time"] = first * 1_000_000 + np.arange(2000)
         await rows.append("t/0", 0, 2000, crowd, np.arange(2000), np.full(2000, first))
-        monkeypatch.setattr(window_release, "draw", costly_in(first, cost))
+        monkeypatch.setattr(WindowStatistics, "draw", costly_in(first, cost))
         monkeypatch.setattr(WorkProcess, "run", in_a_thread)
         monkeypatch.setattr(Worker, "end_soon", lambda _: None)
         worker = Worker(config)

@@ -165,5 +165,5 @@ async def test_a_withheld_window_states_the_budget_of_its_period(redis: Redis, t
     planning = protocol_of(redis, tram, Collected()).planning
     plan = await planning.make(tram.slotting.window(SLOT), None, NOBODY)
     assert plan.withheld
-    assert plan.ledger_budget == 2_000_000
+    assert plan.budget == 2_000_000
     assert await planning.charge(plan) is None

@@ -172,12 +172,12 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
     await create_topics(config)
     await fill(redis, config, 1)
     with monkeypatch.context() as patch:
-        from stream.statistics import window_release
+        from stream.statistics.window_release import WindowStatistics
 
         def raises(*_: object) -> None:
             raise MemoryError("planted")
 
-        patch.setattr(window_release, "draw", raises)
+        patch.setattr(WindowStatistics, "draw", raises)
         (report,) = await close_windows(config, [SLOT])
     assert report.failure == "content"
     charged = await Ledger(redis, topic_name).total("2017-03-21")

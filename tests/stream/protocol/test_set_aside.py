@@ -21,7 +21,7 @@ from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import close_windows, publish_windows
 from stream.protocol.content import ContentError
-from stream.statistics import window_release
+from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
@@ -37,7 +37,7 @@ def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], Non
     """A step that raises for the window of ``SLOT`` alone."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        original = getattr(window_release, step)
+        original = getattr(WindowStatistics, step)
 
         def failing(*given: Any, **named: Any) -> Any:
             for value in given:
@@ -48,7 +48,7 @@ def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], Non
                     raise error
             return original(*given, **named)
 
-        patch.setattr(window_release, step, failing)
+        patch.setattr(WindowStatistics, step, failing)
 
     return plant
 
@@ -75,12 +75,12 @@ async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it
 @pytest.mark.parametrize(
     ("relation", "step", "withheld"),
     [
-        ("values", "contributions_of", True),
-        ("values", "plan_window", True),
+        ("values", "arrange", True),
+        ("values", "plan", True),
         ("values", "draw", False),
         ("values", "compose", False),
-        ("participation", "contributions_of", False),
-        ("participation", "plan_window", False),
+        ("participation", "arrange", False),
+        ("participation", "plan", False),
         ("participation", "draw", False),
     ],
 )

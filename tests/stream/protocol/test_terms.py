@@ -16,6 +16,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import SPATIAL_HISTOGRAM, Message
 from stream.offline import MemoryRows
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, TermsError
@@ -35,7 +36,7 @@ async def release(
     ledger, out = Ledger(redis, config.feed.name), Collected()
     await ledger.start_generation(birth=0)
     stored = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
-    await ReleaseProtocol.connect(config, redis, stored, ledger, out, Noise(), **hooks).close(slot)
+    await ReleaseProtocol.connect(statistics_of(config), redis, stored, ledger, out, Noise(), **hooks).close(slot)
     return out.messages
 
 
