@@ -123,10 +123,9 @@ def _read_messages(
 def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[str]:
     """What the rules for faulty fixes refuse when the windows are closed."""
     rules, counts = FixRules.of(config), Counter[str]()
-    if rules is not None:
-        starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
-        for start in np.unique(starts):
-            counts += Counter({why: int(bad.sum()) for why, bad in refused(rules, rows[starts == start]).items()})
+    starts = config.slotting.slot_starts(rows["time"].astype(np.int64))
+    for start in np.unique(starts):
+        counts += Counter({why: int(bad.sum()) for why, bad in refused(rules, rows[starts == start]).items()})
     return counts
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import Batch, Decoder
@@ -53,7 +54,8 @@ def read_recording(
     decoder = Decoder(ageless(config), key)
     parts: list[npt.NDArray[np.void]] = []
     refusals = Refusals(config.feed, file_format)
-    with open_recording(path, file_format, config.feed) as recording:
+    one_each = config.relation == NeighbouringRelation.PARTICIPATION
+    with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
         for batch, values in _batches(recording, decoder, time.time_ns() // 1000):
             parts.append(batch.rows)
             refusals.add(values, batch)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.feed import FeedConfig, SpeedUnit
 from stream.diagnosis.refusals import Refusals
@@ -89,11 +90,14 @@ def notes_on(rows: NDArray[np.void], config: Config) -> list[str]:
 def judged(
     rows: NDArray[np.void], refusals: Refusals, config: Config, path: Path, file_format: str, accepted: Accepted
 ) -> list[str]:
-    """What is to be said of a recording's events. Raises :class:`RecordingError` for one that is refused."""
+    """What is to be said of a recording's events. Raises :class:`RecordingError` for one that is refused.
+
+    Under "participation" no speed refuses it, because what is sent must not depend on them.
+    """
     require_events(path, len(rows), refusals)
     require_users(path, rows, config.feed, file_format, accepted)
     problem = unit_problem(rows, config.feed, file_format, accepted)
-    if problem is not None and problem[1] and not accepted.any_speed:
+    if problem is not None and problem[1] and config.relation == NeighbouringRelation.VALUES and not accepted.any_speed:
         raise RecordingError(f"{path}: {problem[0]} If they are right as they are, give --any-speed")
     return [*([] if problem is None else [problem[0]]), *notes_on(rows, config)]
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.feed import FeedConfig
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Reason
@@ -126,7 +127,8 @@ def derived_recording(
     on_progress: Callable[[int, int], None] = lambda done, size: None,
 ) -> Iterator[Messages]:
     """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError` for what cannot be read."""
-    with open_recording(path, file_format, config.feed) as recording:
+    one_each = config.relation == NeighbouringRelation.PARTICIPATION
+    with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
 
         def read() -> Iterator[Messages]:
             for block in recording:

@@ -118,16 +118,23 @@ class Lines:
     """Blocks of whole lines in UTF-8, without their ends. ``position`` and ``size`` are bytes of the file as stored.
 
     An empty block means that standard input is silent at present. ``encoding``: of the file's text. ``records``: the path of
-    a list in a JSON document, whose elements are the lines.
+    a list in a JSON document, whose elements are the lines. ``over_lines``: whether a value of JSON may go over several lines, and
+    so be cut by what others before it hold.
 
     Raises :class:`RecordingError` after the last readable line if the gzip stream is cut short or damaged.
     """
 
     def __init__(
-        self, path: Path, stored: Stored | None = None, encoding: str = "utf-8", records: str | None = None
+        self,
+        path: Path,
+        stored: Stored | None = None,
+        encoding: str = "utf-8",
+        records: str | None = None,
+        *,
+        over_lines: bool = True,
     ) -> None:
         self.path = path
-        self._encoding, self._records = encoding, records
+        self._encoding, self._records, self._over_lines = encoding, records, over_lines
         self._file = open_stored(path) if stored is None else stored
         self.size = 0 if path == STDIN else path.stat().st_size
         self.position = 0
@@ -179,7 +186,7 @@ class Lines:
             yield begin
 
     def _cut(self) -> Iterator[list[bytes]]:
-        cut: _Lines | _Values | None = None
+        cut: _Lines | _Values | None = None if self._over_lines else _Lines()
         beginning = b""
         damage: RecordingError | None = None
         try:

@@ -44,8 +44,10 @@ def together(paths: Sequence[Path]) -> Path:
 class Folder:
     """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: files, in thousandths."""
 
-    def __init__(self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)) -> None:
-        self._files = recordings_in(path)
+    def __init__(
+        self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
+    ) -> None:
+        self._files, self._one_each = recordings_in(path), one_each
         self._format, self._feed, self._shift, self._done = file_format, feed, shift, 0
         self.size = 1_000 * len(self._files)
         self._part: Recording | Table | None = None
@@ -66,7 +68,7 @@ class Folder:
     def parts(self) -> Iterator[Recording | Table]:
         """Each recording, open."""
         for file in self._files:
-            opened = open_recording(file, self._format, self._feed, self._shift)
+            opened = open_recording(file, self._format, self._feed, self._shift, one_each=self._one_each)
             assert not isinstance(opened, Folder)
             with opened as part:
                 self._part = part
@@ -80,18 +82,20 @@ class Folder:
 
 
 def open_recording(
-    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)
+    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
 ) -> Recording | Table | Folder:
     """The recording at ``path``, a file or a folder, or on standard input if that is ``-``; ``shift`` is added to every event time.
 
+    ``one_each``: a line is one event, or refused as a whole, as a message of relation "participation" is, where the form of one event
+    must not decide what becomes of another.
     Raises :class:`RecordingError` for what cannot be read.
     """
     require_format(path, file_format, feed)
     if path != STDIN and path.is_dir():
-        return Folder(path, file_format, feed, shift)
+        return Folder(path, file_format, feed, shift, one_each=one_each)
     stored = open_stored(path)
     if not stored.peek(len(PARQUET)).startswith(PARQUET):
-        return Recording(path, file_format, feed, shift, stored)
+        return Recording(path, file_format, feed, shift, stored, one_each=one_each)
     try:
         from stream.sources.tables import Table
     except ModuleNotFoundError:

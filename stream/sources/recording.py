@@ -83,8 +83,10 @@ class Recording:
         feed: FeedConfig,
         shift: timedelta = timedelta(0),
         stored: Stored | None = None,
+        *,
+        one_each: bool = False,
     ) -> None:
-        """``stored``: the bytes of ``path``, if it is open already."""
+        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused as a whole."""
         require_format(path, file_format, feed)
         self._format = recording_format(feed, file_format)
         self._any_speed = feed.derives_speeds
@@ -94,7 +96,13 @@ class Recording:
         self._is_csv = ".csv" in path.suffixes
         self._separator = ","
         self.path = path
-        self._lines = Lines(path, stored, feed.encoding, feed.records)
+        if one_each and feed.records is not None:
+            raise RecordingError(
+                f"{path}: feed.records names a list in one document, and under 'participation' the form of one event must not decide "
+                "what becomes of another; write one event a line and leave feed.records out"
+            )
+        self._one_each = one_each
+        self._lines = Lines(path, stored, feed.encoding, feed.records, over_lines=not one_each)
         self._row = 0
 
     @property
@@ -141,7 +149,7 @@ class Recording:
             block.add(*self._event(line))
         except Exception:  # whatever error hostile bytes cause, the replay continues, and the service rejects them
             several = None
-            if names is None and not self._format.positional and may_hold_several(line):
+            if names is None and not (self._format.positional or self._one_each) and may_hold_several(line):
                 several = elements(line)
             for event in several or [line]:
                 self._read_alone(event, block)

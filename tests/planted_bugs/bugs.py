@@ -815,6 +815,30 @@ COMMIT = (
 _PARTITIONS = "tests/stream/storage/test_partitions.py"
 STATE = (
     Bug(
+        "offline: implausible speeds stop a release under participation",
+        "stream/offline.py",
+        "problem = unit_problem(rows, config.feed, file_format, accepted)\n",
+        "problem = unit_problem(rows, config.feed, file_format, accepted)\n        if problem: raise SpanError(problem[0])\n",
+        "tests/stream/diagnosis/test_recognition.py",
+        "no_speed_decides",
+    ),
+    Bug(
+        "replay: implausible speeds stop what is sent under participation",
+        "stream/diagnosis/recognition.py",
+        "config.relation == NeighbouringRelation.VALUES and not accepted.any_speed",
+        "not accepted.any_speed",
+        "tests/stream/diagnosis/test_recognition.py",
+        "no_speed_decides",
+    ),
+    Bug(
+        "offline: an array under participation is many events",
+        "stream/diagnosis/reading.py",
+        "one_each=one_each",
+        "one_each=False",
+        "tests/stream/ingestion/test_arrays.py",
+        "offline_under_participation",
+    ),
+    Bug(
         "append: a sealed slot takes rows",
         "stream/storage/lua/append.lua",
         "redis.call('HEXISTS', KEYS[3], slot) == 1",

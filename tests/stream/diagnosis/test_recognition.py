@@ -19,6 +19,7 @@ from stream.local import REPO_ROOT
 from tests.support.builders import SLOT
 
 BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+DAY = ("--from", "2017-03-21T04:00", "--until", "2017-03-21T08:00")
 EVENT = {"user": "bus-17", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
 
 
@@ -191,6 +192,26 @@ def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refuse
     said = " ".join(stderr.split())
     assert "Note: if the reported speeds are in km/h, they are 22.4 km/h in the mean" in said
     assert "Perhaps the speeds are in mph or kn: ask whoever runs the feed, and set feed.speed_unit = 'mph'" in said
+
+
+@pytest.mark.parametrize(("arguments", "ends"), [(["--offline", *DAY], 0), ([], 3)])
+def test_under_participation_no_speed_decides_whether_a_recording_is_released_or_sent(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], ends: int
+) -> None:
+    """Speeds in m/s that are read as km/h, which is refused under "values". Without --offline nothing answers, which is exit 3."""
+    monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
+    drive = [(bus, step) for step in range(60) for bus in range(5)]
+    fixes = [
+        EVENT | {"user": f"b{bus}", "time": (SLOT + 30 * step) * 1000, "lat": 30.2 + step / 371, "speed": 10}
+        for bus, step in drive
+    ]
+    (desk / "day.ndjson").write_bytes(lines(*fixes))
+    monkeypatch.setenv("HEXVEIL_WINDOW__MAX_AGE", "36500d")
+    code, _, stderr = run("replay", "day.ndjson", "--config", RIDERS, *arguments)
+    assert code == ends, stderr
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")
+    refused = run("replay", "day.ndjson", "--config", BUS, *arguments[:1])
+    assert (refused[0], "speed_unit" in refused[2]) == (2, True)
 
 
 def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
