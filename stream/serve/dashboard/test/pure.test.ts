@@ -491,3 +491,17 @@ test('a line is cut where it leaves a cell, and each piece has the place of the 
   assert.deepEqual([places[0], places.at(-1)], [0, 1]);
   cells.forEach((cell, at) => assert.equal(places[at], cell === cells.at(-1) ? 1 : cellToParent(cell, 6) === merged ? 0 : -1));
 });
+
+test('what a window holds is looked up once and not for every cell', () => {
+  let asked = 0;
+  const cells = [...new Set(gridDisk('87489e342ffffff', 12))].map((cell) => {
+    const one = hexagon({ cell });
+    const { estimate } = one;
+    return Object.defineProperty(one, 'estimate', { get: () => ((asked += 1), estimate), enumerable: true });
+  });
+  const view = new View();
+  view.setWindow({ hexagons: cells, window: WINDOW, marker: { statistics: ['mean'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells, { earlier_windows: 9, days: 'any', cells: [] } as unknown as Usual);
+  view.looks();
+  cells.forEach((one) => view.read(one));
+  assert.ok(asked < 20 * cells.length, `${asked} for ${cells.length} cells`);
+});
