@@ -5,13 +5,14 @@
 # lint  ruff and mypy     bench  benchmarks as JSON, a line each    make bench [BENCHMARKS='ingest sse'] [HEXVEIL_BENCH_QUICK=1]
 # bench-quick  compares the cost of what the service does most with what is committed, and fails beyond 30 %
 # planted-bugs  one-line bugs against privacy, each in a copy of the tree: every one must fail the test that names it
+# evidence  audits, forced transcripts and planted bugs in one dated report, dist/evidence-DATE.html and .json; takes an hour or more
 # release  build sdists and wheels into dist/, try each in a fresh environment (CONTRIBUTING.md)
 # lock  both lock files anew from pyproject.toml, newest versions with UPGRADE=--upgrade
 # lowest  the core tests against the lowest versions that pyproject.toml names
 # clean  what these targets made
 # dashboard  build stream/serve/static from stream/serve/dashboard (Node 20.19 or newer with npm)
 # pictures  the dashboard's pictures in docs/images, of a simulated city
-.PHONY: demo test test-all planted-bugs lint bench bench-quick docs dashboard pictures release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
+.PHONY: demo test test-all planted-bugs evidence lint bench bench-quick docs dashboard pictures release clean lock lowest system-python system-demo system-test jars classes packages ready bytecode
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
@@ -80,6 +81,9 @@ test test-all:
 
 planted-bugs: $(READY)
 	$(BIN)/python -m tests.planted_bugs
+
+evidence: $(READY) jars
+	$(BIN)/python -m tests.evidence
 
 lint: $(READY)
 	$(BIN)/ruff check .

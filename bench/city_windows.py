@@ -29,6 +29,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import REPO_ROOT, RedisServer
 from stream.messages.message import Message
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
@@ -118,7 +119,7 @@ async def commit(config: Config, url: str) -> tuple[dict[str, float], dict[str, 
         ledger = Ledger(redis, config.feed.name)
         await ledger.start_generation(birth=0)
         protocol = ReleaseProtocol.connect(
-            config, redis, RowStore.of(redis, config), ledger, _Nowhere(), Noise(), after_step=done
+            statistics_of(config), redis, RowStore.of(redis, config), ledger, _Nowhere(), Noise(), after_step=done
         )
         await protocol.commit(SLOT)
     return seconds, peaks

@@ -23,7 +23,8 @@ from bench.hourly import hourly_config
 from bench.progress import shown
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.statistics.window_release import Allowance, WindowStatistics
+from stream.protocol.parts import statistics_of
+from stream.statistics.plan import Allowance, Due
 from stream.storage.row_store import ROW
 
 SLOT = 1_490_097_600
@@ -85,7 +86,8 @@ def hourly(name: str, folder: Path, **settings: Any) -> Config:
 
 def close(config: Config, rows: np.ndarray) -> dict[str, Any]:
     """CPU seconds of every pure step of one window, and its sizes."""
-    statistics, window = WindowStatistics(config), config.slotting.window(SLOT)
+    statistics, window = statistics_of(config), config.slotting.window(SLOT)
+    due = Due(statistics.terms, window, "benchmark")
     seconds: dict[str, float] = {}
 
     def timed(step: str, work: Callable[[], Any]) -> Any:
@@ -96,13 +98,17 @@ def close(config: Config, rows: np.ndarray) -> dict[str, Any]:
 
     contributions = timed("arrange", lambda: statistics.arrange(rows, window))
     left = np.full(contributions.counts.n_users, config.privacy.ledger_budget, dtype=np.int64)
-    allowance = Allowance(left, None, False)
-    plan = timed("plan", lambda: statistics.plan(contributions, window, allowance, b"", "benchmark"))
+    allowance = Allowance(left, config.privacy.ledger_budget)
+    plan = timed("plan", lambda: statistics.plan(contributions, due, allowance))
     drawn = timed("draw", lambda: statistics.draw(plan, contributions, Noise()))
     timed("compose", lambda: statistics.compose(plan, drawn, b"", 1))
     counts = contributions.counts
     sizes = {"rows": len(rows), "users": counts.n_users, "cells": counts.n_cells, "pairs": len(counts.samples)}
-    return sizes | {"cut_short": list(plan.cut_short), "close": sum(seconds.values())} | seconds
+    return (
+        sizes
+        | {"cut_short": [] if plan.values is None else list(plan.values.cut_short), "close": sum(seconds.values())}
+        | seconds
+    )
 
 
 def closed_twice(config: Config, rows: np.ndarray) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from bench.hourly import SETTINGS, hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from stream.config import Config, load_config
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.leading import Leading, released
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT
-from stream.offline import read_recording
 
 HALF_WIDTH = 8.0
 """What is called useful, in km/h."""

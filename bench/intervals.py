@@ -31,12 +31,14 @@ from dpcore._tilted_normal import tilted
 from dpcore.interval_calibration import CLASSES, class_of
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.offline import read_recording, split_by_slot
+from stream.offline import split_by_slot
+from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import draw, post_process, release_bodies
-from stream.statistics.plan import Derived
+from stream.statistics.pipeline import post_process
+from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 
@@ -105,13 +107,12 @@ def tape(seed: str) -> Callable[[int], bytes]:
     return lambda n: hashlib.shake_256(f"{seed}/{next(counter)}".encode()).digest(n)
 
 
-def judged(
-    planned: PlannedWindow, config: Config, noise: Noise, memory: Memory | None, columns: Columns
-) -> Memory | None:
+def judged(planned: PlannedWindow, noise: Noise, memory: Memory | None, columns: Columns) -> Memory | None:
     """Add one draw of a window to ``columns``; returns the memory after it."""
     plan, cells = planned.plan, by_planned_cells(planned.plan, planned.contributions)
-    drawn = draw(plan, cells, noise)
-    derived, memory = post_process(plan, release_bodies(plan, cells.counts, drawn, config), config, memory)
+    speed = speed_of(plan.terms)
+    drawn = speed.draw(plan, cells, noise)
+    derived, memory = post_process(plan, speed.body(plan, cells.counts, drawn), memory)
     true, events = exact_values(plan, cells)["mean"], cells.counts.by_cell(cells.counts.samples)
     numbers = plan.cells.view(np.float64)
     for each in derived.values():
@@ -209,7 +210,7 @@ def measured(feed: str) -> Iterator[dict[str, Any]]:
             memory: Memory | None = None
             for planned in windows:
                 noise = Noise(tape(f"{feed}/{planned.plan.window.start}/{drawing}"))
-                memory = judged(planned, config, noise, memory, columns)
+                memory = judged(planned, noise, memory, columns)
     for estimator, each in columns.items():
         yield table(feed, estimator, each)
 

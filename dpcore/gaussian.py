@@ -7,6 +7,8 @@ accepted proposal has exactly the law ∝ exp(−y²/(2σ²)). Integers and reje
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import scipy
 
@@ -14,6 +16,37 @@ from dpcore._half_square import half_square_fraction
 from dpcore._whole_numbers import whole_numbers
 from dpcore.errors import ParameterError
 from dpcore.noise import BoolArray, FloatArray, IntArray, Noise
+
+
+@dataclass(frozen=True)
+class GaussianScales:
+    """Scales σ = ``numerator``/``denominator`` of discrete Gaussian noise, one for each released integer; any shape.
+
+    A numerator of 0 stands for an integer that nobody can move: it gets no noise.
+    """
+
+    numerator: IntArray
+    denominator: IntArray
+
+    def draw(self, noise: Noise) -> IntArray:
+        """Exact noise of every scale, in one batch and in order; 0 where nobody can move the integer."""
+        drawn = np.zeros(self.numerator.shape, dtype=np.int64)
+        hidden = self.numerator > 0
+        drawn[hidden] = discrete_gaussian(noise, self.numerator[hidden], self.denominator[hidden])
+        return drawn
+
+    @property
+    def values(self) -> FloatArray:
+        """σ, for reports, intervals and predictions; never for drawing."""
+        return np.asarray(self.numerator / np.maximum(self.denominator, 1))
+
+    def half_widths(self, confidence: float = 0.95) -> FloatArray:
+        """Smallest integer w with P(|noise| <= w) >= ``confidence``; 0 where there is no noise."""
+        widths = np.zeros(self.numerator.shape)
+        hidden = self.numerator > 0
+        widths[hidden] = gaussian_half_width(self.numerator[hidden], self.denominator[hidden], confidence)
+        return widths
+
 
 _SUMMED_UP_TO = 32.0
 """Scales below this have their interval from the sum itself, others from its Euler–Maclaurin expansion (error < 1e-8)."""

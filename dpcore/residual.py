@@ -89,6 +89,14 @@ class ResidualMean:
         low, high = (end[counts.pair_cell] * counts.samples for end in (self.lower, self.upper))
         return counts.by_cell(np.clip(kept.pair_sums, low, high))
 
+    def draw(self, kept: Summable, noise: IntArray) -> IntArray:
+        """Noisy sums, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for."""
+        return self.integers(kept) + noise
+
+    def unit(self, counts: Counts, quantum: float) -> FloatArray:
+        """Clipped mean per unit of the integer, shape (C,): ``quantum`` over the samples of each cell in ``counts``."""
+        return np.asarray(quantum / np.maximum(counts.by_cell(counts.samples), 1))
+
     def _check_cells(self, counts: Counts) -> None:
         if len(self.lower) != counts.n_cells:
             raise ParameterError(f"{len(self.lower)} ranges for {counts.n_cells} cells; give one for each")

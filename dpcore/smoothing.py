@@ -16,7 +16,7 @@ Williams, *Gaussian Processes for Machine Learning* (2006), section 2.2, for the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from dpcore._smoothing_model import (
     SmoothingState,
 )
 from dpcore.errors import ParameterError
-from dpcore.interval_calibration import Observed
+from dpcore.interval_calibration import Observed, class_of
 
 __all__ = [
     "FORGOTTEN",
@@ -43,11 +43,13 @@ __all__ = [
     "AreaMean",
     "Dynamics",
     "FloatArray",
+    "Foretold",
     "IdArray",
     "IntArray",
     "Releases",
     "Smoothed",
     "SmoothingState",
+    "foretell",
     "smooth",
 ]
 
@@ -104,6 +106,53 @@ def smooth(
         *cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours, calibration
     )
     return new, Smoothed(*calibration.estimate(posterior.value, prediction, observed, upper))
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What the past says about the mean of each cell in a window, before anything of it is released: ``value`` and ``deviation``, the
+    standard deviation of the cell's mean around it, (C,), in the unit of U.
+    """
+
+    value: FloatArray
+    deviation: FloatArray
+
+    def interval(self, upper: float) -> tuple[FloatArray, FloatArray]:
+        """The ends of the 95 % interval of the mean of each cell, (C,), within [0, ``upper``]."""
+        reach = _NORMAL * self.deviation
+        low, high = np.clip([self.value - reach, self.value + reach], 0.0, upper)
+        return low, high
+
+
+_NORMAL = 1.96
+
+
+def foretell(
+    state: SmoothingState | None,
+    at: Releases,
+    *,
+    hours: float,
+    hour_of_day: int,
+    upper: float,
+    typical: float | None = None,
+    dynamics: Dynamics | None = None,
+) -> Foretold:
+    """The forecast of a window's means from the ``state`` before it: level at this hour, effects of covariates, lasting deviations.
+
+    ``at``: cells, places, events and covariates of the window; its means and scales are not read. All members of the grid count
+    alike. The rest is as in :func:`smooth`, and so are the errors.
+    """
+    d = dynamics or Dynamics()
+    _validate(state, at, hours, hour_of_day, upper)
+    past = _aged(state, at.covariates.shape[1], hours, upper, typical, d)
+    C = len(at.cells)
+    if not C:
+        return Foretold(np.zeros(0), np.zeros(0))
+    nothing = replace(at, means=np.zeros(C), scales=np.full(C, np.inf), area=None)
+    window = Window.of(past, nothing, hour_of_day, upper, d)
+    posterior, _ = averaged(fits_of(window, d), d)
+    factors = past.calibration.factors[class_of(at.events)]
+    return Foretold(np.clip(posterior.value, 0.0, upper), np.sqrt(posterior.variance * factors))
 
 
 def _validate(state: SmoothingState | None, releases: Releases, hours: float, hour_of_day: int, upper: float) -> None:

@@ -26,13 +26,14 @@ from bench.recordings import absent, recordings
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.speed import CLIPPED_NORMAL, SPEED_QUANTUM_KMH
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.offline import read_recording
 from stream.statistics.carried_clipping import carry
-from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
-from stream.statistics.plan import PERCENTS
+from stream.statistics.columns import PERCENTS
+from stream.statistics.pipeline import area_body, post_process
+from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import SMOOTHED, Memory
 from stream.statistics.values.draw import exact_values
 
@@ -122,7 +123,7 @@ def best_error(inputs: FloatArray, truth: FloatArray, weight: FloatArray) -> flo
     return round(float(share @ np.abs(off)), 2)
 
 
-def released(planned: list[PlannedWindow], config: Config, draws: int) -> dict[str, FloatArray]:
+def released(planned: list[PlannedWindow], draws: int) -> dict[str, FloatArray]:
     """Smoothed mean, variance, percentiles as far as they are released, and modelled ones ("modelled p50") of the visited cells,
     (n,) each, of all windows and draws.
     """
@@ -131,11 +132,12 @@ def released(planned: list[PlannedWindow], config: Config, draws: int) -> dict[s
     for each in planned:
         counts = each.contributions.counts
         for number, memory in enumerate(memories):
-            plan = carry(each.plan, memory, config)
+            plan = carry(each.plan, memory)
             noise = Noise(np.random.default_rng([number, plan.window.start]).bytes)
-            columns = draw(plan, each.contributions, noise)
-            bodies = release_bodies(plan, counts, columns, config)
-            derived, memories[number] = post_process(plan, bodies, config, memory, area_body(columns))
+            speed = speed_of(plan.terms)
+            columns = speed.draw(plan, each.contributions, noise)
+            bodies = speed.body(plan, counts, columns)
+            derived, memories[number] = post_process(plan, bodies, memory, area_body(columns))
             at = np.searchsorted(plan.cells, counts.cells[np.isin(counts.cells, plan.cells)])
             names = [name for name in ALL[1:] if name in columns]
             parts.append(
@@ -163,7 +165,7 @@ def measured(feed: str, draws: int) -> dict[str, Any]:
         moments, everything = (config_of(statistics, Path(folder)) for statistics in (MOMENTS, ALL))
         planned, with_median = windows_of(feed, moments), windows_of(feed, everything)
     true = exact(with_median, draws)
-    noisy, today = released(planned, moments, draws), released(with_median, everything, draws)
+    noisy, today = released(planned, draws), released(with_median, draws)
     truth, weight = true["p50"], true["events"]
     share = weight / weight.sum()
     moments_released = powers(noisy["mean"], noisy["variance"])

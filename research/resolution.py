@@ -19,8 +19,9 @@ from bench.progress import shown
 from bench.recordings import absent, recordings
 from dpcore.contributions import Counts
 from dpcore.resolution import Resolution, choose_resolution, regroup
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import evaluate
-from stream.offline import read_recording, split_by_slot
+from stream.offline import split_by_slot
 from stream.statistics import merging
 
 FloatArray = npt.NDArray[np.float64]

@@ -25,13 +25,14 @@ from bench.recordings import absent, recordings
 from dpcore.noise import Noise
 from dpcore.participation import UNIT
 from stream.config import Config
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.offline import read_recording
 from stream.statistics.carried_clipping import carry
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
+from stream.statistics.pipeline import area_body, post_process
+from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import SMOOTHED, Memory
 from stream.statistics.values.draw import exact_values
 
@@ -87,7 +88,7 @@ def measured(feed: str, epsilon: float, shares: tuple[int, int], draws: int) -> 
     for planned in planned_windows(config, windows):
         for number in range(draws):
             noise = Noise(np.random.default_rng([number, planned.plan.window.start]).bytes)
-            part, memories[number] = _smoothed(planned, config, memories[number], noise)
+            part, memories[number] = _smoothed(planned, memories[number], noise)
             parts.append(part)
     error, weight, covered = (np.concatenate(column) for column in zip(*parts, strict=True))
     share = weight / weight.sum()
@@ -99,14 +100,13 @@ def measured(feed: str, epsilon: float, shares: tuple[int, int], draws: int) -> 
     }
 
 
-def _smoothed(
-    planned: PlannedWindow, config: Config, memory: Memory | None, noise: Noise
-) -> tuple[Part, Memory | None]:
+def _smoothed(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tuple[Part, Memory | None]:
     """One draw of one window, and the memory after it."""
-    plan, counts = carry(planned.plan, memory, config), planned.contributions.counts
-    columns = draw(plan, planned.contributions, noise)
-    bodies = release_bodies(plan, counts, columns, config)
-    derived, after = post_process(plan, bodies, config, memory, area_body(columns))
+    plan, counts = carry(planned.plan, memory), planned.contributions.counts
+    speed = speed_of(plan.terms)
+    columns = speed.draw(plan, planned.contributions, noise)
+    bodies = speed.body(plan, counts, columns)
+    derived, after = post_process(plan, bodies, memory, area_body(columns))
     listed = np.isin(counts.cells, plan.cells)
     at = np.searchsorted(plan.cells, counts.cells[listed])
     truth = exact_values(plan, planned.contributions)["mean"][listed]

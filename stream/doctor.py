@@ -21,7 +21,7 @@ from stream.connection import kafka_options, start_client
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
-from stream.messages.topics import durability, topic_plans
+from stream.messages.topics import TopicPlan, durability, topic_plans
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
 from stream.server_version import NEEDED, REMEDY, ServerVersion
 from stream.storage.client import misconfigured, redis_client
@@ -219,6 +219,7 @@ async def _kafka(config: Config, redis: Redis | None) -> list[Finding]:
                 findings.append(await replication_finding(admin, config, plan.name, brokers))
             if there and plan.name == config.feed.topic:
                 findings += await _input_settings(admin, config)
+                findings.append(await raw_retention_finding(admin, config, plan))
                 findings += [] if redis is None else [await _broker_clock(config, redis)]
             if there and plan.name in OUTPUT_TOPICS:
                 # Close markers reveal that Redis was set back; the charges that it lost matter until their period is over.
@@ -333,6 +334,19 @@ async def retention_finding(admin: AIOKafkaAdminClient, topic: str, least: timed
         policy == "delete" and (retention < 0 or retention >= least / _MILLISECOND),
         f"cleanup.policy {policy}, kept {kept}",
         f"set cleanup.policy=delete and retention.ms to -1, or to {least / _MILLISECOND:.0f} or more",
+    )
+
+
+async def raw_retention_finding(admin: AIOKafkaAdminClient, config: Config, plan: TopicPlan) -> Finding:
+    """Whether raw events are kept as long as open windows need them, and no longer than the promise sheet says."""
+    least = (config.window.slot + config.window.allowed_delay) / _MILLISECOND
+    kept_ms = int((await _settings(admin, plan.name)).get("retention.ms", "-1"))
+    kept = "for ever" if kept_ms < 0 else f"{kept_ms / 86_400_000:.1f} days"
+    return Finding(
+        f"retention {plan.name}",
+        least <= kept_ms <= plan.retention_ms,
+        f"raw events are kept {kept}; windows need {least / 86_400_000:.1f} days, the promise sheet says {plan.retention_ms / 86_400_000:.1f}",
+        f"{_alter(config, plan.name)} --add-config retention.ms={plan.retention_ms}",
     )
 
 

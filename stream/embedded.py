@@ -20,25 +20,33 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.diagnosis.reading import ageless
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import die_with_parent
+from stream.logs import configure_logs
 from stream.messages.message import Message, rejected_message
-from stream.offline import LinePublisher, ageless, claim_feed
+from stream.offline import LinePublisher, claim_feed
 from stream.protocol.content import ContentError
+from stream.protocol.parts import signer_of, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.delivery import Pacer, Progress, deliver
 from stream.sources.messages import Messages
 from stream.statistics.plan import PlanError
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
+from stream.windows import utc_text
+
+log = structlog.get_logger()
 
 PARTITION = "embedded/0"
 _LOOK_SECONDS = 0.2
@@ -59,10 +67,16 @@ class EmbeddedFeed:
     """A :class:`stream.sources.delivery.Sender` that stores the messages of a source in Redis at once."""
 
     def __init__(
-        self, config: Config, rows: RowStore, decoder: Decoder, report: Callable[[Message], None], start_us: int | None
+        self,
+        config: Config,
+        rows: RowStore,
+        store: ReleaseStore,
+        decoder: Decoder,
+        report: Callable[[Message], None],
+        start_us: int | None,
     ) -> None:
         """``report``: called with each report of rejected messages. ``start_us``: when the first window under "participation" begins."""
-        self._config, self._rows, self._decoder, self._report = config, rows, decoder, report
+        self._config, self._rows, self._store, self._decoder, self._report = config, rows, store, decoder, report
         self._slotting, self._start_us = config.slotting, start_us
         self._offset = 0
         self._reached_us = self._settled_us = np.iinfo(np.int64).min
@@ -138,13 +152,14 @@ class EmbeddedFeed:
             )
 
     async def due_slots(self) -> list[int]:
-        """Slots that take no more events and are not released yet, oldest first."""
+        """Slots that take no more events and are neither released nor set aside, oldest first."""
+        aside = await self._store.slots_set_aside()
         if self._config.relation == NeighbouringRelation.VALUES:
-            unreleased = sorted(await self._rows.open_slots())
+            unreleased = [slot for slot in await self._rows.open_slots() if slot not in aside]
         else:
             unreleased = []
             for slot in self._every_slot():
-                if not await self._rows.is_closed(slot):
+                if slot not in aside and not await self._rows.is_closed(slot):
                     unreleased.append(slot)
                 elif not unreleased:
                     self._start_us = self._slotting.window(slot).end * 1_000_000  # no need to ask again
@@ -191,7 +206,9 @@ async def embedded_feed(
     context, parent = multiprocessing.get_context("spawn"), multiprocessing.current_process().pid or 0
     async with redis_client(config.redis) as redis:
         await claim_feed(config, redis, decoder.key_fingerprint)
-        feed = EmbeddedFeed(config, RowStore.of(redis, config), decoder, report, start_us)
+        feed = EmbeddedFeed(
+            config, RowStore.of(redis, config), ReleaseStore.of(redis, config), decoder, report, start_us
+        )
         # Closing computes for seconds, so it runs outside of the event loop, as in the worker.
         with ProcessPoolExecutor(1, mp_context=context, initializer=_initialise, initargs=(parent,)) as pool:
             closing = asyncio.create_task(_close_due(config, feed, pool, out))
@@ -258,10 +275,14 @@ async def _close_due(config: Config, feed: EmbeddedFeed, pool: ProcessPoolExecut
 
 
 def close_to_file(config: Config, slot: int, out: Path) -> str | None:
-    """Close one window and append its messages to ``out``. Returns why it could not be closed. Runs in its own process."""
+    """Close one window and append its messages to ``out``. Returns why it and all later ones cannot be closed; one that fails for its
+    content is set aside. Runs in its own process.
+    """
     try:
         asyncio.run(_close(config, slot, out))
-    except (ContentError, LedgerError, PlanError, RedisError, OSError) as error:
+    except ContentError as error:
+        log.error("window not closed", window=utc_text(slot), reason=str(error))
+    except (LedgerError, PlanError, RedisError, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -270,11 +291,14 @@ async def _close(config: Config, slot: int, out: Path) -> None:
     async with redis_client(config.redis) as redis:
         with out.open("a", encoding="utf-8") as lines:
             rows, ledger, publisher = RowStore.of(redis, config), Ledger.of(redis, config), LinePublisher(lines)
-            await ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise()).close(slot)
+            await ReleaseProtocol.connect(
+                statistics_of(config), redis, rows, ledger, publisher, Noise(), signer_of(config)
+            ).close(slot)
 
 
 def _initialise(parent: int) -> None:
     die_with_parent(parent)
+    configure_logs()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and lets the current window finish
 
 

@@ -52,6 +52,11 @@ class OperatorMetrics:
             "Windows that cannot be closed because of their content, and are not released.",
             registry=r,
         )
+        self.closing_blocked = Gauge(
+            "hexveil_closing_blocked",
+            "1 while the oldest due window fails for another reason than its content, so that later windows wait for it.",
+            registry=r,
+        )
         self.window_close_seconds = Histogram(
             "hexveil_window_close_seconds",
             "Time that closing a window took, all steps together; the draw is never timed on its own.",

@@ -8,13 +8,12 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from io import UnsupportedOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,37 +22,30 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.diagnosis.recognition import require_events, require_speeds, speed_problem
+from stream.diagnosis.reading import Progress, read_messages, read_recording
+from stream.diagnosis.recognition import Accepted, judged, notes_on, require_users, unit_problem
 from stream.diagnosis.refusals import Refusals
-from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
+from stream.protocol.content import ContentError
+from stream.protocol.parts import signer_of, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
-from stream.sources.derived_events import DerivedEvents, derived_recording
 from stream.sources.messages import Messages
-from stream.sources.opening import open_recording
-from stream.sources.recording import Recording
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
 from stream.storage.shared_ledger import NO_TOPIC, Common, SharedLedger
 from stream.windows import SpanError, Window, utc_text
-
-if TYPE_CHECKING:
-    from stream.sources.tables import Table
-
-Progress = Callable[[int, int], None]
-
-_ANY_AGE = timedelta(days=36500)
 
 
 @dataclass(frozen=True)
 class OfflineSummary:
     """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span.
 
-    ``implausible``: why the speeds cannot be right. ``derived``: events with a speed derived from positions.
+    ``notes``: what is odd about the events, like speeds that cannot be right. ``derived``: events with a speed derived from positions.
+    ``set_aside``: why windows were not released, which failed for their content in this run or an earlier one.
     """
 
     events: int
@@ -68,7 +60,8 @@ class OfflineSummary:
     examples: dict[str, str]
     likely_cause: str | None
     derived: int = 0
-    implausible: str | None = None
+    notes: list[str] = field(default_factory=list)
+    set_aside: tuple[str, ...] = ()
 
 
 @dataclass
@@ -114,61 +107,6 @@ class LinePublisher:
                 os.fsync(number)
 
 
-def ageless(config: Config) -> Config:
-    """The configuration without a limit on the age of events, which is meant for live feeds."""
-    return config.model_copy(update={"window": config.window.model_copy(update={"given_max_age": _ANY_AGE})})
-
-
-def read_recording(
-    config: Config, path: Path, file_format: str, on_progress: Progress = lambda done, size: None
-) -> tuple[npt.NDArray[np.void], Refusals]:
-    """All valid events of a recording as rows, and why others were refused. Events may have any age."""
-    if config.feed.derives_speeds:
-        return _read_derived(config, path, file_format, on_progress)
-    decoder = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
-    parts: list[npt.NDArray[np.void]] = []
-    refusals = Refusals(config.feed, file_format)
-    with open_recording(path, file_format, config.feed) as recording:
-        for batch, values in _batches(recording, decoder, time.time_ns() // 1000):
-            parts.append(batch.rows)
-            refusals.add(values, batch)
-            on_progress(recording.position, recording.size)
-    return (np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)), refusals
-
-
-def _read_derived(
-    config: Config, path: Path, file_format: str, on_progress: Progress
-) -> tuple[npt.NDArray[np.void], Refusals]:
-    events = DerivedEvents(config.feed, config.slotting)
-    rows, refusals = read_messages(config, derived_recording(config, path, file_format, events, on_progress))
-    left_out = events.tally.refused - Counter({"unreadable": events.tally.refused["unreadable"]})
-    refusals.leave_out(left_out + Counter({"without-speed": events.tally.without_speed}), events.tally.derived)
-    return rows, refusals
-
-
-def read_messages(config: Config, blocks: Iterable[Messages]) -> tuple[npt.NDArray[np.void], Refusals]:
-    """All valid events of canonical messages as rows, and why others were refused. Events may have any age."""
-    decoder, now_us = Decoder(ageless(config), load_user_key(config.privacy.user_key_file)), time.time_ns() // 1000
-    parts, refusals = [np.zeros(0, dtype=ROW)], Refusals(config.feed, "canonical")
-    for block in blocks:
-        batch = decoder.decode(block.values, now_us)
-        parts.append(batch.rows)
-        refusals.add(block.values, batch)
-    return np.concatenate(parts), refusals
-
-
-def _batches(
-    recording: Recording | Table, decoder: Decoder, now_us: int
-) -> Iterator[tuple[Batch, Sequence[bytes | None]]]:
-    """Each block of a recording, decoded, and its messages."""
-    if isinstance(recording, Recording):
-        for block in recording:
-            yield decoder.decode(block.values, now_us), block.values
-    else:
-        for columns in recording.columns():
-            yield decoder.decode_columns(columns, now_us), recording.messages(columns)
-
-
 def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str) -> npt.NDArray[np.void]:
     """Rows in ``span``. Under "values" raises :class:`SpanError` if there are none."""
     inside = rows[(rows["time"] >= span.start * 1_000_000) & (rows["time"] < span.end * 1_000_000)]
@@ -197,7 +135,7 @@ def replay_offline(
     *,
     span: Window | None = None,
     state: Path | None = None,
-    any_speed: bool = False,
+    accepted: Accepted = Accepted(),  # noqa: B008 - immutable
     on_progress: Progress = lambda done, size: None,
     blocks: Iterable[Messages] | None = None,
 ) -> OfflineSummary:
@@ -208,8 +146,8 @@ def replay_offline(
     :class:`SpanError`. ``state``: folder of the embedded Redis. With it, the ledger is kept after the run, and a released window
     is not released again. Without it, every run starts with full budgets, so the losses of two published runs add up.
 
-    ``any_speed``: release speeds even if positions show that they are in another unit. Under "participation" they always
-    are, because what is released must not depend on the recording; the summary says it.
+    ``accepted``: what is not refused. Under "participation" speeds in another unit never are, because what is released must
+    not depend on the recording; the summary says it. A field that names events is refused under either relation.
     """
     started = time.monotonic()
     if config.relation == NeighbouringRelation.PARTICIPATION and span is None:
@@ -222,10 +160,11 @@ def replay_offline(
     else:
         rows, refusals = read_messages(config, blocks)
     if config.relation == NeighbouringRelation.VALUES:
-        require_events(path, len(rows), refusals)
-    problem = speed_problem(rows, config.feed, file_format)
-    if config.relation == NeighbouringRelation.VALUES and not any_speed:
-        require_speeds(path, problem)
+        notes = judged(rows, refusals, config, path, file_format, accepted)
+    else:
+        require_users(path, rows, config.feed, file_format, accepted)
+        problem = unit_problem(rows, config.feed, file_format, accepted)
+        notes = [*([] if problem is None else [problem[0]]), *notes_on(rows, config)]
     if span is not None:
         rows = _within(rows, span, path, config.relation)
     by_slot = split_by_slot(rows, config)
@@ -238,7 +177,7 @@ def replay_offline(
         summary = asyncio.run(
             _release(config, server.url, by_slot, slots, len(rows), refusals, out, started, file_format)
         )
-    return summary if problem is None else replace(summary, implausible=problem[0])
+    return replace(summary, notes=notes)
 
 
 async def claim_feed(config: Config, redis: Redis, fingerprint: str, file_format: str | None = None) -> Ledger:
@@ -264,6 +203,21 @@ async def _state_budget(config: Config, redis: Redis) -> None:
         await shared.state_budget(config.privacy.ledger_budget)
 
 
+async def _close_each(protocol: ReleaseProtocol, slots: list[int]) -> int:
+    """Close ``slots``, oldest first; one that fails for its content is set aside. Returns how many were released before."""
+    already, store = 0, protocol.store
+    unfinished = await store.unfinished()
+    if unfinished is not None and unfinished not in slots:
+        why = f"the run that planned window {utc_text(unfinished)} was interrupted, and this recording lacks it"
+        await store.set_aside(unfinished, why)
+    for slot in slots:
+        already += await store.released(slot) is not None
+        if slot not in await store.slots_set_aside():
+            with suppress(ContentError):  # which sets it aside
+                await protocol.close(slot)
+    return already
+
+
 async def _release(
     config: Config,
     url: str,
@@ -284,12 +238,17 @@ async def _release(
         rows = MemoryRows(dict(by_slot))
         refused: Counter[str] = Counter()
         protocol = ReleaseProtocol.connect(
-            config, redis, rows, ledger, publisher, Noise(), on_uncounted=lambda read: refused.update(read.refused)
+            statistics_of(config),
+            redis,
+            rows,
+            ledger,
+            publisher,
+            Noise(),
+            signer_of(config),
+            on_uncounted=lambda read: refused.update(read.refused),
         )
-        already = 0
-        for slot in slots:
-            already += await protocol.store.released(slot) is not None
-            await protocol.close(slot)
+        already = await _close_each(protocol, slots)
+        aside = await protocol.store.reasons()
         charged = {period: await ledger.total(period) for period in await ledger.periods()}
     finally:
         await redis.aclose()
@@ -306,4 +265,5 @@ async def _release(
         examples=refusals.examples(),
         likely_cause=refusals.likely_cause(),
         derived=refusals.derived,
+        set_aside=tuple(aside.values()),
     )

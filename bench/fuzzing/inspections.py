@@ -7,16 +7,18 @@ import gzip
 import io
 import json
 import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bench.fuzzing.hunting import Hunt, Target
 from bench.fuzzing.messages import FORMATS, sound_event
 from bench.fuzzing.mutation import Mutator
 from bench.fuzzing.siri import siri_document
 from bench.fuzzing.snapshots import stored_snapshot
-from stream.diagnosis.measures import measure
+from stream.diagnosis.inspection import inspect
 from stream.diagnosis.observations import InspectionError
-from stream.diagnosis.reading import observe_answer
-from stream.diagnosis.suggestion import problems, suggestions
+from stream.diagnosis.observing import observe_file
+from stream.sources.lines import RecordingError
 
 _LIMIT = 200
 _SEPARATORS = ",;\t|^ "
@@ -26,7 +28,7 @@ class Inspections(Target):
     """Tables, JSON in lines and arrays, SIRI-VM and GTFS-realtime, plain and gzipped, each as one answer of a server."""
 
     name = "inspect"
-    contract = "an InspectionError, or at most the limit of lines, all of whose figures are finite"
+    contract = "an InspectionError, a RecordingError, or an inspection, all of whose figures are finite"
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:
         """Forty answers."""
@@ -62,12 +64,12 @@ def _json(rng: random.Random, mutator: Mutator, events: list[dict[str, object]])
 
 
 def _check(body: bytes) -> None:
-    try:
-        seen = observe_answer(body, _LIMIT)
-    except InspectionError:
-        return
-    measures = measure(seen)
-    json.dumps(measures.as_dict(), allow_nan=False)
-    assert len(seen) <= max(_LIMIT, 300), "more than the limit"
-    assert all(isinstance(text, str) for text in problems(seen, measures))
-    suggestions(seen, measures)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "answer"
+        path.write_bytes(body)
+        try:
+            report = inspect(observe_file(path, _LIMIT), path, limit=_LIMIT)
+        except (InspectionError, RecordingError):
+            return
+    json.dumps(report.measures.as_dict(), allow_nan=False)
+    assert all(isinstance(text, str) for text in report.problems)

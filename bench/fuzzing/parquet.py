@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.messages import NOW_US, feed_config
 from bench.fuzzing.mutation import TEXTS, Mutator
-from stream.offline import read_recording
+from stream.diagnosis.reading import read_recording
 from stream.sources.lines import RecordingError
 from stream.sources.opening import open_recording
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.fuzzing.batches import Batches
+from bench.fuzzing.brokers import MqttBroker
 from bench.fuzzing.configuration import Configuration
 from bench.fuzzing.hfp import HfpPublications
 from bench.fuzzing.hunting import Target
@@ -30,6 +31,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
             Snapshots,
             SiriDocuments,
             HfpPublications,
+            MqttBroker,
             PushedBodies,
             Inspections,
             Timetables,

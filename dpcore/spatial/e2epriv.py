@@ -3,7 +3,10 @@
 To be proved: the draw is ε-DP. Proof: N̂, the choice and the grid share ε (:meth:`E2EPriv.split`). The cost of a size is its mean
 error over what one point can change in it, in integers of 1/:data:`QUANTUM`; a user changes it by at most
 :meth:`E2EPriv.cost_sensitivity`, rounding included. Weights are functions of public numbers and of N̂, never of the counts.
-Tested: tests/dpcore/spatial/test_mechanisms.py (sensitivities by brute force), tests/audit/test_spatial_audit.py (choices).
+By weighted error a point in cell c changes R_t − d_t of query t by A_t(c) − B_t(c), the shares of its block and of its cell
+that the query covers, and the noise term not at all. So the mean moves by at most Σ_t |A_t(c) − B_t(c)|/w_t over the number
+of queries (:meth:`E2EPriv.point_changes`), for the worst cell and size: a function of public numbers and of N̂.
+Tested: tests/dpcore/spatial/test_mechanisms.py and test_e2epriv.py (by brute force), tests/audit/test_spatial_audit.py.
 
 Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; the others are in
 :mod:`dpcore.spatial.not_private`. Source: [E], with the sensitivities of docs/errata.md.
@@ -25,7 +28,7 @@ from dpcore.spatial.grids import noisy_grid, noisy_total, require_share
 from dpcore.spatial.histogram import GridHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, choose
 from dpcore.spatial.partition import image_of
-from dpcore.spatial.queries import Rectangles, answer, overlap_norms
+from dpcore.spatial.queries import Rectangles, answer, axis_overlaps, overlap_norms
 
 Objective = Literal["weighted", "relative"]
 
@@ -33,6 +36,8 @@ QUANTUM = 2**16
 """Cost units per one point's change of the mean error."""
 LEAST_SHARPNESS = 2.0
 """Least ε₁/2Δ, in nats per unit of relative error, at which a size is chosen by the relative objective."""
+_LEAST_PART = 2**-7
+"""Least part of the mean of 1/w_t that counts as one point's change, so that costs stay exact in floating point."""
 _ROUNDING = 2
 """Units that rounding to integers (1) and the floating point before it (1) may add between neighbours."""
 
@@ -132,7 +137,8 @@ class E2EPriv(SpatialMechanism):
         image = image_of(counts)
         truth = answer(image, self.queries)
         rho, weight = self.floor(total), self.weights(domain, total)
-        errors, point_change = [], []
+        errors: list[float] = []
+        point_change: list[float] = []
         for size in self.sizes:
             x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
             histogram = in_blocks(self.queries, x_edges, y_edges)
@@ -141,12 +147,35 @@ class E2EPriv(SpatialMechanism):
             noise = norms.noise_term(scale)
             if (objective or self.objective) == "weighted":
                 errors.append(float(np.mean((deviation + noise) / weight)))
-                point_change.append(float(np.mean(1 / weight)))
             else:
                 floor = np.maximum(truth, rho)
                 errors.append(float(np.mean(np.minimum(deviation / floor, self.cap) + noise / floor)))
                 point_change.append(float(np.mean((1 + self.cap) / rho + noise / (rho * (rho + 1)))))
-        return np.array(errors), max(point_change)
+        return np.array(errors), max(point_change or self.point_changes(domain, total))
+
+    def point_changes(self, domain: Domain, total: int) -> FloatArray:
+        """The most that one point can change in the weighted error of each size by these very queries, shape (sizes,).
+
+        Σ_t |A − B|/w_t in cell c is at most Σ_t (A + B − 2·min(a_x, b_x)·min(a_y, b_y))/w_t, where A = a_x·a_y and B = b_x·b_y
+        are products of shares along the axes; both are equal but in cells that an edge of the query cuts on both axes. Each
+        term is a product of two matrices. At least :data:`_LEAST_PART` of the mean of 1/w_t.
+        """
+        queries, weight = self.queries, self.weights(domain, total)
+        part = 1 / (weight * len(queries))
+        cell_x = axis_overlaps(np.arange(domain.rows + 1), queries.x0, queries.x1)
+        cell_y = axis_overlaps(np.arange(domain.columns + 1), queries.y0, queries.y1)
+        of_cells, changes = (cell_x.T * part) @ cell_y, []
+        for size in self.sizes:
+            x_edges, y_edges = cuts(domain.rows, size), cuts(domain.columns, size)
+            block_x = axis_overlaps(x_edges, queries.x0, queries.x1)
+            block_y = axis_overlaps(y_edges, queries.y0, queries.y1)
+            along_x = np.minimum(np.repeat(block_x, np.diff(x_edges), axis=1), cell_x)
+            along_y = np.minimum(np.repeat(block_y, np.diff(y_edges), axis=1), cell_y)
+            of_blocks = np.repeat((block_x.T * part) @ block_y, np.diff(x_edges), axis=0)
+            moved = of_cells - 2 * ((along_x.T * part) @ along_y)
+            moved += np.repeat(of_blocks, np.diff(y_edges), axis=1)
+            changes.append(float(moved.max()) * (1 + 1e-9))
+        return np.maximum(changes, float(part.sum()) * _LEAST_PART)
 
 
 def in_blocks(queries: Rectangles, x_edges: IntGrid, y_edges: IntGrid) -> Rectangles:

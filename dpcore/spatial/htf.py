@@ -96,7 +96,7 @@ class HTF(SpatialMechanism):
 
     ``split`` "exponential" chooses exactly; "search" is the paper's Algorithm 1, corrected, with at most ``rounds`` (T) rounds, 0
     for as many as a node may need. ``level_epsilon_micro``: a fixed ε′ for the cuts of each level, 0 to share ``split_share``
-    among the levels. ``goal`` "relative" releases a sparse reading of the same draws, too.
+    among the levels. ``height_epsilon_micro``: a fixed ε for |D|, 0 for ``height_share``. ``goal`` "relative" releases a sparse reading of the same draws, too.
     """
 
     split: Literal["exponential", "search"] = "exponential"
@@ -113,6 +113,7 @@ class HTF(SpatialMechanism):
     goal: Goal = "absolute"
     rounds: int = 0
     level_epsilon_micro: int = 0
+    height_epsilon_micro: int = 0
 
     @classmethod
     def published(cls, *, stop_share: float = 0.5) -> HTF:
@@ -143,9 +144,10 @@ class HTF(SpatialMechanism):
         if not 0 <= self.margin <= 0.5:
             raise ParameterError(f"margin {self.margin} is outside 0..0.5; give the least part of a node beside a cut")
         require_goal(self.goal)
-        if self.rounds < 0 or self.level_epsilon_micro < 0:
+        if min(self.rounds, self.level_epsilon_micro, self.height_epsilon_micro) < 0:
             raise ParameterError(
-                f"rounds {self.rounds} and level_epsilon_micro {self.level_epsilon_micro}; give 0 or more"
+                f"rounds {self.rounds}, level_epsilon_micro {self.level_epsilon_micro} and height_epsilon_micro "
+                f"{self.height_epsilon_micro}; give 0 or more"
             )
         if not 1 <= self.max_height <= MAX_HEIGHT or self.stop_cells < 1:
             raise ParameterError(f"max_height must be 1..{MAX_HEIGHT} and stop_cells at least 1")
@@ -162,9 +164,7 @@ class HTF(SpatialMechanism):
 
     def tree(self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int) -> Tree:
         """The tree with its draws before consistency; the root carries the cost of |D|."""
-        height_micro, rest_micro = BudgetSplit.by_weights(
-            epsilon_micro, [self.height_share, 1 - self.height_share]
-        ).shares
+        height_micro, rest_micro = self.parts(epsilon_micro)
         total = noisy_total(counts, height_micro, points_per_user, noise)
         height = height_of(total, epsilon_micro, points_per_user, self.max_height) + self.extra_levels
         budget = self.path_budget(rest_micro, min(height, self.max_height))
@@ -180,6 +180,19 @@ class HTF(SpatialMechanism):
             return candidates.cut(boxes, self._choose(costs, candidates, budget.splits[depth], points_per_user, noise))
 
         return grow(image, domain, draw, divide)
+
+    def parts(self, epsilon_micro: int) -> tuple[int, int]:
+        """µε for |D|, and for everything else."""
+        if not self.height_epsilon_micro:
+            height_micro, rest_micro = BudgetSplit.by_weights(
+                epsilon_micro, [self.height_share, 1 - self.height_share]
+            ).shares
+            return height_micro, rest_micro
+        if self.height_epsilon_micro >= epsilon_micro:
+            raise ParameterError(
+                f"height_epsilon_micro {self.height_epsilon_micro} leaves nothing of {epsilon_micro} µε; lower it"
+            )
+        return self.height_epsilon_micro, epsilon_micro - self.height_epsilon_micro
 
     def path_budget(self, rest_micro: int, height: int) -> PathBudget:
         """How ``rest_micro`` is spent along every path of a tree of ``height``: a function of public parameters."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from research.papers import bounds, cdf, choice, e2epriv, euler, htf, means, suppression, tuning
+from research.papers import at_size, bounds, cdf, choice, e2epriv, euler, htf, means, printed, suppression, tuning
 
 PARTS = {
     "e2epriv": e2epriv,
@@ -21,6 +21,8 @@ PARTS = {
     "cdf": cdf,
     "euler": euler,
     "bounds": bounds,
+    "at_size": at_size,
+    "printed": printed,
 }
 
 

@@ -27,7 +27,7 @@ from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.domain import cuts
 from dpcore.spatial.e2epriv import Objective
 from dpcore.spatial.grids import noisy_grid
-from dpcore.spatial.queries import OverlapNorms, axis_overlaps, overlap_norms
+from dpcore.spatial.queries import OverlapNorms, overlap_norms
 from research.papers.e2epriv import AREAS, THINNED, sets
 from research.papers.e2epriv import FULL as FULL_SETS
 from research.papers.e2epriv import QUICK as QUICK_SETS
@@ -133,57 +133,28 @@ def loose_change(mechanism: E2EPriv, domain: Domain, scale: float, total: int) -
     return (1 + mechanism.cap + whole) / mechanism.floor(total)
 
 
-def shares_by_cell(edges: npt.NDArray[np.int64], low: FloatArray, high: FloatArray) -> FloatArray:
-    """Of each cell of an axis: the share of its part between ``edges`` that each query covers, (Q, cells)."""
-    return np.repeat(axis_overlaps(edges, low, high), np.diff(edges), axis=1)
-
-
-def reach(covered: FloatArray) -> slice:
-    """From the first to the last cell of an axis that is ``covered``."""
-    cells = np.flatnonzero(covered)
-    return slice(cells[0], cells[-1] + 1)
-
-
-def changes_by_cell(mechanism: E2EPriv, domain: Domain, total: int) -> FloatArray:
-    """What one point can change in the weighted error of each size by these very queries, (G,); the first point attains it.
-
-    A point changes R − d by the share of its block that the query covers less that of its cell, which is 0 where no edge of
-    the query cuts the block. Mean over queries, most over cells.
-    """
-    queries, weight, changes = mechanism.queries, mechanism.weights(domain, total), []
-    cell_x = shares_by_cell(np.arange(domain.rows + 1), queries.x0, queries.x1)
-    cell_y = shares_by_cell(np.arange(domain.columns + 1), queries.y0, queries.y1)
-    for size in mechanism.sizes:
-        block_x = shares_by_cell(cuts(domain.rows, size), queries.x0, queries.x1)
-        block_y = shares_by_cell(cuts(domain.columns, size), queries.y0, queries.y1)
-        moved = np.zeros((domain.rows, domain.columns))
-        for t, divisor in enumerate(weight):
-            x, y = reach(block_x[t]), reach(block_y[t])
-            change = np.outer(block_x[t, x], block_y[t, y]) - np.outer(cell_x[t, x], cell_y[t, y])
-            moved[x, y] += np.abs(change) / divisor
-        changes.append(moved.max() / len(weight))
-    return np.array(changes)
-
-
 def choices(
     counts: Grid, candidates: Sequence[int], epsilon: float, share: float, queries: Rectangles | None = None
 ) -> dict[str, Choice]:
     """The choice with ``share`` of ε by random queries, or by ``queries``, by the name of what it divides errors by: what one point can change in them.
 
-    "weighted" and "relative": mean over queries, the largest of all sizes. "per size": mean over queries, of each size its own.
-    "per query": the largest of all queries and sizes. "loose": :func:`loose_change`.
+    "weighted": what one point can change by these very queries, in the worst cell for the worst size, as the service does.
+    "mean": of the largest changes of the queries, the largest of all sizes; "relative" is this, too. "per size": of each size
+    its own. "per query": the largest of all queries and sizes. "loose": :func:`loose_change`.
     """
     domain, total = Domain.unit_cells(*counts.shape), int(counts.sum())
     asked = tuning_queries(len(counts)) if queries is None else queries
     base = E2EPriv(tuple(candidates), asked, size_share=share, expected_points=total)
     scale = 1 / (epsilon * (1 - share))
-    changes = relative_changes(base, domain, scale, total)
+    changes, of_cells = relative_changes(base, domain, scale, total), base.point_changes(domain, total)
     errors: dict[Objective, tuple[FloatArray, float]] = {
         objective: base.errors(counts, domain, scale, total, objective) for objective in ("weighted", "relative")
     }
     relative, one = errors["relative"][0], np.ones(len(candidates))
     divisors = {
-        "weighted": errors["weighted"][1] * one,
+        "weighted": of_cells.max() * one,
+        "weighted, per size": of_cells,
+        "weighted, mean": np.mean(1 / base.weights(domain, total)) * one,
         "weighted, per query": one / base.weights(domain, total).min(),
         "relative": errors["relative"][1] * one,
         "relative, per size": changes.mean(axis=1),
@@ -194,12 +165,6 @@ def choices(
         name: Choice.of(errors["weighted"][0] if "weighted" in name else relative, divisor, epsilon * share)
         for name, divisor in divisors.items()
     }
-
-
-def choices_by_cell(weighted: Choice, of_cells: FloatArray, epsilon: float) -> dict[str, Choice]:
-    """The ``weighted`` choice by :func:`changes_by_cell`, the largest of all sizes or of each size its own; ``epsilon``: ε₁."""
-    divisors = {"weighted, by cell": np.full(len(of_cells), of_cells.max()), "weighted, by cell, per size": of_cells}
-    return {name: Choice.of(weighted.errors, divisor, epsilon) for name, divisor in divisors.items()}
 
 
 def median_errors(questions: Questions, choice: Choice, candidates: Sequence[int], micro: int, repeats: int) -> Any:
@@ -269,14 +234,10 @@ def run(quick: bool) -> dict[str, Any]:
     for name, (counts, candidates) in sets(QUICK_SETS if quick else FULL_SETS).items():
         queries: list[Rectangles] = [squares(len(counts), area, sizes.places, 10 + k) for k, area in enumerate(AREAS)]
         questions, offered = Questions.of(counts, queries), list(candidates)
-        tuned = E2EPriv(tuple(candidates), tuning_queries(len(counts)))
-        of_cells = changes_by_cell(tuned, Domain.unit_cells(*counts.shape), int(counts.sum()))
         for text in shown(sizes.epsilons, f"choice, {name}"):
             epsilon = float(text)
             micro = round(to_micro(text, round_up=True) * (1 - SHARE))
-            every = choices(counts, offered, epsilon, SHARE)
-            every |= choices_by_cell(every["weighted"], of_cells, epsilon * SHARE)
-            for label, choice in every.items():
+            for label, choice in choices(counts, offered, epsilon, SHARE).items():
                 figures.setdefault(name, {}).setdefault(text, {})[label] = {
                     **choice.stated(epsilon * SHARE),
                     "errors": median_errors(questions, choice, offered, micro, sizes.repeats),

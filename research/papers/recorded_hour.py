@@ -10,8 +10,9 @@ import numpy as np
 from bench.hourly import hourly_config
 from bench.recordings import recordings
 from dpcore.contributions import Contributions, Counts
-from stream.offline import read_recording, split_by_slot
-from stream.statistics.pipeline import contributions_of
+from stream.diagnosis.reading import read_recording
+from stream.offline import split_by_slot
+from stream.statistics.window_rows import contributions_of
 
 RECORDING = "capmetro/2017-03-21.csv.gz"
 
@@ -21,7 +22,7 @@ def recorded_hours() -> list[Contributions]:
     """The hours in which there were events: hexagons of resolution 7, speeds in quanta of 0.01 km/h up to 65 km/h."""
     config = hourly_config("bus-fleet")
     windows = split_by_slot(read_recording(config, recordings() / RECORDING, "capmetro")[0], config)
-    return [contributions_of(rows, config) for rows in windows.values()]
+    return [contributions_of(rows, config.speed.upper_quanta) for rows in windows.values()]
 
 
 def recorded_hour() -> Contributions:

@@ -16,7 +16,8 @@ from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
-from stream.cli.options import USAGE, AsJson, ConfigFile, choose_config, read_config, stop
+from stream.cli.evaluate import read_rows
+from stream.cli.options import USAGE, AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
@@ -38,11 +39,12 @@ def _participation(settings: Config) -> dict[str, Any] | None:
     """Size of the public list of cells and noise of a count, after both were checked; None under "values"."""
     if settings.participation is None:
         return None
+    from stream.config.public_cells import public_cells
     from stream.statistics.participation.draw import count_half_width
-    from stream.statistics.participation.public_cells import public_cells
+    from stream.terms import Terms
 
     try:
-        half = round(count_half_width(settings), 2)
+        half = round(count_half_width(Terms.of(settings)), 2)
         return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
     except DPError as error:
         stop(str(error), USAGE)
@@ -122,7 +124,21 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
     if histogram is not None:
         report["histogram"] = histogram
+    if (worst := _worst_error(settings)) is not None:
+        report["worst_error_km_h"] = {"times": "cells of a user / users of a cell", "value": worst}
     return report
+
+
+def _worst_error(settings: Config) -> float | None:
+    """E of a mean in km/h, times a user's cells over a cell's users: all samples retained, users alike, ε shared evenly.
+
+    Under "values" and pure ε only: there a plan's noise follows from counts.
+    """
+    speed, values = settings.speed, settings.relation == NeighbouringRelation.VALUES
+    if not values or "mean" not in speed.statistics or settings.privacy.accounting != "pure":
+        return None
+    shares = {name if name in ("mean", "variance") else "distribution" for name in speed.statistics}
+    return round(speed.upper_bound * len(shares) / settings.privacy.epsilon, 1)
 
 
 def _by_whom(settings: Config) -> str:
@@ -149,6 +165,11 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
+    if (worst := _worst_error(settings)) is not None:
+        yield (
+            f"Worst-case error E of a mean: {worst:g} km/h times k/n, where n users alike are in a cell and each is in k, if epsilon is "
+            "shared evenly and nothing clipped. Every release states its own, hexveil evaluate those of a recording."
+        )
     yield from _over_days(settings)
     note = derived_speed_note(settings.relation, settings.feed.speeds)
     if note is not None:
@@ -180,6 +201,8 @@ def _over_days(settings: Config) -> Iterator[str]:
 
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
+    if settings.privacy.admission == "rolling":
+        return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
     full = settings.privacy.ledger_budget // settings.window_grant
     allowance = "epsilon" if settings.privacy.accounting == "pure" else "rho"
@@ -232,17 +255,22 @@ def register(app: typer.Typer) -> None:
 
     @app.command("check")
     def check(
+        recording: Annotated[Path | None, typer.Argument(help="A recording that is to be read by it, if any.")] = None,
         config: ConfigFile = None,
+        users_are_events: UsersAreEvents = False,
         as_json: AsJson = False,
         sheet: Annotated[
             Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
         ] = None,
     ) -> None:
-        """Check the configuration without any server, and say what it promises."""
+        """Check the configuration without any server, and say what it promises; with a recording, also whether it fits."""
         if sheet is not None and sheet.suffix not in (".html", ".md"):
             stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
         chosen = choose_config(config)
         settings = read_config(chosen)
+        if recording is not None:
+            rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
+            typer.echo(f"{recording}: {len(rows)} events can be used", err=True)
         released = _participation(settings)
         histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
         rules = rules_of(settings)

@@ -20,6 +20,7 @@ from stream.cli.options import (
     ConfigFile,
     ExpectedRelation,
     FileFormat,
+    UsersAreEvents,
     choose_config,
     read_config,
     stop,
@@ -66,12 +67,14 @@ def evaluate_recording(
     histograms: Annotated[
         bool, typer.Option("--histograms", help="Evaluate the spatial histograms; --sweep then changes their epsilon.")
     ] = False,
+    users_are_events: UsersAreEvents = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish it."""
     settings = _settings(config, relation, statistics)
     names = _mechanisms(settings, mechanisms)
-    windows = _windows(settings, file, file_format or settings.feed.recorded_format, window)
+    file_format = file_format or settings.feed.recorded_format
+    windows = _windows(settings, read_rows(settings, file, file_format, users_are_events=users_are_events), window)
     try:
         if histograms:
             _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
@@ -116,12 +119,12 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
     return names
 
 
-def _windows(settings: Config, file: Path, file_format: str, start: str | None) -> Windows:
+def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) -> Windows:
     """Rows of the recording by start of their window; only the window that begins at ``start`` if given. Exit 2 if none."""
     from stream.offline import split_by_slot
     from stream.windows import utc_text
 
-    windows = split_by_slot(read_rows(settings, file, file_format), settings)
+    windows = split_by_slot(rows, settings)
     if start is not None:
         windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
     if not windows:
@@ -129,16 +132,18 @@ def _windows(settings: Config, file: Path, file_format: str, start: str | None) 
     return windows
 
 
-def read_rows(settings: Config, file: Path, file_format: str) -> npt.NDArray[np.void]:
-    """Rows of the recording; exit 2 if it cannot be read or has no events."""
-    from stream.diagnosis.recognition import require_events
+def read_rows(settings: Config, file: Path, file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
+    """Rows of the recording; exit 2 if it cannot be read, has no events, or no users."""
+    from stream.diagnosis.reading import read_recording
+    from stream.diagnosis.recognition import Accepted, judged
     from stream.ingestion.pseudonyms import UserKeyError
-    from stream.offline import read_recording
     from stream.sources.lines import RecordingError
 
     try:
         rows, refusals = read_recording(settings, file, file_format)
-        require_events(file, len(rows), refusals)
+        accepted = Accepted(any_speed=True, users_are_events=users_are_events)
+        for note in judged(rows, refusals, settings, file, file_format, accepted):
+            typer.echo(f"Note: {note}", err=True)
     except (RecordingError, UserKeyError) as error:
         stop(str(error), USAGE)
     return rows

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
+import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +19,8 @@ from stream.cli.feeding import iso
 from stream.cli.options import UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, stop
 
 if TYPE_CHECKING:
-    from stream.config.feed import FeedConfig
+    from stream.config import Config
+    from stream.diagnosis.inspection import Inspection
     from stream.diagnosis.measures import Measures
     from stream.diagnosis.observations import Observations
     from stream.diagnosis.suggestion import Suggestion
@@ -31,11 +36,11 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect_feed(
-    source: Annotated[
-        str,
+    sources: Annotated[
+        list[str],
         typer.Argument(
             metavar="FILE|TOPIC|URL",
-            help="Parquet, CSV, NDJSON, GTFS-realtime or SIRI-VM, or a folder of snapshots; '-' is standard input.",
+            help="Parquet, CSV, NDJSON, GTFS-realtime or SIRI-VM, a folder of them, or several; '-' is standard input.",
         ),
     ],
     write: Annotated[Path | None, typer.Option(help="Write the suggested configuration to this file.")] = None,
@@ -58,67 +63,109 @@ def inspect_feed(
         )
     if write is not None and write.exists() and not force:
         stop(f"{write} exists; choose another name or pass --force", USAGE)
-    feed = None if config is None else _feed(config)
-    seen = _observe(source, limit, config)
-    lines = _report(seen, feed, plot, as_json)
+    given = None if config is None else _given(config)
+    report = _inspected(_one(sources), limit, given, config)
+    _report(report, sources, config, plot, as_json)
     if write is not None and relation is not None:
-        _write(write, relation, lines)
+        _write(write, relation, report.suggestions)
 
 
-def _feed(config: Path) -> FeedConfig:
-    """The feed of a configuration; exit 2 if it is not sound."""
+def _one(sources: list[str]) -> str:
+    """The source; a folder of links to the files if there are several."""
+    from stream.sources.lines import RecordingError
+    from stream.sources.opening import together
+
+    try:
+        return sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
+    except (OSError, RecordingError) as error:
+        stop(str(error), USAGE)
+
+
+def _given(config: Path) -> Config:
+    """A configuration; exit 2 if it is not sound."""
     from stream.config import ConfigError, load_config
 
     try:
-        return load_config(choose_config(config)).feed
+        return load_config(choose_config(config))
     except ConfigError as error:
         stop(str(error), USAGE)
 
 
-def _report(seen: Observations, feed: FeedConfig | None, plot: Path | None, as_json: bool) -> list[Suggestion]:
-    """Print and draw what was measured, and what ``feed`` says otherwise; returns the suggested configuration."""
-    from stream.diagnosis.comparison import contradictions
-    from stream.diagnosis.measures import measure
-    from stream.diagnosis.suggestion import problems, suggestions
-
-    measures = measure(seen)
-    sentences, lines = problems(seen, measures), suggestions(seen, measures)
-    if feed is not None:
-        sentences = contradictions(seen, measures, feed) + sentences
+def _report(report: Inspection, sources: list[str], config: Path | None, plot: Path | None, as_json: bool) -> None:
+    """Print and draw what was measured."""
     typer.echo(NOT_PRIVATE, err=True)
     if as_json:
-        facts = {"kind": seen.kind, **measures.as_dict()}
-        typer.echo(
-            json.dumps(facts | {"problems": sentences, "suggestions": [vars(line) for line in lines]}, allow_nan=False)
-        )
+        facts = {
+            "kind": report.seen.kind,
+            **report.measures.as_dict(),
+            "usable": report.usable,
+            "refused": dict(report.refused),
+        }
+        suggested = [vars(line) for line in report.suggestions]
+        typer.echo(json.dumps(facts | {"problems": report.problems, "suggestions": suggested}, allow_nan=False))
     else:
-        _print(seen, measures, sentences, lines)
+        _print(report, sources, config)
     if plot is not None:
-        _plot(seen, measures, plot)
-    return lines
+        _plot(report.seen, report.measures, plot)
 
 
-def _observe(source: str, limit: int, config: Path | None) -> Observations:
-    """The fixes of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
-    from stream.config import ConfigError, load_config
+def _inspected(source: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
+    """The inspection of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
+    from stream.config import ConfigError
+    from stream.diagnosis.inspection import inspect
     from stream.diagnosis.observations import InspectionError
-    from stream.diagnosis.reading import observe_answer, observe_file
-    from stream.diagnosis.topic import TopicUnreachableError, observe_topic
+    from stream.diagnosis.observing import observe_file
+    from stream.diagnosis.topic import TopicUnreachableError
+    from stream.sources.lines import RecordingError
     from stream.sources.polling import FetchError
 
     path = Path(source)
     try:
-        if source.lower().startswith(("http://", "https://")):
-            return observe_answer(asyncio.run(_fetched(source)), limit)
-        if source == "-" or os.path.exists(source):  # Path.exists raises for a name that is too long
-            return observe_file(path, limit)
+        is_address = source.lower().startswith(("http://", "https://"))
+        if is_address or source == "-":
+            with tempfile.TemporaryDirectory() as folder:  # it is read more than once
+                copy = Path(folder) / "the answer"
+                if is_address:
+                    copy.write_bytes(asyncio.run(_fetched(source)))
+                else:
+                    _copy_standard_input(copy)
+                return inspect(observe_file(copy, limit, given), copy, given, limit)
+        if os.path.exists(source):  # Path.exists raises for a name that is too long
+            return inspect(observe_file(path, limit, given), path, given, limit)
         if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):
             raise InspectionError(f"{source}: no such file")
-        return asyncio.run(observe_topic(load_config(choose_config(config)).kafka, source, limit))
-    except (ConfigError, InspectionError) as error:
+        return _of_topic(source, limit, given, config)
+    except (ConfigError, InspectionError, RecordingError) as error:
         stop(str(error), USAGE)
     except (FetchError, TopicUnreachableError) as error:
         stop(str(error), UNREACHABLE)
+
+
+def _copy_standard_input(copy: Path) -> None:
+    """Of a snapshot at most one byte more than one may have."""
+    from stream.diagnosis.snapshots import form_of
+    from stream.sources.file_kinds import HEAD_BYTES, unpacked
+    from stream.sources.snapshots import LARGEST_SNAPSHOT
+    from stream.sources.standard_input import StandardInput
+
+    source = StandardInput()
+    if form_of(unpacked(source.peek(HEAD_BYTES))) is not None:
+        copy.write_bytes(source.read_whole(LARGEST_SNAPSHOT + 1))
+        return
+    with source.spool() as spooled, copy.open("wb") as file:
+        shutil.copyfileobj(spooled, file)
+
+
+def _of_topic(topic: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
+    from stream.config import load_config
+    from stream.diagnosis.inspection import inspect
+    from stream.diagnosis.observing import observe_messages
+    from stream.diagnosis.topic import newest_messages
+
+    kafka = load_config(choose_config(config)).kafka
+    values, arrived_us, unread = asyncio.run(newest_messages(kafka, topic, limit))
+    report = inspect(observe_messages(values, arrived_us, limit, given), (values, arrived_us), given)
+    return replace(report, refused=report.refused + unread)
 
 
 async def _fetched(url: str) -> bytes:
@@ -133,29 +180,50 @@ async def _fetched(url: str) -> bytes:
         return await poller.fetch() or b""
 
 
-def _print(seen: Observations, measures: Measures, sentences: list[str], lines: list[Suggestion]) -> None:
-    for name, text in _facts(seen, measures):
+def _print(report: Inspection, sources: list[str], config: Path | None) -> None:
+    for name, text in _facts(report):
         typer.echo(f"{name:>12}  {text}")
-    typer.echo("\nFaults" if sentences else "\nNo faults")
-    for sentence in sentences:
+    typer.echo("\nFaults" if report.problems else "\nNo faults")
+    for sentence in report.problems:
         typer.echo(f"  - {sentence}")
-    if lines:
+    if report.suggestions:
         typer.echo("\nA configuration that fits (hexveil inspect … --write hexveil.toml)")
     section = ""
-    for line in lines:
+    for line in report.suggestions:
         if line.section != section:
             section = line.section
             typer.echo(f"  [{section}]")
         typer.echo(f"  {line.key} = {line.value}  # {line.reason}")
+    if report.suggestions:
+        typer.echo("\nNext")
+        for command in _next(report, sources, config):
+            typer.echo(f"  {command}")
 
 
-def _facts(seen: Observations, measures: Measures) -> list[tuple[str, str]]:
+def _next(report: Inspection, sources: list[str], config: Path | None) -> list[str]:
+    """The commands that come next: write and check the configuration, then release what was inspected."""
+    file, quoted = str(config or "hexveil.toml"), shlex.join(sources)
+    first = [] if config else [f"hexveil inspect {quoted} --relation values --write {file}    # or participation"]
+    if os.path.exists(sources[0]):
+        last = f"{report.seen.command} {quoted} --offline --config {file} --out releases.ndjson"
+    else:
+        last = (
+            f"{report.seen.command} {quoted} --config {file}"
+            if report.seen.is_live
+            else f"hexveil worker --config {file}"
+        )
+    wanted = f"hexveil tune {quoted} --config {file} --want '+-8 km/h for 80 % of events' --budget 12"
+    return [*first, f"hexveil check --config {file}", *([] if first else [wanted]), last][:3]
+
+
+def _facts(report: Inspection) -> list[tuple[str, str]]:
+    seen, measures = report.seen, report.measures
     speeds = measures.speeds
-    unread = "".join(f"; {count} {reason}" for reason, count in measures.unread.items())
+    refused = "".join(f"; {count} {reason}" for reason, count in report.refused.most_common())
     facts = [
         ("source", f"{seen.kind}, format {seen.format!r}"),
-        ("fixes", f"{measures.rows}, {measures.usable} usable{unread}"),
-        ("vehicles", str(measures.vehicles)),
+        ("events", f"{report.usable + report.refused.total()}, {report.usable} usable{refused}"),
+        ("vehicles", f"{measures.vehicles}, {measures.on_road} at a time"),
     ]
     if measures.first_us is not None and measures.last_us is not None:
         facts.append(("span", f"{iso(measures.first_us)} to {iso(measures.last_us)}"))
@@ -173,14 +241,6 @@ def _facts(seen: Observations, measures: Measures) -> list[tuple[str, str]]:
     if speeds.derived_kmh is not None:
         fits = f"; agrees in {', '.join(speeds.fits)}" if speeds.fits else "; agrees in no unit"
         facts.append(("positions", f"{speeds.derived_kmh:.1f} km/h in the mean over {speeds.pairs} steps{fits}"))
-    facts += [
-        (
-            f"H3 {item.resolution}",
-            f"{item.cells} cells; {item.cells_per_vehicle_hour:.1f} of a vehicle in an hour; {item.vehicles_per_cell_hour:.1f} "
-            "vehicles in a visited one and hour",
-        )
-        for item in measures.densities
-    ]
     return facts
 
 

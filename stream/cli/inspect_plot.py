@@ -23,16 +23,16 @@ def plot_feed(seen: Observations, measures: Measures, path: Path) -> None:
     if measures.box is not None:
         south, west, north, east = measures.box
         counts = places.hist2d(
-            seen.lng,
+            np.where((west > east) & (seen.lng < west), seen.lng + 360, seen.lng),
             seen.lat,
             bins=_BINS,
-            range=((west, max(east, west + 1e-3)), (south, max(north, south + 1e-3))),
+            range=((west, max(east + 360 * (west > east), west + 1e-3)), (south, max(north, south + 1e-3))),
             cmin=1,
         )
         figure.colorbar(counts[3], ax=places, shrink=0.8, label="fixes")
         places.locator_params(axis="x", nbins=4)
         places.set_aspect(1 / max(math.cos(math.radians((south + north) / 2)), 0.05))
-    places.set(title=f"{measures.usable} fixes of {measures.vehicles} vehicles", xlabel="longitude", ylabel="latitude")
+    places.set(title=f"{measures.fixes} fixes of {measures.vehicles} vehicles", xlabel="longitude", ylabel="latitude")
     order = np.lexsort((seen.time_us, seen.user))
     gaps = np.diff(seen.time_us[order])[np.diff(seen.user[order]) == 0] / 1e6
     intervals.hist(np.clip(gaps[gaps > 0], 0, 600), bins=_BINS, color="steelblue")

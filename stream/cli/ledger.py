@@ -210,8 +210,9 @@ def retry(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Close a window again that was set aside, once its cause is removed; without WINDOW, list what was set aside."""
+    """Close a window again that was set aside, unless a later one was planned since; without WINDOW, list what was set aside."""
     settings = read_config(choose_config(config))
+    from stream.storage.ledger import OutOfTurnError
     from stream.windows import utc_text
 
     try:
@@ -223,6 +224,8 @@ def retry(
         taken = utc_text(start) in aside and asyncio.run(_take_up(settings, start))
     except (ValueError, OverflowError):
         stop(f"{window!r} is no time; write one like 2017-03-21T12:00:00Z", USAGE)
+    except OutOfTurnError as error:
+        stop(str(error), FAILED)
     except (RedisError, OSError) as error:
         stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
     if not taken:

@@ -31,6 +31,10 @@ ConfigFile = Annotated[
         show_default=False,
     ),
 ]
+UsersAreEvents = Annotated[
+    bool,
+    typer.Option("--yes-users-are-events", help="Accept a user's field in which nearly every value occurs once."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 ExpectedRelation = Annotated[
     NeighbouringRelation | None,
@@ -93,7 +97,7 @@ def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
 
     config = load_config(chosen, **overrides)
     if config.participation is not None:
-        from stream.statistics.participation.public_cells import public_cells
+        from stream.config.public_cells import public_cells
 
         public_cells(config)
     return config

@@ -15,6 +15,7 @@ import typer
 from stream.cli.feeding import refuse
 from stream.cli.options import FAILED, USAGE
 from stream.config import Config
+from stream.diagnosis.recognition import Accepted
 from stream.messages.release_files import ReleaseFileError, release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.messages import Messages
@@ -33,7 +34,7 @@ class ReleaseOptions:
     state: Path | None
     out: Path | None
     force: bool
-    any_speed: bool
+    accepted: Accepted
     as_json: bool
 
 
@@ -73,7 +74,6 @@ def release_offline(
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.local import LocalServerError
     from stream.offline import replay_offline
-    from stream.protocol.content import ContentError
     from stream.statistics.plan import PlanError
     from stream.storage.ledger import LedgerError  # slow to import; a replay to Kafka does not need it
     from stream.storage.row_store import StateError
@@ -92,7 +92,7 @@ def release_offline(
                 releases,
                 span=span,
                 state=options.state,
-                any_speed=options.any_speed,
+                accepted=options.accepted,
                 blocks=blocks,
                 on_progress=lambda done, size: bars.update(task, completed=done, total=size or None),
             )
@@ -100,7 +100,7 @@ def release_offline(
         raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
     except (ReleaseFileError, UserKeyError) as error:
         raise refuse(error) from None
-    except (ContentError, LedgerError, PlanError, StateError, LocalServerError) as error:
+    except (LedgerError, PlanError, StateError, LocalServerError) as error:
         raise refuse(error, FAILED) from None
     except OSError as error:
         raise refuse(
@@ -110,7 +110,7 @@ def release_offline(
 
 
 def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: dict[str, object]) -> None:
-    """Say what was released. Exits 2 if no event was used."""
+    """Say what was released. Exits 2 if no event was used, and 1 if windows failed for their content."""
     problem = None
     if not summary.events and (summary.rejected or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
@@ -119,10 +119,14 @@ def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: 
         typer.echo(json.dumps(asdict(summary) | reading | {"error": problem}), err=options.out is None)
         if problem is not None:
             raise typer.Exit(USAGE)
+        if summary.set_aside:
+            raise typer.Exit(FAILED)
         return
     _tell(summary, options.out)
     if problem is not None:
         raise refuse(problem)
+    if summary.set_aside:
+        raise refuse("\n".join(summary.set_aside), FAILED)
 
 
 def _tell(summary: OfflineSummary, out: Path | None) -> None:
@@ -133,8 +137,8 @@ def _tell(summary: OfflineSummary, out: Path | None) -> None:
         typer.echo(f"  {count} {reason}{example}", err=True)
     if summary.likely_cause is not None:
         typer.echo(summary.likely_cause, err=True)
-    if summary.implausible is not None:
-        typer.echo(f"Note: {summary.implausible}", err=True)
+    for note in summary.notes:
+        typer.echo(f"Note: {note}", err=True)
     derived = f", {summary.derived} with a derived speed" if summary.derived else ""
     typer.echo(
         f"{summary.events} events ({rejected} rejected){derived}, {len(summary.windows)} windows released, "

@@ -9,14 +9,15 @@ from typing import Annotated, cast
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import ConfigFile, choose_config, load_to_release
+from stream.cli.options import ConfigFile, UsersAreEvents, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import ConfigError, load_config
 from stream.config.feed import derived_speed_note
-from stream.diagnosis.recognition import recognised
+from stream.diagnosis.recognition import Accepted, recognised
 from stream.sources.derived_events import DerivedEvents, with_speeds
 from stream.sources.lines import RecordingError
+from stream.sources.opening import together
 from stream.sources.replay import Order, Replay
 from stream.sources.standard_input import STDIN
 from stream.windows import SpanError
@@ -29,7 +30,13 @@ def register(app: typer.Typer) -> None:
 
 # long: one argument for each option
 def replay(
-    file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON (also .gz); '-' is standard input.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|FOLDER...",
+            help="Parquet, CSV or NDJSON (also .gz), together one recording; '-' is standard input.",
+        ),
+    ],
     file_format: Annotated[
         str | None,
         typer.Option(
@@ -66,6 +73,7 @@ def replay(
         ),
     ] = None,
     any_speed: Annotated[bool, typer.Option("--any-speed", help="Accept speeds that positions contradict.")] = False,
+    users_are_events: UsersAreEvents = False,
     config: ConfigFile = None,
     as_json: Annotated[
         bool,
@@ -75,10 +83,11 @@ def replay(
     ] = False,
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
+    file = _one(files)
     _check_options(file, order, offline, loop, out, start, end, state)
     if offline:
         _check_offline(speed, order, loop, limit)
-    pace = parse_pace(speed)
+    pace, accepted = parse_pace(speed), Accepted(any_speed, users_are_events)
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
         file_format = file_format or settings.feed.recorded_format
@@ -86,7 +95,7 @@ def replay(
         if offline:
             if note is not None and not as_json:
                 typer.echo(f"Note: {note}", err=True)
-            options = ReleaseOptions(state, out, force, any_speed, as_json)
+            options = ReleaseOptions(state, out, force, accepted, as_json)
             return release_offline(settings, file, file_format, named_span(settings, start, end), options)
         from stream.sources.delivery import Pacer  # slow to import; what is released offline does not need it
 
@@ -105,18 +114,25 @@ def replay(
             as_json=as_json,
         )
         if not settings.feed.derives_speeds:
-            return send(recognised(source, settings, file, file_format, any_speed=any_speed, note=_note))
+            return send(recognised(source, settings, file, file_format, accepted=accepted, note=_note))
         events = DerivedEvents(settings.feed, settings.slotting)
         report = SnapshotReport(events, note, as_json, on_stderr=False, unit="blocks")
         blocks = with_speeds(source, events)
         try:
-            blocks = recognised(blocks, settings, file, "canonical", any_speed=any_speed, note=_note)
+            blocks = recognised(blocks, settings, file, "canonical", accepted=accepted, note=_note)
         except RecordingError as error:
             raise refuse(error if events.tally.events else f"{file}: {why_no_event(events)}") from None
         send(blocks, reading=report.facts)
         if not as_json:
             report.summary()
     except (ConfigError, RecordingError, SpanError) as error:
+        raise refuse(error) from None
+
+
+def _one(files: list[Path]) -> Path:
+    try:
+        return together(files)
+    except (OSError, RecordingError) as error:
         raise refuse(error) from None
 
 

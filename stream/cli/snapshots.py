@@ -25,7 +25,7 @@ from stream.cli.live import (
     run_live,
     speed_source,
 )
-from stream.cli.options import FAILED, ConfigFile, choose_config, load_to_release
+from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import Config, ConfigError, load_config
@@ -33,6 +33,7 @@ from stream.config.addresses import redacted
 from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.config.secret_files import OpenSecretError, read_secret
+from stream.diagnosis.recognition import Accepted
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer
 from stream.sources.lines import RecordingError
@@ -92,6 +93,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             bool,
             typer.Option("--any-speed", help="Offline, stored snapshots: accept speeds that positions contradict."),
         ] = False,
+        users_are_events: UsersAreEvents = False,
         once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
         config: ConfigFile = None,
         as_json: SummaryAsJson = False,
@@ -128,7 +130,8 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             _check_file(out, files, force=force or offline)
         blocks = _snapshots(files, reader, report.problems)
         if offline:
-            options = ReleaseOptions(state, out, force, any_speed or not reader.declares_unit, as_json)
+            accepted = Accepted(any_speed, users_are_events or reader.tally.snapshots < 2, reader.unit)
+            options = ReleaseOptions(state, out, force, accepted, as_json)
             _release(settings, reader, blocks, span, options, report)
         elif out is not None:
             _write(blocks, out)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stream.cli.evaluate import choose_settings, progress_bars, read_rows
-from stream.cli.options import FAILED, USAGE, AsJson, ConfigFile, ExpectedRelation, FileFormat, stop
+from stream.cli.options import FAILED, USAGE, AsJson, ConfigFile, ExpectedRelation, FileFormat, UsersAreEvents, stop
 
 if TYPE_CHECKING:
     from stream.config import Config
@@ -54,6 +54,7 @@ def tune_recording(
     ] = None,
     write: Annotated[Path | None, typer.Option(help="Write the chosen configuration to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --write.")] = False,
+    users_are_events: UsersAreEvents = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the least budget and the settings whose map is as good as wanted. The output is NOT private: do not publish it."""
@@ -72,7 +73,7 @@ def tune_recording(
     source = chosen_file.file.read_text(encoding="utf-8")
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
-    rows = read_rows(settings, file, file_format or settings.feed.recorded_format)
+    rows = read_rows(settings, file, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     tuning = _search(
         lambda on_trial: Search(settings, rows, wanted, budget, draws, seed, on_trial), grids, finest=finest
     )

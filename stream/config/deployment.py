@@ -14,6 +14,7 @@ from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.ledger import LedgerConfig
+from stream.config.live_rules import live_problems
 from stream.config.privacy import PrivacyConfig
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
@@ -219,12 +220,11 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _zcdp_has_noise_for_it(self) -> Self:
-        if self.privacy.accounting == "zcdp" and self.relation == NeighbouringRelation.VALUES:
-            raise ValueError(
-                "privacy.accounting 'zcdp' is for relation 'participation' only: under 'values' noise scales, clipping and "
-                "suppression are chosen for Laplace noise and pure ε; set privacy.accounting to 'pure'"
-            )
+    def _live_maps_fit_together(self) -> Self:
+        for sentence in live_problems(
+            self.relation, self.privacy, self.speed, self.ledger is not None, self.histogram is not None
+        ):
+            raise ValueError(sentence)
         return self
 
     @model_validator(mode="after")

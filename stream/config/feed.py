@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -17,9 +18,12 @@ _LEAST_MARGIN = timedelta(seconds=1)
 _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
 MAX_FUTURE = timedelta(minutes=5)
 """How far ahead of its arrival an event may be, unless ``window.max_future`` says otherwise."""
-SPEED_TO_KMH = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
+SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
+SPEED_TO_KMH: dict[SpeedUnit, float] = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 TIME_UNIT_US = {"epoch-s": 1_000_000, "epoch-ms": 1_000, "epoch-us": 1}
 """Microseconds of one unit of each ``time_format`` that is a number."""
+Encoding = Literal["utf-8", "utf-16", "cp1252", "latin-1"]
+"""How the text of a recording is encoded."""
 
 
 def _known_timezone(name: str) -> str:
@@ -59,7 +63,6 @@ FieldPath = Annotated[
     str,
     Field(pattern=r"^[^.]+(\.[^.]+)*$", description="the name of a field, dots between levels, like 'location.lat'"),
 ]
-SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 SpeedSource = Literal["missing", "derived", "reported"]
 """Where the speed of an event comes from: derived if none is reported; always derived; always reported."""
 
@@ -74,11 +77,39 @@ def derived_speed_note(relation: NeighbouringRelation, speeds: SpeedSource) -> s
     )
 
 
+def _known_form(text: str) -> str:
+    if text == "rfc3339" or text in TIME_UNIT_US:
+        return text
+    if "%" in text:
+        with suppress(ValueError):
+            if abs(datetime.strptime(_SOME_TIME.strftime(text), text) - _SOME_TIME) < timedelta(minutes=1):
+                return text
+    raise ValueError(
+        f"{text!r} is no form of times; write 'rfc3339', {', '.join(map(repr, TIME_UNIT_US))}, or a pattern with year, "
+        "month, day, hour and minute like '%d/%m/%Y %H:%M:%S'"
+    )
+
+
+_SOME_TIME = datetime(2021, 11, 25, 17, 38)
+TimeFormat = Annotated[str, AfterValidator(_known_form)]
+
+
+def _power_of_ten(units: int) -> int:
+    if units not in UNITS_PER_DEGREE:
+        raise ValueError(f"{units} is no power of ten from 1 to 10000000; write one like 10000000")
+    return units
+
+
+UNITS_PER_DEGREE = tuple(10**power for power in range(8))
+UnitsPerDegree = Annotated[int, AfterValidator(_power_of_ten)]
+
+
 class FeedFields(Section):
     """Paths of the fields of a declared feed. Dots separate levels, a number is a list index (``location.coordinates.1``).
 
-    ``timezone``: the zone of times that have no offset from UTC. Without it such times are refused. ``speed``: None if the events
-    have none.
+    ``time_format``: "rfc3339", a unit of numbers, or a pattern of Python's ``strptime``. ``timezone``: the zone of times
+    that have no offset from UTC; without it such times are refused. ``units_per_degree``: by how much latitude and
+    longitude are multiplied, as in whole numbers of 10⁻⁷ degree. ``speed``: None if the events have none.
     """
 
     user: FieldPath
@@ -86,15 +117,20 @@ class FeedFields(Section):
     lat: FieldPath
     lng: FieldPath
     speed: FieldPath | None = None
-    time_format: Literal["rfc3339", "epoch-s", "epoch-ms", "epoch-us"] = "rfc3339"
+    time_format: TimeFormat = "rfc3339"
     timezone: TimezoneName | None = None
+    units_per_degree: UnitsPerDegree = 1
 
     @model_validator(mode="after")
     def _numbers_have_no_zone(self) -> Self:
-        if self.timezone is not None and self.time_format != "rfc3339":
+        if "%" in self.time_format and "%z" not in self.time_format and self.timezone is None:
+            raise ValueError(
+                f"times of time_format {self.time_format!r} have no offset from UTC; set timezone to the zone of the clocks"
+            )
+        if self.timezone is not None and self.time_format in TIME_UNIT_US:
             raise ValueError(
                 f"timezone is for texts without an offset, but time_format is {self.time_format!r}, whose numbers count from "
-                "1970 in UTC; remove timezone"
+                "1970 in UTC; remove timezone, or set feed.times_zone if they count local time"
             )
         return self
 
@@ -108,7 +144,9 @@ class FeedFields(Section):
 class FeedConfig(Section):
     """The incoming feed and its units.
 
-    ``speeds`` other than "reported": what sends recordings to the feed derives speeds from positions. What it sends is canonical, so
+    ``speed_unit``: of the feed's speeds; by default km/h, and in GTFS-realtime m/s, as the format prescribes.
+    ``times_zone``: where times claim UTC and are local, the zone of those clocks. ``encoding``, ``records``: of recordings,
+    how their text is encoded, and where in a JSON document the list of events is. ``speeds`` other than "reported": what sends recordings to the feed derives speeds from positions. What it sends is canonical, so
     ``format`` is, and ``fields`` are those of the recordings that it reads.
     """
 
@@ -119,7 +157,10 @@ class FeedConfig(Section):
     )
     format: Literal["canonical", "capmetro", "capmetro-2015", "itms", "declared"] = "canonical"
     timezone: TimezoneName
-    speed_unit: SpeedUnit = "km/h"
+    given_speed_unit: SpeedUnit | None = Field(default=None, alias="speed_unit")
+    times_zone: TimezoneName | None = None
+    encoding: Encoding = "utf-8"
+    records: FieldPath | None = None
     speeds: SpeedSource = "reported"
     domain: BoundingBox
     fields: FeedFields | None = None
@@ -141,6 +182,11 @@ class FeedConfig(Section):
                 "positions"
             )
         return self
+
+    @property
+    def speed_unit(self) -> SpeedUnit:
+        """The unit of speed of canonical and declared events."""
+        return self.given_speed_unit or "km/h"
 
     @property
     def derives_speeds(self) -> bool:

@@ -46,6 +46,14 @@ _READ_TWICE = ("auto", "htf", "sparse")
 _BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 18}
 """Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of draws;
 of its two counts for relative error; of one component of "euler" before and after inference."""
+_SIZED_BY = {
+    "euler": "[histogram.euler] rows and columns",
+    "e2epriv": "sizes, or rows and columns",
+    "htf": "[histogram.htf] max_height, or rows and columns",
+    "kdtree": "[histogram.kdtree] max_height, or rows and columns",
+    "quadtree": "[histogram.quadtree] height, or rows and columns",
+}
+"""What decides how large a message of the mechanism is."""
 MAX_SCALE = 1_000
 """Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0, and
 numbers could exceed the assumed bytes."""
@@ -136,8 +144,8 @@ class E2EPrivConfig(Section):
 
 class HTFConfig(Section):
     """How "htf" grows: cuts by ``split`` in at most ``rounds`` (0: as many as needed), at most ``max_height`` levels, a node
-    stops at ``stop_cells`` cells or ``stop_count`` points; ``height_share`` of ε for the number of points, on which the height
-    depends, ``split_share`` for cuts, or ``level_epsilon`` (ε′) for the cuts of each level, ``stop_share`` of the rest for stops.
+    stops at ``stop_cells`` cells or ``stop_count`` points; ``height_share`` of ε, or ``height_epsilon`` (ε_height), for the number
+    of points, on which the height depends, ``split_share`` for cuts, or ``level_epsilon`` (ε′) for the cuts of each level, ``stop_share`` of the rest for stops.
     ``counts``: made "consistent", or published as "drawn". Every path costs ε, whatever the height.
     """
 
@@ -149,6 +157,7 @@ class HTFConfig(Section):
     stop_cells: int = Field(default=1, ge=1, le=1_000_000)
     stop_count: float = Field(default=20.0, ge=0, le=1_000_000)
     height_share: float = Field(default=0.01, ge=0.001, le=0.1)
+    height_epsilon: float = Field(default=0.0, ge=0, le=10)
     split_share: float = Field(default=0.1, ge=0.01, le=0.8)
     level_epsilon: float = Field(default=0.0, ge=0, le=10)
     stop_share: float = Field(default=0.6, ge=0.01, le=0.95)
@@ -156,14 +165,18 @@ class HTFConfig(Section):
 
     @model_validator(mode="after")
     def _cuts_are_paid_once(self) -> Self:
-        if 0 < self.level_epsilon * MICRO < 1:
-            raise ValueError(
-                f"level_epsilon {self.level_epsilon} is below 1e-6; give 1e-6 or more, or 0 for split_share"
-            )
+        for name, other in (("level_epsilon", "split_share"), ("height_epsilon", "height_share")):
+            if 0 < getattr(self, name) * MICRO < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is below 1e-6; give 1e-6 or more, or 0 for {other}")
         if self.level_epsilon and self.split_share != type(self).model_fields["split_share"].default:
             raise ValueError(
                 f"level_epsilon {self.level_epsilon} pays for the cuts of each level, so split_share {self.split_share} would buy "
                 "nothing; leave one of them out"
+            )
+        if self.height_epsilon and self.height_share != type(self).model_fields["height_share"].default:
+            raise ValueError(
+                f"height_epsilon {self.height_epsilon} pays for the number of points, so height_share {self.height_share} would "
+                "buy nothing; leave one of them out"
             )
         return self
 
@@ -174,7 +187,9 @@ class HTFConfig(Section):
             "level_epsilon_micro": to_micro(self.level_epsilon, round_up=False) if self.level_epsilon else 0,
             "consistency": self.counts == "consistent",
         }
-        return self.model_dump(exclude={"level_epsilon", "counts"}) | own
+        if self.height_epsilon:  # left out where it is the default: earlier workers refuse it
+            own["height_epsilon_micro"] = to_micro(self.height_epsilon, round_up=False)
+        return self.model_dump(exclude={"level_epsilon", "height_epsilon", "counts"}) | own
 
     @property
     def remedy(self) -> str:
@@ -187,8 +202,7 @@ class HTFConfig(Section):
         from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
 
         tree = HTF(**self.parameters)
-        _, rest_micro = BudgetSplit.by_weights(epsilon_micro, [tree.height_share, 1 - tree.height_share]).shares
-        tree.path_budget(rest_micro, height)
+        tree.path_budget(tree.parts(epsilon_micro)[1], height)
 
 
 class QuadTreeConfig(Section):
@@ -327,10 +341,9 @@ class HistogramConfig(Section):
         for name in self.mechanisms:
             size = self.largest_message(name)
             if size > MAX_MESSAGE_BYTES:
-                grid = "[histogram.euler] rows and columns" if name == "euler" else "rows and columns"
                 raise ValueError(
                     f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} (brokers refuse "
-                    f"1 MiB); lower {grid}"
+                    f"1 MiB); lower {_SIZED_BY.get(name, 'rows and columns')}"
                 )
         return self
 
@@ -370,7 +383,7 @@ class HistogramConfig(Section):
         return self.euler is not None and self.euler.origin == "declared"
 
     def largest_message(self, name: Mechanism) -> int:
-        """Largest possible size of a message of the mechanism, in bytes."""
+        """Largest possible size of a message of the mechanism, in bytes: of the finest grid, or the most parts, it may release."""
         if name == "euler":
             assert self.euler is not None
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]
@@ -379,7 +392,21 @@ class HistogramConfig(Section):
         per_cell = _BYTES_PER_CELL["partition" if name in _PARTITIONS else "grid"]
         if self.goal == "relative" and name in _READ_TWICE:
             per_cell += _BYTES_PER_CELL["sparse reading"]
-        return self.rows * self.columns * per_cell
+        return self._most_parts(name) * per_cell
+
+    def _most_parts(self, name: Mechanism) -> int:
+        """Most cells, or parts, that the mechanism may release."""
+        cells = self.rows * self.columns
+        if name == "e2epriv":
+            size = max(self.grid_sizes)
+            return min(size, self.rows) * min(size, self.columns)
+        if name == "htf" and self.htf is not None:
+            return int(min(cells, 2**self.htf.max_height))
+        if name == "kdtree" and self.kdtree is not None:
+            return int(min(cells, 2**self.kdtree.max_height))
+        if name == "quadtree" and self.quadtree is not None and self.quadtree.height is not None:
+            return int(min(cells, 4**self.quadtree.height))
+        return cells
 
     @cached_property
     def epsilon_micro(self) -> int:

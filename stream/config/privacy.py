@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpcore.accounting import MAX_RHO, NANO, epsilon_of_rho, to_nano
+from dpcore.accounting import MAX_RHO, NANO, epsilon_of_rho, rho_of, to_nano
 from dpcore.budget import MICRO, from_micro, to_micro
-from dpcore.errors import BudgetError
+from dpcore.errors import BudgetError, DPError
 from stream.config.durations import PositiveDuration
 from stream.config.section import Section
 
@@ -32,9 +32,11 @@ class HorizonConfig(Section):
 class PrivacyConfig(Section):
     """The most that one user may lose per window and per period: epsilon and budget, or rho and rho_budget under zCDP.
 
-    ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ; epsilon and budget are converted from
-    rho and rho_budget at ``delta``. ``admission`` "paced": a budget that is too small for all windows of a period is spread
-    over them (:mod:`stream.statistics.pacing`). ``horizon``: a second budget, for blocks of several periods.
+    ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ. It is given as a budget (the ε of a period)
+    with ``delta`` and the number of ``windows`` that the budget pays for, or as rho and rho_budget; the others are converted.
+    With ``admission`` "rolling" it pays for all windows, so ``windows`` is left out. "paced": a budget that is too small for all
+    windows of a period is spread over them (:mod:`stream.statistics.pacing`). ``horizon``: a second budget, for blocks of several
+    periods.
     """
 
     accounting: Literal["pure", "zcdp"] = "pure"
@@ -43,14 +45,42 @@ class PrivacyConfig(Section):
     rho: float | None = Field(default=None, gt=0, le=MAX_RHO)
     rho_budget: float | None = Field(default=None, gt=0, le=MAX_RHO)
     delta: float | None = Field(default=None, gt=0)
+    windows: int | None = Field(default=None, ge=1, le=100_000)
     period: PositiveDuration = timedelta(days=1)
-    admission: Literal["first-come", "paced"] = "first-come"
+    admission: Literal["first-come", "paced", "rolling"] = "first-come"
     horizon: HorizonConfig | None = None
     user_key_file: Path = Path("var/user.key")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rho_of_a_budget(cls, given: Any) -> Any:
+        """Under zCDP, rho and rho_budget in place of a budget: the most ρ that converts to it."""
+        if not isinstance(given, dict) or given.get("accounting") != "zcdp" or given.get("budget") is None:
+            return given
+        rolling = given.get("admission") == "rolling"
+        if given.get("rho_budget") is not None or given.get("rho") is not None:
+            raise ValueError("accounting 'zcdp' takes budget or rho_budget and rho, not both; remove one")
+        if rolling != (given.get("windows") is None):
+            raise ValueError(
+                "admission 'rolling' shares a budget over all windows; leave windows out"
+                if rolling
+                else "accounting 'zcdp' with a budget needs windows, the number of windows that it pays for; set it"
+            )
+        try:
+            budget, windows = float(given["budget"]), 1 if rolling else int(given["windows"])
+            units = rho_of(budget, float(given["delta"]))
+        except (DPError, KeyError, TypeError, ValueError):
+            return given
+        if windows < 1:
+            raise ValueError(f"windows {windows} is below 1; a budget pays for 1 or more")
+        rest = {name: value for name, value in given.items() if name not in ("budget", "windows")}
+        return rest | {"rho_budget": units / NANO, "rho": units // windows / NANO}
 
     @model_validator(mode="after")
     def _one_accounting(self) -> Self:
         pure = {"epsilon": self.given_epsilon, "budget": self.given_budget}
+        if self.windows is not None:
+            raise ValueError("windows belongs to accounting 'zcdp' with a budget; remove it")
         zcdp = {"rho": self.rho, "rho_budget": self.rho_budget, "delta": self.delta}
         wanted, other = (zcdp, pure) if self.accounting == "zcdp" else (pure, zcdp)
         missing = [name for name, value in wanted.items() if value is None]

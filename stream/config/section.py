@@ -23,7 +23,7 @@ class Section(BaseModel):
 
 
 class BoundingBox(Section):
-    """Public box in degrees."""
+    """Public box in degrees. Where ``west`` is greater than ``east``, it lies across the meridian of 180 degrees."""
 
     south: float = Field(ge=-90, le=90)
     west: float = Field(ge=-180, le=180)
@@ -32,28 +32,49 @@ class BoundingBox(Section):
 
     @model_validator(mode="after")
     def _has_area(self) -> Self:
-        if self.south >= self.north or self.west >= self.east:
-            raise ValueError("the box has no area; make south smaller than north and west smaller than east")
+        if self.south >= self.north or self.west == self.east:
+            raise ValueError("the box has no area; make south smaller than north and west another longitude than east")
         return self
+
+    @property
+    def crosses_180(self) -> bool:
+        """Whether the box lies across the meridian of 180 degrees."""
+        return self.west > self.east
+
+    @property
+    def unrolled_east(self) -> float:
+        """The eastern edge as a longitude that is greater than ``west``, up to 540."""
+        return self.east + 360 * self.crosses_180
 
     def contains(self, lat: float, lng: float) -> bool:
         """Whether the point lies in this box, edges included."""
-        return self.south <= lat <= self.north and self.west <= lng <= self.east
+        west, east = lng >= self.west, lng <= self.east
+        return (
+            self.south <= lat <= self.north
+            and abs(lng) <= 180
+            and ((west or east) if self.crosses_180 else (west and east))
+        )
 
     def meets(self, other: BoundingBox) -> bool:
         """Whether the boxes have a point in common."""
         return (
             self.south <= other.north
             and other.south <= self.north
-            and self.west <= other.east
-            and other.west <= self.east
+            and any(
+                self.west <= other.unrolled_east + turn and other.west + turn <= self.unrolled_east for turn in _TURNS
+            )
         )
 
     def holds(self, other: BoundingBox) -> bool:
         """Whether ``other`` lies in this box, edges included."""
         return (
             self.south <= other.south
-            and self.west <= other.west
             and other.north <= self.north
-            and other.east <= self.east
+            and any(
+                self.west <= other.west + turn and other.unrolled_east + turn <= self.unrolled_east for turn in _TURNS
+            )
         )
+
+
+_TURNS = (-360, 0, 360)
+"""Degrees by which a box may be turned around the globe to be compared with another one."""

@@ -56,7 +56,8 @@ class SpeedConfig(Section):
     ``mean_capacity``: m_UB, the most samples in an array of the mechanisms that pack samples into arrays, within what users of a
     cell have; without it each mechanism's own rule decides. ``mean_quantile_percent``: where "fixed-quantile" sets the ends of
     its range. ``cdf_factors``: branching of the tree over the bins from the root down, without it that of least error.
-    ``cdf_sharing``: how its levels share ε. All are public, and charges hold for every accepted value.
+    ``cdf_sharing``: how its levels share ε. ``typical_km_h``: the mean speed that is expected before any release; smoothed means
+    lie near it while the noise of releases hides more; without it, near U/2. All are public, and charges hold for every value.
     """
 
     upper_bound: float = Field(gt=0, le=1000)
@@ -74,7 +75,8 @@ class SpeedConfig(Section):
     suppression: Literal["chop-user", "none"] = "none"
     keep: Literal["epsilon", "error"] = "epsilon"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
-    clipping: Literal["joint", "carried", "none"] = "joint"
+    clipping: Literal["joint", "carried", "residual", "none"] = "joint"
+    typical_km_h: float | None = Field(default=None, gt=0, le=1000)
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["empirical-bayes", "kalman", "clipped-normal"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
@@ -161,15 +163,11 @@ class ParticipationShares(Section):
 
 
 class ParticipationConfig(Section):
-    """Public limits of relation "participation": the list of cells, limits per user, and what is expected of speeds before any
-    release: their mean, ``typical_km_h``. Smoothed means lie near it while the noise of releases hides more; without it, near
-    the middle of their range.
-    """
+    """Public limits of relation "participation": the list of cells, and limits per user."""
 
     geojson: Path | None = None
     max_cells: int = Field(default=5_000, ge=1, le=100_000)
     weight: Literal["share", "user", "sample"] = "sample"
     cells_per_user: int = Field(ge=1, le=1_000)
     samples_per_cell: int = Field(default=5, ge=1, le=100_000)
-    typical_km_h: float | None = Field(default=None, gt=0, le=1000)
     shares: ParticipationShares = ParticipationShares()

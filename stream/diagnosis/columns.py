@@ -1,20 +1,25 @@
-"""Guesses from the names of fields which of them hold user, time, latitude, longitude and speed."""
+"""Guesses which fields of a feed hold user, time, latitude, longitude and speed, by their names and a sample of their values.
+
+A field in which nearly every value occurs once is never taken for the user.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from stream.config.feed import FeedFields
-from stream.ingestion.formats import known_fields
-
-ROLES = ("user", "time", "lat", "lng", "speed")
+from stream.diagnosis.refusals import units_of_degrees
+from stream.diagnosis.times import TimeForm, time_form
+from stream.diagnosis.users import LEAST_EVENTS, ONCE
+from stream.ingestion.formats import field_path, known_fields, number, walk
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "user": (
         "user", "vehicleid", "vehicleref", "vehicle", "licenseplate", "licenceplate", "plate", "busid", "bus", "taxi", "taxiid",
-        "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "label", "veh", "name", "id",
+        "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "imei", "label", "veh", "name", "id",
     ),
     "time": (
         "time", "timestamp", "observationdatetime", "recordedattime", "recordedat", "datetime", "eventtime", "gpstime", "observedat", "ts",
@@ -22,10 +27,30 @@ _NAMES: dict[str, tuple[str, ...]] = {
     ),
     "lat": ("lat", "latitude", "y", "gpslat", "locationlat", "coordinates1", "1"),
     "lng": ("lng", "longitude", "lon", "long", "x", "gpslon", "locationlng", "coordinates0", "0"),
-    "speed": ("speed", "velocity", "kmh", "speedkmh", "mph", "spd", "gpsspeed", "v"),
+    "speed": ("speed", "velocity", "kmh", "speedkmh", "mph", "spd", "gpsspeed", "velocidade", "velocidad", "vitesse",
+              "geschwindigkeit", "velocita", "v"),
 }  # fmt: skip
 """Names of each role without punctuation, in lower case, the surest first."""
+_LIKE_A_USER = re.compile(
+    r"veh|veic|fahrz|bus|taxi|tram|train|car$|plate|matric|placa|unit|device|dispositiv|track|imei|fleet|user|driver|"
+    r"code|codigo|linea|nr$|num|no$|id$|ref$|label|name"
+)
+"""Parts of names that a user's field may have."""
 _DEEPEST = 6
+
+
+class Guess(NamedTuple):
+    """The fields of a feed, the form of its times, and what a reader is to know of how the user was chosen."""
+
+    fields: FeedFields
+    times: TimeForm | None
+    notes: tuple[str, ...] = ()
+    as_texts: tuple[str, ...] = ()
+    """Roles whose numbers are written as texts."""
+
+
+class GuessError(ValueError):
+    """No guess is possible; the message says which roles have no field, and what might."""
 
 
 def paths_of(tree: Any, prefix: str = "", depth: int = 0) -> list[str]:
@@ -45,15 +70,17 @@ def paths_of(tree: Any, prefix: str = "", depth: int = 0) -> list[str]:
     return paths
 
 
-def guess_fields(paths: Iterable[str]) -> dict[str, str]:
-    """The likely path of each role, for the roles that have one; every path at most once."""
-    names = {path: _plain(path) for path in paths}
+def guess_fields(paths: Iterable[str], no_users: Iterable[str] = ()) -> dict[str, str]:
+    """The likely path of each role, for the roles that have one; every path at most once, and no user among ``no_users``."""
+    names, excluded = {path: _plain(path) for path in paths}, set(no_users)
     roles: dict[str, str] = {}
     for role in ("lat", "lng", "time", "speed", "user"):
         ranked = [
             (min(_NAMES[role].index(name) for name in fitting), len(path), path)
             for path, plain in names.items()
-            if path not in roles.values() and (fitting := [name for name in plain if name in _NAMES[role]])
+            if path not in roles.values()
+            and not (role == "user" and path in excluded)
+            and (fitting := [name for name in plain if name in _NAMES[role]])
         ]
         if ranked:
             roles[role] = min(ranked)[2]
@@ -70,9 +97,123 @@ def _plain(path: str) -> tuple[str, str, str]:
     return parts[-1], parent + parts[-1], {"id": f"{parent}id", "value": parent}.get(parts[-1], "")
 
 
-def format_of(paths: set[str], roles: dict[str, str]) -> tuple[str, FeedFields | None]:
-    """The known format that has these paths, else "declared" with the guessed fields."""
-    for name, known in known_fields().items():
-        if set(known.paths) <= paths:
-            return name, None
-    return "declared", FeedFields.model_validate(roles)
+def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> Guess:
+    """The fields of a feed by a ``sample`` of its events as trees. ``no_users``: fields that are known to name events.
+
+    Raises :class:`GuessError`.
+    """
+    paths = sorted(set().union(*(paths_of(tree) for tree in sample[:50])))
+    counts = {path: _counted(sample, path) for path in paths}
+    repeating = [
+        path for path in paths if counts[path].distinct > 1 and 2 * counts[path].distinct <= counts[path].values
+    ]
+    alike = [path for path in repeating if _LIKE_A_USER.search(_plain(path)[1])]
+    once = set(no_users) | {path for path in paths if alike and counts[path].names_events}
+    roles, notes = guess_fields(paths, once), list[str]()
+    alike = [path for path in alike if path not in roles.values()]
+    if alike and roles.get("user", "id").split(".")[-1].lower() == "id" and "vehicle" not in roles.get("user", ""):
+        best, first = max(alike, key=lambda path: (_likeness(path), counts[path].distinct)), roles.get("user")
+        if first is None or _likeness(best) > 1:
+            roles["user"] = best
+            others = [first] if first else [path for path in sorted(once) if path in _named(paths)]
+            passed = "".join(
+                f"; not {path!r}, {'which repeats, too' if first else 'nearly every value of which occurs once'}"
+                for path in others
+            )
+            notes.append(
+                f"{best!r} is taken for the user, because its values repeat ({counts[best].distinct} in {counts[best].values} events) "
+                f"and its name is like a user's{passed}. Ask whoever runs the feed: the promise is made to what this field names."
+            )
+    missing = [role for role in ("user", "time", "lat", "lng") if role not in roles]
+    if missing:
+        raise GuessError(_why_none(paths, missing, once, repeating))
+    fields, times = _fields(sample, roles)
+    return Guess(fields, times, tuple(notes), _as_texts(sample, roles))
+
+
+def _as_texts(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[str, ...]:
+    """The roles most of whose numbers are texts."""
+    texts = {role: sum(isinstance(value, str) for value in _values(sample, path)) for role, path in roles.items()}
+    return tuple(role for role in ("lat", "lng", "speed") if role in texts and 2 * texts[role] > len(sample))
+
+
+def _why_none(paths: list[str], missing: list[str], once: set[str], repeating: list[str]) -> str:
+    why = f"no field looks like {', '.join(missing)} among {', '.join(paths)[:200]!r}"
+    if missing == ["user"]:
+        why += f"; {', '.join(sorted(once))} names events, because nearly every value occurs once" if once else ""
+        why += f"; values repeat in {', '.join(repeating)[:100]}: name the user's in [feed.fields]" if repeating else ""
+    return why
+
+
+class _Counted(NamedTuple):
+    """Of a field of a sample: how many values there are, how many of them occur once, and how many differ."""
+
+    values: int
+    once: int
+    distinct: int
+
+    @property
+    def names_events(self) -> bool:
+        return self.values >= LEAST_EVENTS and self.once >= ONCE * self.values
+
+
+def _named(paths: Iterable[str]) -> list[str]:
+    """Those paths whose names are like a user's."""
+    return [path for path in paths if set(_plain(path)) & set(_NAMES["user"]) or _LIKE_A_USER.search(_plain(path)[0])]
+
+
+def _likeness(path: str) -> int:
+    """How much a name is like that of a vehicle."""
+    plain = _plain(path)[1]
+    return 2 * bool(
+        re.search(r"veh|veic|fahrz|bus|taxi|tram|plate|matric|placa|device|imei|user|driver", plain)
+    ) + bool(re.search(r"code|codigo|id$|ref$|nr$|num|no$", plain))
+
+
+def _values(sample: Sequence[Mapping[str, Any]], path: str) -> list[Any]:
+    keys, values = field_path(path), []
+    for tree in sample:
+        try:
+            values.append(tree[path] if path in tree else walk(tree, keys))
+        except LookupError:
+            continue
+    return values
+
+
+def _counted(sample: Sequence[Mapping[str, Any]], path: str) -> _Counted:
+    counts = Counter(
+        value
+        for value in _values(sample, path)
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+    )
+    return _Counted(counts.total(), sum(count == 1 for count in counts.values()), len(counts))
+
+
+def _fields(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[FeedFields, TimeForm | None]:
+    """The fields, with the form of times and the unit of degrees that their values show."""
+    places = []
+    for lat, lng in zip(_values(sample, roles["lat"]), _values(sample, roles["lng"]), strict=False):
+        try:
+            places.append((number(lat), number(lng)))
+        except (ValueError, OverflowError):
+            continue
+    units = units_of_degrees([lat for lat, _ in places], [lng for _, lng in places])
+    times = time_form(_values(sample, roles["time"]))
+    name = "rfc3339" if times is None or times.time_format == "epoch-ns" else times.time_format
+    zone = "UTC" if times is not None and times.local else None
+    return FeedFields(**roles, time_format=name, timezone=zone, units_per_degree=units), times
+
+
+def known_format(paths: Iterable[str], fields: FeedFields) -> str | None:
+    """The known format that reads the same from events with these paths; None if only the declared fields do."""
+    there = set(paths)
+    if fields.time_format not in ("rfc3339", "epoch-ms") or fields.timezone is not None or fields.units_per_degree != 1:
+        return None
+    return next(
+        (
+            name
+            for name, known in known_fields().items()
+            if set(known.paths) <= there and known.paths[:4] == fields.paths[:4]
+        ),
+        None,
+    )

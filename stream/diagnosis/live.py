@@ -1,4 +1,4 @@
-"""Recognises a feed whose times or speeds are read in another unit or zone than they are sent, or whose events are mostly refused.
+"""Recognises a live feed that is misread: other units, zones, fields or users than declared, or events that are mostly refused.
 
 It looks at a sample of what arrives and tells operators. It decides nothing: what is released must not depend on it, because
 speeds are protected. Its sentences contain no value of any event. No event can make it raise, and its memory is bounded.
@@ -6,84 +6,88 @@ speeds are protected. Its sentences contain no value of any event. No event can 
 
 from __future__ import annotations
 
-import math
-import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import structlog
 
 from stream.config import Config
-from stream.diagnosis.live_refusals import RefusalDoubts
-from stream.diagnosis.live_speeds import SpeedDoubts
+from stream.diagnosis.refusals import ROLES, LiveRefusals, Look, look
+from stream.diagnosis.speeds import SpeedDoubts, bound_problem
+from stream.diagnosis.times import LONGEST_TEXT, MOSTLY, UNITS, time_form
+from stream.diagnosis.users import LiveUsers
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, first_element, may_hold_several
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Arrived, Batch
-from stream.ingestion.formats import feed_format, looks_like
-from stream.windows import EARLIEST_S, LATEST_S
+from stream.ingestion.formats import feed_format, time_reader, time_us, user_field
+from stream.sources.timestamps import local_as_utc
 
 log = structlog.get_logger()
 
 DOUBTFUL_SPEED = "doubtful-speed"
 """Speeds that may be right, and would agree with the positions only in another unit. Every other kind is clear."""
-KINDS = ("epoch", "zone", "speed", DOUBTFUL_SPEED, "fields", "refused")
+KINDS = ("epoch", "zone", "speed", DOUBTFUL_SPEED, "bound", "users", "fields", "refused")
 """What may be wrong. ``refused``: most events are, for a reason that none of the others is about."""
-_UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
-"""Number of each unit of time per second."""
 _PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
 """Messages whose fields are looked at: of a batch, until the next judgement, kept, and without which nothing is said."""
-LONGEST_TEXT = 64
-"""Characters of the longest text that may be a time."""
-_MOST = 0.8
-_NUMBER = re.compile(r"\d{1,20}(\.\d{1,9})?")
-_NO_UNIT = "no known unit fits: where hexveil gtfs-rt or hfp sends the feed, whose unit is fixed, set feed.speeds = 'derived' there"
-_QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 3600, 300
-_FAR_S = 1e12
+_NO_UNIT = "no known unit fits: let speeds be derived where the feed is read, feed.speeds = 'derived'"
 
-Timed = tuple[float | str | None, float]
+
+class _Seen(NamedTuple):
+    """What was looked at of a message, None if it is no JSON, and when it arrived, in seconds since 1970."""
+
+    look: Look | None
+    arrived: float
+
+    @property
+    def time(self) -> float | str | None:
+        return None if self.look is None else self.look.values.get("time")
 
 
 class FeedDoubts:
-    """A sample of the fields, times and speeds of a feed."""
+    """A sample of the fields, times, users and speeds of a feed."""
 
     def __init__(self, config: Config) -> None:
-        self._feed = feed = config.feed
-        self._format = feed_format(feed)
-        self._paths = dict(zip(("user", "time", "lat", "lng", "speed"), self._format.fields.paths, strict=False))
-        self._unit = self._format.unit
-        self._sets_unit = feed.format in ("canonical", "declared")
-        self._by_arrival = config.window.lateness == "append-time"
-        self._time_format = feed.fields.time_format if feed.format == "declared" and feed.fields else "epoch-ms"
-        zone = feed.fields.timezone if feed.format == "declared" and feed.fields else None
-        self._timezone = None if zone is None else ZoneInfo(zone)
+        self._config, self._feed = config, config.feed
+        self._format = feed_format(config.feed)
+        self._paths = dict(zip(ROLES, self._format.fields.paths, strict=False))
+        self._sets_unit = config.feed.format in ("canonical", "declared")
+        self._read_time = time_reader(self._format.fields, declared=config.feed.format == "declared")
+        self._clocks = None if config.feed.times_zone is None else ZoneInfo(config.feed.times_zone)
         self._begin()
         self.has_failed = False
         """Whether anything could not be judged."""
 
     def _begin(self) -> None:
-        self._times: deque[Timed] = deque(maxlen=_SAMPLED)
-        self._lacking: deque[frozenset[str]] = deque(maxlen=_SAMPLED)
+        self._seen: deque[_Seen] = deque(maxlen=_SAMPLED)
         self._looks = _PER_JUDGEMENT
-        self._speeds, self._refusals = SpeedDoubts(self._unit), RefusalDoubts(self._feed)
+        self._speeds, self._refusals = SpeedDoubts(self._format.unit), LiveRefusals(self._feed)
+        self._users = LiveUsers(user_field(self._feed))
+        self._bound: str | None = None
 
     def observe(self, values: Sequence[bytes | None], batch: Batch, arrived_us: Arrived) -> None:
         """Take a sample of decoded messages. ``arrived_us``: when they arrived, µs UTC. Never raises."""
         with self._unharmed():
-            self._sample_times(values[: batch.messages], arrived_us)
+            self._sample(values[: batch.messages], arrived_us)
             self._speeds.take(batch.rows)
+            self._users.take(batch.rows)
             self._refusals.take(batch)
+            if len(batch.rows) >= _PER_JUDGEMENT:
+                self._bound = bound_problem(batch.rows["value"], self._config.speed.upper_quanta)
 
     def found(self) -> dict[str, str]:
         """What seems to be wrong now: for each kind a sentence with the remedy. Never raises."""
         sentences: dict[str, str | None] = {}
         with self._unharmed():
             self._looks = _PER_JUDGEMENT
-            refused = self._refusals.judged()
+            looks = [seen.look for seen in self._seen if seen.look is not None]
+            refused = self._refusals.judged(looks)
             sentences = {"epoch": self._epoch(), "zone": self._zone(), "fields": self._fields(), **self._speed()}
+            sentences |= {"users": self._users.judged(), "bound": self._bound}
             if not any(sentences[kind] for kind in ("epoch", "zone", "fields")):
                 sentences["refused"] = refused
         return {kind: sentence for kind, sentence in sentences.items() if sentence is not None}
@@ -101,7 +105,7 @@ class FeedDoubts:
             self.has_failed = True
             self._begin()
 
-    def _sample_times(self, values: Sequence[bytes | None], arrived_us: Arrived) -> None:
+    def _sample(self, values: Sequence[bytes | None], arrived_us: Arrived) -> None:
         for at in range(0, len(values), max(1, len(values) // _PER_BATCH)):
             if self._looks <= 0:
                 return
@@ -109,24 +113,16 @@ class FeedDoubts:
             if value is not None and len(value) <= MAX_ARRAY_BYTES:
                 self._looks -= 1
                 arrived = arrived_us if isinstance(arrived_us, int) else int(arrived_us[at])
-                is_readable, present = self._present(value)
-                self._refusals.look(present)
-                self._times.append((_raw_time(present.get("time")), arrived / 1e6))
-                self._lacking.append(frozenset(self._paths.keys() - present.keys() if is_readable else ()))
-
-    def _present(self, value: bytes) -> tuple[bool, dict[str, Any]]:
-        """Whether a message, or the first event in it, is JSON, and the fields that it has."""
-        if not self._format.positional and may_hold_several(value):
-            value = first_element(value)
-        if len(value) > MAX_MESSAGE_BYTES:
-            return False, {}
-        is_readable, present = looks_like(value, self._format.fields)
-        return is_readable, dict(present)
+                if not self._format.positional and may_hold_several(value):
+                    value = first_element(value)
+                seen = look(value, self._format.fields) if len(value) <= MAX_MESSAGE_BYTES else None
+                self._seen.append(_Seen(seen, arrived / 1e6))
 
     def _fields(self) -> str | None:
         """Which fields most of the events lack."""
-        enough = max(_ENOUGH, _MOST * len(self._lacking))
-        lacking = [role for role in self._paths if sum(role in roles for roles in self._lacking) >= enough]
+        enough = max(_ENOUGH, MOSTLY * len(self._seen))
+        looks = [seen.look for seen in self._seen if seen.look is not None]
+        lacking = [role for role in self._paths if sum(role not in each.present for each in looks) >= enough]
         if not lacking:
             return None
         named = ", ".join(f"'{self._paths[role]}' ({role})" for role in lacking)
@@ -139,59 +135,48 @@ class FeedDoubts:
         return f"most events have no {named}, so they are refused as missing-field: {remedy}"
 
     def _epoch(self) -> str | None:
-        texts = [float(time) for time, _ in self._times if isinstance(time, str) and _NUMBER.fullmatch(time)]
-        numbers = [time for time, _ in self._times if isinstance(time, float)] + texts
-        if len(numbers) < _ENOUGH or len(numbers) < _MOST * len(self._times):
+        times = [seen.time for seen in self._seen if seen.time is not None]
+        known = time_form(times) if len(times) >= _ENOUGH else None
+        declared = self._format.fields.time_format if self._feed.format == "declared" else "epoch-ms"
+        if known is None or known.time_format not in UNITS or known.time_format == declared:
             return None
-        are_texts = 2 * len(texts) > len(numbers)
-        for unit, per_second in _UNITS.items():
-            fitting = sum(EARLIEST_S <= number / per_second < LATEST_S for number in numbers)
-            if fitting < _MOST * len(numbers) or (unit == self._time_format and not are_texts):
-                continue
-            remedies = ["send them as numbers, without quotes"] if are_texts else []
-            if unit == "epoch-ns":
-                remedies.append("divide them so that they are microseconds")
-            elif unit != self._time_format:
-                remedies.append(f"set feed.format = 'declared' and time_format = '{unit}' in [feed.fields]")
-            sent = "times are texts of digits" if are_texts else f"times are read as {self._time_format}"
-            return f"{sent}, but as {unit} they would be of this century: {', and '.join(remedies)}"
-        return None
+        remedy = (
+            "divide them so that they are microseconds"
+            if known.time_format == "epoch-ns"
+            else f"set feed.format = 'declared' and time_format = '{known.time_format}' in [feed.fields]"
+        )
+        return f"times are read as {declared}, but as {known.time_format} they would be of this century: {remedy}"
 
     def _zone(self) -> str | None:
-        moments = [(read, arrived) for time, arrived in self._times if (read := self._moment(time)) is not None]
-        local = sum(isinstance(time, str) and _is_local(time) for time, _ in self._times)
-        if self._timezone is None and local >= max(_ENOUGH, _MOST * len(self._times)):
+        times = [seen.time for seen in self._seen if seen.time is not None]
+        read = [(moment, seen.arrived) for seen in self._seen if (moment := self._moment(seen.time)) is not None]
+        known = time_form(times) if len(times) >= _ENOUGH else None
+        if (
+            known is not None
+            and known.time_format == "rfc3339"
+            and known.local >= MOSTLY
+            and not self._format.fields.timezone
+        ):
             return "times have no offset from UTC: declare [feed.fields] with the timezone of the clocks"
-        if not self._by_arrival or len(moments) < _ENOUGH:
+        if self._config.window.lateness != "append-time" or len(read) < _ENOUGH:
             return None
-        ahead = np.clip([read - arrived for read, arrived in moments], -_FAR_S, _FAR_S)
-        low, middle, high = np.quantile(ahead, (0.25, 0.5, 0.75))
-        shift = round(middle / _QUARTER_S) * _QUARTER_S
-        steady = high - low <= 2 * _TOLERANCE_S and abs(middle - shift) <= _TOLERANCE_S
-        if not steady or not _LEAST_SHIFT_S <= abs(shift) <= _MOST_SHIFT_S:
-            return None
-        hours, minutes = divmod(abs(shift) // 60, 60)
-        shown = f"{hours} h {minutes} min" if minutes else f"{hours} h"
-        return (
-            f"most times are about {shown} {'ahead of' if shift > 0 else 'behind'} the moments when they arrive, as local "
-            "times read in another zone are: correct their offset, or timezone in [feed.fields]"
-        )
+        return local_as_utc(np.array([moment - arrived for moment, arrived in read]), "the moments when they arrive")
 
     def _moment(self, time: float | str | None) -> float | None:
         """Seconds since 1970 of a time as the feed's format reads it; None for what it refuses."""
-        if isinstance(time, str):
-            with suppress(ValueError, OverflowError):
-                moment = datetime.fromisoformat(time)
-                if moment.tzinfo is not None:
-                    return moment.timestamp()
-                return None if self._timezone is None else moment.replace(tzinfo=self._timezone).timestamp()
-        elif time is not None and self._time_format in _UNITS:
-            return time / _UNITS[self._time_format]
+        if time is None or (isinstance(time, str) and len(time) > LONGEST_TEXT):
+            return None
+        with suppress(ValueError, OverflowError, ArithmeticError):
+            value: Any = self._read_time(time)
+            if self._clocks is not None and not (isinstance(value, datetime) and value.utcoffset()):
+                local = datetime.fromtimestamp(time_us(value) / 1e6, ZoneInfo("UTC"))
+                value = local.replace(tzinfo=self._clocks)
+            return time_us(value) / 1e6
         return None
 
     def _speed(self) -> dict[str, str]:
         """What seems to be wrong with speeds, by its kind."""
-        check = self._speeds.judged()
+        check, unit = self._speeds.judged(), self._format.unit
         if check is None:
             return {}
         remedy = (
@@ -201,20 +186,6 @@ class FeedDoubts:
         )
         likely = f"they would fit {' or '.join(check.units)}: {remedy}" if check.units else _NO_UNIT
         if check.is_doubtful:
-            sentence = f"the reported speeds, read as {self._unit}, agree badly with the positions; {likely}, if whoever runs the feed says so"
+            sentence = f"the reported speeds, read as {unit}, agree badly with the positions; {likely}, if whoever runs the feed says so"
             return {DOUBTFUL_SPEED: sentence}
-        return {"speed": f"the reported speeds, read as {self._unit}, contradict the positions; {likely}"}
-
-
-def _raw_time(time: Any) -> float | str | None:
-    """A number or text that can be a time; None for anything else."""
-    if isinstance(time, str):
-        return time if len(time) <= LONGEST_TEXT else None
-    return time if isinstance(time, float) and math.isfinite(time) else None
-
-
-def _is_local(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text).tzinfo is None
-    except ValueError:
-        return False
+        return {"speed": f"the reported speeds, read as {unit}, contradict the positions; {likely}"}

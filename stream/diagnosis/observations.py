@@ -1,17 +1,14 @@
-"""The columns that an inspection looks at, as they were reported, faults included."""
+"""What an inspection looks at: the fixes of a source that the service takes, as they were reported, and how it was read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import TIME_UNIT_US, FeedFields
-from stream.windows import EARLIEST_S, LATEST_S
+from stream.config.feed import FeedConfig, FeedFields, SpeedUnit
 
 
 class InspectionError(ValueError):
@@ -20,30 +17,30 @@ class InspectionError(ValueError):
 
 @dataclass(frozen=True)
 class Observations:
-    """Fixes in order of arrival, shape (n,).
+    """Fixes in order of arrival, shape (n,), as a reader with ``feed`` takes them.
 
-    ``user``: number of the vehicle; ``time_us``: µs UTC, 0 if unreadable; ``lat``/``lng``: degrees, NaN if none; ``speed``: in the
-    feed's own unit, NaN if none; ``arrived_us``: µs UTC, below 0 if unknown. ``kind``: what the source is, in words. ``format``:
-    that of ``feed.format``, "declared" with ``fields``. ``speed_unit``: the unit that the format fixes, or None.
-    ``own_fields``: paths of the fields, whatever the format is; None for snapshots. ``unread``: what is no fix, by reason.
-    ``local``: times have no zone and are taken as UTC. ``time_format``: in which the times of snapshots would be of this century,
-    whatever the format fixes.
+    ``user``: number of the vehicle; ``time_us``: µs UTC; ``lat``/``lng``: degrees; ``speed``: in the feed's own unit, NaN if
+    none; ``arrived_us``: µs UTC, below 0 if unknown. ``kind``: what the source is, in words. ``format``: a known format, or
+    "declared" with ``feed.fields``. ``speed_unit``: the unit that the format fixes, or None. ``local``: share of times without a
+    zone, read in that of the fields. ``command``: that reads the source. ``notes``: what is to be said of how it was recognised.
+    ``refused``: events that are no fix, by reason. ``documents``: snapshots; 0 for events.
     """
 
     kind: str
     format: str
-    fields: FeedFields | None
+    feed: FeedConfig
     user: NDArray[np.int64]
     time_us: NDArray[np.int64]
     lat: NDArray[np.float64]
     lng: NDArray[np.float64]
     speed: NDArray[np.float64]
     arrived_us: NDArray[np.int64]
-    own_fields: FeedFields | None = None
-    speed_unit: str | None = None
-    local: bool = False
-    time_format: str | None = None
-    unread: Counter[str] = field(default_factory=Counter)
+    speed_unit: SpeedUnit | None = None
+    local: float = 0.0
+    command: str = "hexveil replay"
+    notes: tuple[str, ...] = ()
+    refused: Counter[str] = field(default_factory=Counter)
+    documents: int = 0
 
     def __len__(self) -> int:
         return len(self.user)
@@ -51,62 +48,15 @@ class Observations:
     @property
     def is_live(self) -> bool:
         """Whether a command of its own reads the feed, and sends canonical events."""
-        return self.kind.startswith(("GTFS", "SIRI", "a folder"))
+        return self.documents > 0
 
     @property
-    def command(self) -> str:
-        """The command that reads a live feed."""
-        return "hexveil siri-vm" if "SIRI" in self.kind else "hexveil gtfs-rt"
+    def fields(self) -> FeedFields | None:
+        """Paths of the fields; None for snapshots."""
+        return self.feed.fields
 
 
-def numbered(users: list[Any]) -> NDArray[np.int64]:
-    """Each identifier as a number, in order of first appearance; -1 if there is none."""
+def numbered(users: list[object]) -> NDArray[np.int64]:
+    """Each identifier as a number, in order of first appearance."""
     numbers: dict[str, int] = {}
-    return np.array(
-        [-1 if user is None or user == "" else numbers.setdefault(str(user), len(numbers)) for user in users],
-        dtype=np.int64,
-    )
-
-
-def as_numbers(values: list[Any]) -> NDArray[np.float64]:
-    """Numbers, also from texts with a decimal point or comma; NaN for anything else."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return np.array([_number(value) for value in values])
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value.replace(",", ".") if isinstance(value, str) else value)
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")
-
-
-def as_times(values: list[Any]) -> tuple[NDArray[np.int64], str, bool]:
-    """µs UTC (0 if unreadable), the ``time_format`` that was recognised, and whether texts have no zone."""
-    numbers = as_numbers(values)
-    known = numbers[np.isfinite(numbers)]
-    if len(known) > len(values) / 2:
-        unit = _unit_of(float(np.median(known)))
-        factor = TIME_UNIT_US[unit]
-        sound = np.isfinite(numbers) & (np.abs(numbers) * factor < 2.0**62)
-        return np.rint(np.where(sound, numbers, 0.0) * factor).astype(np.int64), unit, False
-    times = np.zeros(len(values), dtype=np.int64)
-    naive = 0
-    for at, value in enumerate(values):
-        try:
-            moment = datetime.fromisoformat(value)
-        except (TypeError, ValueError):
-            continue
-        naive += moment.tzinfo is None
-        times[at] = round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
-    return times, "rfc3339", naive > len(values) / 2
-
-
-def _unit_of(typical: float) -> str:
-    """The unit in which a typical time lies between 2000 and 2100; seconds if there is none."""
-    return next(
-        (unit for unit, us in TIME_UNIT_US.items() if EARLIEST_S <= typical * us / 1e6 < LATEST_S),
-        "epoch-s",
-    )
+    return np.array([numbers.setdefault(str(user), len(numbers)) for user in users], dtype=np.int64)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH
+from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.earth import great_circle_m
+from stream.storage.row_store import ROW
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -28,7 +29,15 @@ _LARGEST_REPORTED = 650.0
 """Higher reported speeds count as this, so that one absurd value does not decide."""
 _WRONG_BELOW, _WRONG_ABOVE = 0.6, 1.75
 _FITS_ABOVE, _FITS_BELOW = 0.8, 1.45
-_MOST_ROWS = 100_000
+_CHECKED_ROWS = 100_000
+ABOVE_BOUND = 0.1
+"""Share of speeds above ``speed.upper_bound`` that is said."""
+MOST_ROWS = 20_000
+"""Rows that are taken between two judgements, and vehicles whose last fix is kept."""
+MOST_STEPS = 2 * LEAST_PAIRS
+"""Steps that are judged: the newest."""
+_APART_US = round(LEAST_S * 1e6)
+_KEPT_US = 900_000_000
 
 
 @dataclass(frozen=True)
@@ -64,10 +73,10 @@ class SpeedCheck:
     pairs: int
     reported: float
     derived: float
-    units: tuple[str, ...] = ()
+    units: tuple[SpeedUnit, ...] = ()
 
     @property
-    def unit(self) -> str | None:
+    def unit(self) -> SpeedUnit | None:
         """The likeliest other unit that would fit."""
         return self.units[0] if self.units else None
 
@@ -96,7 +105,7 @@ class SpeedCheck:
         """Whether the reported speeds agree with the movement."""
         return _FITS_ABOVE <= self.ratio <= _FITS_BELOW
 
-    def sentence(self, declared: str) -> str:
+    def sentence(self, declared: SpeedUnit) -> str:
         """What contradicts what, and the likely cause."""
         text = (
             f"if the reported speeds are in {declared}, they are {self.reported:.3g} km/h in the mean, but positions give "
@@ -109,7 +118,7 @@ class SpeedCheck:
         return f"{text}. No known unit fits"
 
 
-def check_speeds(moves: Steps, speed_kmh: FloatArray, declared: str) -> SpeedCheck:
+def check_speeds(moves: Steps, speed_kmh: FloatArray, declared: SpeedUnit) -> SpeedCheck:
     """Compare ``speed_kmh`` (shape (n,), read as ``declared``) with ``moves``."""
     chosen = moves.comparable
     reported = speed_kmh[moves.at[chosen]]
@@ -129,9 +138,96 @@ def check_speeds(moves: Steps, speed_kmh: FloatArray, declared: str) -> SpeedChe
     return SpeedCheck(check.pairs, check.reported, check.derived, tuple(units))
 
 
-def check_rows(rows: NDArray[np.void], declared: str) -> SpeedCheck:
+def check_rows(rows: NDArray[np.void], declared: SpeedUnit) -> SpeedCheck:
     """Like :func:`check_speeds`, for the first 100 000 rows of a feed whose speeds are declared in this unit."""
-    rows = rows[:_MOST_ROWS]
+    rows = rows[:_CHECKED_ROWS]
     rows = rows[np.lexsort((rows["time"], rows["user"]))]
     moves = steps(rows["user"], rows["time"].astype(np.int64), rows["lat"] * 1e-7, rows["lng"] * 1e-7)
     return check_speeds(moves, rows["value"] * SPEED_QUANTUM_KMH, declared)
+
+
+def speed_problem(rows: NDArray[np.void], declared: SpeedUnit, remedy: str) -> tuple[str, bool] | None:
+    """Why the speeds of a recording cannot be right, or are doubtful, with the remedy; None if they agree with the positions.
+
+    And whether it is to be refused: if they cannot be right, and another unit would fit. ``remedy``: what sets the unit.
+    """
+    check = check_rows(rows, declared)
+    if not (check.contradicts or check.is_doubtful):
+        return None
+    remedy = remedy.format(repr(check.unit)) if check.unit else "hexveil inspect says more"
+    if len(check.units) > 1 or check.is_doubtful:
+        remedy = f"ask whoever runs the feed, and {remedy}"
+    return f"{check.sentence(declared)}: {remedy}.", check.contradicts and check.unit is not None
+
+
+def bound_problem(quanta: NDArray[np.number], upper_quanta: int) -> str | None:
+    """Says so if a tenth of the speeds or more are above ``speed.upper_bound``."""
+    share = float((quanta > upper_quanta).mean()) if len(quanta) else 0.0
+    if share < ABOVE_BOUND:
+        return None
+    return (
+        f"{share:.0%} of the speeds are above speed.upper_bound, {upper_quanta * SPEED_QUANTUM_KMH:g} km/h, and count as it: "
+        "set it to what vehicles of the place may drive, or correct the unit."
+    )
+
+
+class SpeedDoubts:
+    """What the newest steps of a feed say about its speeds.
+
+    Steps are kept by their number and not by time, so that a small fleet, or one that reports seldom, is judged later but is
+    judged. Of more than ``MOST_ROWS`` vehicles, those with the lowest pseudonyms are followed, and pseudonyms are random.
+    """
+
+    def __init__(self, unit: SpeedUnit) -> None:
+        """``unit``: in which the speeds of the feed are read."""
+        self._unit = unit
+        self._rows, self._filled = np.zeros(MOST_ROWS, dtype=ROW), 0
+        self._last = np.zeros(0, dtype=ROW)
+        """The last fix of each vehicle, sorted by pseudonym."""
+        self._steps = np.zeros((0, 3))
+        """Seconds, metres, and reported km/h at the end; shape (at most MOST_STEPS, 3)."""
+        self._wrong: SpeedCheck | None = None
+        self._newer = 0
+        """Number of steps after those that contradicted or were doubtful."""
+
+    def take(self, rows: NDArray[np.void]) -> None:
+        """Take rows of the feed, as many as there is room for until the next judgement."""
+        taken = rows[: len(self._rows) - self._filled]
+        self._rows[self._filled : self._filled + len(taken)] = taken
+        self._filled += len(taken)
+
+    def judged(self) -> SpeedCheck | None:
+        """The comparison, if speeds contradict positions or are doubtful. It is withdrawn once 200 newer steps are neither."""
+        if self._filled:
+            self._move()
+        seconds, metres, reported = self._steps.T
+        check = check_speeds(Steps(np.arange(len(seconds)), seconds, metres), reported, self._unit)
+        if check.contradicts or check.is_doubtful:
+            self._wrong, self._newer = check, 0
+        elif check.is_compared and self._newer >= LEAST_PAIRS:
+            self._wrong = None
+        return self._wrong
+
+    def _move(self) -> None:
+        """Make steps of the rows that were taken."""
+        taken = self._rows[: self._filled]
+        oldest = np.median(taken["time"]) - _KEPT_US
+        rows = np.concatenate([self._last, taken])
+        rows = rows[np.lexsort((rows["time"], rows["user"]))]
+        rows = rows[_first(rows["user"], rows["time"] // _APART_US)]  # of fixes every second, one in 8 s
+        moves = steps(rows["user"], rows["time"], rows["lat"] * 1e-7, rows["lng"] * 1e-7)
+        order = np.argsort(rows["time"][moves.at], kind="stable")
+        order = order[moves.comparable[order]]
+        reported = rows["value"][moves.at] * SPEED_QUANTUM_KMH
+        made = np.column_stack([moves.seconds, moves.metres, reported])[order]
+        self._steps = np.concatenate([self._steps, made])[-MOST_STEPS:]
+        self._newer += len(made)
+        last = rows[_first(rows["user"][::-1])[::-1]]
+        self._last, self._filled = last[last["time"] >= oldest][:MOST_ROWS].copy(), 0
+
+
+def _first(*columns: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """For sorted columns, whether a row is the first with its values."""
+    first = np.ones(len(columns[0]), dtype=bool)
+    first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return first

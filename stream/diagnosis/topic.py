@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
+from numpy.typing import NDArray
 
 from stream.config.servers import KafkaConfig
 from stream.connection import start_client
-from stream.diagnosis.observations import InspectionError, Observations
-from stream.diagnosis.reading import observe_messages
+from stream.diagnosis.observations import InspectionError
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.unpacking import MAX_BATCH_BYTES
@@ -31,8 +30,11 @@ class TopicUnreachableError(RuntimeError):
     """Kafka does not answer."""
 
 
-async def observe_topic(kafka: KafkaConfig, topic: str, limit: int) -> Observations:
-    """The newest ``limit`` messages of ``topic``, in equal parts from its partitions. It joins no group and commits nothing.
+async def newest_messages(
+    kafka: KafkaConfig, topic: str, limit: int
+) -> tuple[list[bytes], NDArray[np.int64], Counter[str]]:
+    """The newest ``limit`` messages of ``topic``, in equal parts from its partitions, when each arrived (µs UTC), and how many were
+    left out, by reason. It joins no group and commits nothing.
 
     Raises :class:`TopicUnreachableError` and :class:`InspectionError`.
     """
@@ -47,16 +49,12 @@ async def observe_topic(kafka: KafkaConfig, topic: str, limit: int) -> Observati
         raise TopicUnreachableError(f"Kafka at {kafka.bootstrap} does not answer: {error}") from None
     finally:
         await consumer.stop()
-    if not values and not unread:
-        raise InspectionError(
-            f"{topic} is neither a file, nor an address, nor a topic with messages of Kafka at {kafka.bootstrap}"
-        )
-    try:
-        seen = observe_messages(values, np.array(arrived, dtype=np.int64), limit)
-    except InspectionError as error:
+    if not values:
         left_out = "".join(f"; {count} {reason}" for reason, count in unread.items())
-        raise InspectionError(f"{error}{left_out}") from None
-    return replace(seen, unread=seen.unread + unread)
+        raise InspectionError(
+            f"{topic} is neither a file, nor an address, nor a topic with messages of Kafka at {kafka.bootstrap}{left_out}"
+        )
+    return values, np.array(arrived, dtype=np.int64), unread
 
 
 async def _newest(

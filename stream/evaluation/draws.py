@@ -13,15 +13,15 @@ import numpy.typing as npt
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.noise import Noise
-from dpcore.relation import NeighbouringRelation
-from stream.config import Config
-from stream.config.speed import CLIPPED_NORMAL
 from stream.evaluation.scores import Errors
+from stream.statistics.columns import CDF, PERCENTS, Columns, Derived
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import area_body, draw, post_process, release_bodies, worst_errors
-from stream.statistics.plan import CDF, PERCENTS, Columns, Derived, Plan
+from stream.statistics.pipeline import area_body, post_process, worst_errors
+from stream.statistics.plan import Plan
+from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_distributions, exact_values
+from stream.terms import CLIPPED_NORMAL
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -91,24 +91,21 @@ class Places:
         return estimate[self.answering] - truth[self.shown]
 
 
-def score_draw(
-    plan: Plan, contributions: Contributions, config: Config, tables: Tables, memory: Memory | None
-) -> Memory | None:
+def score_draw(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Memory | None:
     """Add the errors of one draw of one window to ``tables``; returns the memory after it."""
-    score = _score_values if plan.relation == NeighbouringRelation.VALUES else _score_participation
-    return score(plan, contributions, config, tables, memory)
+    score = _score_participation if plan.values is None else _score_values
+    return score(plan, contributions, tables, memory)
 
 
-def _score_values(
-    plan: Plan, contributions: Contributions, config: Config, tables: Tables, memory: Memory | None
-) -> Memory | None:
+def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Memory | None:
     """Errors are each hexagon's against its own truth; intervals are judged cell by cell."""
     places, noise = Places.of(plan, contributions), _Witness()
     kept = places.cells.retain(plan.retained)
-    judged = _judged(plan, config)
+    judged = _judged(plan)
     truth, target = exact_values(plan, contributions, statistics=judged), exact_values(plan, kept, plan.caps)
-    columns = draw(plan, places.cells, noise)
-    if plan.mean_epsilon_micro and "mean" in columns:
+    speed = speed_of(plan.terms)
+    columns = speed.draw(plan, places.cells, noise)
+    if plan.values is not None and plan.values.mean_epsilon_micro and "mean" in columns:
         target["mean"] = _witnessed(columns["mean"], places.published, noise)
     for name, column in columns.items():
         if name == CDF:
@@ -116,10 +113,10 @@ def _score_values(
         tables[name, "released"].add(places.ids, places.errors(column.value, truth[name]), places.weight)
         _score_noise(tables[name, "released"], name, column, target[name], places)
     _score_distributions(plan, places.cells, kept, tables)
-    bodies = release_bodies(plan, places.cells.counts, columns, config)
+    bodies = speed.body(plan, places.cells.counts, columns)
     for name, worst in worst_errors(bodies).items():
         tables[name, "released"].add_worst_error(worst)
-    derived, memory = post_process(plan, bodies, config, memory)
+    derived, memory = post_process(plan, bodies, memory)
     pooled = exact_values(plan, places.cells)
     for name, estimate in _by_statistic(derived):
         table = tables[name, estimate.method]
@@ -129,10 +126,10 @@ def _score_values(
     return memory
 
 
-def _judged(plan: Plan, config: Config) -> tuple[str, ...]:
+def _judged(plan: Plan) -> tuple[str, ...]:
     """Statistics whose true values are needed: those that are released, and percentiles that are modelled."""
-    modelled = PERCENTS if CLIPPED_NORMAL in config.speed.post_processing else ()
-    return tuple(dict.fromkeys([*plan.statistics, *modelled]))
+    modelled = PERCENTS if CLIPPED_NORMAL in plan.terms.speed.post_processing else ()
+    return tuple(dict.fromkeys([*plan.terms.speed.statistics, *modelled]))
 
 
 def _by_statistic(derived: Mapping[str, Derived]) -> Iterator[tuple[str, Derived]]:
@@ -177,7 +174,7 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
     cells, drawn = draw_distributions(plan, kept, Noise())
     if drawn is None:
         return
-    distribution, shares = Distribution(plan.upper_quanta, plan.cdf_bins, plan.cdf_shape), drawn.shares()
+    distribution, shares = _distribution_of(plan), drawn.shares()
     true, noised = (np.cumsum(distribution.integers(of)[cells], axis=1) for of in (contributions, kept))
     distance = np.abs(shares.value - true / true[:, -1:]).max(axis=1)
     table, target = tables["distribution", "released"], noised / noised[:, -1:]
@@ -186,18 +183,24 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
     table.covered.append(np.asarray(inside.all(axis=1)))
 
 
+def _distribution_of(plan: Plan) -> Distribution:
+    speed = plan.terms.speed
+    return Distribution(speed.upper_quanta, speed.cdf_bins, speed.cdf_shape)
+
+
 def _score_participation(
-    plan: Plan, contributions: Contributions, config: Config, tables: Tables, memory: Memory | None
+    plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None
 ) -> Memory | None:
     """Errors in the visited cells of the public list; coverage of the truth before any cap."""
     counts = contributions.counts
     listed = np.isin(counts.cells, plan.cells)
     at = np.searchsorted(plan.cells, counts.cells[listed])
-    truth = exact_values(plan, contributions, statistics=_judged(plan, config))
+    truth = exact_values(plan, contributions, statistics=_judged(plan))
     weight = _events(contributions)[listed]
-    columns = draw(plan, contributions, Noise())
-    bodies = release_bodies(plan, counts, columns, config)
-    derived, memory = post_process(plan, bodies, config, memory, area_body(columns))
+    speed = speed_of(plan.terms)
+    columns = speed.draw(plan, contributions, Noise())
+    bodies = speed.body(plan, counts, columns)
+    derived, memory = post_process(plan, bodies, memory, area_body(columns))
     released = {name: Derived("released", each.value, (each.low, each.high)) for name, each in columns.items()}
     for name, estimate in itertools.chain(released.items(), _by_statistic(derived)):
         if name not in truth:

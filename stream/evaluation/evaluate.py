@@ -9,27 +9,26 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dpcore.contributions import Contributions
-from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.config.public_cells import public_cells
 from stream.evaluation.draws import Tables, score_draw
 from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score
-from stream.statistics.carried_clipping import carry
-from stream.statistics.fix_rules import FixRules
-from stream.statistics.histograms.fixes import Fixes, histogram_box
+from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pacing import spendable
-from stream.statistics.pipeline import plan_window
-from stream.statistics.plan import Plan
+from stream.statistics.plan import Allowance, Due, Plan
 from stream.statistics.smoothing_state import Memory
-from stream.statistics.user_limits import UserLimits
 from stream.statistics.values.plan import duality_gap
-from stream.statistics.window_release import WindowRows
+from stream.statistics.window_release import plan_window
+from stream.statistics.window_rows import WindowRows
+from stream.terms import Terms
 
 IntArray = npt.NDArray[np.int64]
 
@@ -43,35 +42,37 @@ class PlannedWindow:
     plan: Plan
     contributions: Contributions
     fixes: Fixes | None
+    after: Callable[[Memory | None], Plan]
 
-    def duality_gaps(self, config: Config) -> list[float]:
+    def remembering(self, memory: Memory | None) -> Plan:
+        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are carried over."""
+        return self.after(memory) if self.plan.terms.speed.clipping in ("carried", "residual") else self.plan
+
+    def duality_gaps(self) -> list[float]:
         """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were optimised."""
-        if self.plan.relation != NeighbouringRelation.VALUES:
-            return []
-        gap = duality_gap(self.plan, by_planned_cells(self.plan, self.contributions).counts, config)
+        gap = duality_gap(self.plan, by_planned_cells(self.plan, self.contributions).counts)
         return [] if gap is None else [gap]
 
 
 def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) -> Iterator[PlannedWindow]:
     """Plans of ``windows`` (slot -> rows) in order of time."""
-    slotting, box = config.slotting, histogram_box(config)
-    limits, rules = UserLimits.of(config), FixRules.of(config)
+    terms, cells = Terms.of(config), public_cells(config)
     spent: dict[str, dict[int, int]] = {}
     for slot in sorted(windows):
-        window = slotting.window(slot)
-        rows = WindowRows.of(windows[slot], config, limits, box, rules, declared=config.declares_regions)
-        period = slotting.period_of(slot)
-        counts, budget = rows.counts, config.privacy.ledger_budget
-        ledger = spent.setdefault(period.key, {})
-        left = np.array([budget - ledger.get(user, 0) for user in counts.users.tolist()], dtype=np.int64)
-        left = spendable(left, counts.users, window, budget, config)
-        plan = plan_window(counts, left, config, window, period, "evaluation", rows.fixes)
+        due = Due(terms, terms.window_at(slot), "evaluation")
+        rows = WindowRows.of(windows[slot], terms.reading)
+        users, budget = rows.counts.users, terms.privacy.budget
+        ledger = spent.setdefault(due.period.key, {})
+        left = np.array([budget - ledger.get(user, 0) for user in users.tolist()], dtype=np.int64)
+        after = partial(plan_window, rows, due, Allowance(spendable(left, users, due, budget), budget), cells)
+        plan = after()
         users, charged = plan.charged_users()
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge
-        yield PlannedWindow(plan, rows.contributions, rows.fixes)
+        yield PlannedWindow(plan, rows.contributions, rows.fixes, after)
 
 
+# long: one pass over the windows adds up everything that the report states
 def evaluate(
     config: Config,
     windows: dict[int, npt.NDArray[np.void]],
@@ -89,15 +90,15 @@ def evaluate(
     memories: list[Memory | None] = [None] * trials
     cells = events = 0
     for planned in planned_windows(config, windows):
-        charges.append(planned.plan.charges)
-        gaps += planned.duality_gaps(config)
-        chosen.update([planned.plan.chosen] if planned.plan.chosen else [])
-        most_cells = max(most_cells, planned.plan.most_cells)
+        plan = planned.plan
+        charges.append(plan.charges)
+        gaps += planned.duality_gaps()
+        chosen.update([plan.chosen] if plan.chosen else [])
+        most_cells = max(most_cells, (0, 0) if plan.values is None else plan.values.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
         memories = [
-            score_draw(carry(planned.plan, memory, config), planned.contributions, config, tables, memory)
-            for memory in memories
+            score_draw(planned.remembering(memory), planned.contributions, tables, memory) for memory in memories
         ]
         on_window()
     run = Run(

@@ -24,7 +24,7 @@ from stream.evaluation.evaluate import planned_windows
 from stream.evaluation.scores import Family, HistogramScore
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import domain_of, draw_histograms, region_domain, regions_of
-from stream.statistics.plan import HistogramPlan
+from stream.terms import HistogramTerms
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -63,7 +63,7 @@ class _Answers:
 class _Questions:
     """The ranges that are asked of every histogram of one window, and their true counts."""
 
-    def __init__(self, plan: HistogramPlan, fixes: Fixes) -> None:
+    def __init__(self, plan: HistogramTerms, fixes: Fixes) -> None:
         self._plan, self._fixes = plan, fixes
         self._ranges = {family: _ranges(family, domain_of(plan)) for family in FAMILIES}
         self._truth = {family: _inside(plan, fixes, ranges) for family, ranges in self._ranges.items()}
@@ -106,7 +106,7 @@ def evaluate_histograms(
     answers: dict[tuple[str, Family], _Answers] = {}
     totals: list[int] = []
     for planned in planned_windows(config, windows):
-        plan, fixes = planned.plan.histogram, planned.fixes
+        plan, fixes = planned.plan.terms.histogram, planned.fixes
         if plan is None or fixes is None:
             break
         totals.append(len(fixes.users))
@@ -173,7 +173,7 @@ def _ranges(family: Family, domain: Domain) -> Rectangles:
     )
 
 
-def _inside(plan: HistogramPlan, fixes: Fixes, ranges: Rectangles) -> FloatArray:
+def _inside(plan: HistogramTerms, fixes: Fixes, ranges: Rectangles) -> FloatArray:
     """Representative fixes of all users in each range, shape (Q,)."""
     points = fixes.representatives(plan.fixes_per_user).points
     x, y = domain_of(plan).cell_coordinates(points[:, 0], points[:, 1])
@@ -190,7 +190,7 @@ def _cells_met(ranges: Rectangles, points: Domain, regions: Domain) -> Rectangle
     return Rectangles(np.floor(ranges.x0 * x), np.ceil(ranges.x1 * x), np.floor(ranges.y0 * y), np.ceil(ranges.y1 * y))
 
 
-def _met(plan: HistogramPlan, fixes: Fixes, ranges: Rectangles) -> FloatArray:
+def _met(plan: HistogramTerms, fixes: Fixes, ranges: Rectangles) -> FloatArray:
     """Regions of all users that meet each range of whole cells, shape (Q,)."""
     assert plan.regions is not None
     metres = region_domain(plan)

@@ -17,17 +17,16 @@ from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.bernstein import MEAN_OF
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
-from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.wants import Want
-from stream.statistics.carried_clipping import carry
+from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells, resolutions
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import planned_layout
-from stream.statistics.pipeline import area_body, draw, post_process, release_bodies
-from stream.statistics.plan import Derived, Plan
+from stream.statistics.participation.plan import layout_of
+from stream.statistics.pipeline import area_body, post_process
+from stream.statistics.plan import ParticipationPart, Plan
+from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import SMOOTHED, Memory
 from stream.statistics.values.draw import exact_values
 from stream.windows import Period, Slotting, Window
@@ -177,22 +176,18 @@ def released(config: Config, windows: Windows, draws: int, seed: int) -> tuple[L
     for planned in planned_windows(config, windows):
         spending.add(planned.plan)
         for draw_number, memory in enumerate(memories):
-            leading, memories[draw_number] = _leading(planned, config, memory, noise)
+            leading, memories[draw_number] = _leading(planned, memory, noise)
             parts.append(leading)
     return Leading.joined(parts), spending.ledger_budget()
 
 
-def _leading(
-    planned: PlannedWindow, config: Config, memory: Memory | None, noise: Noise
-) -> tuple[Leading, Memory | None]:
+def _leading(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tuple[Leading, Memory | None]:
     """Leading numbers of one window's cells, and the memory after it."""
-    plan = carry(planned.plan, memory, config)
-    samples = planned.contributions
-    if plan.relation == NeighbouringRelation.VALUES:
-        samples = by_planned_cells(plan, samples)
-    columns = draw(plan, samples, noise)
-    bodies = release_bodies(plan, samples.counts, columns, config)
-    derived, memory = post_process(plan, bodies, config, memory, area_body(columns))
+    plan = planned.remembering(memory)
+    samples, speed = by_planned_cells(plan, planned.contributions), speed_of(plan.terms)
+    columns = speed.draw(plan, samples, noise)
+    bodies = speed.body(plan, samples.counts, columns)
+    derived, memory = post_process(plan, bodies, memory, area_body(columns))
     mean = columns["mean"]
     leading = derived.get(SMOOTHED) or derived.get("mean") or Derived("none", mean.value, (mean.low, mean.high))
     return _judged(plan, samples, leading), memory
@@ -200,7 +195,7 @@ def _leading(
 
 def _judged(plan: Plan, samples: Contributions, leading: Derived) -> Leading:
     """What is asked of the ``leading`` numbers of the plan's cells, for each cell of ``samples``."""
-    counts, top = samples.counts, plan.upper_quanta * SPEED_QUANTUM_KMH
+    counts, top = samples.counts, plan.terms.speed.upper
     assert leading.interval is not None, "means have intervals, released and modelled ones"
     low, high = np.clip(leading.interval, 0.0, top)
     reach = np.where(plan.published, np.maximum(high - leading.value, leading.value - low), np.inf)
@@ -219,11 +214,11 @@ def _own(plan: Plan, samples: Contributions, at: IntArray, truth: FloatArray) ->
     """The mean of weighted users in each cell, shape (C,), under "participation". Under "values", and where nobody who counts
     was, ``truth``, the mean over samples. ``at``: where the plan lists each cell.
     """
-    if plan.relation == NeighbouringRelation.VALUES:
+    if plan.participation is None:
         return truth
-    unclipped = msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"")
-    degree = planned_layout(plan).degree
+    unclipped = msgspec.structs.replace(plan, participation=ParticipationPart())
+    degree = layout_of(plan.terms).degree
     sums = exact_integers(unclipped, samples)[: degree + 1, at]
     weight, total = sums.sum(axis=0), MEAN_OF[degree] @ sums
-    top = plan.upper_quanta * SPEED_QUANTUM_KMH
+    top = plan.terms.speed.upper
     return np.where(weight > 0, top * total / np.maximum(weight, 1), truth)

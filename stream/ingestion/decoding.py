@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from itertools import repeat
 from operator import itemgetter
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import h3.api.numpy_int as h3
 import numpy as np
@@ -26,7 +27,8 @@ from stream.config import Config
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
-from stream.ingestion.formats import feed_format, is_not_finite, looks_like, times_us
+from stream.ingestion.events import Leading, Read
+from stream.ingestion.formats import claims_utc, feed_format, is_not_finite, looks_like, times_us, utc_of_local
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.ingestion.regions import corners_of, place_of, region_fault
 from stream.storage.row_store import ROW
@@ -42,6 +44,8 @@ _MAX_VALUE = 2**31 - 1
 
 
 Arrived = int | NDArray[np.int64]
+_Columns = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+"""Time (µs UTC), latitude, longitude and speed of events."""
 
 
 class Reason(StrEnum):
@@ -94,47 +98,6 @@ class Batch:
     messages: int
 
 
-@dataclass
-class _Leading:
-    """Fixes of the first messages of a batch. ``is_cut``: the message after them was tried, and cannot be decoded."""
-
-    fixes: list[Any]
-    is_cut: bool = False
-
-
-@dataclass
-class _Read:
-    """Events as they were read. ``index``: the number of the event of each fix. ``refused``: codes by number of the event."""
-
-    fixes: list[Any] = field(default_factory=list)
-    index: list[int] = field(default_factory=list)
-    refused: dict[int, int] = field(default_factory=dict)
-    arrays: dict[int, int] = field(default_factory=dict)
-    """Number of events of each message with an array or a region, by message."""
-    corners: dict[int, int] = field(default_factory=dict)
-    """The corner for which a message is refused as a whole, by number of the event; -1 without one."""
-    events: int = 0
-    messages: int = 0
-
-    def add(self, message: int, begin: int, elements: _Read) -> None:
-        """Add the elements of a message, the first of which is event ``begin``."""
-        self.fixes += elements.fixes
-        self.index += [begin + at for at in elements.index]
-        self.refused |= {begin + at: code for at, code in elements.refused.items()}
-        self.arrays[message] = elements.events
-
-    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The message of each event, and its index in the array or region of the message; -1 without one."""
-        counts, of_array = np.ones(self.messages, dtype=np.int64), np.zeros(self.messages, dtype=bool)
-        counts[list(self.arrays)] = list(self.arrays.values())
-        of_array[list(self.arrays)] = True
-        message = np.repeat(np.arange(self.messages), counts)
-        element = np.arange(self.events) - (np.cumsum(counts) - counts)[message]
-        element = np.where(of_array[message], element, -1)
-        element[list(self.corners)] = list(self.corners.values())
-        return message, element
-
-
 @dataclass(frozen=True)
 class FixColumns:
     """Fixes of a table, shape (n,): identifiers, µs UTC, degrees, and speed in the feed's unit.
@@ -176,7 +139,10 @@ class Decoder:
         several events of one user, is read under both relations, but only as a message of its own: within an array it is refused.
         """
         self._regions = config.declares_regions and config.feed.format == "canonical"
-        self._format = replace(feed_format(config.feed), decode=place_of) if self._regions else feed_format(config.feed)
+        known = feed_format(config.feed)
+        self._format = replace(known, decode=place_of, lenient=None) if self._regions else known
+        zone = config.feed.times_zone
+        self._clocks = None if zone is None else ZoneInfo(zone)
         self._arrays = arrays and not self._format.positional
         self._one_each = config.relation == NeighbouringRelation.PARTICIPATION
         self._pseudonyms = Pseudonyms(user_key)
@@ -220,9 +186,9 @@ class Decoder:
         bad, index = np.flatnonzero(reason != _SOUND), message[index[batch.index]]
         return Batch(batch.rows, index, batch.slots, message[bad], reason[bad], element[bad], read.messages)
 
-    def _leading(self, values: Sequence[Any]) -> _Leading:
+    def _leading(self, values: Sequence[Any]) -> Leading:
         """The fixes of the first messages, up to one that is not an event alone: of all of them in an ordinary batch."""
-        leading = _Leading([])
+        leading = Leading([])
         # An error is of the message that cannot be decoded, or of an empty one or a tombstone before any is.
         with suppress(Exception):
             several = self._arrays and _BRACKET in map(_first_byte, values)
@@ -231,12 +197,14 @@ class Decoder:
                 leading.fixes.extend(map(self._format.decode, values))
         return leading
 
-    def _read(self, values: Sequence[bytes | None], leading: _Leading, *, nested: bool = False) -> _Read:
+    def _read(self, values: Sequence[bytes | None], leading: Leading, *, nested: bool = False) -> Read:
         """The events of the first messages, in one pass. ``nested``: of all elements of one message, which hold no others."""
         arrays = self._arrays and not nested
         fixes, events, spent = leading.fixes, len(leading.fixes), 0
-        read, undecodable = _Read(fixes, list(range(events))), events if leading.is_cut else -1
-        decode, keep, place = self._format.decode, fixes.append, read.index.append
+        read, undecodable = Read(fixes, list(range(events))), events if leading.is_cut else -1
+        decode, keep, place = self._format.read, fixes.append, read.index.append
+        if self._format.lenient is not None:
+            undecodable = -1
         for position, value in enumerate(values[events:], events):
             if (
                 value is not None
@@ -259,7 +227,7 @@ class Decoder:
                     reason, read.corners[events] = self._why_refused(value, parts)
                     read.refused[events] = _CODE[reason]
                 else:
-                    several = self._read(parts, _Leading([]), nested=True)
+                    several = self._read(parts, Leading([]), nested=True)
             count = 1
             if several is not None:
                 read.add(position, events, several)
@@ -272,12 +240,12 @@ class Decoder:
         read.events, read.messages = events, len(values)
         return read
 
-    def _corners(self, value: bytes | None) -> _Read | None:
+    def _corners(self, value: bytes | None) -> Read | None:
         """The corners of a declared region, each an event; None for another message."""
         if not self._regions or value is None or len(value) > MAX_MESSAGE_BYTES:
             return None
         corners = corners_of(value)
-        return None if corners is None else _Read(corners, list(range(len(corners))), events=len(corners))
+        return None if corners is None else Read(corners, list(range(len(corners))), events=len(corners))
 
     def _why_refused(self, value: bytes | None, parts: list[bytes] | None) -> tuple[Reason, int]:
         """The reason, and the corner for which a region is refused; -1 without one."""
@@ -295,8 +263,10 @@ class Decoder:
         try:
             users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
             columns = times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
-            index = np.arange(len(fixes), dtype=np.int64)
-            return self.judged(users, columns, index, np.full(len(fixes), _SOUND, dtype=np.uint8), arrived_us)
+            reason = np.full(len(fixes), _SOUND, dtype=np.uint8)
+            if self._clocks is not None:
+                columns = self._from_local(columns, np.array(list(map(claims_utc, times)), dtype=bool), reason)
+            return self._of_sound(users, columns, reason, arrived_us)
         except Exception as error:
             if not fixes:
                 raise
@@ -317,15 +287,31 @@ class Decoder:
             (~finite, Reason.NOT_FINITE),
         ):
             reason[failed & (reason == _SOUND)] = _CODE[why]
+        chosen = columns.time_us, columns.lat, columns.lng, columns.speed
+        if self._clocks is not None:
+            chosen = self._from_local(chosen, np.ones(len(reason), dtype=bool), reason)
+        return self._of_sound(columns.user, chosen, reason, arrived_us)
+
+    def _from_local(self, columns: _Columns, are_local: NDArray[np.bool_], reason: NDArray[np.uint8]) -> _Columns:
+        """The columns with the times ``are_local``, which claim to be UTC, as local times of ``feed.times_zone``."""
+        assert self._clocks is not None
+        local, wrong = utc_of_local(columns[0], self._clocks)
+        reason[are_local & wrong & (reason == _SOUND)] = _CODE[Reason.WRONG_TYPE]
+        return np.where(are_local, local, columns[0]), *columns[1:]
+
+    def _of_sound(self, users: list[Any], columns: _Columns, reason: NDArray[np.uint8], arrived_us: Arrived) -> Batch:
+        """:meth:`judged` for those events that have no ``reason`` yet."""
+        if (reason == _SOUND).all():
+            return self.judged(users, columns, np.arange(len(users), dtype=np.int64), reason, arrived_us)
         index = np.flatnonzero(reason == _SOUND)
-        users = [columns.user[at] for at in index.tolist()]
-        chosen = columns.time_us[index], columns.lat[index], columns.lng[index], columns.speed[index]
-        return self.judged(users, chosen, index, reason, arrived_us)
+        time, lat, lng, speed = columns
+        chosen = time[index], lat[index], lng[index], speed[index]
+        return self.judged([users[at] for at in index.tolist()], chosen, index, reason, arrived_us)
 
     def judged(
         self,
         users: list[Any],
-        columns: tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
+        columns: _Columns,
         index: NDArray[np.int64],
         reason: NDArray[np.uint8],
         arrived_us: Arrived,
@@ -386,7 +372,7 @@ class Decoder:
             try:
                 pseudonyms[position] = self._pseudonyms[text]
             except KeyError:
-                verdict[position] = _CODE[Reason.ID_EMPTY if text == "" else Reason.ID_TOO_LONG]
+                verdict[position] = _CODE[Reason.ID_EMPTY if not text.strip() else Reason.ID_TOO_LONG]
         return pseudonyms, verdict
 
     def _why_undecodable(self, message: bytes) -> Reason:
@@ -408,8 +394,8 @@ def _parts(value: bytes | None) -> list[bytes] | None:
 
 
 def _inside(domain: BoundingBox, lat: NDArray[np.float64], lng: NDArray[np.float64]) -> NDArray[np.bool_]:
-    within = (lat >= domain.south) & (lat <= domain.north)
-    return np.asarray(within & (lng >= domain.west) & (lng <= domain.east))
+    within, west, east = (lat >= domain.south) & (lat <= domain.north), lng >= domain.west, lng <= domain.east
+    return np.asarray(within & (west | east if domain.crosses_180 else west & east) & (np.abs(lng) <= 180))
 
 
 def _refused(reason: Reason) -> Batch:

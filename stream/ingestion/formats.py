@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
@@ -19,12 +21,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH, FeedConfig, FeedFields
+from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields, SpeedUnit
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 """RFC 3339 with an offset. A local time without one is refused, because when clocks go back it is ambiguous."""
 Time = Instant | int | float
 Number = float
+_NOTHING = frozenset({"", "-", "--", "n/a", "na", "nan", "null", "none", "nil", "\\n"})
+NO_LETTER = "\ufffd"
+"""Replaces bytes that are not UTF-8."""
+_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_LEAP_SECOND = re.compile(r"(.*\d[T ]\d\d:59):60(.*)", re.ASCII)
+_QUARTER_US = 900_000_000
+"""Clocks are changed at full quarters of an hour."""
+_UNIX = datetime(1970, 1, 1)
+_decode_tree = msgspec.json.Decoder().decode
 _FAR_US = 2**62
 """Replaces a time that int64 microseconds cannot hold, with the same sign."""
 
@@ -86,16 +97,27 @@ def known_fields() -> dict[str, FeedFields]:
 class FeedFormat:
     """Decoder of one format: ``decode`` returns an object or raises; the getters read its user, time, lat, lng and speed.
 
-    Times are aware datetimes or epoch milliseconds. ``kmh``: one unit of the format's speed in km/h.
+    Times are aware datetimes or epoch milliseconds. ``kmh``: one unit of the format's speed in km/h. ``lenient``: reads what
+    ``decode`` refuses and whose meaning is certain, like numbers in texts; None where ``decode`` does.
     """
 
     decode: Callable[[bytes], Any]
     getters: tuple[Callable[[Any], Any], ...]
     fields: FeedFields
     kmh: float
+    lenient: Callable[[bytes], Any] | None = None
+
+    def read(self, message: bytes) -> Any:
+        """The event by ``decode``, else by ``lenient``; raises if neither reads it."""
+        if self.lenient is None:
+            return self.decode(message)
+        try:
+            return self.decode(message)
+        except Exception:  # whatever it is, the lenient reader judges
+            return self.lenient(message)
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> SpeedUnit:
         """The unit of the format's speed."""
         return next(unit for unit, kmh in SPEED_TO_KMH.items() if kmh == self.kmh)
 
@@ -110,8 +132,8 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
     configured = SPEED_TO_KMH[feed.speed_unit]
     if feed.format == "declared":
         assert feed.fields is not None
-        decode = _declared_decoder if feed.fields.speed else _decoder_of_any_speed
-        return FeedFormat(decode(feed.fields), _getters("user time lat lng speed"), feed.fields, configured)
+        decode = _decoder_of(feed.fields, declared=True, any_speed=feed.fields.speed is None)
+        return FeedFormat(decode, _getters("user time lat lng speed"), feed.fields, configured)
     struct, fields, names, kmh = {
         "canonical": (Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
         "capmetro": (_CapmetroFix, _CAPMETRO_FIELDS, "vehicle_id timestamp latitude longitude speed", 3.6),
@@ -126,7 +148,10 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
     getters = _getters(names)
     if feed.format == "itms":
         getters = (*getters[:2], _itms_lat, _itms_lng, getters[4])
-    return FeedFormat(msgspec.json.Decoder(struct).decode, getters, fields, kmh)
+    read = _decoder_of(fields, declared=False)
+    return FeedFormat(
+        msgspec.json.Decoder(struct).decode, getters, fields, kmh, lambda message: _as(struct, read(message))
+    )
 
 
 def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
@@ -139,8 +164,16 @@ def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
     if not feed.derives_speeds:
         return known
     fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"speed": None})
-    decode = _decoder_of_any_speed(fields, declared=file_format == "declared")
-    return replace(known, decode=decode, getters=_getters("user time lat lng speed"), fields=fields)
+    decode = _decoder_of(fields, declared=file_format == "declared", any_speed=True)
+    return replace(known, decode=decode, lenient=None, getters=_getters("user time lat lng speed"), fields=fields)
+
+
+def _as(struct: Any, fix: Fix) -> Any:
+    """The same event as one of the ``struct``, so that its getters read it."""
+    if struct is Fix:
+        return fix
+    place = (_Point([fix.lng, fix.lat]),) if struct is _ItmsFix else (fix.lat, fix.lng)
+    return struct(fix.user, fix.time, *place, fix.speed)
 
 
 def _getters(names: str) -> tuple[Callable[[Any], Any], ...]:
@@ -155,69 +188,140 @@ def _itms_lng(fix: _ItmsFix) -> float:
     return fix.location.coordinates[0]
 
 
-def _declared_decoder(fields: FeedFields) -> Callable[[bytes], Fix]:
-    assert fields.speed is not None
-    decode, read, speed = msgspec.json.Decoder().decode, _fix_reader(fields, declared=True), field_path(fields.speed)
+def _decoder_of(fields: FeedFields, *, declared: bool, any_speed: bool = False) -> Callable[[bytes], Any]:
+    """Reads events field by field: what stands in other fields never matters, and numbers may be texts.
 
-    def decode_declared(message: bytes) -> Fix:
-        tree = decode(message)
-        return msgspec.convert(read(tree) | {"speed": walk(tree, speed)}, Fix)
-
-    return decode_declared
-
-
-def _decoder_of_any_speed(fields: FeedFields, *, declared: bool = True) -> Callable[[bytes], _FixOfAnySpeed]:
-    decode, read = msgspec.json.Decoder().decode, _fix_reader(fields, declared=declared)
+    ``declared``: times are in ``time_format``, else RFC 3339 or epoch milliseconds. ``any_speed``: a speed that is no number
+    is None. Raises for an event that cannot be read.
+    """
+    user, time, lat, lng = (field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng))
     speed = None if fields.speed is None else field_path(fields.speed)
+    instant, per_degree = time_reader(fields, declared=declared), fields.units_per_degree
 
-    def decode_any(message: bytes) -> _FixOfAnySpeed:
-        tree = decode(message)
-        return msgspec.convert(read(tree) | {"speed": None if speed is None else _number(tree, speed)}, _FixOfAnySpeed)
+    def decode(message: bytes) -> Fix | _FixOfAnySpeed:
+        tree = _tree(message)
+        place = number(walk(tree, lat)) / per_degree, number(walk(tree, lng)) / per_degree
+        event = _named(walk(tree, user)), instant(walk(tree, time)), *place
+        if any_speed:
+            return _FixOfAnySpeed(*event, None if speed is None else _number_or_none(tree, speed))
+        assert speed is not None
+        return Fix(*event, number(walk(tree, speed)))
 
-    return decode_any
+    return decode
 
 
-def _number(tree: Any, path: tuple[str | int, ...]) -> float | None:
+def _tree(message: bytes) -> Any:
+    try:
+        return _decode_tree(message)
+    except UnicodeDecodeError:  # the text of a field, which may be none of ours
+        return _decode_tree(message.decode("utf-8", "replace").encode())
+
+
+def _named(user: Any) -> str | int:
+    """The identifier. Raises for other types, and for a text that is not in UTF-8, which may be that of several users."""
+    if isinstance(user, bool) or not isinstance(user, str | int) or (isinstance(user, str) and NO_LETTER in user):
+        raise ValueError("no identifier")
+    return user
+
+
+def number(value: Any) -> float:
+    """A number, also one that is written as text, with a decimal point or comma. Raises for anything else."""
+    if type(value) is float:
+        return value
+    if isinstance(value, str) and _NUMBER.fullmatch(text := value.strip()) is not None:
+        finite = float(text.replace(",", "."))
+        if math.isfinite(finite):
+            return finite
+        raise OverflowError("no double holds it")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("no number")
+    return float(value)
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether a value stands for none: null, or a text like "" or "N/A"."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
+
+
+def _number_or_none(tree: Any, path: tuple[str | int, ...]) -> float | None:
     """The number at ``path``, or None. Raises :class:`OverflowError` for a number that no double holds."""
     try:
-        value = walk(tree, path)
-    except LookupError:
+        value = number(walk(tree, path))
+    except (LookupError, ValueError):
         return None
-    return float(value) if type(value) in (int, float) else None
+    return value
 
 
-def _fix_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], dict[str, Any]]:
-    """Reads user, time and place. ``declared``: times are in ``time_format``, else RFC 3339 or epoch milliseconds."""
-    user, time, lat, lng = (field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng))
-    to_ms = {"epoch-s": 1000, "epoch-us": 0.001}.get(fields.time_format, 1)
-    is_text = declared and fields.time_format == "rfc3339"
+def time_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], datetime | int | float]:
+    """Reads times of one form, as aware datetimes or epoch milliseconds, and raises for others.
+
+    Not ``declared``: epoch milliseconds. Where times are numbers, texts of ISO 8601 are read as well. A text without an offset is local time in the ``timezone``.
+    """
+    form = fields.time_format if declared else "epoch-ms"
     zone = None if fields.timezone is None else ZoneInfo(fields.timezone)
+    to_ms = {"epoch-s": 1000, "epoch-us": 0.001}.get(form, 1)
+    numbers = form in TIME_UNIT_US
 
-    def read(tree: Any) -> dict[str, Any]:
-        moment = walk(tree, time)
-        if is_text:
-            moment = msgspec.convert(moment, Instant) if zone is None else read_instant(moment, zone)
-        elif type(moment) in (int, float):
-            moment *= to_ms
-        return {"user": walk(tree, user), "time": moment, "lat": walk(tree, lat), "lng": walk(tree, lng)}
+    def read(value: Any) -> datetime | int | float:
+        if isinstance(value, str) and numbers and _NUMBER.fullmatch(value):
+            value = number(value) if set(value) & set(".,eE") else int(value)
+        if isinstance(value, str):
+            return with_zone(datetime.strptime(value, form), zone) if "%" in form else read_instant(value, zone)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not numbers:
+            raise ValueError("no time of the form")
+        return value * to_ms
 
     return read
 
 
-def read_instant(text: object, zone: ZoneInfo) -> datetime:
-    """ISO 8601 text as an aware datetime; a time without an offset is local time in ``zone``.
+def read_instant(text: object, zone: ZoneInfo | None) -> datetime:
+    """ISO 8601 text as an aware datetime; a time without an offset is local time in ``zone``. Leap seconds are valid.
 
-    Raises :class:`ValueError` for other values, and for a local time that occurs twice or never because clocks are changed.
+    Raises :class:`ValueError` for other values, for a local time that occurs twice or never because clocks are changed, and
+    for one without a ``zone``.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is not a text")
-    moment = datetime.fromisoformat(text)
+        raise ValueError("no text")
+    text = text[:-1] + "Z" if text[-1:] == "z" else text
+    leap = _LEAP_SECOND.fullmatch(text)
+    if leap is not None:
+        moment = with_zone(datetime.fromisoformat(f"{leap[1]}:59{leap[2]}"), zone)
+        return moment.astimezone(UTC) + timedelta(seconds=1)
+    return with_zone(datetime.fromisoformat(text), zone)
+
+
+def with_zone(moment: datetime, zone: ZoneInfo | None) -> datetime:
+    """The time as it is if it is aware, else as local time in ``zone``; raises as :func:`read_instant` does."""
     if moment.tzinfo is not None:
         return moment
+    if zone is None:
+        raise ValueError("a time without an offset from UTC")
     moment = moment.replace(tzinfo=zone)
     if moment.utcoffset() != moment.replace(fold=1).utcoffset():
-        raise ValueError(f"{text} occurs twice or never in {zone.key}")
+        raise ValueError(f"a local time that occurs twice or never in {zone.key}")
     return moment
+
+
+def utc_of_local(local_us: NDArray[np.int64], zone: ZoneInfo) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """µs UTC of local times in ``zone``, counted as if they were UTC; and which of them occur twice or never."""
+    quarters, which = np.unique(local_us // _QUARTER_US, return_inverse=True)
+    offsets = np.zeros(len(quarters), dtype=np.int64)
+    wrong = np.zeros(len(quarters), dtype=bool)
+    for at, quarter in enumerate(quarters.tolist()):
+        try:
+            moment = (_UNIX + timedelta(microseconds=quarter * _QUARTER_US)).replace(tzinfo=zone)
+            offset = moment.utcoffset() or timedelta(0)
+            wrong[at] = offset != moment.replace(fold=1).utcoffset()
+        except OverflowError:
+            wrong[at] = True
+        else:
+            offsets[at] = offset // timedelta(microseconds=1)
+    return local_us - offsets[which], wrong[which]
+
+
+def claims_utc(moment: datetime | int | float) -> bool:
+    """Whether a time says that it is UTC, as every number does."""
+    return not isinstance(moment, datetime) or not moment.utcoffset()
 
 
 def field_path(text: str) -> tuple[str | int, ...]:
@@ -268,14 +372,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
-    """Epoch microseconds of RFC 3339 text with an offset. Raises :class:`ValueError` for anything else."""
-    return time_us(msgspec.convert(text, Instant))
+    """Epoch microseconds of ISO 8601 text with an offset. Raises :class:`ValueError` for anything else."""
+    return time_us(read_instant(text, None))
 
 
 def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str, Any]]]:
     """Read a refused message again, leniently: whether it is JSON, and the fields that it has."""
     try:
-        tree = json.loads(message.decode(), parse_int=float)
+        tree = json.loads(message.decode("utf-8", "replace"), parse_int=float)
     except (ValueError, RecursionError):
         return False, []
     present = []
@@ -284,14 +388,16 @@ def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str
             value = walk(tree, field_path(path))
         except LookupError:
             continue
-        if value is not None:
+        if not is_nothing(value) or (name == "user" and value is not None):
             present.append((name, value))
     return True, present
 
 
 def is_not_finite(value: Any) -> bool:
-    """Whether a number in the JSON is NaN, infinite or too large for a double."""
-    return isinstance(value, float) and not math.isfinite(value)
+    """Whether a number in the JSON, or in a text there, is NaN, infinite or too large for a double."""
+    with suppress(TypeError, ValueError):
+        return not isinstance(value, bool) and not math.isfinite(float(value))
+    return False
 
 
 def user_field(feed: FeedConfig, file_format: str | None = None) -> str:

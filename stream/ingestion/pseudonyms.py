@@ -88,7 +88,7 @@ class Pseudonyms(dict[str, int]):
     """``pseudonyms[user]`` is the keyed BLAKE2b-64 of the identifier. So many are remembered that Python has
     their identifiers in ``capacity`` bytes.
 
-    Raises :class:`KeyError` for an identifier that is empty, longer than 256 bytes of UTF-8 or not encodable.
+    Raises :class:`KeyError` for an identifier that is blank, longer than 256 bytes of UTF-8 or not encodable.
     """
 
     def __init__(self, key: bytes, capacity: int = 1 << 26) -> None:
@@ -103,7 +103,7 @@ class Pseudonyms(dict[str, int]):
             raw = user.encode()
         except UnicodeEncodeError:
             raise KeyError(user) from None
-        if not 0 < len(raw) <= MAX_USER_BYTES:
+        if not raw.strip() or len(raw) > MAX_USER_BYTES:
             raise KeyError(user)
         hashed = self._hash.copy()
         hashed.update(raw)

@@ -61,7 +61,10 @@ def kept(config: Config) -> list[Kept]:
             "until the file is rewritten; copies as long as you keep them",
         ),
         Kept(
-            "user key", str(config.privacy.user_key_file), True, "until it is rotated; with it pseudonyms can be linked"
+            "user key",
+            str(config.privacy.user_key_file),
+            True,
+            "as long as the feed's name; with it pseudonyms can be linked",
         ),
         Kept("hexagons", f"Kafka, {HEXAGON_SPEED}", False, days[HEXAGON_SPEED]),
         Kept("spatial histograms", f"Kafka, {SPATIAL_HISTOGRAM}", False, days[SPATIAL_HISTOGRAM]),

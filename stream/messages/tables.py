@@ -102,7 +102,8 @@ def write_parquet(rows: Iterable[Row], out: IO[bytes]) -> None:
     columns = _columns(rows)
     parts = [_arrow(pa, part, columns) for part in _batched(rows)] or [_arrow(pa, [], columns)]
     table = pa.concat_tables(parts, promote_options="permissive")
-    table = table.replace_schema_metadata({"hexveil.schema_version": HEXAGON_SPEED})
+    described = [field.with_metadata(_description(field.name)) for field in table.schema]
+    table = table.cast(pa.schema(described, metadata={"hexveil.schema_version": HEXAGON_SPEED}))
     parquet.write_table(table, out, compression="zstd")
 
 
@@ -152,6 +153,24 @@ def _type(pa: Any, name: str) -> Any:
         return pa.bool_()
     texts = ("_unit", "_method", "_mechanism", "status", "excludes")
     return pa.string() if name in FIRST or name.endswith(texts) else pa.float64()
+
+
+_MEANINGS = {
+    "_raw": "As the mechanism released it: average, sum or model this one.",
+    "_clamped": "Whether the value differs from the raw one.",
+    "_scale": "Scale of the noise.",
+    "_low": "Lower end of the 95 % interval.",
+    "_high": "Upper end of the 95 % interval.",
+}
+"""What a column holds, by the end of its name."""
+
+
+def _description(name: str) -> dict[str, str]:
+    """The metadata of a Parquet field, which readers show beside its name."""
+    ends = [meaning for end, meaning in _MEANINGS.items() if name.endswith(end)]
+    if not ends and name in ("mean", "variance", "p15", "p50", "p85"):
+        ends = ["Clamped to the public range: show this one. Averages and sums of it are biased; take the raw one."]
+    return {"description": ends[0]} if ends else {}
 
 
 def _apart(row: Row) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Unpack
@@ -20,14 +20,14 @@ from stream.logs import configure_logs
 from stream.protocol.content import ContentError
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.parts import SlotRows
+from stream.protocol.parts import SlotRows, signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.statistics.plan import PlanError
-from stream.statistics.window_release import WindowRows
+from stream.statistics.window_rows import WindowRows
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
-from stream.storage.ledger import Ledger, LedgerError, SetBackError
+from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
 from stream.storage.partitions import spans_servers
 from stream.storage.release_store import Released, ReleaseStore
 from stream.storage.row_store import RowStore
@@ -38,8 +38,7 @@ from stream.storage.sealed_rows import NotSealedError
 class CloseReport:
     """The result of one attempt to close or publish a window.
 
-    ``failure``: ledger, publish, redis, content, unsealed or unexpected; None if the window was committed. ``shared``: the next window
-    would fail, too. ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was
+    ``failure``: turn, ledger, publish, redis, content, unsealed or unexpected; None if the window was committed. ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was
     published after its first instant; None if windows are published as soon as they are committed. ``beyond_limits``: number
     of events that do not count, because their user exceeds a limit of the window. ``refused``: number of events that a rule
     of ``feed.quality`` refused, by reason.
@@ -51,13 +50,18 @@ class CloseReport:
     redraws: int = 0
     behind: float | None = None
     failure: str | None = None
-    shared: bool = False
     reason: str = ""
     beyond_limits: int = 0
     refused: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def blocks(self) -> bool:
+        """Whether the windows behind this one wait for it: it failed, and not for its content, for which it is set aside."""
+        return self.failure not in (None, "content")
+
 
 FAILURES: dict[type[Exception], str] = {
+    OutOfTurnError: "turn",
     LedgerError: "ledger",
     PlanError: "ledger",
     ContentError: "content",
@@ -71,13 +75,6 @@ PUBLICATION_LEAD_SECONDS = 3.0
 """How long before its instant a window is given to the publishing process, which first connects and verifies the ledger. Where
 that takes longer, the instant is missed, and the next attempt gets more time.
 """
-_SERVERS = (RedisError, PublishError, KafkaError)
-
-
-class _RefusedError(Exception):
-    """The ledger was refused, or could not be checked, for the reason that is its cause. Other windows would be refused, too."""
-
-
 _known: dict[tuple[str, FeedKeys], Known] = {}
 """What this process knows about each broker and feed; it is kept between calls."""
 
@@ -104,7 +101,7 @@ def forget_everything() -> None:
 
 
 async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
-    """Close ``slots`` in order. Stops at the first failure that the others would share.
+    """Close ``slots``, which ascend, in order. Stops at the first that fails and is not set aside.
 
     If windows are published at fixed instants, they are only committed here and wait for :func:`publish_windows`.
     """
@@ -113,10 +110,10 @@ async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
         async with _connected(config) as servers:
             for slot in slots:
                 reports.append(await servers.close(slot, publishes=config.publication is None))
-                if reports[-1].shared:
+                if reports[-1].blocks:
                     break
     except KafkaError as error:
-        reports.append(_failed(slots[0], error, shared=True))
+        reports.append(_failed(slots[0], error))
     return reports
 
 
@@ -127,7 +124,7 @@ async def publish_windows(
 
     Connections are made and the ledger is verified before the first instant. If a window misses its instant meanwhile and
     its next one is more than ``lead_seconds`` away, it is left for the next call, because another window may come first. Stops at
-    the first failure that the others would share.
+    the first failure.
     """
     times, reports = config.publication, list[CloseReport]()
     assert times is not None, "without instants a window is published by the process that closes it"
@@ -143,10 +140,10 @@ async def publish_windows(
                 begun_us = await _until(instant_us, servers.rows)
                 report = await servers.publish(slot)
                 reports.append(replace(report, behind=(begun_us - times.first_us(ends[slot])) / 1e6))
-                if report.shared:
+                if report.blocks:
                     break
     except (KafkaError, RedisError, LedgerError) as error:
-        reports.append(_failed(slots[0], error, shared=True))
+        reports.append(_failed(slots[0], error))
     return reports
 
 
@@ -179,24 +176,24 @@ class _Servers:
 
     def _protocol(self, **hooks: Unpack[Hooks]) -> ReleaseProtocol:
         check = self.check
-        hooks["before_publishing"] = self.verify
+        hooks["before_publishing"] = self.check.verify
         return ReleaseProtocol.connect(
-            self.config, check.redis, self.slot_rows, check.ledger, self.publisher, Noise(), **hooks
+            statistics_of(self.config),
+            check.redis,
+            self.slot_rows,
+            check.ledger,
+            self.publisher,
+            Noise(),
+            signer_of(self.config),
+            **hooks,
         )
-
-    async def verify(self) -> None:
-        """Check the ledger; raises :class:`_RefusedError`."""
-        await _accepted(self.check.verify())
 
     async def close(self, slot: int, *, publishes: bool) -> CloseReport:
         """Verify the ledger, commit one window, and publish it at once if asked to."""
         started, redraws, arranged = time.monotonic(), list[int](), list[WindowRows]()
-        try:
-            await _accepted(self.check.verify_all())
-        except _RefusedError as error:
-            return _failed(slot, error, started)
         protocol = self._protocol(on_redraw=lambda: redraws.append(slot), on_uncounted=arranged.append)
         try:
+            await self.check.verify_all()
             await protocol.commit(slot)
             released = await protocol.publish(slot) if publishes else None
         except Exception as error:
@@ -216,14 +213,6 @@ class _Servers:
         return CloseReport(slot, time.monotonic() - started, released)
 
 
-async def _accepted(check: Awaitable[None]) -> None:
-    """Await a check of the ledger; raises :class:`_RefusedError`."""
-    try:
-        await check
-    except tuple(FAILURES) as error:
-        raise _RefusedError from error
-
-
 @asynccontextmanager
 async def _connected(config: Config) -> AsyncIterator[_Servers]:
     known = _known.setdefault((config.kafka.bootstrap, FeedKeys.of(config)), Known())
@@ -239,14 +228,9 @@ async def _connected(config: Config) -> AsyncIterator[_Servers]:
         await redis.aclose()
 
 
-def _failed(slot: int, error: Exception, started: float | None = None, *, shared: bool = False) -> CloseReport:
-    """The report on an attempt that raised ``error``. What a server or the ledger as a whole refused one window, it will refuse
-    the next.
-    """
-    shared = shared or isinstance(error, (*_SERVERS, _RefusedError, SetBackError))
-    if isinstance(error, _RefusedError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__
+def _failed(slot: int, error: Exception, started: float | None = None) -> CloseReport:
+    """The report on an attempt that raised ``error``."""
     failure = next((name for kind, name in FAILURES.items() if isinstance(error, kind)), "unexpected")
     reason = f"{type(error).__name__}: {error}" if failure == "unexpected" else str(error)
     seconds = 0.0 if started is None else time.monotonic() - started
-    return CloseReport(slot, seconds, failure=failure, shared=shared, reason=reason)
+    return CloseReport(slot, seconds, failure=failure, reason=reason)

@@ -13,9 +13,11 @@ from redis.exceptions import RedisError
 from dpcore.noise import Noise
 from stream.messages.message import Message
 from stream.protocol.parts import Statistics
-from stream.statistics.plan import Plan, PlanError
-from stream.statistics.window_release import Allowance, Drawn, WindowRows
+from stream.statistics.plan import Allowance, Due, Plan, PlanError
+from stream.statistics.window_release import Drawn
+from stream.statistics.window_rows import WindowRows
 from stream.storage.sealed_rows import NotSealedError
+from stream.terms import Terms
 from stream.windows import Window, utc_text
 
 
@@ -48,19 +50,28 @@ class GuardedStatistics:
 
     statistics: Statistics
 
+    @property
+    def terms(self) -> Terms:
+        """As :class:`Statistics`."""
+        return self.statistics.terms
+
+    @property
+    def may_withhold(self) -> bool:
+        """As :class:`Statistics`."""
+        return self.statistics.may_withhold
+
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
-        """As :class:`Statistics`."""
-        with content_of(window.start, "reading"):
-            return self.statistics.arrange(rows, window)
+        """As :class:`Statistics`; whoever reads the rows guards reading and sorting together."""
+        return self.statistics.arrange(rows, window)
 
-    def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
+    def plan(self, rows: WindowRows, due: Due, allowance: Allowance, memory: bytes) -> Plan:
         """As :class:`Statistics`."""
-        with content_of(window.start, "plan"):
-            return self.statistics.plan(rows, window, allowance, memory, generation)
+        with content_of(due.window.start, "plan"):
+            return self.statistics.plan(rows, due, allowance, memory)
 
-    def withhold(self, window: Window, generation: str) -> Plan | None:
+    def withhold(self, due: Due, budget: int) -> Plan | None:
         """As :class:`Statistics`."""
-        return self.statistics.withhold(window, generation)
+        return self.statistics.withhold(due, budget)
 
     def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
         """As :class:`Statistics`."""

@@ -1,9 +1,8 @@
-"""Decides which windows of a feed are due, and in which order windows of a live feed are closed."""
+"""Decides which windows of a feed are due. They are closed in the order of their time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
@@ -21,46 +20,6 @@ from stream.storage.sealed_rows import NotSealedError
 from stream.windows import read_through, utc_text, watermark
 
 log = structlog.get_logger()
-
-
-_REST_SECONDS = (5.0, 300.0)
-"""Seconds for which a window rests after its closing failed: the first time, and at most."""
-
-
-class ClosingOrder:
-    """Chooses the due window of a live feed that is closed next: one that is newer than all before it, else the oldest.
-
-    So the newest window waits for at most one other, however many are due. A window whose closing failed gets its next turn
-    after all others; before that it rests, each time twice as long.
-    """
-
-    def __init__(self) -> None:
-        self._newest = -1
-        self._tried: set[int] = set()
-        self._rests: dict[int, tuple[float, float]] = {}
-
-    def ready(self, due: Sequence[int], now: float) -> list[int]:
-        """The windows of ``due`` that do not rest at ``now`` (seconds of any clock)."""
-        self._rests = {slot: rest for slot, rest in self._rests.items() if slot in due}
-        return [slot for slot in due if slot not in self._rests or self._rests[slot][0] <= now]
-
-    def rest(self, slot: int, now: float) -> None:
-        """Let a window rest after its closing failed for a reason that concerns only this window."""
-        _, before = self._rests.get(slot, (0.0, _REST_SECONDS[0] / 2))
-        length = min(2 * before, _REST_SECONDS[1])
-        self._rests[slot] = (now + length, length)
-
-    def following(self, due: Sequence[int]) -> int:
-        """The next of ``due`` (ascending, not empty)."""
-        self._tried &= set(due)
-        waiting = [slot for slot in due if slot not in self._tried]
-        if not waiting:
-            self._tried.clear()
-            waiting = list(due)
-        slot = waiting[-1] if waiting[-1] > self._newest else waiting[0]
-        self._newest = max(self._newest, slot)
-        self._tried.add(slot)
-        return slot
 
 
 class Due(NamedTuple):
@@ -88,10 +47,13 @@ class DueWindows:
     async def look(self) -> Due:
         """The windows that are due now. Also deletes rows of windows that can never be released."""
         aside, seen = await self.store.slots_set_aside(), await self.rows.look()
-        open_slots = await self._releasable([slot for slot in seen.slots if slot not in aside])
         since, mark_us = await self.since(), await self.mark_of(seen)
+        latest = await self.store.latest_planned()
+        if latest is not None and self.config.slotting.period_of(latest).start < since < math.inf:
+            await self._give_up_unfinished()
+        open_slots = await self._releasable([slot for slot in seen.slots if slot not in aside], latest)
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
-            due = await self._ticked_slots(open_slots, since, mark_us or 0, aside)
+            due = await self._ticked_slots(open_slots, since, mark_us or 0, aside, latest)
         else:
             slotting = self.config.slotting
             due = [
@@ -135,21 +97,40 @@ class DueWindows:
             raise NotSealedError(slot, [])
         await self.rows.seal(slot, seen.offsets)
 
-    async def _releasable(self, open_slots: list[int]) -> list[int]:
-        """Slots that begin a window or are in progress. Others are from before ``window.slot`` was changed; their rows are deleted."""
+    async def _give_up_unfinished(self) -> None:
+        """Set aside the planned window of a period that is not released any more, since the windows after it would wait for it."""
+        slot = await self.store.unfinished()
+        if slot is not None:
+            await self.store.set_aside(slot, "its period is not released any more")
+
+    async def _releasable(self, open_slots: list[int], latest: int | None) -> list[int]:
+        """Slots whose windows may be released. Rows of others are deleted: those from before ``window.slot`` was changed, and those
+        older than ``latest``, the latest window that was planned.
+        """
         kept = []
         for slot in open_slots:
-            if await self._begins_a_window(slot):
+            if await self._is_passed(slot, latest):
+                log.warning("a later window was planned, rows of an older one are dropped", window=utc_text(slot))
+            elif await self._begins_a_window(slot):
                 kept.append(slot)
                 continue
-            log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
+            else:
+                log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
             await self.rows.discard(slot)
         return kept
+
+    async def _is_passed(self, slot: int, latest: int | None) -> bool:
+        """Whether a later window was planned before this one, which therefore is never released."""
+        if latest is None or slot >= latest:
+            return False
+        return not (await self.rows.in_progress(slot) or await self.rows.is_closed(slot))
 
     async def _begins_a_window(self, slot: int) -> bool:
         return self.config.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
-    async def _ticked_slots(self, open_slots: list[int], since: float, mark_us: int, aside: set[int]) -> list[int]:
+    async def _ticked_slots(
+        self, open_slots: list[int], since: float, mark_us: int, aside: set[int], latest: int | None
+    ) -> list[int]:
         """Every slot since the feed first ran that ended by ``mark_us``, also without rows."""
         slotting, now = self.config.slotting, await self.rows.now_us()
         slot = await self.rows.first_slot(slotting.window(now // 1_000_000).start)
@@ -159,7 +140,7 @@ class DueWindows:
         due = []
         while (end := slotting.window(slot).end) * 1_000_000 <= mark_us:
             released = slot not in aside and slotting.period_of(slot).start >= since
-            if released and await self._to_release(slot):
+            if released and not await self._is_passed(slot, latest) and await self._to_release(slot):
                 due.append(slot)
             else:
                 await self.rows.advance_first_slot(slot, end)

@@ -9,9 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.noise import Noise
+from stream.config import Config
+from stream.config.public_cells import public_cells
+from stream.messages.chain import Signer, SigningKeyError
 from stream.messages.message import Message
-from stream.statistics.plan import Plan
-from stream.statistics.window_release import Allowance, Drawn, WindowRows
+from stream.statistics.plan import Allowance, Due, Plan
+from stream.statistics.window_release import Drawn, WindowStatistics
+from stream.statistics.window_rows import WindowRows
+from stream.storage.ledger import LedgerError
+from stream.terms import Terms
 from stream.windows import Window
 
 
@@ -41,13 +47,21 @@ class Publisher(Protocol):
 class Statistics(Protocol):
     """The part of :class:`stream.statistics.window_release.WindowStatistics` that closing uses. Pure: no server, no clock."""
 
+    @property
+    def terms(self) -> Terms:
+        """The terms on which windows are planned from now on."""
+
+    @property
+    def may_withhold(self) -> bool:
+        """Whether it may be published that no plan of a window could be made."""
+
     def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
         """The rows of ``window``, sorted."""
 
-    def plan(self, rows: WindowRows, window: Window, allowance: Allowance, memory: bytes, generation: str) -> Plan:
+    def plan(self, rows: WindowRows, due: Due, allowance: Allowance, memory: bytes) -> Plan:
         """Decide who takes part, the noise scales and every user's charge, before noise is drawn."""
 
-    def withhold(self, window: Window, generation: str) -> Plan | None:
+    def withhold(self, due: Due, budget: int) -> Plan | None:
         """The plan of a withheld window; None if the relation does not permit to withhold it publicly."""
 
     def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
@@ -55,3 +69,16 @@ class Statistics(Protocol):
 
     def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         """All messages, close marker last, and the new memory (empty: unchanged)."""
+
+
+def signer_of(config: Config) -> Signer | None:
+    """What signs the close markers of a configured feed. Raises :class:`LedgerError` for a key that cannot be used."""
+    try:
+        return None if config.signing is None else Signer.load(config.signing.key_file)
+    except SigningKeyError as error:
+        raise LedgerError(str(error)) from None
+
+
+def statistics_of(config: Config) -> WindowStatistics:
+    """The statistics of a configured feed. Raises :class:`stream.config.ConfigError` for a public area that is none."""
+    return WindowStatistics(Terms.of(config), public_cells(config))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 
-from stream.config import Config
 from stream.protocol.content import ContentError, content_of
 from stream.protocol.parts import Statistics
-from stream.statistics.fix_rules import FixRules
 from stream.statistics.pacing import spendable
-from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, within
+from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.storable import require_storable_plan
-from stream.statistics.window_release import Allowance, WindowRows
+from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
 from stream.storage.release_store import ReleaseStore
+from stream.terms import Terms
 from stream.windows import Window, utc_text
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ class StoredPlan(NamedTuple):
 class DueWindow(NamedTuple):
     """A window to close, with its plan if an earlier attempt or another worker stored one.
 
-    ``positions``: whether a histogram or a rule of fixes, configured or planned, reads lat and lng.
+    ``positions``: whether a histogram or a rule of fixes reads lat and lng, on the terms of now or of the plan.
     """
 
     window: Window
@@ -50,10 +50,14 @@ class DueWindow(NamedTuple):
 class Planning:
     """Makes, stores, charges and replaces plans of one feed. A plan is stored only once: the first writer wins."""
 
-    config: Config
     statistics: Statistics
     store: ReleaseStore
     ledger: Ledger
+
+    @property
+    def terms(self) -> Terms:
+        """The terms on which windows are planned from now on."""
+        return self.statistics.terms
 
     async def window(self, slot: int) -> DueWindow:
         """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed since.
@@ -62,14 +66,14 @@ class Planning:
         """
         stored = await self.store.plan(slot)
         planned = None if stored is None else self._read(stored)
-        window = self.config.slotting.window(slot) if planned is None else planned.plan.window
+        window = self.terms.window_at(slot) if planned is None else planned.plan.window
         if window.start != slot:
             raise PlanError(
-                f"no window of {self.config.window.slot} begins at {utc_text(slot)}: window.slot was changed while its rows "
+                f"no window of {timedelta(seconds=self.terms.slot_s)} begins at {utc_text(slot)}: window.slot was changed while its rows "
                 "were collected; nothing was planned. Restore the old length until it is released"
             )
-        configured = self.config.histogram is not None or FixRules.of(self.config) is not None
-        return DueWindow(window, configured or (planned is not None and planned.plan.reads_positions), planned)
+        planned_by_them = planned is not None and planned.plan.terms.reading.positions
+        return DueWindow(window, self.terms.reading.positions or planned_by_them, planned)
 
     async def first(self, window: Window, rows: WindowRows | None) -> StoredPlan:
         """Make and store a plan of ``window``. If another worker stored one meanwhile, that plan is returned."""
@@ -79,7 +83,7 @@ class Planning:
             with content_of(window.start, "the plan"):
                 require_storable_plan(len(stored))
         except ContentError as error:
-            stored = encode_plan(self._withhold(window, plan.generation, plan.ledger_budget, error))
+            stored = encode_plan(self._withhold(plan.due, plan.budget, error))
         return self._read(await self.store.store_plan(window.start, stored))
 
     async def replaced(
@@ -91,7 +95,7 @@ class Planning:
         return await self.first(window, rows) if stored is None else self._read(stored)
 
     async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
-        """A plan by the ledger and the terms of the period, without the users in ``refused``.
+        """A plan by the ledger and its terms of the period, without the users in ``refused``.
 
         A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan can be made, the
         window is withheld if the relation permits that; else this raises :class:`ContentError`. ``rows``: None if they could not be
@@ -100,33 +104,32 @@ class Planning:
         generation = await self.ledger.generation()
         if generation is None:
             raise LedgerError(
-                f"feed {self.config.feed.name!r} has rows to release but Redis holds no ledger generation; what was spent "
+                f"feed {self.terms.feed!r} has rows to release but Redis holds no ledger generation; what was spent "
                 "is unknown. Restore Redis from its append-only file"
             )
-        period = self.config.slotting.period_of(window.start)
-        terms = await self.ledger.terms(period.key)
-        allowed = await self.ledger.budget(terms, self.config.privacy.ledger_budget)
+        due = Due(self.terms, window, generation)
+        terms = await self.ledger.terms(due.period.key)
+        allowed = await self.ledger.budget(terms, self.terms.privacy.budget)
         if rows is None:
-            return self._withhold(window, generation, allowed, None)
+            return self._withhold(due, allowed, None)
         users = rows.counts.users
-        left = allowed - await self.ledger.spent(period.key, users, besides=window.start)
-        left = spendable(left, users, window, allowed, self.config)
-        left = np.minimum(left, await self.ledger.left_of_block(period, users, besides=window.start))
+        left = allowed - await self.ledger.spent(due.period.key, users, besides=window.start)
+        left = spendable(left, users, due, allowed)
+        left = np.minimum(left, await self.ledger.left_of_block(due.period, users, besides=window.start))
         left[np.isin(users, refused)] = 0
-        allowance = Allowance(left, allowed, terms.counts)
         memory = await self.store.memory()
         try:
-            return self.statistics.plan(rows, window, allowance, memory, generation)
+            return self.statistics.plan(rows, due, Allowance(left, allowed, terms.counts), memory)
         except ContentError as error:
-            return self._withhold(window, generation, allowed, error)
+            return self._withhold(due, allowed, error)
 
-    def _withhold(self, window: Window, generation: str, allowed: int, error: ContentError | None) -> Plan:
-        plan = self.statistics.withhold(window, generation)
+    def _withhold(self, due: Due, allowed: int, error: ContentError | None) -> Plan:
+        plan = self.statistics.withhold(due, self.terms.privacy.budget if self.terms.ledger is None else allowed)
         if plan is None:
             assert error is not None, "rows that cannot be read are told only where a window may be withheld"
             raise error
-        log.error("window withheld", window=utc_text(window.start), reason=str(error or "its rows cannot be read"))
-        return plan if self.config.shared_ledger is None else within(plan, allowed)
+        log.error("window withheld", window=utc_text(due.window.start), reason=str(error or "its rows cannot be read"))
+        return plan
 
     async def charge(self, plan: Plan) -> IdArray | None:
         """Charge all users of ``plan``. Returns None once all have paid, else the users whose budget does not cover the charge.
@@ -141,7 +144,7 @@ class Planning:
                 plan.generation,
                 users,
                 charges,
-                plan.ledger_budget,
+                plan.budget,
                 plan.digest,
                 plan.charge_basis,
             )
@@ -151,9 +154,10 @@ class Planning:
 
     def _read(self, stored: bytes) -> StoredPlan:
         plan = decode_plan(stored)
-        if (plan.zcdp is not None) != (self.config.privacy.accounting == "zcdp"):
+        if plan.gaussian != (self.terms.privacy.zcdp is not None):
+            accounting = "pure" if self.terms.privacy.zcdp is None else "zcdp"
             raise LedgerError(
-                f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting "
-                f"'{self.config.privacy.accounting}'; restore the old settings until it is released"
+                f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting '{accounting}'; "
+                "restore the old settings until it is released"
             )
         return StoredPlan(plan, stored)

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.config import Config
-from stream.messages.chain import ChainError, Signer, SigningKeyError, continued, decode_link, encode_link
+from stream.messages.chain import ChainError, Signer, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
 from stream.protocol.content import ContentError, GuardedStatistics, content_of
 from stream.protocol.parts import Publisher, SlotRows, Statistics
 from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
-from stream.statistics.window_release import Drawn, WindowRows, WindowStatistics
+from stream.statistics.window_release import Drawn
+from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
 from stream.storage.release_store import Carried, ChargesGoneError, Outcome, Released, ReleaseStore
 from stream.windows import Window, utc_text
@@ -77,25 +77,21 @@ class ReleaseProtocol:
     @classmethod
     def connect(
         cls,
-        config: Config,
+        statistics: Statistics,
         redis: Redis,
         rows: SlotRows,
         ledger: Ledger,
         publisher: Publisher,
         noise: Noise,
+        signer: Signer | None = None,
         **hooks: Unpack[Hooks],
     ) -> Self:
-        """The protocol of one configuration, with its state in ``redis``. ``hooks``: the fields of the same names.
-
-        Raises :class:`LedgerError` for a signing key that cannot be used.
+        """The protocol of one feed, with its state in ``redis``. ``signer``: of its close markers, if they are signed;
+        ``hooks``: the fields of the same names.
         """
-        statistics, store = GuardedStatistics(WindowStatistics(config)), ReleaseStore.of(redis, config)
-        planning = Planning(config, statistics, store, ledger)
-        try:
-            signer = None if config.signing is None else Signer.load(config.signing.key_file)
-        except SigningKeyError as error:
-            raise LedgerError(str(error)) from None
-        return cls(statistics, planning, store, rows, ledger, publisher, noise, signer, **hooks)
+        guarded, terms = GuardedStatistics(statistics), statistics.terms
+        store = ReleaseStore(redis, terms.feed, terms.ledger)
+        return cls(guarded, Planning(guarded, store, ledger), store, rows, ledger, publisher, noise, signer, **hooks)
 
     async def close(self, slot: int) -> Released:
         """Commit one window and publish it; continues after the step that an earlier attempt reached.
@@ -173,7 +169,7 @@ class ReleaseProtocol:
                 rows = self.statistics.arrange(stored, window)
             self.on_uncounted(rows)
         except ContentError:
-            if self.statistics.withhold(window, "") is None:
+            if not self.statistics.may_withhold:
                 raise
             rows = None
         await self._done("read")
@@ -208,8 +204,8 @@ class ReleaseProtocol:
     async def _commit(self, plan: Plan, drawn: Drawn | None) -> None:
         """Commit the drawn window with its number and the memory after it.
 
-        If another window was committed meanwhile, the messages are written anew with the same noise; there are only finitely
-        many other windows. Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
+        If the link of the chain was replaced meanwhile, or Redis was set back, the messages are written anew with the same noise.
+        Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
         """
         slot = plan.window.start
         while True:

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.feed import FeedConfig
 from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Reason
-from stream.ingestion.formats import recording_format, time_us
+from stream.ingestion.formats import claims_utc, recording_format, time_us, utc_of_local
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
@@ -72,9 +74,9 @@ class DerivedEvents(SnapshotEvents):
         """Add the fix of an event, or count why it is refused; whether the event has a speed, and so goes on in any case."""
         if len(value) > MAX_MESSAGE_BYTES:
             raise ValueError("no event")
-        fix = self._format.decode(value)
+        fix = self._format.read(value)
         user, time, lat, lng, speed = (read(fix) for read in self._format.getters)
-        name, moment = str(user), time_us(time)
+        name, moment = str(user), self._moment(time)
         why = rows.why_refused(name, moment, lat, lng)
         if why is None:
             speed_ms = math.nan if speed is None else speed * self._format.kmh / 3.6
@@ -83,6 +85,15 @@ class DerivedEvents(SnapshotEvents):
             swapped = self._domain.contains(lng, lat)
             rows.refused[Reason.SWAPPED_AXES.value if why == NO_PLACE and swapped else why] += 1
         return speed is not None
+
+    def _moment(self, time: datetime | int | float) -> int:
+        """µs UTC, as the service reads it. Raises :class:`ValueError` for a local time that occurs twice or never."""
+        if self._clocks is None or not claims_utc(time):
+            return time_us(time)
+        moments, wrong = utc_of_local(np.array([time_us(time)]), self._clocks)
+        if wrong[0]:
+            raise ValueError("a local time that occurs twice or never")
+        return int(moments[0])
 
     def _sent(self, speed: NDArray[np.float64], is_derived: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return is_derived & ~np.isnan(speed)
@@ -116,7 +127,8 @@ def derived_recording(
     on_progress: Callable[[int, int], None] = lambda done, size: None,
 ) -> Iterator[Messages]:
     """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError` for what cannot be read."""
-    with open_recording(path, file_format, config.feed) as recording:
+    one_each = config.relation == NeighbouringRelation.PARTICIPATION
+    with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
 
         def read() -> Iterator[Messages]:
             for block in recording:

@@ -6,8 +6,11 @@ import csv
 import re
 import string
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from stream.config.feed import FeedFields
 from stream.ingestion.formats import known_fields
@@ -18,6 +21,8 @@ _LONGEST_HEADER = 1 << 16
 _NEVER_SEPARATE = frozenset(string.ascii_letters + string.digits + "_-.\"'\r\n\0")
 PARQUET = b"PAR1"
 """The first bytes of a Parquet file."""
+_LARGEST_TREE, _DEEPEST_LIST = 64 << 20, 5
+"""Bytes of a document in which a list of events is looked for, and how deep."""
 HEAD_BYTES = 4096
 """So many first bytes tell what a file is."""
 GZIP = b"\x1f\x8b"
@@ -30,8 +35,8 @@ _BEGINNINGS = (
     (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it, or compress it with gzip"),
     (b"\xfd7zXZ", "compressed by xz: unpack it, or compress it with gzip"),
     (b"SQLite format 3", "an SQLite database: export the table of positions as CSV"),
-    (b"\xff\xfe", "text in UTF-16: convert it to UTF-8"),
-    (b"\xfe\xff", "text in UTF-16: convert it to UTF-8"),
+    (b"\xff\xfe", "text in UTF-16: set feed.encoding = 'utf-16'"),
+    (b"\xfe\xff", "text in UTF-16: set feed.encoding = 'utf-16'"),
     (b"<", "XML, as SIRI is: send its vehicle positions with 'hexveil siri-vm'"),
 )
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
@@ -56,9 +61,49 @@ def seems_to_be(path: Path) -> str | None:
     for beginning, what in _BEGINNINGS:
         if text.startswith(beginning):
             return f"It seems to be {what}."
+    if head[257:262] == b"ustar":
+        return "It seems to be a tar archive: unpack it first."
     if is_gtfs_realtime(head):
         return "It seems to be a GTFS-realtime message: send it with 'hexveil gtfs-rt'."
-    return None
+    listed = list_in(path) if text[:1] == b"{" else None
+    return None if listed is None else f"Its events are in a list: set feed.records = {listed!r}."
+
+
+def list_in(path: Path) -> str | None:
+    """The path of the longest list of objects in a JSON document; None if the file is none, or has no such list."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_TREE)
+        text = zlib.decompressobj(31).decompress(text, _LARGEST_TREE) if text.startswith(GZIP) else text
+        tree = msgspec.json.decode(text.decode("utf-8-sig", "replace"))
+    except (OSError, ValueError, zlib.error, RecursionError):
+        return None
+    lists = dict(_lists(tree, (), 0))
+    return max(lists, key=lambda name: lists[name]) if lists else None
+
+
+def _lists(tree: Any, path: tuple[str, ...], depth: int) -> Iterator[tuple[str, int]]:
+    """The paths of lists of objects in objects, and their lengths."""
+    if isinstance(tree, list) and path and tree and isinstance(tree[0], dict):
+        yield ".".join(path), len(tree)
+    elif isinstance(tree, dict) and depth < _DEEPEST_LIST:
+        for name, value in tree.items():
+            if name and "." not in name:
+                yield from _lists(value, (*path, name), depth + 1)
+
+
+def records_at(text: bytes, path: str) -> list[bytes] | None:
+    """The elements of the list at ``path`` in a JSON document, as they are written; None if there is no such list."""
+    value: bytes | msgspec.Raw = text.decode("utf-8", "replace").encode()
+    try:
+        for key in path.split("."):
+            if key.isdecimal():
+                value = msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
+            else:
+                value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
+        return list(map(bytes, msgspec.json.decode(value, type=list[msgspec.Raw])))
+    except (msgspec.DecodeError, LookupError, RecursionError):
+        return None
 
 
 def is_gtfs_realtime(head: bytes) -> bool:

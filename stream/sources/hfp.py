@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from stream.config.feed import SPEED_TO_KMH
 from stream.ingestion.formats import parse_time
 from stream.sources.messages import Messages
 from stream.sources.snapshot_events import SnapshotEvents
@@ -47,20 +48,22 @@ _decode = msgspec.json.Decoder(dict[str, _Fix]).decode
 
 
 class HighFrequencyPositions(SnapshotEvents):
-    """Events of HFP messages. Speeds are in m/s in the format."""
+    """Events of HFP messages, whose speeds are in m/s, as the format prescribes, or in ``feed.speed_unit``."""
+
+    unit_of_format = "m/s"
 
     def of(self, publications: Sequence[Publication], received_us: int) -> Messages:
         """The new events of messages that are decoded at ``received_us`` (µs UTC), in order of time.
 
         A message that cannot be read is refused alone. Raises :class:`SnapshotError` for too many vehicles.
         """
-        rows = SnapshotRows(None, received_us, self.max_future_us)
+        rows = SnapshotRows(None, received_us, self.max_future_us, self._clocks)
         for publication in publications:
-            _add(rows, publication)
+            _add(rows, publication, SPEED_TO_KMH[self.unit])
         return self.take(rows.snapshot(), len(publications))
 
 
-def _add(rows: SnapshotRows, publication: Publication) -> None:
+def _add(rows: SnapshotRows, publication: Publication, kmh: float) -> None:
     """Add the vehicle of one message, or count why it is refused."""
     name, fix = vehicle_of(publication.topic), _read(publication.payload)
     if isinstance(fix, str):
@@ -75,7 +78,7 @@ def _add(rows: SnapshotRows, publication: Publication) -> None:
         except (ValueError, OverflowError):
             rows.refused["time-unreadable"] += 1
             return
-        rows.add(name, moment, _number(fix.lat), _number(fix.long), _speed(fix.spd))
+        rows.add(name, moment, _number(fix.lat), _number(fix.long), _speed(fix.spd) * kmh / 3.6)
 
 
 def vehicle_of(topic: str) -> str | None:

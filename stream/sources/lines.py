@@ -5,17 +5,21 @@ JSON over several lines is read as if each object were one line, and of an array
 
 from __future__ import annotations
 
+import codecs
 import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
 from stream.ingestion.arrays import Cutter, may_hold_several
-from stream.sources.file_kinds import GZIP
+from stream.sources.file_kinds import BOM, GZIP, records_at
 from stream.sources.standard_input import STDIN, StandardInput
 
 LONGEST_LINE = 16 << 20
 """Only so many bytes of a line are kept, because a file without line ends must not fill the memory."""
+LARGEST_DOCUMENT = 256 << 20
+"""Bytes of a JSON document of which a list is read."""
+_AT_ONCE = 4096
 _KEPT = 1024
 _LOOKED_AT = 1_000
 """Lines by which it is recognised whether JSON is over several lines."""
@@ -96,7 +100,7 @@ def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
     A damaged first line is no such beginning: whole objects and arrays that no comma or bracket follows are the lines of a
     recording. None if three lines must be known for it and are not. ``whole``: nothing more will be known.
     """
-    text = beginning.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = beginning.lstrip()
     first, ended, rest = text.partition(b"\n")
     first = first.strip()
     if first[:1] not in b"[{" or (first[:1] == b"{" and first != b"{"):
@@ -111,15 +115,26 @@ def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
 
 
 class Lines:
-    """Blocks of whole lines, without their ends. ``position`` and ``size`` are bytes of the file as stored.
+    """Blocks of whole lines in UTF-8, without their ends. ``position`` and ``size`` are bytes of the file as stored.
 
-    An empty block means that standard input is silent at present.
+    An empty block means that standard input is silent at present. ``encoding``: of the file's text. ``records``: the path of
+    a list in a JSON document, whose elements are the lines. ``over_lines``: whether a value of JSON may go over several lines, and
+    so be cut by what others before it hold.
 
     Raises :class:`RecordingError` after the last readable line if the gzip stream is cut short or damaged.
     """
 
-    def __init__(self, path: Path, stored: Stored | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        stored: Stored | None = None,
+        encoding: str = "utf-8",
+        records: str | None = None,
+        *,
+        over_lines: bool = True,
+    ) -> None:
         self.path = path
+        self._encoding, self._records, self._over_lines = encoding, records, over_lines
         self._file = open_stored(path) if stored is None else stored
         self.size = 0 if path == STDIN else path.stat().st_size
         self.position = 0
@@ -132,11 +147,50 @@ class Lines:
         self._file.close()
 
     def __iter__(self) -> Iterator[list[bytes]]:
-        cut: _Lines | _Values | None = None
+        return self._cut() if self._records is None else self._listed(self._records)
+
+    def _listed(self, path: str) -> Iterator[list[bytes]]:
+        """The elements of the list at ``path`` in the whole text."""
+        parts, size = list[bytes](), 0
+        for block in self._text():
+            parts.append(block)
+            size += len(block)
+            if size > LARGEST_DOCUMENT:
+                raise RecordingError(
+                    f"{self.path}: a JSON document of more than {LARGEST_DOCUMENT >> 20} MiB; write one event a line"
+                )
+        elements = records_at(b"".join(parts), path)
+        if elements is None:
+            raise RecordingError(f"{self.path}: no list at {path!r} in its JSON; correct feed.records")
+        for at in range(0, len(elements), _AT_ONCE):
+            self.read += len(part := elements[at : at + _AT_ONCE])
+            yield part
+
+    def _text(self) -> Iterator[bytes]:
+        """The text in UTF-8, without a byte order mark."""
+        decoder = None if self._encoding == "utf-8" else codecs.getincrementaldecoder(self._encoding)("replace")
+        begin: bytes | None = b""
+        for block in self.blocks():
+            if decoder is not None:
+                yield decoder.decode(block).encode("utf-8", "replace")
+            elif begin is None:
+                yield block
+            else:
+                begin += block
+                if len(begin) >= len(BOM) or not BOM.startswith(begin):
+                    yield begin.removeprefix(BOM)
+                    begin = None
+                elif not block:
+                    yield b""
+        if begin:
+            yield begin
+
+    def _cut(self) -> Iterator[list[bytes]]:
+        cut: _Lines | _Values | None = None if self._over_lines else _Lines()
         beginning = b""
         damage: RecordingError | None = None
         try:
-            for block in self._blocks():
+            for block in self._text():
                 if cut is None:
                     beginning += block
                     too_long = len(beginning) > LONGEST_LINE
@@ -175,7 +229,8 @@ class Lines:
             self.position += len(block or b"")
             yield block or b""
 
-    def _blocks(self) -> Iterator[bytes]:
+    def blocks(self) -> Iterator[bytes]:
+        """The decompressed bytes, as they come."""
         # Of text in a pipe, more than two bytes may not have been written yet.
         if self.peek(2)[:2] != GZIP or not _is_gzip(self.peek(4)[:4]):
             yield from self._reads()

@@ -2,31 +2,100 @@
 
 from __future__ import annotations
 
+import atexit
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Self
 
 from stream.config.feed import FeedConfig
 from stream.sources.file_kinds import PARQUET
 from stream.sources.lines import RecordingError, open_stored
+from stream.sources.messages import Messages
 from stream.sources.recording import Recording, require_format
-from stream.sources.standard_input import StandardInput
+from stream.sources.standard_input import STDIN, StandardInput
 
 if TYPE_CHECKING:
     from stream.sources.tables import Table
 
 
-def open_recording(
-    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)
-) -> Recording | Table:
-    """The recording at ``path``, or on standard input if that is ``-``; ``shift`` is added to every event time.
+def recordings_in(path: Path) -> list[Path]:
+    """The files of a folder and of those in it, in order of name, without hidden ones; else the file itself."""
+    if path == STDIN or not path.is_dir():
+        return [path]
+    files = sorted(entry for entry in path.rglob("*") if entry.is_file() and not entry.name.startswith("."))
+    if not files:
+        raise RecordingError(f"{path} is a folder without files; name one that contains recordings")
+    return files
 
+
+def together(paths: Sequence[Path]) -> Path:
+    """One path for several files and folders: a folder of links to them, which is removed when the process ends."""
+    if len(paths) == 1:
+        return paths[0]
+    folder = TemporaryDirectory(prefix="hexveil-recordings-")
+    atexit.register(folder.cleanup)
+    for number, file in enumerate(file for path in paths for file in recordings_in(path)):
+        (Path(folder.name) / f"{number:06}-{file.name}").symlink_to(file.resolve())
+    return Path(folder.name)
+
+
+class Folder:
+    """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: files, in thousandths."""
+
+    def __init__(
+        self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
+    ) -> None:
+        self._files, self._one_each = recordings_in(path), one_each
+        self._format, self._feed, self._shift, self._done = file_format, feed, shift, 0
+        self.size = 1_000 * len(self._files)
+        self._part: Recording | Table | None = None
+
+    @property
+    def position(self) -> int:
+        """What of :attr:`size` was read so far."""
+        part = self._part
+        return 1_000 * self._done + (0 if part is None else min(999, 1_000 * part.position // max(part.size, 1)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._part is not None:
+            self._part.__exit__()
+
+    def parts(self) -> Iterator[Recording | Table]:
+        """Each recording, open."""
+        for file in self._files:
+            opened = open_recording(file, self._format, self._feed, self._shift, one_each=self._one_each)
+            assert not isinstance(opened, Folder)
+            with opened as part:
+                self._part = part
+                yield part
+            self._part = None
+            self._done += 1
+
+    def __iter__(self) -> Iterator[Messages]:
+        for part in self.parts():
+            yield from part
+
+
+def open_recording(
+    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
+) -> Recording | Table | Folder:
+    """The recording at ``path``, a file or a folder, or on standard input if that is ``-``; ``shift`` is added to every event time.
+
+    ``one_each``: a line is one event, or refused as a whole, as a message of relation "participation" is, where the form of one event
+    must not decide what becomes of another.
     Raises :class:`RecordingError` for what cannot be read.
     """
     require_format(path, file_format, feed)
+    if path != STDIN and path.is_dir():
+        return Folder(path, file_format, feed, shift, one_each=one_each)
     stored = open_stored(path)
     if not stored.peek(len(PARQUET)).startswith(PARQUET):
-        return Recording(path, file_format, feed, shift, stored)
+        return Recording(path, file_format, feed, shift, stored, one_each=one_each)
     try:
         from stream.sources.tables import Table
     except ModuleNotFoundError:

@@ -7,7 +7,6 @@ also be converted to canonical events, with speeds in the unit that the feed dec
 from __future__ import annotations
 
 import csv
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import numpy as np
 
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig
 from stream.ingestion.arrays import elements, may_hold_several
-from stream.ingestion.formats import field_path, recording_format, time_us, walk
+from stream.ingestion.formats import NO_LETTER, field_path, is_nothing, number, recording_format, time_us, walk
 from stream.sources.file_kinds import columns_of, is_header, wrong_header
 from stream.sources.lines import Lines, RecordingError, Stored
 from stream.sources.messages import Messages
@@ -84,8 +83,10 @@ class Recording:
         feed: FeedConfig,
         shift: timedelta = timedelta(0),
         stored: Stored | None = None,
+        *,
+        one_each: bool = False,
     ) -> None:
-        """``stored``: the bytes of ``path``, if it is open already."""
+        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused as a whole."""
         require_format(path, file_format, feed)
         self._format = recording_format(feed, file_format)
         self._any_speed = feed.derives_speeds
@@ -95,7 +96,14 @@ class Recording:
         self._is_csv = ".csv" in path.suffixes
         self._separator = ","
         self.path = path
-        self._lines = Lines(path, stored)
+        if one_each and feed.records is not None:
+            raise RecordingError(
+                f"{path}: feed.records names a list in one document, and under 'participation' the form of one event must not decide "
+                "what becomes of another; write one event a line and leave feed.records out"
+            )
+        self._one_each = one_each
+        self._lines = Lines(path, stored, feed.encoding, feed.records, over_lines=not one_each)
+        self._row = 0
 
     @property
     def position(self) -> int:
@@ -141,7 +149,7 @@ class Recording:
             block.add(*self._event(line))
         except Exception:  # whatever error hostile bytes cause, the replay continues, and the service rejects them
             several = None
-            if names is None and not self._format.positional and may_hold_several(line):
+            if names is None and not (self._format.positional or self._one_each) and may_hold_several(line):
                 several = elements(line)
             for event in several or [line]:
                 self._read_alone(event, block)
@@ -158,44 +166,31 @@ class Recording:
         missing = set(fields.paths) - set(names) - ({fields.speed} if self._any_speed else set())
         if missing:
             raise RecordingError(f"{self.path}: {wrong_header(names, missing, fields)}")
-        self._numeric = {names.index(fields.lat), names.index(fields.lng)}
-        self._speed_column = names.index(fields.speed) if fields.speed in names else None
-        self._time_column = names.index(fields.time)
+        self._numeric = [names.index(path) for path in (fields.lat, fields.lng, fields.speed) if path in names]
+        self._user_column, self._time_column = names.index(fields.user), names.index(fields.time)
         return names
 
     def _csv_event(self, line: bytes, names: list[str]) -> bytes:
-        """The row as a JSON object, or the line itself if it is not a row of this table."""
+        """The row as a JSON object without the fields that are empty. Of a row that is none of this table, what is wrong."""
+        separator, text = self._separator, line.decode("utf-8", "replace")
+        at, self._row = self._row, self._row + 1
         try:
-            text = line.decode()
-            separator = self._separator
             row: list[Any] = next(csv.reader([text], delimiter=separator)) if '"' in text else text.split(separator)
-            if len(row) != len(names):
-                return line
-            for column in self._numeric:
-                row[column] = _number(row[column], separator)
-            if self._speed_column is not None:
-                row[self._speed_column] = self._speed(row[self._speed_column])
-        except (UnicodeDecodeError, csv.Error, ValueError):
-            return line
+        except csv.Error:
+            return _encode({"row": at, "columns": 0, "of": len(names)})
+        if len(row) != len(names):
+            return _encode({"row": at, "columns": len(row), "of": len(names)})
+        if NO_LETTER in row[self._user_column] and NO_LETTER.encode() not in line:
+            return _encode({"row": at, "undecoded": 1})
+        for column in self._numeric:
+            row[column] = _number(row[column])
         time = row[self._time_column]
-        if re.fullmatch(r"-?\d{1,400}(\.\d{1,400})?", time):
+        if re.fullmatch(r"-?\d{1,400}(\.\d{1,400})?", time, re.ASCII):
             row[self._time_column] = float(time) if "." in time else int(time)
-        return _encode(dict(zip(names, row, strict=True)))
-
-    def _speed(self, text: str) -> float | None:
-        """The number; None if there is none and it can be derived. Raises :class:`ValueError` if it cannot, or if it is infinite."""
-        try:
-            speed = _number(text, self._separator)
-        except ValueError:
-            if self._any_speed:
-                return None
-            raise
-        if self._any_speed and math.isinf(speed):
-            raise ValueError(text)
-        return speed
+        return _encode({name: value for name, value in zip(names, row, strict=True) if value is not None})
 
     def _event(self, line: bytes) -> tuple[bytes, int, bytes]:
-        fix = self._format.decode(line)
+        fix = self._format.read(line)
         user, time, lat, lng, speed = (read(fix) for read in self._format.getters)
         moment = time_us(time) + self._shift // timedelta(microseconds=1)
         key = str(user).encode()
@@ -218,7 +213,8 @@ class Recording:
         tree = _decode(line)
         holder = walk(tree, tuple(parents))
         if isinstance(time, datetime):
-            holder[leaf] = self._later(time).isoformat()
+            later, form = self._later(time), fields.time_format
+            holder[leaf] = later.strftime(form) if "%" in form else later.isoformat()
         else:
             holder[leaf] += self._shift / timedelta(
                 microseconds=TIME_UNIT_US.get(fields.time_format, TIME_UNIT_US["epoch-ms"])
@@ -235,6 +231,11 @@ def _finite(number: float) -> float:
     return min(max(number, -sys.float_info.max), sys.float_info.max)
 
 
-def _number(text: str, separator: str) -> float:
-    """Unless it separates columns, a comma is a decimal comma. Raises :class:`ValueError`."""
-    return float(text if separator == "," else text.replace(",", "."))
+def _number(text: str) -> float | str | None:
+    """The number, with a decimal point or comma; None for none; any other text as it is, so that the service names it."""
+    if is_nothing(text):
+        return None
+    try:
+        return number(text)
+    except (ValueError, OverflowError):
+        return text

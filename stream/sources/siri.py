@@ -9,13 +9,15 @@ its declarations is read, so nothing is expanded and nothing is fetched.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from xml.parsers.expat import ExpatError, ParserCreate
 from zoneinfo import ZoneInfo
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
-from stream.ingestion.formats import read_instant, time_us
+from stream.ingestion.formats import number, read_instant, time_us
 from stream.sources.apart import Decode
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
@@ -35,6 +37,8 @@ _FIELDS = {
     (_JOURNEY, "VehicleLocation", "Longitude"): "lng",
 }
 """Paths within a VehicleActivity."""
+_UTC = re.compile(r"([zZ]|[+-]00:?00)$")
+"""The end of a time that claims UTC."""
 _DEGREES = {"", "wgs84", "epsg:4326", "4326", "urn:ogc:def:crs:epsg::4326"}
 """Names of coordinates in degrees, in lower case."""
 
@@ -42,26 +46,31 @@ _DEGREES = {"", "wgs84", "epsg:4326", "4326", "urn:ogc:def:crs:epsg::4326"}
 class SiriVehicleMonitoring(SnapshotEvents):
     """Events of SIRI-VM documents. ``Velocity`` is in ``feed.speed_unit``; times without a zone are in ``feed.timezone``."""
 
-    declares_unit = True
-
     def decoder(self, feed: FeedConfig) -> Decode:
         """Of SIRI-VM documents."""
-        zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[feed.speed_unit]
-        return partial(decode_siri, zone=zone, kmh=kmh, max_future_us=self.max_future_us)
+        clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
+        zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[self.unit]
+        return partial(decode_siri, zone=zone, kmh=kmh, max_future_us=self.max_future_us, times_zone=clocks)
 
 
 def decode_siri(
-    body: bytes, received_us: int | None, zone: ZoneInfo, kmh: float, max_future_us: int = MAX_FUTURE_US
+    body: bytes,
+    received_us: int | None,
+    zone: ZoneInfo,
+    kmh: float,
+    max_future_us: int = MAX_FUTURE_US,
+    times_zone: ZoneInfo | None = None,
 ) -> Snapshot:
     """The vehicles of one document. ``zone``: that of times without one; ``kmh``: one unit of ``Velocity`` in km/h;
-    ``max_future_us``: how far ahead of arrival or response a timestamp may be.
+    ``max_future_us``: how far ahead of arrival or response a timestamp may be; ``times_zone``: of times that claim UTC and
+    are local.
 
     The user is ``OperatorRef:VehicleRef``, because a vehicle's reference is unique within its operator; without an operator,
     it is ``VehicleRef``. Raises :class:`SnapshotError` for bytes that are not such a document.
     """
     document = _Document(body)
     response_us = _instant_us(document.response_time, zone)
-    rows = SnapshotRows(response_us, received_us, max_future_us)
+    rows = SnapshotRows(response_us, received_us, max_future_us, times_zone)
     for activity in document.activities:
         if activity.get("axes", "").lower() not in _DEGREES:
             rows.refused["other-coordinates"] += 1
@@ -79,13 +88,18 @@ def _add(rows: SnapshotRows, activity: Mapping[str, str], zone: ZoneInfo, kmh: f
     name = f"{operator}:{vehicle}" if vehicle and operator else vehicle
     moment = _instant_us(activity.get("time"), zone)
     velocity = _number(activity.get("velocity"))
-    rows.add(name, moment, _number(activity["lat"]), _number(activity["lng"]), velocity * kmh / 3.6)
+    place = _number(activity["lat"]), _number(activity["lng"])
+    rows.add(name, moment, *place, velocity * kmh / 3.6, is_utc=_UTC.search(activity.get("time", "")) is not None)
 
 
 def _number(text: str | None) -> float:
+    if text is None:
+        return math.nan
     try:
-        return math.nan if text is None else float(text)
+        return float(text)  # an infinite one counts as reported
     except ValueError:
+        with suppress(ValueError, OverflowError):
+            return number(text)  # with a decimal comma
         return math.nan
 
 

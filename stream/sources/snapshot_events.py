@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol, get_args
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import structlog
 from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource
+from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
 from stream.sources.apart import Decode, DecodedApart
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
@@ -28,7 +29,7 @@ from stream.sources.snapshots import (
     SnapshotError,
     decompressed,
 )
-from stream.sources.timestamps import BEHIND_US, Judged, TimestampWatch
+from stream.sources.timestamps import BEHIND_US, Judged, TimestampWatch, local_as_utc
 from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import LATEST_S, Slotting
 
@@ -43,6 +44,8 @@ _CLOCKS_DIFFER_US = 10_000_000
 """By so much two clocks may differ, so that a timestamp a little after its arrival is no reason to doubt it."""
 _MOVING_KMH, _STANDS_KMH = 12.0, 1.0
 _ENOUGH = 200
+_LEAST_TIMES, _MOST_TIMES = 10, 1_000
+"""Times of vehicles that are compared with those of their snapshots: at least, and the newest of more."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -102,8 +105,8 @@ class SnapshotEvents:
     the operator and never depends on the data: what one vehicle reports must not decide how the speed of another one is found.
     """
 
-    declares_unit = False
-    """Whether the unit of reported speeds is declared by ``feed.speed_unit``, and may be declared wrongly."""
+    unit_of_format: SpeedUnit = "km/h"
+    """In which reported speeds are, unless ``feed.speed_unit`` says otherwise."""
 
     def __init__(
         self,
@@ -119,6 +122,10 @@ class SnapshotEvents:
             )
         self.tally = Tally()
         self.max_future_us = max_future // timedelta(microseconds=1)
+        self.unit = feed.given_speed_unit or self.unit_of_format
+        """In which reported speeds are read."""
+        self._clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
+        self._ahead_s = np.zeros(0)
         self._decode = DecodedApart(self.decoder(feed))
         self.header_us: int | None = None
         """Timestamp in the header of the newest snapshot, µs UTC; None if it had none."""
@@ -139,7 +146,18 @@ class SnapshotEvents:
     @property
     def cause_of_refusals(self) -> str | None:
         """What is wrong where vehicles are refused for the most frequent reason, and what to do; None if that is not known."""
-        return next((REMEDIES.get(reason) for reason, _ in self.tally.refused.most_common(1)), None)
+        return self.clocks_problem or next(
+            (REMEDIES.get(reason) for reason, _ in self.tally.refused.most_common(1)), None
+        )
+
+    @property
+    def clocks_problem(self) -> str | None:
+        """What is wrong with the clocks of vehicles, if their times are steadily off those of the snapshots."""
+        return local_as_utc(self._ahead_s, "the snapshot's own time") if len(self._ahead_s) >= _LEAST_TIMES else None
+
+    def note_clocks(self, ahead_s: NDArray[np.float64]) -> None:
+        """Take by how many seconds times of vehicles are ahead of their snapshot's own."""
+        self._ahead_s = np.concatenate([self._ahead_s, ahead_s])[-_MOST_TIMES:]
 
     @property
     def reads_no_speeds(self) -> bool:
@@ -193,7 +211,7 @@ class SnapshotEvents:
         moment = snapshot.clock if snapshot.arrival is None else snapshot.arrival
         trouble = self._watch.judged(document, self._clock if moment is None else moment)
         if trouble is not None:
-            log.warning(trouble[0], vehicles=document.entries, documents=trouble[1])
+            log.warning(self.clocks_problem or trouble[0], vehicles=document.entries, documents=trouble[1])
         return messages
 
     def take(self, snapshot: Snapshot, documents: int = 1) -> Messages:
@@ -203,6 +221,7 @@ class SnapshotEvents:
         """
         self.tally.snapshots += documents
         self.tally.refused += snapshot.refused
+        self.note_clocks(snapshot.ahead_s)
         if snapshot.arrival is not None:
             trouble = self._refusals.judged(len(snapshot.vehicles), snapshot.refused, snapshot.arrival)
             if trouble is not None:
@@ -316,7 +335,7 @@ class SnapshotEvents:
             _encode(
                 {
                     "user": vehicles[k],
-                    "time": int(time[k]) // 1000,
+                    "time": self._stamp(int(time[k])),
                     "lat": float(lat[k]),
                     "lng": float(lng[k]),
                     "speed": float(shown[k]),
@@ -326,6 +345,10 @@ class SnapshotEvents:
             for k in known.tolist()
         ]
         return Messages(time[known], [vehicles[k].encode() for k in known.tolist()], values)
+
+    def _stamp(self, us: int) -> int | str:
+        """A time as the service reads it: with its offset where ``feed.times_zone`` says that those without are local."""
+        return us // 1000 if self._clocks is None else datetime.fromtimestamp(us / 1e6, self._clocks).isoformat()
 
     def _reported(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
         """The speeds (m/s) that count as reported, NaN for the others.

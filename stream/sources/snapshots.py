@@ -9,11 +9,13 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.feed import MAX_FUTURE
+from stream.ingestion.formats import utc_of_local
 from stream.sources.file_kinds import GZIP
 from stream.windows import EARLIEST_S, LATEST_S
 
@@ -81,6 +83,8 @@ class Snapshot:
     speed: NDArray[np.float64]
     refused: Counter[str]
     was_set_back: bool = False
+    ahead_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """By how many seconds the times of its entries, refused ones too, are ahead of its own or, without one, of its arrival."""
 
     def until(self, latest_us: int) -> Snapshot:
         """Without the vehicles that are later; they count as refused. The header is no time of anything then."""
@@ -102,6 +106,7 @@ class Snapshot:
 class SnapshotRows:
     """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``.
 
+    ``times_zone``: that of the clocks of entries whose times claim UTC and are local.
     Times that are more than ``max_future_us`` after the arrival, if that is unknown after the header, come from a wrong clock:
     such a header is no time of anything, and such an entry is refused, as the service would.
     """
@@ -109,7 +114,9 @@ class SnapshotRows:
     header_us: int | None
     received_us: int | None
     max_future_us: int = MAX_FUTURE_US
+    times_zone: ZoneInfo | None = None
     refused: Counter[str] = field(default_factory=Counter)
+    _ahead_s: list[float] = field(default_factory=list)
     _vehicles: list[str] = field(default_factory=list)
     _numbers: list[tuple[int, float, float, float]] = field(default_factory=list)
 
@@ -121,8 +128,28 @@ class SnapshotRows:
         trusted = self.header_us is not None and self.header_us <= self._latest_us
         self._clock_us = self.header_us if trusted else self.received_us
 
-    def add(self, name: str | None, time_us: int | None, lat: float, lng: float, speed_ms: float) -> None:
-        """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has none."""
+    def add(
+        self,
+        name: str | None,
+        time_us: int | None,
+        lat: float,
+        lng: float,
+        speed_ms: float,
+        *,
+        is_utc: bool = True,
+    ) -> None:
+        """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has none.
+
+        ``is_utc``: whether its time claims UTC.
+        """
+        if time_us is not None and is_utc and self.times_zone is not None and _is_a_time(time_us):
+            moment, wrong = utc_of_local(np.array([time_us]), self.times_zone)
+            if wrong[0]:
+                self.refused["time-unreadable"] += 1
+                return
+            time_us = int(moment[0])
+        if time_us is not None and _is_a_time(time_us) and (clock := self.header_us or self.received_us) is not None:
+            self._ahead_s.append((time_us - clock) / 1e6)
         time_us = self._clock_us if time_us is None else time_us
         reason = self.why_refused(name, time_us, lat, lng)
         if reason is not None or name is None or time_us is None:
@@ -159,6 +186,7 @@ class SnapshotRows:
             columns[:, 1].round(6),
             columns[:, 2],
             self.refused,
+            ahead_s=np.array(self._ahead_s),
         )
 
 

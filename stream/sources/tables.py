@@ -6,7 +6,7 @@ A time is a timestamp of Parquet, a number in ``time_format``, or text. A timest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, Self, overload
@@ -21,7 +21,16 @@ from pyarrow.parquet import ParquetFile
 
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields
 from stream.ingestion.decoding import FixColumns
-from stream.ingestion.formats import feed_format, field_path, parse_time, read_instant, recording_format, time_us
+from stream.ingestion.formats import (
+    feed_format,
+    field_path,
+    is_nothing,
+    number,
+    recording_format,
+    time_reader,
+    time_us,
+    utc_of_local,
+)
 from stream.sources.file_kinds import wrong_header
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
@@ -30,14 +39,11 @@ _ROUNDED = 1e9
 """Speeds below this are rounded; to round much larger ones would make them infinite."""
 _ROWS_AT_ONCE = 65_536
 _LONGEST_METADATA = 64 << 20
-_QUARTER_US = 900_000_000
-"""Clocks are changed at full quarters of an hour."""
-_UNIX = datetime(1970, 1, 1)
 _FAR_US = 2.0**62
 _DAYS = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
 """Month and day of every date but 29 February."""
 _ORDINARY = rf"^(19|20)\d\d-({_DAYS})[T ]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{{1,6}})?(Z|[+-]([01]\d|2[0-3]):?[0-5]\d)$"
-"""Texts that Arrow and :func:`parse_time` both read, as the same time. Arrow also reads what is not RFC 3339."""
+"""Texts that Arrow and :func:`~stream.ingestion.formats.read_instant` both read, as the same time. Arrow also reads what is not RFC 3339."""
 
 _Times = tuple[NDArray[np.int64], NDArray[np.bool_]]
 _encode = msgspec.json.Encoder().encode
@@ -57,7 +63,7 @@ class Table:
         self.path = path
         read = recording_format(feed, file_format)
         self._any_speed = feed.derives_speeds
-        self._fields = read.fields
+        self._fields, self._declared = read.fields, file_format == "declared"
         self._number_us = TIME_UNIT_US.get(
             self._fields.time_format, None if file_format == "declared" else TIME_UNIT_US["epoch-ms"]
         )
@@ -117,9 +123,9 @@ class Table:
         paths: dict[str, tuple[str | int, ...]] = {}
         for name, text in zip(names, self._fields.paths, strict=False):
             paths[name] = (text,) if text in schema.names else field_path(text)
-        if self._any_speed and "speed" in paths and str(paths["speed"][0]) not in schema.names:
+        if self._any_speed and "speed" in paths and not _is_there(schema, paths["speed"]):
             del paths["speed"]
-        missing = {str(path[0]) for path in paths.values()} - set(schema.names)
+        missing = {".".join(map(str, path)) for path in paths.values() if not _is_there(schema, path)}
         if missing:
             raise RecordingError(f"{self.path}: {wrong_header(schema.names, missing, self._fields)}")
         return paths
@@ -134,9 +140,14 @@ class Table:
         times, wrong = self._times(arrays["time"])
         wrong |= of_another_type
         arrays.setdefault("speed", pa.nulls(batch.num_rows))
-        lat, lng, speed = (
-            _numbers(arrays[name], str(getattr(self._fields, name)), self.path) for name in ("lat", "lng", "speed")
-        )
+        numbers = []
+        for name in ("lat", "lng", "speed"):
+            values, are_none, unread = _numbers(arrays[name], str(getattr(self._fields, name)), self.path)
+            if not (name == "speed" and self._any_speed):
+                missing, wrong = missing | are_none, wrong | unread
+            numbers.append(values)
+        lat, lng, speed = numbers
+        lat, lng = lat / self._fields.units_per_degree, lng / self._fields.units_per_degree
         return FixColumns(users, times + self._shift_us, lat, lng, self._converted(speed), missing, wrong)
 
     def _converted(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -160,7 +171,7 @@ class Table:
                     f"{self.path}: the times in column {name!r} have no zone; set feed.format = 'declared', and in [feed.fields] "
                     "timezone to that of the recording, like 'UTC' or 'America/Chicago'"
                 )
-            return _of_local(whole, zone)
+            return utc_of_local(whole, zone)
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             if self._number_us is None:
                 raise RecordingError(
@@ -169,7 +180,9 @@ class Table:
                 )
             return _of_numbers(array, self._number_us)
         if _is_text(kind):
-            return _of_texts(array, zone)
+            read = time_reader(self._fields, declared=self._declared)
+            is_zoned = zone is not None or self._fields.time_format not in ("rfc3339", "epoch-ms")
+            return _of_texts(array, read, ordinary_too=is_zoned)
         raise RecordingError(
             f"{self.path}: column {name!r} is {kind}, which is no time; name another one in [feed.fields]"
         )
@@ -182,6 +195,8 @@ class TableMessages(Sequence[bytes]):
         self._columns = columns
         self._paths = [field_path(path) for path in fields.paths]
         self._unit = "epoch-ms" if canonical else fields.time_format
+        self._per_degree = 1 if canonical else fields.units_per_degree
+        self._zone = ZoneInfo(fields.timezone or "UTC")
 
     def __len__(self) -> int:
         return len(self._columns.user)
@@ -195,7 +210,8 @@ class TableMessages(Sequence[bytes]):
             return [self[index] for index in range(*at.indices(len(self)))]
         columns, tree = self._columns, dict[Any, Any]()
         user = columns.user[at]
-        place = float(columns.lat[at]), float(columns.lng[at]), float(columns.speed[at])
+        per_degree = self._per_degree
+        place = float(columns.lat[at]) * per_degree, float(columns.lng[at]) * per_degree, float(columns.speed[at])
         empty = bool(columns.missing[at] or columns.wrong[at])
         for path, value in zip(self._paths, (user, self._time(int(columns.time_us[at])), *place), strict=True):
             if value is not None and not (empty and value != value):
@@ -204,6 +220,8 @@ class TableMessages(Sequence[bytes]):
 
     def _time(self, us: int) -> int | float | str:
         per = TIME_UNIT_US.get(self._unit)
+        if "%" in self._unit:
+            return datetime.fromtimestamp(us / 1e6, self._zone).strftime(self._unit)
         if per is None:
             return f"{np.datetime64(us, 'us')}Z"
         return us // per if us % per == 0 else us / per
@@ -225,13 +243,31 @@ def _lists(tree: Any) -> Any:
     return inner
 
 
+def _is_there(schema: pa.Schema, path: tuple[str | int, ...]) -> bool:
+    """Whether the columns have such a path, as far as their types say."""
+    if path[0] not in schema.names:
+        return False
+    kind = schema.field(str(path[0])).type
+    for key in path[1:]:
+        if pa.types.is_struct(kind):
+            if kind.get_field_index(str(key)) < 0:
+                return False
+            kind = kind.field(str(key)).type
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        else:
+            return bool(pa.types.is_null(kind))
+    return True
+
+
 def _at(batch: pa.RecordBatch, path: tuple[str | int, ...]) -> pa.Array:
     array = batch.column(str(path[0]))
     for key in path[1:]:
         if pa.types.is_null(array.type):
             return array
         array = _element(array, key) if isinstance(key, int) else pc.struct_field(array, key)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    return array.cast(pa.string()) if pa.types.is_string_view(array.type) else array
 
 
 def _element(array: pa.Array, at: int) -> pa.Array:
@@ -255,20 +291,41 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _users(array: pa.Array, name: str, path: Path) -> tuple[list[Any], NDArray[np.bool_]]:
-    if not (_is_text(array.type) or pa.types.is_integer(array.type)):
-        raise RecordingError(f"{path}: column {name!r} is {array.type}; a user is a text or a whole number")
+    kind = array.type
+    if pa.types.is_decimal(kind) and kind.scale == 0:
+        array = pc.cast(array, pa.string())
+    elif not (_is_text(kind) or pa.types.is_integer(kind)):
+        raise RecordingError(f"{path}: column {name!r} is {kind}; a user is a text or a whole number")
     return array.to_pylist(), np.zeros(len(array), dtype=bool)
 
 
-def _numbers(array: pa.Array, name: str, path: Path) -> NDArray[np.float64]:
-    """Numbers, NaN where there is none. Raises :class:`RecordingError` for a column of another type."""
-    kind = array.type
+def _numbers(
+    array: pa.Array, name: str, path: Path
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Numbers, NaN where there is none; in which rows a text stands for none, and in which it is no number.
+
+    Raises :class:`RecordingError` for a column of another type.
+    """
+    kind, none = array.type, np.zeros(len(array), dtype=bool)
     if pa.types.is_null(kind):
-        return np.full(len(array), np.nan)
+        return np.full(len(array), np.nan), none, none
+    if _is_text(kind):
+        return _of_number_texts(array)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        likely = "; write numbers, not texts" if _is_text(kind) else ""
-        raise RecordingError(f"{path}: column {name!r} is {kind}, not a number{likely}")
-    return _numpy(pc.cast(array, pa.float64(), safe=False), np.nan)
+        raise RecordingError(f"{path}: column {name!r} is {kind}, not a number")
+    return _numpy(pc.cast(array, pa.float64(), safe=False), np.nan), none, none
+
+
+def _of_number_texts(array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    values = np.full(len(array), np.nan)
+    none, wrong = np.zeros(len(array), dtype=bool), np.zeros(len(array), dtype=bool)
+    for at, text in enumerate(array.to_pylist()):
+        try:
+            none[at] = text is not None and is_nothing(text)
+            values[at] = np.nan if text is None or none[at] else number(text)
+        except (ValueError, OverflowError):
+            wrong[at] = True
+    return values, none, wrong
 
 
 def _of_numbers(array: pa.Array, unit_us: int) -> _Times:
@@ -281,35 +338,20 @@ def _of_numbers(array: pa.Array, unit_us: int) -> _Times:
     return np.rint(us).astype(np.int64), ~finite
 
 
-def _of_local(local_us: NDArray[np.int64], zone: ZoneInfo) -> _Times:
-    """µs UTC of local times; those that occur twice or never are wrong."""
-    quarters, which = np.unique(local_us // _QUARTER_US, return_inverse=True)
-    offsets = np.zeros(len(quarters), dtype=np.int64)
-    wrong = np.zeros(len(quarters), dtype=bool)
-    for at, quarter in enumerate(quarters.tolist()):
-        try:
-            moment = (_UNIX + timedelta(microseconds=quarter * _QUARTER_US)).replace(tzinfo=zone)
-            offset = moment.utcoffset() or timedelta(0)
-            wrong[at] = offset != moment.replace(fold=1).utcoffset()
-        except OverflowError:
-            wrong[at] = True
-        else:
-            offsets[at] = offset // timedelta(microseconds=1)
-    return local_us - offsets[which], wrong[which]
-
-
-def _of_texts(array: pa.Array, zone: ZoneInfo | None) -> _Times:
-    """Each text is read by itself: no row decides how another one is read. Arrow reads the ordinary ones, which is fast."""
-    if zone is None:
+def _of_texts(array: pa.Array, read: Callable[[Any], datetime | int | float], *, ordinary_too: bool) -> _Times:
+    """Each text is read by itself: no row decides how another one is read. Arrow reads the ordinary ones, which is fast, unless
+    ``ordinary_too``.
+    """
+    if ordinary_too:
+        times, others = np.zeros(len(array), dtype=np.int64), np.arange(len(array))
+    else:
         ordinary = pc.match_substring_regex(array, _ORDINARY)
         parsed = pc.cast(pc.if_else(ordinary, array, pa.scalar(None, array.type)), pa.timestamp("us", "UTC"))
         times, others = np.array(_numpy(parsed.cast(pa.int64()), 0)), np.flatnonzero(~_numpy(ordinary, True))
-    else:
-        times, others = np.zeros(len(array), dtype=np.int64), np.arange(len(array))
     wrong = np.zeros(len(array), dtype=bool)
     for at, text in zip(others.tolist(), array.take(pa.array(others)).to_pylist(), strict=True):
         try:
-            times[at] = parse_time(text) if zone is None else time_us(read_instant(text, zone))
+            times[at] = time_us(read(text))
         except (ValueError, OverflowError):
             wrong[at] = text is not None
     return times, wrong

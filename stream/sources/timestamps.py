@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stream.sources.staleness import STALE_S
 
 _STALE_US = round(STALE_S * 1_000_000)
@@ -21,6 +24,31 @@ _BEHIND = (
     "clock of this machine"
 )
 _UNMOVED = f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no event is sent; ask the agency"
+
+
+_QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 3600, 300
+_FAR_S = 1e12
+
+
+def local_as_utc(ahead_s: NDArray[np.float64], of: str) -> str | None:
+    """What is wrong if most times are steadily whole quarters of an hour ahead of another clock, or behind it; None if not.
+
+    ``ahead_s``: by how many seconds each is ahead; ``of``: that clock, in words.
+    """
+    if not len(ahead_s):
+        return None
+    low, middle, high = np.quantile(np.clip(ahead_s, -_FAR_S, _FAR_S), (0.25, 0.5, 0.75)).tolist()
+    shift = round(middle / _QUARTER_S) * _QUARTER_S
+    steady = high - low <= 2 * _TOLERANCE_S and abs(middle - shift) <= _TOLERANCE_S
+    if not steady or not _LEAST_SHIFT_S <= abs(shift) <= _MOST_SHIFT_S:
+        return None
+    hours, minutes = divmod(abs(shift) // 60, 60)
+    shown = " ".join(text for text, number in ((f"{hours} h", hours), (f"{minutes} min", minutes)) if number)
+    return (
+        f"most times are {shown} {'ahead of' if shift > 0 else 'behind'} {of}: local time sent as UTC? If so, set "
+        "feed.times_zone to the zone of those clocks, like 'Europe/Berlin', which follows daylight saving; else correct their "
+        "offset, or timezone in [feed.fields]"
+    )
 
 
 BEHIND_US = 1_500_000_000

@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
 
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
@@ -27,31 +29,47 @@ _UINT64_DIGITS = 20
 _INCREMENTALITY = FeedMessage.DESCRIPTOR.fields_by_name["header"].message_type.fields_by_name["incrementality"].number
 _NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
 """What the parser of protobuf's text form says of one."""
-_UNREADABLE = (json.JSONDecodeError, UnicodeError, RecursionError)
+_UNREADABLE = (ValueError, RecursionError)
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half of a surrogate pair."""
 _BEGIN = re.compile(r"(Failed to parse \w+ field: )*")
 """How an error of protobuf's JSON begins: with names of the format, before any value."""
 _NAMED = re.compile(r"parse (\w+) field")
+_HEADER_TAG, _ENTITY_TAG = b"\x0a", b"\x12"
+_LONGEST_SIZE = 35
+"""Bits of a length that is read."""
+_TEXT_TOKEN = re.compile(r'#[^\n]*|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[{}]')
 
 
-def decode_snapshot(body: bytes, received_us: int | None = None, max_future_us: int = MAX_FUTURE_US) -> Snapshot:
+def decode_snapshot(
+    body: bytes,
+    received_us: int | None = None,
+    max_future_us: int = MAX_FUTURE_US,
+    kmh: float = 3.6,
+    times_zone: ZoneInfo | None = None,
+) -> Snapshot:
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
-    ``max_future_us``: how far ahead of arrival or header a timestamp may be. The user is its :func:`vehicle_name`. An entity's
-    own ``id`` is not used, because it may change between snapshots.
+    ``max_future_us``: how far ahead of arrival or header a timestamp may be. ``kmh``: one unit of speed in km/h.
+    ``times_zone``: that of the clocks, where timestamps count local time. The user is its :func:`vehicle_name`. An entity's
+    own ``id`` is not used, because it may change between snapshots. An entity that cannot be read is refused alone.
     Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
-    message = parse_feed(body)
+    message, unreadable = parse_feed(body)
     arrived_us = None if received_us is None else received_us // 1_000_000 * 1_000_000
-    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, max_future_us)
+    rows = SnapshotRows(message.header.timestamp * 1_000_000, arrived_us, max_future_us, times_zone)
+    if unreadable:
+        rows.refused["unreadable"] += unreadable
     for entity in message.entity:
+        where, named = entity.vehicle.position, vehicle_name(entity.vehicle.vehicle)
         if entity.is_deleted or not entity.HasField("vehicle"):
             rows.refused["deleted" if entity.is_deleted else "no-vehicle"] += 1
-        elif not entity.vehicle.HasField("position"):
-            rows.refused["no-position" if vehicle_name(entity.vehicle.vehicle) else "no-vehicle-id"] += 1
+        elif not (where.HasField("latitude") and where.HasField("longitude")):
+            rows.refused["no-position" if named else "no-vehicle-id"] += 1
         else:
-            _add(rows, entity.vehicle)
+            seconds = entity.vehicle.timestamp if entity.vehicle.HasField("timestamp") else None
+            speed = where.speed * kmh / 3.6 if where.HasField("speed") else math.nan
+            rows.add(named, None if seconds is None else seconds * 1_000_000, where.latitude, where.longitude, speed)
     return rows.snapshot()
 
 
@@ -63,50 +81,135 @@ def vehicle_name(descriptor: Any) -> str | None:
     return name or None
 
 
-def _add(rows: SnapshotRows, position: Any) -> None:
-    where = position.position
-    seconds = position.timestamp if position.HasField("timestamp") else None
-    rows.add(
-        vehicle_name(position.vehicle),
-        None if seconds is None else seconds * 1_000_000,
-        where.latitude,
-        where.longitude,
-        where.speed if where.HasField("speed") else math.nan,
-    )
-
-
-def parse_feed(body: bytes) -> Any:
-    """The decoded message, from protobuf, JSON or text, with what :mod:`stream.sources.reduced_feed` reads of it.
+def parse_feed(body: bytes) -> tuple[Any, int]:
+    """The decoded message, from protobuf, JSON or text, with what :mod:`stream.sources.reduced_feed` reads of it, and how many
+    entities could not be read.
 
     Raises :class:`SnapshotError`, also for a message whose parts would take more memory than a city's.
     """
     if len(body) > LARGEST_SNAPSHOT:
         raise SnapshotError(f"{len(body)} bytes are more than the {LARGEST_SNAPSHOT} of one snapshot")
     body = body.removeprefix(BOM)  # no protobuf begins with it
-    message = FeedMessage()
     start = body[:64].lstrip()
     try:
         if start.startswith(b"{"):
             _require(not too_many_separators(body, "JSON"))
-            tree = _tree(body.decode())
-            entities = tree.get("entity")
-            _require(not isinstance(entities, list) or len(entities) <= MOST_ENTITIES)
-            json_format.ParseDict(tree, message, ignore_unknown_fields=True)
-            _check_named(tree, message)
+            message, unreadable = _of_tree(_tree(body.decode()))
         elif start.startswith(b"header"):
             _require(not too_many_separators(body, "text"))
-            text_format.Parse(body, message, allow_unknown_field=True)
+            message, unreadable = _of_text(body.decode("utf-8", "replace"))
         elif start.startswith(b"<"):
             raise SnapshotError("an HTML or XML page instead of GTFS-realtime; check the address and the key")
         else:
             _require(not too_many_entities(body))
-            message.ParseFromString(body)
+            message, unreadable = _of_octets(body)
             _check_numbered(message)
+    except SnapshotError:
+        raise
     except (DecodeError, json_format.ParseError, text_format.ParseError, *_UNREADABLE) as error:
         raise SnapshotError(f"not a GTFS-realtime feed in protobuf, JSON or text form ({_found(error)})") from None
-    if not message.HasField("header") and not message.entity:
+    if not message.HasField("header") and not message.entity and not unreadable:
         raise SnapshotError("an empty message: neither header nor vehicles; cut short, or another protobuf")
-    return message
+    return message, unreadable
+
+
+def _of_octets(body: bytes) -> tuple[Any, int]:
+    """The message of protobuf; where it is damaged within entities, without these."""
+    message = FeedMessage()
+    try:
+        message.ParseFromString(body)
+        return message, 0
+    except DecodeError:
+        return _merged(_parts(body), FeedMessage.MergeFromString, _HEADER_TAG)
+
+
+def _of_text(text: str) -> tuple[Any, int]:
+    """The message of the text form; where an entity cannot be read, without it."""
+    message = FeedMessage()
+    try:
+        return text_format.Parse(text, message, allow_unknown_field=True), 0
+    except text_format.ParseError as error:
+        try:
+            message, unreadable = _merged(_blocks(text), _merge_text, "header")
+        except text_format.ParseError:
+            raise error from None
+        if not message.entity:
+            raise
+        return message, unreadable
+
+
+def _merge_text(into: Any, part: str) -> None:
+    text_format.Merge(part, into, allow_unknown_field=True)
+
+
+Part = TypeVar("Part", bytes, str)
+
+
+def _merged(parts: list[Part], merge: Callable[[Any, Part], object], header: Part) -> tuple[Any, int]:
+    """The message of headers and entities, without those entities that cannot be read; raises for a header."""
+    message, unreadable = FeedMessage(), 0
+    for part in parts:
+        try:
+            merge(read := FeedMessage(), part)
+        except (DecodeError, text_format.ParseError):
+            if part.startswith(header):
+                raise
+            unreadable += 1
+        else:
+            message.MergeFrom(read)
+    return message, unreadable
+
+
+def _parts(body: bytes) -> list[bytes]:
+    """The headers and entities of a message, each with its tag and length. Raises :class:`DecodeError` if they do not fit."""
+    parts, at = [], 0
+    while at < len(body):
+        begin, size, shift = at, 0, 0
+        if body[at : at + 1] not in (_HEADER_TAG, _ENTITY_TAG):
+            raise DecodeError("neither a header nor an entity")
+        while True:
+            at += 1
+            if at >= len(body) or shift > _LONGEST_SIZE:
+                raise DecodeError("a length that does not end")
+            size |= (body[at] & 127) << shift
+            shift += 7
+            if body[at] < 128:
+                break
+        at += 1 + size
+        parts.append(body[begin:at])
+    if at != len(body):
+        raise DecodeError("cut short")
+    return parts
+
+
+def _blocks(text: str) -> list[str]:
+    """The outermost blocks of the text form."""
+    blocks, depth, begin = list[str](), 0, 0
+    for token in _TEXT_TOKEN.finditer(text):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if token[0] == "}" and depth == 0:
+            blocks.append(text[begin : token.end()].strip())
+            begin = token.end()
+    return blocks
+
+
+def _of_tree(tree: Any) -> tuple[Any, int]:
+    """The message of a feed's JSON, without those entities that cannot be read."""
+    message, unreadable = FeedMessage(), 0
+    entities = tree.get("entity", []) or []
+    if not isinstance(entities, list):
+        raise json_format.ParseError("Failed to parse entity field: ")
+    _require(len(entities) <= MOST_ENTITIES)
+    json_format.ParseDict(tree | {"entity": []}, message, ignore_unknown_fields=True)
+    _check_named(tree, message)
+    for entity in entities:
+        try:
+            json_format.ParseDict({"entity": [entity]}, read := FeedMessage(), ignore_unknown_fields=True)
+        except (json_format.ParseError, *_UNREADABLE):
+            unreadable += 1
+        else:
+            message.MergeFrom(read)
+    return message, unreadable
 
 
 def _require(bounded: bool) -> None:

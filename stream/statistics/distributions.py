@@ -13,15 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.cdf import CDFs, bin_edges
-from stream.config import Config, ConfigError
-from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.plan import CDF, DECIMALS, PERCENTS, Columns, Plan
+from stream.statistics.columns import CDF, DECIMALS, PERCENTS, Columns
+from stream.statistics.plan import Plan
+from stream.terms import MAX_NUMBERS, SPEED_QUANTUM_KMH, SpeedTerms
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-MAX_NUMBERS = 1_000_000
-"""Most cells times bins of a window whose distributions are published: some 50 MB of messages."""
 
 
 def needs_distribution(statistics: Sequence[str]) -> bool:
@@ -34,30 +31,21 @@ def bins_of(upper: int, bins: int) -> int:
     return len(bin_edges(upper, bins)) - 1
 
 
+def numbers_of(speed: SpeedTerms, cells: int) -> int:
+    """Numbers of a window's distributions, of so many cells."""
+    return cells * bins_of(speed.upper_quanta, speed.cdf_bins)
+
+
 def too_large(plan: Plan) -> bool:
     """Whether the window's distributions are left out: by its cells, which are public, and constants."""
-    numbers = len(plan.cells) * bins_of(plan.upper_quanta, plan.cdf_bins)
-    return needs_distribution(plan.statistics) and numbers > MAX_NUMBERS
+    speed = plan.terms.speed
+    return needs_distribution(speed.statistics) and numbers_of(speed, len(plan.cells)) > MAX_NUMBERS
 
 
-def only_for_itself(config: Config, cells: int) -> bool:
+def only_for_itself(speed: SpeedTerms, cells: int) -> bool:
     """Whether the trees of so many ``cells`` would be paid for in vain: for distributions that are left out, and no percentile."""
-    speed = config.speed
     read = CDF in speed.statistics and not any(name in PERCENTS for name in speed.statistics)
-    return read and cells * bins_of(speed.upper_quanta, speed.cdf_bins) > MAX_NUMBERS
-
-
-def require_publishable(config: Config, cells: int) -> None:
-    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for a public list of ``cells``."""
-    speed = config.speed
-    numbers = cells * bins_of(speed.upper_quanta, speed.cdf_bins)
-    if CDF in speed.statistics and numbers > MAX_NUMBERS:
-        fewer = MAX_NUMBERS // cells
-        remedy = f"lower speed.cdf_bins to {fewer} or choose fewer cells" if fewer > 1 else "choose fewer cells"
-        raise ConfigError(
-            f"distributions of {cells} public cells in {speed.cdf_bins} bins are {numbers} numbers a window, more than "
-            f"{MAX_NUMBERS}; {remedy}, or leave 'cdf' out of speed.statistics"
-        )
+    return read and numbers_of(speed, cells) > MAX_NUMBERS
 
 
 def share_columns(drawn: CDFs | None, cells: IntArray, n_cells: int, bins: int, per_scale: float) -> Columns:
@@ -84,7 +72,7 @@ def share_columns(drawn: CDFs | None, cells: IntArray, n_cells: int, bins: int, 
 
 def distribution_bodies(plan: Plan, column: Columns) -> list[dict[str, Any]]:
     """The field ``cdf`` of every cell's message."""
-    edges = bin_edges(plan.upper_quanta, plan.cdf_bins)
+    edges = bin_edges(plan.terms.speed.upper_quanta, plan.terms.speed.cdf_bins)
     at = np.round((edges[1:] - 1) * SPEED_QUANTUM_KMH, 2).tolist()
     lists = [part.tolist() for part in (column.value, column.raw, _significant(column.scale), column.low, column.high)]
     names = ("value", "raw", "scale", "low", "high")

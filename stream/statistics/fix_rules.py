@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.relation import NeighbouringRelation
-from stream.config import Config
 from stream.earth import great_circle_m
+from stream.terms import FixRules
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -50,54 +47,32 @@ class _Fixes:
         return np.asarray(self.user[1:] == self.user[:-1])
 
 
-class FixRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The rules of one configuration; 0 for none. A plan keeps those under which its rows were counted.
-
-    ``frozen_us``: all fixes of a longer stay are refused; ``moving_us``: those that report a speed above 0.
-    """
-
-    frozen_us: int = 0
-    moving_us: int = 0
-    teleport_km_h: float = 0.0
-    standing_m: float = 0.0
-
-    @classmethod
-    def of(cls, config: Config) -> FixRules | None:
-        """The configured ones; None if there are none."""
-        reads_speeds = config.relation == NeighbouringRelation.PARTICIPATION
-        frozen_us = config.frozen // timedelta(microseconds=1)
-        rules = cls(
-            frozen_us=0 if reads_speeds else frozen_us,
-            moving_us=frozen_us if reads_speeds else 0,
-            teleport_km_h=config.teleport_km_h,
-            standing_m=config.feed.quality.standing_m or 0.0,
-        )
-        return None if rules == cls() else rules
-
-    def refused(self, rows: npt.NDArray[np.void]) -> Mapping[str, BoolArray]:
-        """Which of ``rows`` (N,) are refused, by reason; a row has one reason at most. The order of rows is immaterial."""
-        order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
-        own = rows[order]
-        again = np.zeros(len(rows), dtype=bool)
-        again[1:] = np.logical_and.reduce([own[name][1:] == own[name][:-1] for name in ("user", "time", "lat", "lng")])
-        first = own[~again]
-        fixes = _Fixes(first["user"], first["time"], first["lat"].astype(np.int64), first["lng"].astype(np.int64))
-        of_row = np.empty(len(rows), dtype=np.int64)
-        of_row[order] = np.cumsum(~again) - 1
-        verdicts: dict[str, BoolArray] = {}
-        left = np.ones(len(rows), dtype=bool)
-        if self.teleport_km_h:
-            verdicts["teleport"] = _teleporting(fixes, self.teleport_km_h)[of_row]
-        if self.frozen_us:
-            verdicts["frozen"] = _frozen(fixes, self.frozen_us)[of_row]
-        if self.moving_us:
-            verdicts["frozen"] = _frozen(fixes, self.moving_us)[of_row] & (rows["value"] != 0)
-        if self.standing_m:
-            verdicts["standing"] = _standing(fixes, self.standing_m, rows, of_row)
-        for reason, refused in verdicts.items():
-            verdicts[reason] = refused & left
-            left &= ~refused
-        return verdicts
+def refused(rules: FixRules, rows: npt.NDArray[np.void]) -> Mapping[str, BoolArray]:
+    """Which of ``rows`` (N,) ``rules`` refuse, by reason; a row has one reason at most. The order of rows is immaterial."""
+    if rules == FixRules():
+        return {}
+    order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
+    own = rows[order]
+    again = np.zeros(len(rows), dtype=bool)
+    again[1:] = np.logical_and.reduce([own[name][1:] == own[name][:-1] for name in ("user", "time", "lat", "lng")])
+    first = own[~again]
+    fixes = _Fixes(first["user"], first["time"], first["lat"].astype(np.int64), first["lng"].astype(np.int64))
+    of_row = np.empty(len(rows), dtype=np.int64)
+    of_row[order] = np.cumsum(~again) - 1
+    verdicts: dict[str, BoolArray] = {}
+    left = np.ones(len(rows), dtype=bool)
+    if rules.teleport_km_h:
+        verdicts["teleport"] = _teleporting(fixes, rules.teleport_km_h)[of_row]
+    if rules.frozen_us:
+        verdicts["frozen"] = _frozen(fixes, rules.frozen_us)[of_row]
+    if rules.moving_us:
+        verdicts["frozen"] = _frozen(fixes, rules.moving_us)[of_row] & (rows["value"] != 0)
+    if rules.standing_m:
+        verdicts["standing"] = _standing(fixes, rules.standing_m, rows, of_row)
+    for reason, verdict in verdicts.items():
+        verdicts[reason] = verdict & left
+        left &= ~verdict
+    return verdicts
 
 
 def _teleporting(fixes: _Fixes, fastest_km_h: float) -> BoolArray:

@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from dpcore.contributions import Contributions, Counts
 from dpcore.resolution import choose_resolution
-from stream.config.speed import HexagonConfig
 from stream.messages.message import cell_text
 from stream.statistics.plan import Plan, PlanError
+from stream.terms import HexagonTerms
 from stream.windows import utc_text
 
 IdArray = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
 
 
-def merge_hexagons(counts: Counts, hexagons: HexagonConfig, predict: Callable[[Counts], FloatArray]) -> IdArray | None:
+def merge_hexagons(counts: Counts, hexagons: HexagonTerms, predict: Callable[[Counts], FloatArray]) -> IdArray | None:
     """The H3 cell into which each hexagon is merged, shape (C,); None if the resolution is fixed.
 
     ``predict``: counts by cell -> half width of the mean's interval in km/h.

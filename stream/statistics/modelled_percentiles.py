@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
-from stream.config.speed import CLIPPED_NORMAL
+from stream.statistics.columns import PERCENTS, Derived
 from stream.statistics.observed_means import noise_variance
-from stream.statistics.plan import PERCENTS, Derived
 from stream.statistics.smoothing_state import SMOOTHED
+from stream.terms import CLIPPED_NORMAL
 
 
 def modelled_percentiles(

@@ -78,7 +78,9 @@ def observed_means(
     users = np.array([body["users"] for body in bodies], dtype=np.float64)
     # Vehicles report at regular intervals, so those with more fixes in a cell drive more slowly through it.
     covariates = np.log(events / users)[:, None]
-    return ObservedMeans(Releases(cells, places, means, scales, events, covariates), order)
+    if normal := bool(bodies) and bodies[0].get("accounting") == "zcdp":
+        scales = scales / np.sqrt(2)
+    return ObservedMeans(Releases(cells, places, means, scales, events, covariates, normal=normal), order)
 
 
 def _of_expected_users(

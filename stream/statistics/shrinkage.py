@@ -7,25 +7,24 @@ import numpy as np
 from dpcore.interval_calibration import Calibration
 from dpcore.shrinkage import Shrunken, local_kilometres, shrink
 from dpcore.smoothing import Releases
-from stream.config import Config
 from stream.statistics.plan import Plan
 
 MAX_CELLS = 20_000
 """Published cells up to which means are shrunk: some 3 s on one core. The number of cells is public under "values"."""
 
 
-def too_costly(plan: Plan, config: Config) -> bool:
+def too_costly(plan: Plan) -> bool:
     """Whether shrinkage is configured but left out, because the window has more than :data:`MAX_CELLS` published cells."""
-    return _configured(plan, config) and int(plan.published.sum()) > MAX_CELLS
+    return _configured(plan) and int(plan.published.sum()) > MAX_CELLS
 
 
-def shrinks(plan: Plan, config: Config) -> bool:
+def shrinks(plan: Plan) -> bool:
     """Whether the means of the window are shrunk."""
-    return _configured(plan, config) and not too_costly(plan, config)
+    return _configured(plan) and not too_costly(plan)
 
 
-def _configured(plan: Plan, config: Config) -> bool:
-    return "mean" in plan.statistics and "empirical-bayes" in config.speed.post_processing
+def _configured(plan: Plan) -> bool:
+    return "mean" in plan.terms.speed.statistics and "empirical-bayes" in plan.terms.speed.post_processing
 
 
 def shrink_releases(releases: Releases, upper: float, calibration: Calibration) -> Shrunken:

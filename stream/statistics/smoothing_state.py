@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import h3
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +22,18 @@ from dpcore.errors import ParameterError
 from dpcore.interval_calibration import CLASSES, Calibration
 from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy
 from dpcore.shrinkage import Shrunken
-from dpcore.smoothing import CALIBRATION_HOURS, Smoothed, SmoothingState, smooth
+from dpcore.smoothing import CALIBRATION_HOURS, Foretold, Releases, Smoothed, SmoothingState, foretell, smooth
+from stream.messages.message import cell_text
+from stream.statistics.columns import Derived
 from stream.statistics.observed_means import ObservedMeans, observed_means
-from stream.statistics.plan import Derived
+from stream.statistics.plan import Due
 from stream.statistics.shrinkage import shrink_releases
 from stream.windows import Window
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
-VERSION = 5
+VERSION = 6
 """Version of the stored form. A memory of another version is not used."""
 SMOOTHED = "mean_smoothed"
 """Name of the smoothed mean under ``post_processed``."""
@@ -57,6 +61,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     low: bytes = b""
     high: bytes = b""
     """Cells of the window, ascending, and the 95 % interval of the smoothed mean of each."""
+    widening: bytes = b""
+    """Of each of ``seen``, by how much its next range is wider, with residual clipping (:func:`dpcore.residual.widened`)."""
     counted: bytes = b""
     counted_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Under "participation": what noisy counts said about the users of each of ``seen`` (:class:`dpcore.occupancy.Occupancy`)."""
@@ -77,10 +83,12 @@ def decode_memory(blob: bytes | None) -> Memory | None:
         _calibration(memory.shrinkage)
         counted = _occupancy(memory).total
         ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
+        wide = np.frombuffer(memory.widening, "<f8")
     except (msgspec.DecodeError, ParameterError, ValueError):
         return None
     whole = all(8 * len(column) == len(memory.seen) and np.all(np.isfinite(column)) for column in ends)
-    whole = whole and 8 * len(counted) in (0, len(memory.seen))
+    whole = whole and 8 * len(counted) in (0, len(memory.seen)) and len(memory.widening) in (0, len(memory.seen))
+    whole = whole and bool(np.all(np.isfinite(wide) & (wide >= 1)))
     return memory if memory.version == VERSION and whole else None
 
 
@@ -108,21 +116,20 @@ def step(
     shrinking: bool,
     typical: float | None = None,
     area: dict[str, Any] | None = None,
-) -> tuple[Memory | None, dict[str, Derived]]:
+    clipped: FloatArray | None = None,
+) -> tuple[Memory, dict[str, Derived]]:
     """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the ``area``'s
     users and mean as published; with ``shrinking`` also the shrunk mean.
 
-    ``upper``: U in km/h. A window that begins before the memory's end is smoothed without the memory and does not change it,
-    because time only goes forward. After a change of U, smoothing starts anew, because earlier means were clipped to another
-    bound.
+    ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,).
+    ``upper``: U in km/h. After a change of U, smoothing starts anew, because earlier means were clipped to another bound. Windows
+    come in the order of their time.
     """
-    late = memory is not None and window.start < memory.end
-    usable = memory if memory is not None and not late and memory.upper == upper else None
+    usable = memory if memory is not None and memory.upper == upper else None
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
     observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper, area)
-    places = observed.places
     state, smoothed = smooth(
         before,
         observed.releases,
@@ -132,14 +139,46 @@ def step(
         typical=typical,
         dynamics=observed.dynamics,
     )
-    derived = {SMOOTHED: _derived("kalman", smoothed, places, len(bodies))}
-    if shrinking and len(places):
+    derived = {SMOOTHED: _derived("kalman", smoothed, observed.places, len(bodies))}
+    if shrinking and len(observed.places):
         columns = shrink_releases(observed.releases, upper, shrinkage)
         shrinkage = columns.calibration
-        derived = {"mean": _derived("empirical-bayes", columns, places, len(bodies))} | derived
-    if late:
-        return memory, derived
-    return _memory(state, shrinkage, observed, smoothed, window, upper), derived
+        derived = {"mean": _derived("empirical-bayes", columns, observed.places, len(bodies))} | derived
+    return _memory(state, shrinkage, observed, smoothed, window, upper, clipped), derived
+
+
+def foretold_of(
+    memory: Memory | None, cells: npt.NDArray[np.uint64], events: IntArray, users: IntArray, due: Due
+) -> Foretold:
+    """What the ``memory`` says about the mean of each of ``cells``, ascending, in the window that is ``due``, in km/h, (C,).
+
+    ``events``, ``users``: public numbers of each. As for :func:`step`, a memory of another U is not used.
+    """
+    speed, window = due.terms.speed, due.window
+    usable = memory if memory is not None and memory.upper == speed.upper else None
+    places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in cells.tolist()], dtype=np.float64).reshape(-1, 2)
+    nothing = np.zeros(len(cells)), np.full(len(cells), np.inf)
+    at = Releases(cells, places, *nothing, events.astype(np.float64), np.log(events / users)[:, None])
+    return foretell(
+        None if usable is None else _state(usable),
+        at,
+        hours=window.start / 3600,
+        hour_of_day=datetime.fromtimestamp(window.start, ZoneInfo(due.terms.timezone)).hour,
+        upper=speed.upper,
+        typical=None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper),
+    )
+
+
+def widening_of(memory: Memory | None, cells: npt.NDArray[np.uint64]) -> FloatArray:
+    """By how much the range of each of ``cells`` (C,) is wider, at least 1, after the last window."""
+    wider = np.ones(len(cells))
+    if memory is None or not memory.widening:
+        return wider
+    seen = np.frombuffer(memory.seen, "<u8")
+    at = np.minimum(np.searchsorted(seen, cells), len(seen) - 1)
+    known = seen[at] == cells
+    wider[known] = np.frombuffer(memory.widening, "<f8")[at[known]]
+    return wider
 
 
 def _observed(
@@ -215,6 +254,7 @@ def _memory(
     smoothed: Smoothed,
     window: Window,
     upper: float,
+    clipped: FloatArray | None,
 ) -> Memory:
     occupancy = observed.occupancy
     return Memory(
@@ -235,6 +275,7 @@ def _memory(
         seen=observed.releases.cells.astype("<u8").tobytes(),
         low=smoothed.low.astype("<f8").tobytes(),
         high=smoothed.high.astype("<f8").tobytes(),
+        widening=b"" if clipped is None else clipped[observed.places].astype("<f8").tobytes(),
         counted=b"" if occupancy is None else occupancy.total.astype("<f8").tobytes(),
         counted_sums=(0.0, 0.0, 0.0)
         if occupancy is None

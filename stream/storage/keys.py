@@ -96,6 +96,16 @@ class FeedKeys:
         return self._named("set-aside")
 
     @property
+    def planned(self) -> str:
+        """The latest timeslot that was ever planned. No earlier one is planned, charged or committed any more."""
+        return self._named("planned")
+
+    @property
+    def deaths(self) -> str:
+        """The timeslot over which the closing process died last, and how often it did: two numbers."""
+        return self._named("deaths")
+
+    @property
     def lease(self) -> str:
         """The worker that is closing windows now; expires some seconds after that worker stops."""
         return self._named("lease")

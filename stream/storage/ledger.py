@@ -26,7 +26,31 @@ from redis.exceptions import ResponseError
 from dpcore.budget import ChargeBasis
 from stream.config import Config
 from stream.storage.keys import FeedKeys
-from stream.windows import Period, Slotting, utc_text
+from stream.storage.ledger_errors import (
+    AFRESH,
+    AlreadyReleasedError,
+    BeforeBirthError,
+    LedgerError,
+    OutOfTurnError,
+    RetiredError,
+    SetBackError,
+    TermsError,
+)
+from stream.windows import Period, Slotting
+
+__all__ = [
+    "AFRESH",
+    "CHUNK",
+    "AlreadyReleasedError",
+    "BeforeBirthError",
+    "Ledger",
+    "LedgerError",
+    "OutOfTurnError",
+    "RetiredError",
+    "SetBackError",
+    "Terms",
+    "TermsError",
+]
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
@@ -53,12 +77,6 @@ for i, key in ipairs(KEYS) do answer[i] = redis.call('EXISTS', key) == 1 and red
 return answer
 """
 
-AFRESH = (
-    "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each of them, and "
-    "the ledger, too): a new ledger releases windows of periods that begin after it was born"
-)
-"""What an operator can do if the ledger is lost or bound to other settings."""
-
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 
@@ -66,53 +84,6 @@ CHUNK = 200
 """Users charged per Lua call, which takes Redis about a millisecond, in which it serves nobody else."""
 _READ = 2_000
 """Users whose charges are read per Lua call. Lua hands at most 7 999 arguments to a command."""
-
-
-class LedgerError(RuntimeError):
-    """The ledger cannot prove what was spent, so nothing may be released."""
-
-
-class SetBackError(LedgerError):
-    """Redis remembers fewer windows than were committed, so it was set back to an older state of the ledger.
-
-    ``of``: whose windows were counted.
-    """
-
-    def __init__(self, remembered: int, committed: int, of: str = "this feed") -> None:
-        super().__init__(
-            f"{committed} windows of {of} were committed, Redis remembers {remembered}: it was set back to an older state and "
-            f"its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
-        )
-        self.remembered, self.committed = remembered, committed
-
-
-class BeforeBirthError(LedgerError):
-    """The window belongs to a period that began before the ledger was born, so it is unknown what was spent in it."""
-
-    def __init__(self, period: str, birth: int | None) -> None:
-        born = "at a time that is not recorded" if birth is None else utc_text(birth)
-        super().__init__(
-            f"the ledger was born {born}; windows of period {period}, which began before, are not released, because another ledger "
-            "may have granted its budgets. Wait for the next period, or state with 'hexveil ledger adopt' that none has"
-        )
-
-
-class RetiredError(LedgerError):
-    """The window belongs to a retired period, whose charges were deleted, so it can never be released."""
-
-    def __init__(self, period: str) -> None:
-        super().__init__(
-            f"period {period} is retired: no event of it could come any more, and what was spent in it is deleted, so its windows "
-            "are not released. Leave them; 'hexveil ledger show' says which periods are retired"
-        )
-
-
-class TermsError(RuntimeError):
-    """Another worker charged the period on other terms meanwhile, so the window has to be planned again."""
-
-
-class AlreadyReleasedError(RuntimeError):
-    """Another worker released the window meanwhile, so there is nothing left to do."""
 
 
 class Terms(NamedTuple):
@@ -336,8 +307,8 @@ class Ledger:
         ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one.
         Raises :class:`TermsError` for histograms after charges that depended on counts, and in a shared ledger if ``budget`` is not
         that of the period (:meth:`budget`); :class:`LedgerError` if the ledger is
-        not the one of the plan, was set back, was born after the period began, or has retired the period; and
-        :class:`AlreadyReleasedError` if another worker released the window meanwhile.
+        not the one of the plan, was set back, was born after the period began, or has retired the period, or if a later window
+        was planned; and :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
         keys, refused = self._keys_of_a_charge(slot, period), list[int]()
         fixed = [basis, period.start, self._keys.shared_ledger or "", period.begun, *_of_the_block(period)]
@@ -361,10 +332,12 @@ class Ledger:
         named, block = self._keys, period.key if period.block is None else period.block.key
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
         keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
-        return [*keys, named.ledger(block), named.terms(block), named.blocks]
+        return [*keys, named.ledger(block), named.terms(block), named.blocks, named.planned]
 
     def _refusal(self, said: str, slot: int, period: Period) -> Exception | None:
         """What the script's error means; None for an error that is not its own."""
+        if (passed := OutOfTurnError.of(slot, said)) is not None:
+            return passed
         if "TERMS" in said:
             return TermsError(f"histograms begin with the period after {period.key}")
         if "RETIRED" in said:

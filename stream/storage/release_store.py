@@ -13,6 +13,8 @@ from redis.exceptions import ResponseError
 
 from stream.config import Config
 from stream.storage.keys import FeedKeys
+from stream.storage.ledger import AlreadyReleasedError, OutOfTurnError
+from stream.windows import utc_text
 
 _REPLACE = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
@@ -31,17 +33,48 @@ _FORGET = """
 -- the bytes alone to show for it, and would have the window drawn again without them.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
 """
+_STORE_PLAN = """
+-- KEYS: plan of the window, latest window that was planned, windows set aside, released windows; ARGV: window, plan, how the names of
+-- plans and of committed bytes begin (in the hash slot of KEYS). Returns the plan that is stored. Windows are planned in the order of
+-- their time, each once the one before is committed or set aside.
+if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then return redis.error_reply('RELEASED the window was released already') end
+local planned = redis.call('GET', KEYS[2])
+if planned and tonumber(planned) > tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end
+local stored = redis.call('GET', KEYS[1])
+if stored then return stored end
+if planned and redis.call('EXISTS', ARGV[3] .. planned) == 1 and redis.call('EXISTS', ARGV[4] .. planned) == 0
+    and redis.call('HEXISTS', KEYS[3], planned) == 0 then
+  return redis.error_reply('TURN ' .. planned)
+end
+redis.call('SET', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[1], ARGV[2])
+return ARGV[2]
+"""
 _TAKE_UP = """
--- KEYS: windows set aside, oldest slot that may not be released yet; ARGV: window. Returns whether it was set aside.
-if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
+-- KEYS: windows set aside, oldest slot that may not be released yet, latest window that was planned; ARGV: window. Returns whether it
+-- was set aside.
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+local planned = redis.call('GET', KEYS[3])
+if planned and tonumber(planned) > tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end
+redis.call('HDEL', KEYS[1], ARGV[1])
 local first = redis.call('GET', KEYS[2])
 if first and tonumber(first) > tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
 return 1
 """
 _SET_ASIDE = """
--- KEYS: windows set aside, sealed windows; ARGV: window, reason
+-- KEYS: windows set aside, sealed windows, bytes of the window; ARGV: window, reason. Returns whether it is: what is committed can
+-- only be published.
+if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[1])
+return 1
+"""
+_DIED = """
+-- KEYS: deaths; ARGV: window. Returns how often the closing process died over it.
+local slot, times = string.match(redis.call('GET', KEYS[1]) or '', '(%d+) (%d+)')
+times = slot == ARGV[1] and times + 1 or 1
+redis.call('SET', KEYS[1], string.format('%s %d', ARGV[1], times))
+return times
 """
 _RELEASED_OR_COMMITTED = "return {redis.call('HGET', KEYS[1], ARGV[1]), redis.call('GET', KEYS[2])}"
 
@@ -57,7 +90,7 @@ class Outcome(Enum):
     OTHERS_WERE_FIRST = 0
     WINDOW_RELEASED = -1
     STATE_MOVED = 2
-    """Another window took the number or changed the memory, so the bytes have to be made again."""
+    """Number, memory or link are others than the bytes were made with, so the bytes have to be made again."""
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -104,9 +137,22 @@ class ReleaseStore:
         record = msgspec.json.encode(released)
         return bool(await self._redis.eval(_REMEMBER, len(keys), *keys, slot, record, outbox))
 
-    async def set_aside(self, slot: int, reason: str) -> None:
-        """Set the window aside, because its content fails. Its rows are kept until its period can no longer be released."""
-        await self._redis.eval(_SET_ASIDE, 2, self._keys.set_aside, self._keys.sealed, slot, reason)
+    async def set_aside(self, slot: int, reason: str) -> bool:
+        """Set the window aside, because its content fails. Its rows are kept until its period can no longer be released.
+
+        False, with nothing changed, if it is committed: then it only has to be published.
+        """
+        keys = (self._keys.set_aside, self._keys.sealed, self._keys.outbox(slot))
+        return bool(await self._redis.eval(_SET_ASIDE, len(keys), *keys, slot, reason))
+
+    async def died_over(self, slot: int) -> int:
+        """Count that the closing process died over ``slot``, whichever worker saw it. Returns how often it did."""
+        return int(await self._redis.eval(_DIED, 1, self._keys.deaths, slot))
+
+    async def deadly(self) -> int | None:
+        """The window over which the closing process died last; None if it never died."""
+        deaths = await self._redis.get(self._keys.deaths)
+        return None if deaths is None else int(deaths.partition(b" ")[0])
 
     async def slots_set_aside(self) -> set[int]:
         """Timeslots of windows that were set aside."""
@@ -118,10 +164,16 @@ class ReleaseStore:
         return {slot: reasons[str(slot).encode()].decode() for slot in sorted(map(int, reasons))}
 
     async def take_up(self, slot: int) -> bool:
-        """Let a window that was set aside be closed again, after the step that it reached. False if it was not set aside."""
+        """Let a window that was set aside be closed again, after the step that it reached. False if it was not set aside.
+
+        Raises :class:`OutOfTurnError` once a later window was planned.
+        """
         named = self._keys
-        keys = (named.set_aside, named.first_slot)
-        return bool(await self._redis.eval(_TAKE_UP, len(keys), *keys, slot))
+        keys = (named.set_aside, named.first_slot, named.planned)
+        try:
+            return bool(await self._redis.eval(_TAKE_UP, len(keys), *keys, slot))
+        except ResponseError as error:
+            raise OutOfTurnError.of(slot, str(error)) or error from None
 
     async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
         """The record of the release and the committed bytes, read at the same moment."""
@@ -143,11 +195,34 @@ class ReleaseStore:
         stored: bytes | None = await self._redis.get(self._keys.plan(slot))
         return stored
 
+    async def latest_planned(self) -> int | None:
+        """The latest window that was ever planned. Earlier ones are released only if they are committed already."""
+        planned = await self._redis.get(self._keys.planned)
+        return None if planned is None else int(planned)
+
+    async def unfinished(self) -> int | None:
+        """The window that is planned, and neither committed nor set aside. There is at most one."""
+        slot = await self.latest_planned()
+        if slot is None or await self.plan(slot) is None or await self.outbox(slot) is not None:
+            return None
+        return None if slot in await self.slots_set_aside() else slot
+
     async def store_plan(self, slot: int, plan: bytes) -> bytes:
-        """Store ``plan`` unless another one is stored. Returns the stored plan."""
-        key = self._keys.plan(slot)
-        await self._redis.set(key, plan, nx=True)
-        return await self._redis.get(key) or plan
+        """Store ``plan`` unless another one is stored. Returns the stored plan.
+
+        Raises :class:`OutOfTurnError` if a later window was planned, or the window that was planned last is not finished, and
+        :class:`AlreadyReleasedError` if another worker released the window meanwhile.
+        """
+        named = self._keys
+        keys = (named.plan(slot), named.planned, named.set_aside, named.closed)
+        begins = (named.plan(0).removesuffix("0"), named.outbox(0).removesuffix("0"))
+        try:
+            stored: bytes = await self._redis.eval(_STORE_PLAN, len(keys), *keys, slot, plan, *begins)
+        except ResponseError as error:
+            if "RELEASED" in str(error):
+                raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker") from None
+            raise OutOfTurnError.of(slot, str(error)) or error from None
+        return stored
 
     async def replace_plan(self, slot: int, old: bytes, new: bytes) -> bytes | None:
         """Replace ``old`` by ``new`` unless another worker replaced it. Returns the stored plan."""
@@ -177,17 +252,20 @@ class ReleaseStore:
     ) -> Outcome:
         """Commit ``outbox`` as window ``number``, made with ``before``; it leaves ``after`` (an empty memory: unchanged).
 
-        Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid.
+        Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid, and :class:`OutOfTurnError` if a later
+        window was planned or this one was set aside.
         """
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence, named.commits]
         args = [slot, outbox, before.memory, after.memory, plan_digest, number, before.link, after.link]
         try:
-            return Outcome(await self.commit_script(keys=[*keys, named.link], args=args))
+            return Outcome(
+                await self.commit_script(keys=[*keys, named.link, named.planned, named.set_aside], args=args)
+            )
         except ResponseError as error:
             if "CHARGES" in str(error):
                 raise ChargesGoneError(str(error)) from None
-            raise
+            raise OutOfTurnError.of(slot, str(error)) or error from None
 
     async def forget(self, slot: int) -> None:
         """Delete what was needed to release the window, if its release is recorded."""

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.statistics.pipeline import draw
-from stream.statistics.plan import Columns, Plan
+from stream.statistics.columns import Columns
+from stream.statistics.plan import Plan
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
-from tests.support.releasing import planned
+from tests.support.releasing import draw, planned
 from tests.support.tapes import tape
 
 Event = tuple[int, int, int]
@@ -60,7 +60,7 @@ class Towns:
     def charge(self, plan: Plan, user: int) -> float:
         """The largest charge of ``user`` over all towns, in whole units of ε (or ρ)."""
         mine = (plan.users - np.uint64(1)) % np.uint64(_USERS) == user
-        return float(plan.charges[mine].max(initial=0)) / (1_000_000 if plan.zcdp is None else 1_000_000_000)
+        return float(plan.charges[mine].max(initial=0)) / (1_000_000 if not plan.gaussian else 1_000_000_000)
 
     def numbers(self, plan: Plan, columns: dict[str, Columns]) -> npt.NDArray[np.float64]:
         """Raw released numbers, a row for each town: shape (R, numbers)."""

@@ -8,6 +8,7 @@ the charges, in either, of windows where they differ.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -58,11 +59,13 @@ def loss(one: list[int], other: list[int]) -> int:
 
 
 async def test_a_block_costs_its_budget_a_day_its_own_and_one_day_among_others_at_most_twice_that_and_a_window(
-    redis: Redis,
+    redis: Redis, record_property: Callable[[str, object], None]
 ) -> None:
     paid = await every_history(redis)
     nothing = [0] * len(WINDOWS)
-    assert max(loss(charges, nothing) for charges in paid.values()) == BLOCK
+    worst = max(loss(charges, nothing) for charges in paid.values())
+    record_property("loss", {"worst": worst, "charged": BLOCK})
+    assert worst == BLOCK
     assert max(sum(charges[:2]) for charges in paid.values()) == BUDGET
     one_day = [
         loss(paid[(*first, *rest)], paid[(0, 0, *rest)])

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.offline import MemoryRows, split_by_slot
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
@@ -64,7 +65,7 @@ async def protocol_for(config: Config, redis: Redis, publisher: Collected) -> tu
     ledger = Ledger(redis, config.feed.name)
     await ledger.start_generation(birth=0)
     rows = MemoryRows(split_by_slot(random_rows(1, 80), config))
-    return ReleaseProtocol.connect(config, redis, rows, ledger, publisher, noise), noise
+    return ReleaseProtocol.connect(statistics_of(config), redis, rows, ledger, publisher, noise), noise
 
 
 @pytest.mark.parametrize("died_after", ["nothing", *STEPS[:-1]])

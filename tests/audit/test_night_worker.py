@@ -17,8 +17,8 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import Config, load_config
+from stream.config.public_cells import public_cells
 from stream.local import REPO_ROOT
-from stream.statistics.participation.public_cells import public_cells
 from stream.storage.ledger import Ledger
 from stream.windows import Horizon, Slotting
 

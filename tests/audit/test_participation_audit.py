@@ -18,16 +18,14 @@ import pytest
 
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.config.public_cells import public_cells
 from stream.statistics.participation import draw as shipped_draw
-from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import draw
-from stream.statistics.plan import pack_integers
 from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bound, mu_lower_bound
 from tests.audit.observed import loss_between, observe
 from tests.audit.shipped import Event, Towns, recorded
 from tests.support.builders import random_rows, zcdp_config
 from tests.support.participating import riders
-from tests.support.releasing import planned
+from tests.support.releasing import draw, planned
 
 U = 6500
 BOX = {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}
@@ -58,7 +56,7 @@ def noisy_numbers(
     towns = Towns.of_list(public_cells(config), 3)
     plan, contributions = planned(config, towns.rows(events))
     if halved:
-        plan = msgspec.structs.replace(plan, denominators_bytes=pack_integers(2 * plan.scales.denominator))
+        plan = msgspec.structs.replace(plan, denominators=(2 * plan.scales.denominator))
     columns, seen = shipped_draw.columns_of, []
     patch.setattr(shipped_draw, "columns_of", lambda plan, noisy: seen.append(noisy) or columns(plan, noisy))
     at = np.searchsorted(plan.cells, towns.cells)

@@ -19,12 +19,13 @@ import pytest
 from dpcore.accounting import NANO
 from dpcore.contributions import Contributions, Counts
 from stream.config import Config
+from stream.config.public_cells import public_cells
 from stream.statistics.participation.plan import plan_participation
-from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import contributions_of
-from stream.statistics.plan import Plan, encode_plan, pack_integers
+from stream.statistics.plan import Allowance, Due, ParticipationPart, Plan, encode_plan
+from stream.statistics.window_rows import contributions_of
 from stream.storage.row_store import ROW
-from stream.windows import Period, Slotting, Window
+from stream.terms import Terms
+from stream.windows import Window
 from tests.audit.observed import Observation, loss_between, observe
 from tests.support.builders import SLOT, zcdp_config
 from tests.support.participating import riders
@@ -54,22 +55,26 @@ Outcome = tuple[Observation, Spent]
 """What the shipped draw added noise to, with which scales, and what each user was charged."""
 
 
+WINDOW = Window(SLOT, SLOT + 3600)
+"""The one timeslot that every plan is for."""
+
+
 @cache
-def hour_of(slotting: Slotting) -> tuple[Window, Period]:
-    """The one timeslot that every plan is for, and its ledger period."""
-    return slotting.window(SLOT), slotting.period_of(SLOT)
+def terms_of(config: Config) -> Terms:
+    return Terms.of(config)
 
 
 def honest(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """The real planner."""
-    return plan_participation(counts, left, config, *hour_of(config.slotting), "g")
+    allowance = Allowance(left, config.privacy.ledger_budget)
+    return plan_participation(counts, Due(terms_of(config), WINDOW, "g"), allowance, public_cells(config))
 
 
 def in_carried_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """The real planner with ranges of users' means that follow from earlier releases and differ between cells."""
     plan = honest(counts, left, config)
     lower = 500 * np.arange(len(plan.cells))
-    return msgspec.structs.replace(plan, lower_bytes=pack_integers(lower), upper_bytes=pack_integers(lower + 3000))
+    return msgspec.structs.replace(plan, participation=ParticipationPart(lower=lower, upper=lower + 3000))
 
 
 def first_contributors(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -80,7 +85,7 @@ def first_contributors(counts: Counts, left: np.ndarray, config: Config) -> Plan
     for start, end in itertools.pairwise(counts.cell_start.tolist()):
         paying = np.flatnonzero(kept[start:end])
         first[start + paying[:1]] = True
-    return msgspec.structs.replace(plan, retained_bytes=pack_integers(np.where(first, kept, 0)))
+    return msgspec.structs.replace(plan, retained=(np.where(first, kept, 0)))
 
 
 def charged_after(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -97,7 +102,7 @@ def half_the_scale(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """Planted bug: half the noise that was charged for."""
     plan = honest(counts, left, config)
     doubled = 2 * plan.scales.denominator
-    return msgspec.structs.replace(plan, denominators_bytes=pack_integers(doubled))
+    return msgspec.structs.replace(plan, denominators=(doubled))
 
 
 def half_the_scale_of_the_area(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -105,7 +110,7 @@ def half_the_scale_of_the_area(counts: Counts, left: np.ndarray, config: Config)
     plan = honest(counts, left, config)
     doubled = plan.scales.denominator.copy()
     doubled[-1] *= 2
-    return msgspec.structs.replace(plan, denominators_bytes=pack_integers(doubled))
+    return msgspec.structs.replace(plan, denominators=(doubled))
 
 
 def loss_of_the_mean_cell(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -113,7 +118,7 @@ def loss_of_the_mean_cell(counts: Counts, left: np.ndarray, config: Config) -> P
     plan = honest(counts, left, config)
     charges = plan.charges
     cells = np.maximum(counts.by_user((plan.retained > 0).astype(np.int64)), 1)
-    return msgspec.structs.replace(plan, charges_bytes=pack_integers(charges // cells))
+    return msgspec.structs.replace(plan, charges=(charges // cells))
 
 
 def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
@@ -122,7 +127,7 @@ def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     charges = plan.charges
     if (charges > 0).all():
         return plan
-    return msgspec.structs.replace(plan, retained_bytes=pack_integers(np.zeros(len(counts.samples))))
+    return msgspec.structs.replace(plan, retained=np.zeros(len(counts.samples), dtype=np.int64))
 
 
 class Worlds:
@@ -148,7 +153,7 @@ class Worlds:
                 for user, where in enumerate(visits)
                 for c in where
             ]
-            self.rows[visits] = contributions_of(np.array(events, dtype=ROW), self.config)
+            self.rows[visits] = contributions_of(np.array(events, dtype=ROW), self.config.speed.upper_quanta)
         return self.rows[visits]
 
     def observed(self, visits: Visits, plan: Plan) -> Observation:
@@ -241,10 +246,12 @@ def small_world(
     [("share", ["mean", "variance", "p50"]), ("user", ["mean", "p85"]), ("sample", ["mean", "variance"])],
 )
 def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget(
-    tmp_path: Path, weight: str, statistics: list[str]
+    tmp_path: Path, weight: str, statistics: list[str], record_property: Callable[[str, object], None]
 ) -> None:
     config = small_world(tmp_path, weight, statistics)
-    assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
+    worst, charged = worst_loss(config, honest), Fraction(config.privacy.ledger_budget, 1_000_000)
+    record_property("loss", {"worst": float(worst), "charged": float(charged)})
+    assert worst == charged
 
 
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
@@ -307,12 +314,17 @@ def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str], **setti
     ],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
-    tmp_path: Path, weight: str, statistics: list[str], settings: dict[str, object]
+    tmp_path: Path,
+    weight: str,
+    statistics: list[str],
+    settings: dict[str, object],
+    record_property: Callable[[str, object], None],
 ) -> None:
     """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over their windows, in fractions, for every world."""
     config = small_zcdp_world(tmp_path, weight, statistics, **settings)
     budget = Fraction(config.privacy.ledger_budget, NANO)
     worst = worst_loss(config, honest)
+    record_property("loss", {"worst": float(worst), "charged": float(budget)})
     assert worst <= budget
     assert worst > budget * Fraction(999, 1000), "the accounting is looser than it says"
 

@@ -20,14 +20,15 @@ from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.pipeline import contributions_of, draw
-from stream.statistics.plan import VARIANCE_GRID, Plan, counts_digest, pack_integers
+from stream.statistics.columns import VARIANCE_GRID
+from stream.statistics.plan import Plan, counts_digest
 from stream.statistics.values.draw import draw_distributions
+from stream.statistics.window_rows import contributions_of
 from tests.audit.blackbox import FloatArray, Pooled, assert_caught_within, assert_private, epsilon_lower_bound
 from tests.audit.shipped import Event, HalfTheScale, Towns, drawn, recorded
 from tests.dpcore.silence import Silence
 from tests.support.builders import bus_config, random_rows
-from tests.support.releasing import planned
+from tests.support.releasing import draw, planned
 from tests.support.tapes import tape
 
 TOWNS, DRAWS = 800, 25
@@ -152,7 +153,7 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
         for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
             changed = rows.copy()
             changed["value"][mine] = values
-            other = contributions_of(changed, config)
+            other = contributions_of(changed, config.speed.upper_quanta)
             assert counts_digest(other.counts) == counts_digest(contributions.counts), "a plan is made of counts alone"
             moved = np.abs(exact - integers(plan, other)[0]).ravel()
             loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))
@@ -165,7 +166,7 @@ def test_the_exact_comparison_refutes_a_plan_that_charges_for_half_its_noise(tmp
     config = fleet(tmp_path)
     towns = Towns.unlisted(1, 2)
     plan, contributions = planned(config, towns.rows(town(0)))
-    halved = msgspec.structs.replace(plan, denominators_bytes=pack_integers(2 * plan.scales.denominator))
+    halved = msgspec.structs.replace(plan, denominators=(2 * plan.scales.denominator))
     exact, scales = integers(halved, contributions)
     moved = np.abs(exact - integers(halved, planned(config, towns.rows(town(U)))[1])[0]).ravel()
     noisy = np.flatnonzero(plan.scales.numerator).tolist()

@@ -21,7 +21,8 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.ingestion.decoding import Decoder
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, digest
-from stream.statistics.window_release import Allowance, WindowStatistics
+from stream.protocol.parts import statistics_of
+from stream.statistics.plan import Allowance, Due
 
 SLOT, AHEAD = 4, 8
 BEGIN = 1_780_000_200  # 2026-05-28, the start of a slot, in the middle of a period
@@ -68,7 +69,7 @@ def released_by_the_service(
     config: Config, rows_of: dict[int, np.ndarray], slots: list[int]
 ) -> tuple[list[Message], dict[str, dict[int, int]]]:
     """What the service's own pure steps release of ``slots``, and what they charge."""
-    statistics, memory, messages = WindowStatistics(config), b"", []
+    statistics, memory, messages = statistics_of(config), b"", []
     ledger: dict[str, dict[int, int]] = {}
     none = next(iter(rows_of.values()))[:0]
     for number, slot in enumerate(slots, 1):
@@ -76,8 +77,10 @@ def released_by_the_service(
         rows = statistics.arrange(rows_of.get(slot, none), window)
         spent = ledger.setdefault(config.slotting.period_of(slot).key, {})
         left = [config.privacy.ledger_budget - spent.get(user, 0) for user in rows.counts.users.tolist()]
-        allowance = Allowance(np.array(left, dtype=np.int64), None, False)
-        plan = statistics.plan(rows, window, allowance, memory, "9d5b1c3e-0c46-4b6c-9c7a-0d3f0f6b2a11")
+        allowance = Allowance(np.array(left, dtype=np.int64), config.privacy.ledger_budget)
+        plan = statistics.plan(
+            rows, Due(statistics.terms, window, "9d5b1c3e-0c46-4b6c-9c7a-0d3f0f6b2a11"), allowance, memory
+        )
         for user, charge in zip(*(column.tolist() for column in plan.charged_users()), strict=True):
             spent[user] = spent.get(user, 0) + charge
         made, after = statistics.compose(plan, statistics.draw(plan, rows, Noise()), memory, number)

@@ -16,13 +16,14 @@ from dpcore.participation import UNIT
 from stream.config import Config, load_config
 from stream.config.privacy import MAX_DELTA
 from stream.config.promise import COMPARATORS, factor, percent, posterior
+from stream.config.public_cells import public_cells
 from stream.local import REPO_ROOT
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import participation_of
-from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import contributions_of, plan_window
 from stream.storage.row_store import ROW
-from tests.support.builders import SLOT, zcdp_config
+from stream.terms import Terms
+from tests.support.builders import zcdp_config
+from tests.support.releasing import planned
 
 PAGE = (REPO_ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
 
@@ -58,9 +59,7 @@ def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
 
 def half_width(config: Config, name: str) -> float:
     """Half of the 95 % interval of a count in a released window."""
-    contributions, slotting = contributions_of(np.zeros(0, dtype=ROW), config), config.slotting
-    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
-    plan = plan_window(contributions.counts, np.zeros(0, dtype=np.int64), config, window, period, "g")
+    plan, contributions = planned(config, np.zeros(0, dtype=ROW))
     column = draw_participation(plan, contributions, Noise())[name]
     return float(((column.high - column.low) / 2)[0])
 
@@ -72,12 +71,12 @@ def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> No
     windows, full = privacy.period // config.window.slot, privacy.ledger_budget // privacy.ledger_grant
     assert row("Windows of a day; paid in full") == [f"{windows}; {full}"]
     assert row("Messages of a window, visited or not") == [f"{len(public_cells(config))} cells and one close marker"]
-    window = participation_of(config).unit_grant / 1e6
+    window = participation_of(Terms.of(config)).unit_grant / 1e6
     assert row("A commuter on the road in 2 of the windows pays") == [f"{2 * window:g} of {privacy.budget:g}"]
     assert full == windows
     assert row("A taxi on the road all day pays")[0].startswith(f"{full * window:g} of {privacy.budget:g}: it counts")
-    t, s = participation_of(config).scales
-    assert participation_of(config).layout.rows.tolist() == [2]
+    t, s = participation_of(Terms.of(config)).scales
+    assert participation_of(Terms.of(config)).layout.rows.tolist() == [2]
     assert row("Noise scale of the two numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
     assert row("95 % interval of the number of users in a cell") == [f"± {half_width(config, 'users'):.1f}"]
     user = shipped_riders(tmp_path, **{"participation.weight": "user"})

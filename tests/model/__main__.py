@@ -17,8 +17,8 @@ from tests.model.server import StateServer
 from tests.model.variants import BROKEN, BROKEN_SHARED, KNOWN_LIMIT, KNOWN_LIMIT_SHARED, SHARED, SHIPPED, SLOW, Variant
 from tests.model.world import world_of
 
-QUICK = (SHIPPED._replace(faults=1), SHIPPED._replace(set_back=True))
-"""What every run of the tests explores: one window."""
+QUICK = (SHIPPED._replace(faults=1), SHIPPED._replace(set_back=True), SHIPPED._replace(windows=2))
+"""What every run of the tests explores: one window, and two of which any may be begun at any time."""
 FULL = (
     SHIPPED._replace(faults=2),
     SHIPPED._replace(faults=1, set_back=True),

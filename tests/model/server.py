@@ -55,7 +55,7 @@ class StateServer:
         (log,) = (Path(server.folder) / "appendonlydir").glob("*.incr.aof")
         self._log = log.open("rb")
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(f"{server.folder}/redis.sock")
+        self._socket.connect(server.url.removeprefix("unix://").partition("?")[0])
         self._contents: list[Content] = []
         self._numbers: dict[Content, int] = {}
         self._executed: dict[tuple[int, tuple[Command, ...]], Executed] = {}

@@ -29,12 +29,12 @@ from stream.protocol.close_process import CloseReport
 from stream.protocol.content import GuardedStatistics
 from stream.protocol.planning import Planning
 from stream.protocol.publishing import PublishError
-from stream.statistics.plan import Plan, pack_ids, pack_integers
-from stream.statistics.window_release import WindowStatistics
+from stream.statistics.plan import Due, Plan
 from stream.storage.keys import FeedKeys
 from stream.storage.opening import Opening
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
+from stream.terms import Terms
 from stream.windows import utc_text
 from tests.model.server import Command
 
@@ -106,20 +106,19 @@ class PlainStatistics:
     """The plan of the last draw; the scheduler takes it away."""
 
     def __init__(self, config: Config) -> None:
-        self.shipped, self.config = WindowStatistics(config), config
+        self.terms, self.may_withhold = Terms.of(config), True
         self.price = round(config.privacy.epsilon * 1e6)
 
-    def arrange(self, rows: Any, window: Any, sums: Any = None) -> Any:
+    def arrange(self, rows: Any, window: Any) -> Any:
         return SimpleNamespace(counts=SimpleNamespace(users=np.unique(rows["user"])), beyond_limits=0, refused={})
 
-    def withhold(self, window: Any, generation: str) -> Plan | None:
-        return self.shipped.withhold(window, generation)
+    def withhold(self, due: Due, budget: int) -> Plan | None:
+        return Plan(due=due, budget=budget, withheld=True)
 
-    def plan(self, rows: Any, window: Any, allowance: Any, memory: bytes, generation: str) -> Plan:
-        users, empty = rows.counts.users[allowance.left >= self.price], self.withhold(window, generation)
+    def plan(self, rows: Any, due: Due, allowance: Any, memory: bytes) -> Plan:
+        users = rows.counts.users[allowance.left >= self.price]
         charges = np.full(len(users), self.price)
-        columns = {"users_bytes": pack_ids(users), "charges_bytes": pack_integers(charges)}
-        return msgspec.structs.replace(empty, withheld=False, **columns)
+        return Plan(due=due, budget=allowance.budget, users=users, charges=charges)
 
     def draw(self, plan: Plan, rows: Any, noise: Any) -> str:
         PlainStatistics.drew = plan
@@ -128,7 +127,7 @@ class PlainStatistics:
     def compose(self, plan: Plan, drawn: str, memory: bytes, number: int) -> tuple[list[Message], bytes]:
         after = f"{memory.decode()}{drawn}; ".encode()
         body = {
-            "feed": self.config.feed.name,
+            "feed": self.terms.feed,
             "charges": charges_of(plan),
             "digest": after.decode(),
             "generation": plan.generation,
@@ -136,7 +135,7 @@ class PlainStatistics:
         }
         body["window"] = {"start": utc_text(plan.window.start), "end": utc_text(plan.window.end)}
         parts = [(HEXAGON_SPEED, "cell"), (WINDOW, "marker")]
-        name = self.config.feed.name
+        name = self.terms.feed
         return [window_message(topic, name, plan.window, part, name, body) for topic, part in parts], after
 
 
@@ -158,11 +157,14 @@ def seam(redis: SteppedRedis, protocol: type[Any]) -> Iterator[None]:
         "make_producer": lambda _: SteppedPublisher(),
         "start_client": _at_once,
     }
-    servers |= {"KafkaPublisher": lambda *_: SteppedPublisher(), "ReleaseProtocol": protocol}
+    servers |= {
+        "KafkaPublisher": lambda *_: SteppedPublisher(),
+        "ReleaseProtocol": protocol,
+        "statistics_of": PlainStatistics,
+    }
     with (
         patch.multiple(close_process, **servers),
         patch.object(ledger_check, "read_markers", lambda *_: Request("markers")),
-        patch.dict(protocol.connect.__globals__, WindowStatistics=PlainStatistics),
     ):
         yield
 

@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateServer]:
         yield StateServer(redis)
 
 
-@pytest.mark.parametrize("setting", QUICK, ids=["a crash", "a set-back"])
+@pytest.mark.parametrize("setting", QUICK, ids=["a crash", "a set-back", "any order"])
 def test_two_workers_publish_a_window_once_and_charge_before_whoever_fails_when(
     server: StateServer, tmp_path: Path, setting: Variant
 ) -> None:

@@ -61,17 +61,27 @@ _NUMBER, _SPENT = (
 _DUE = "local due = tonumber(charges[i]) - tonumber(paid[i] or '0')"
 _PAID = "if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then\n  return redis.error_reply('CHARGES of this window are gone')\nend\n"
 
+_LATER, _BEFORE = (
+    "tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end\nlocal stored",
+    "if planned and redis",
+)
 _LOST = "if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end\n"
 _RECORDED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('UNLINK', unpack(KEYS, 2)) end"
 
 BROKEN = (
+    Variant("plans a window after a later one", ((_LATER, "1/0 then return end\nlocal stored"),), windows=2),
+    Variant("plans a window while the one before it is not committed", ((_BEFORE, "if false and redis"),), windows=2),
     Variant("draws before it charges", ((_DRAW, "pass\n"), (_CHARGE, f"{_DRAW}{_INDENT}    {_CHARGE}"))),
     Variant("commits over the bytes of others", ((_FIRST, ""),)),
     Variant("publishes before it commits", ((_COMMIT, _EARLY + _COMMIT),)),
     Variant("increments the number of commits", ((_NUMBER, "redis.call('INCR', KEYS[5])"),), faults=1),
     Variant("increments what a user spent", ((_SPENT, "redis.call('HINCRBY', KEYS[1], user, due)"),), faults=1),
     Variant("charges again what was paid", ((_DUE, "local due = tonumber(charges[i])"),)),
-    Variant("charges beyond the budget", (("if spent > budget then", "if false then"),), windows=2),
+    Variant(
+        "charges beyond the budget",
+        (("if spent > budget or (block and sum > block) then", "if false then"),),
+        windows=2,
+    ),
     Variant("does not read its messages back", ((_CONFIRM, "pass\n"),), faults=1),
     Variant("commits what is no longer paid for", ((_PAID, ""),), set_back=True),
     Variant("records a release of which Redis lost the commit", ((_LOST, ""),), set_back=True),

@@ -258,7 +258,7 @@ class World:
         if report.failure is None:
             return Move(idle, place, f"{text}; has released {self._named(slot)}", fault, broken=broken)
         text, refused = f"{text}; gives up: {report.reason}", report.failure == "ledger"
-        if report.failure not in ("ledger", "publish") or (refused and state.snapshot != WAS):
+        if report.failure not in ("ledger", "publish", "turn") or (refused and state.snapshot != WAS):
             broken = broken or f"a worker gives up although nothing was lost: {report.reason}"
         return Move(idle, place, text, fault, refused, broken)
 
@@ -313,6 +313,20 @@ class World:
         digests = {int(slot): msgspec.json.decode(record)["digest"] for of in closed for slot, record in of.items()}
         return digests | {slot: marker.digest for slot, marker in self._outboxes(redis).items()}
 
+    @cache  # noqa: B019
+    def _passed(self, redis: int) -> frozenset[int]:
+        """Windows that are not committed, and older than the latest of their feed that was planned."""
+        content, committed = self.server.content(redis), self._committed(redis)
+        latest = {slot: int(content.get(keys.planned.encode(), 0)) for slot, keys in self.keys.items()}
+        return frozenset(slot for slot in self.slots if slot < latest[slot] and slot not in committed)
+
+    @cache  # noqa: B019
+    def _planned(self, redis: int) -> frozenset[int]:
+        """Windows with a stored plan, or that were committed."""
+        content = self.server.content(redis)
+        stored = (slot for slot, keys in self.keys.items() if keys.plan(slot).encode() in content)
+        return frozenset(stored) | self._committed(redis).keys()
+
     def _ledger(self, redis: int) -> Counter[int]:
         period = self.config.slotting.period_of(self.slots[0]).key
         content, ledgers = self.server.content(redis), {keys.ledger(period).encode() for keys in self.keys.values()}
@@ -328,8 +342,9 @@ class World:
     # Rules. Each says what it breaks.
 
     def settled(self, state: State) -> bool:
-        """Every window was published with its close marker, and none waits to be closed."""
-        return not self._open(state.redis) and {slot for slot, marker, _ in state.topic if marker} == set(self.slots)
+        """Every window was published with its close marker, and none waits to be closed, but for those whose turn has passed."""
+        passed, published = self._passed(state.redis), {slot for slot, marker, _ in state.topic if marker}
+        return passed.issuperset(self._open(state.redis)) and published | passed == set(self.slots)
 
     def _judge(self, before: State, after: State, drew: Plan | None) -> str | None:
         broken = None
@@ -350,6 +365,10 @@ class World:
         granted, ledger = self._ledger(before), self._ledger(after)
         if max(ledger.values(), default=0) > self.config.privacy.ledger_budget:
             return f"the ledger grants {max(ledger.values())}, the budget is {self.config.privacy.ledger_budget}"
+        for slot in self._planned(after) - self._planned(before):
+            beside = {other for other in self._planned(before) if self.keys[other] == self.keys[slot]}
+            if any(other > slot for other in beside) or not self._committed(before).keys() >= beside:
+                return f"{self._named(slot)} is planned after a later one, or before an earlier one is committed"
         paid = [sum((self._paid(redis, slot) for slot in self.slots), Counter()) for redis in (before, after)]
         if ledger != granted and ledger - granted != paid[1] - paid[0]:
             return f"a charge of {dict(paid[1] - paid[0])} changes the ledger by {dict(ledger - granted)}"
@@ -383,6 +402,11 @@ class World:
         if intact and any(self._ledger(redis)[int(user)] < units for user, units in cost.items()):
             return "what is published costs more than the ledger says"
         numbers = [(body_of(value).feed, body_of(value).sequence) for _, marker, value in after if marker]
+        in_time = sorted(
+            (body_of(value).feed, slot, body_of(value).sequence) for slot, marker, value in after if marker
+        )
+        if [(feed, number) for feed, _, number in in_time] != sorted(numbers):
+            return f"close markers carry the numbers {sorted(numbers)} in another order than that of their windows"
         if len(set(numbers)) < len(numbers) or any(n > len(self.slots) // self.variant.feeds for _, n in numbers):
             return f"close markers carry the numbers {sorted(numbers)}"
         return None

@@ -19,7 +19,7 @@ from dpcore.spatial.e2epriv import Objective
 from research.__main__ import STUDIES, main
 from research.papers import euler
 from research.papers.bounds import FAILURE, of_components, of_sum
-from research.papers.choice import changes_by_cell, choices, choices_by_cell, compared
+from research.papers.choice import choices, compared
 from research.papers.recorded_hour import day_of
 from research.papers.sets import population
 from research.papers.suppression import ESTIMATED, cells_after, heavy_hitter, in_another_order, uneven_heavy_hitter
@@ -110,24 +110,6 @@ def test_one_point_changes_no_error_by_more_than_what_each_choice_divides_by_and
             assert not holds(most, choice.changes / 2), name
         if name == "relative, per size":
             assert (most > choice.changes / 2).all()
-
-
-def test_by_cells_no_error_moves_by_more_than_stated_and_the_first_point_moves_it_by_that_much() -> None:
-    """Every cell of random grids of 16 × 16 gets one point more; half of what is stated would not do for an empty grid."""
-    rng = np.random.default_rng(3)
-    low = rng.uniform(0, 14, (2, 60))
-    high = low + rng.uniform(0.5, 2, (2, 60))
-    queries = Rectangles(low[0], high[0], low[1], high[1])
-    for mean in (0.0, 0.3, 20.0):
-        counts = rng.poisson(mean, (16, 16))
-        total = int(counts.sum())
-        stated = changes_by_cell(E2EPriv(SIZES, queries), Domain.unit_cells(16, 16), total)
-        worst = moved_by_one_point(counts, np.ndindex(16, 16), queries)["weighted"]
-        assert holds(worst, stated)
-        if not total:
-            assert np.allclose(worst, stated)
-        by_cell = choices_by_cell(choices(counts, SIZES, 1.0, 0.2, queries)["weighted"], stated, 0.2)
-        assert all(holds(worst, choice.changes) for choice in by_cell.values())
 
 
 def test_the_choice_exceeds_the_bound_of_the_theorem_no_more_often_than_stated() -> None:

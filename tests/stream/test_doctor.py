@@ -78,6 +78,17 @@ async def test_a_topic_as_hexveil_creates_it_passes(feed: Feed) -> None:
         assert (await feed.finding(check)).ok, check
 
 
+@pytest.mark.parametrize(("hours", "ok"), [(1, False), (25, True), (7 * 24, False)])
+async def test_raw_events_are_kept_for_open_windows_and_no_longer_than_the_promise_says(
+    feed: Feed, hours: int, ok: bool
+) -> None:
+    """Of windows of an hour; the sheet says a day more than they are open."""
+    await feed.create(INPUT_SETTINGS | DELETED | {"retention.ms": str(hours * 3_600_000)})
+    finding = await feed.finding(f"retention {feed.topic}")
+    assert finding.ok == ok
+    assert "retention.ms=90300000" in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("settings", "ok"),
     [

@@ -16,17 +16,19 @@ from redis.asyncio import Redis
 
 from stream import embedded
 from stream.config import Config
+from stream.diagnosis.reading import ageless
 from stream.embedded import EmbeddedError, EmbeddedFeed, run_embedded
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.lines import read_line
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW, Message
-from stream.offline import ageless, replay_offline
+from stream.offline import replay_offline
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.messages import Messages
 from stream.sources.replay import Replay
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
+from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from stream.windows import utc_text
 from tests.support.builders import SLOT, bus_config, riders_config
@@ -92,6 +94,7 @@ async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_th
     feed = EmbeddedFeed(
         config,
         RowStore(redis, "bus"),
+        ReleaseStore(redis, "bus"),
         Decoder(ageless(config), load_user_key(tmp_path / "k")),
         lambda message: None,
         None,
@@ -114,7 +117,7 @@ async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with
     config = with_redis(riders_config(tmp_path), redis_url)
     decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
     rows = RowStore(redis, config.feed.name)
-    feed = EmbeddedFeed(config, rows, decoder, lambda message: None, NOON_US)
+    feed = EmbeddedFeed(config, rows, ReleaseStore.of(redis, config), decoder, lambda message: None, NOON_US)
     deadline = NOON_US + HOUR_US + int(config.window.allowed_delay.total_seconds()) * 1_000_000
     append = rows.append
 
@@ -166,16 +169,19 @@ async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(
     assert len(lines(tmp_path / "r.ndjson", WINDOW)) == 1
 
 
-async def test_a_window_whose_rows_cannot_be_read_names_the_step_outside_of_its_process(
+async def test_a_window_whose_rows_cannot_be_read_is_set_aside_and_the_next_one_follows(
     redis_url: str, redis: Redis, tmp_path: Path
 ) -> None:
     config = with_redis(riders_config(tmp_path), redis_url)
     await RowStore(redis, config.feed.name).move("t/0", 0, 0)  # which opens the partition
     await redis.rpush(PartKeys(FeedKeys(config.feed.name), "t/0").rows(SLOT), b"half a row")
-    reason = await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson")
-    assert reason is not None
-    assert reason.startswith("ContentError: ")
-    assert "reading failed" in reason
+    assert await asyncio.to_thread(embedded.close_to_file, config, SLOT, tmp_path / "r.ndjson") is None
+    rows, store = RowStore(redis, config.feed.name), ReleaseStore.of(redis, config)
+    assert "reading failed" in (await store.reasons())[SLOT]
+    decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
+    feed = EmbeddedFeed(config, rows, store, decoder, lambda message: None, NOON_US)
+    feed.reach(NOON_US + 3 * HOUR_US)
+    assert await feed.due_slots() == [SLOT + 3600], "the next one follows"
 
 
 async def test_the_clock_does_not_go_back_to_a_block_that_was_being_stored(
@@ -183,7 +189,8 @@ async def test_the_clock_does_not_go_back_to_a_block_that_was_being_stored(
 ) -> None:
     config = with_redis(riders_config(tmp_path), redis_url)
     decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
-    feed = EmbeddedFeed(config, RowStore(redis, config.feed.name), decoder, lambda message: None, NOON_US)
+    rows, store = RowStore(redis, config.feed.name), ReleaseStore.of(redis, config)
+    feed = EmbeddedFeed(config, rows, store, decoder, lambda message: None, NOON_US)
     storing = asyncio.create_task(feed.send(arriving((NOON_US, NOON_US))))
     await asyncio.sleep(0)
     feed.reach(NOON_US + 3 * HOUR_US)

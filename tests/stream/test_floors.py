@@ -21,6 +21,7 @@ FLOORS = (
         "server_version",
         "geojson",
         "route_order",
+        "terms",
         "tiles",
     },
     {"storage", "ingestion", "statistics"},

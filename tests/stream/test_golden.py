@@ -28,6 +28,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import REPO_ROOT
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
@@ -98,7 +99,9 @@ async def released(config: Config, redis: Redis, case: str) -> tuple[str, dict[s
     await redis.set(FeedKeys(config.feed.name).generation, GENERATION)
     out = io.StringIO()
     by_slot = split_by_slot(rows_of(case), config)
-    closing = ReleaseProtocol.connect(config, redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise(tape(case)))
+    closing = ReleaseProtocol.connect(
+        statistics_of(config), redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise(tape(case))
+    )
     for slot in sorted(by_slot):
         await closing.close(slot)
     period = config.slotting.period_of(SLOT).key

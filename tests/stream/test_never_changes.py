@@ -14,18 +14,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stream.ingestion.pseudonyms import Pseudonyms
 from stream.local import REPO_ROOT
 from stream.messages.message import OUTPUT_TOPICS, digest, schema, window_message
-from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import ROW
 from stream.windows import Window
 from tests.support.builders import SLOT, bus_config, pinned_rows, riders_config
+from tests.support.releasing import planned
 
 FILE = REPO_ROOT / "tests" / "golden" / "never_changes.json"
 MEANING = ("type", "enum", "const", "required", "pattern", "minimum", "maximum")
@@ -61,10 +60,7 @@ def plans(tmp_path: Path) -> dict[str, str]:
     """A stored plan of each relation."""
     stored = {}
     for config in (bus_config(tmp_path), riders_config(tmp_path)):
-        contributions = contributions_of(pinned_rows(1, 60), config)
-        window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
-        left = np.full(len(contributions.counts.users), config.privacy.ledger_budget)
-        plan = plan_window(contributions.counts, left, config, window, period, "11111111-1111-4111-8111-111111111111")
+        plan, _ = planned(config, pinned_rows(1, 60))
         stored[config.relation] = base64.b64encode(encode_plan(plan)).decode()
     return stored
 

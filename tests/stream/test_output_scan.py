@@ -25,8 +25,9 @@ from stream.evaluation.variants import with_speed
 from stream.local import KafkaServer
 from stream.messages.message import REJECTED, WINDOW, Message
 from stream.statistics import window_release
-from stream.statistics.pipeline import compose, plan_window
-from stream.statistics.plan import Plan, pack_flags
+from stream.statistics.plan import Plan, ValuesPart
+from stream.statistics.window_release import WindowStatistics, plan_window
+from stream.statistics.window_rows import WindowRows
 from stream.storage.keys import FeedKeys
 from stream.storage.row_store import RowStore
 from tests.support.builders import riders_config, zcdp_config
@@ -244,20 +245,22 @@ Leak = Callable[[pytest.MonkeyPatch], None]
 def status_by_raw_count(patch: pytest.MonkeyPatch) -> None:
     """Planted bug: a cell that nobody visited is marked as suppressed."""
 
-    def leaking(counts: Any, *rest: Any) -> Plan:
-        plan = plan_window(counts, *rest)
-        visited = np.isin(plan.cells, counts.cells)
-        return msgspec.structs.replace(plan, published_bytes=pack_flags(visited))
+    def leaking(rows: WindowRows, *rest: Any) -> Plan:
+        plan = plan_window(rows, *rest)
+        visited = np.isin(plan.cells, rows.counts.cells)
+        return msgspec.structs.replace(plan, values=ValuesPart(published=visited))
 
     patch.setattr(window_release, "plan_window", leaking)
 
 
 def _messages(patch: pytest.MonkeyPatch, change: Callable[[list[Message], Any], list[Message]]) -> None:
-    def leaking(plan: Plan, counts: Any, *rest: Any, sequence: int) -> Any:
-        messages, memory = compose(plan, counts, *rest, sequence=sequence)
-        return change(messages, counts), memory
+    shipped = WindowStatistics.compose
 
-    patch.setattr(window_release, "compose", leaking)
+    def leaking(self: WindowStatistics, plan: Plan, drawn: Any, memory: bytes, number: int) -> Any:
+        messages, after = shipped(self, plan, drawn, memory, number)
+        return change(messages, drawn.counts), after
+
+    patch.setattr(WindowStatistics, "compose", leaking)
 
 
 def _visited(counts: Any, message: Message) -> bool:

@@ -146,6 +146,30 @@ def zcdp_config(
     return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))
 
 
+LIVE = {
+    "privacy.admission": "rolling",
+    "speed.statistics": ["mean"],
+    "speed.suppression": "none",
+    "speed.clipping": "residual",
+    "speed.sum_cap": 0.0,
+    "speed.post_processing": ["kalman"],
+    "speed.typical_km_h": 20.0,
+    "hexagons.merge_until_km_h": None,
+}
+"""Overrides of a live map under relation "values"."""
+
+
+def live_config(tmp_path: Path, budget: float = 12.0, delta: float = 1e-6, **overrides: Any) -> Config:
+    """The hourly bus-fleet.toml with Gaussian accounting, rolling grants and residual clipping; overrides are dotted keys."""
+    text = hourly.BUS.read_text(encoding="utf-8")
+    wanted = f'accounting = "zcdp"\nbudget = {budget}\ndelta = {delta}'
+    text, n_replaced = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
+    assert n_replaced == 1, "bus-fleet.toml gives epsilon and budget on two lines"
+    file = tmp_path / "live.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | LIVE | overrides))
+
+
 TABLES = ("euler", "e2epriv", "htf", "quadtree", "kdtree")
 """Mechanisms with a table of their own."""
 

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
@@ -34,7 +35,7 @@ class Stopped(Exception):  # noqa: N818 - a signal of the tests, not a fault
 def protocol_of(redis: Redis, config: Config, publisher, **hooks) -> ReleaseProtocol:
     """The release protocol of ``config`` with rows and ledger in ``redis``."""
     rows, ledger = RowStore.of(redis, config), Ledger.of(redis, config)
-    return ReleaseProtocol.connect(config, redis, rows, ledger, publisher, Noise(), **hooks)
+    return ReleaseProtocol.connect(statistics_of(config), redis, rows, ledger, publisher, Noise(), **hooks)
 
 
 async def close_until(protocol: ReleaseProtocol, slot: int, last: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stream.config import Config, load_config
-from stream.statistics.participation.plan import planned_layout
+from stream.statistics.participation.plan import layout_of
 from stream.statistics.plan import Plan
 from tests.support import hourly
 
@@ -40,7 +40,7 @@ def skeleton(body: dict[str, Any]) -> dict[str, Any]:
 
 def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:
     """Noise scale t/s of every released row."""
-    rows = planned_layout(plan).rows
+    rows = layout_of(plan.terms).rows
     t, s = (np.repeat(column, rows).tolist() for column in (plan.scales.numerator, plan.scales.denominator))
     return t, s
 
@@ -48,7 +48,7 @@ def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:
 def loss(plan: Plan, one: np.ndarray, two: np.ndarray) -> Fraction:
     """Privacy loss between two windows' integers (R, C) of equal scales: Σ|Δ|·s/t in ε, under zCDP Σ Δ²·s²/(2t²) in ρ."""
     moved = one - two
-    if plan.zcdp is None:
+    if not plan.gaussian:
         amounts = np.abs(moved).sum(axis=1).tolist()
         return sum((Fraction(m * s, t) for m, t, s in zip(amounts, *scales_of_rows(plan), strict=True)), Fraction(0))
     squares = [sum(m * m for m in row) for row in moved.tolist()]

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import load_config
+from stream.protocol.parts import statistics_of
 from stream.protocol.publishing import KafkaPublisher, make_producer
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger
@@ -54,7 +55,7 @@ async def _close(
             os.kill(os.getpid(), signal.SIGKILL)
 
     closing = ReleaseProtocol.connect(
-        config,
+        statistics_of(config),
         redis,
         RowStore.of(redis, config),
         Ledger.of(redis, config),

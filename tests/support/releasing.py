@@ -5,20 +5,33 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
+from stream.config.public_cells import public_cells
 from stream.messages.message import SPATIAL_HISTOGRAM, Message
-from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.statistics.columns import Columns
+from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import draw_histograms
-from stream.statistics.pipeline import compose, contributions_of, draw, plan_window
-from stream.statistics.plan import Plan
+from stream.statistics.pipeline import compose
+from stream.statistics.plan import Allowance, Due, Plan
+from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
+from stream.statistics.window_release import plan_window
+from stream.statistics.window_rows import WindowRows
+from stream.terms import FixRules, Terms, UserLimits
 from tests.support.builders import SLOT
 
 GENERATION = "11111111-1111-4111-8111-111111111111"
+
+
+def due_of(config: Config, slot: int = SLOT) -> Due:
+    """The window at ``slot``, without limits and rules, because made-up rows jump."""
+    terms = msgspec.structs.replace(Terms.of(config), rules=FixRules(), limits=UserLimits())
+    return Due(terms, terms.window_at(slot), GENERATION)
 
 
 def planned(
@@ -33,18 +46,18 @@ def planned_with_fixes(
     config: Config, rows: np.ndarray, left: np.ndarray | int | None = None, slot: int = SLOT
 ) -> tuple[Plan, Contributions, Fixes | None]:
     """The same, and the fixes of the window's histograms; None if none are configured."""
-    contributions, slotting = contributions_of(rows, config), config.slotting
-    fixes = fixes_of(rows, histogram_box(config))
-    budgets = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
-    budgets[:] = config.privacy.ledger_budget if left is None else left
-    window, period = slotting.window(slot), slotting.period_of(slot)
-    return plan_window(contributions.counts, budgets, config, window, period, GENERATION, fixes), contributions, fixes
+    due = due_of(config, slot)
+    read = WindowRows.of(rows, due.terms.reading)
+    budget = config.privacy.ledger_budget
+    budgets = np.full(read.counts.n_users, budget)
+    budgets[:] = budget if left is None else left
+    return plan_window(read, due, Allowance(budgets, budget), public_cells(config)), read.contributions, read.fixes
 
 
 def released(config: Config, rows: np.ndarray, noise: Noise | None = None, slot: int = SLOT) -> list[Message]:
     """Every message of the window at ``slot``, with its histograms."""
     plan, contributions, fixes = planned_with_fixes(config, rows, slot=slot)
-    return build_messages(plan, contributions, noise or Noise(), config, None, fixes)[0]
+    return build_messages(plan, contributions, noise or Noise(), None, fixes)[0]
 
 
 def bodies_of(messages: list[Message], topic: str = SPATIAL_HISTOGRAM) -> list[dict[str, Any]]:
@@ -52,14 +65,30 @@ def bodies_of(messages: list[Message], topic: str = SPATIAL_HISTOGRAM) -> list[d
     return [json.loads(message.value) for message in messages if message.topic == topic]
 
 
+def on_terms(plan: Plan, **changes: Any) -> Plan:
+    """The same plan on other terms, which no service would make: for planted bugs."""
+    due = Due(msgspec.structs.replace(plan.terms, **changes), plan.window, plan.generation)
+    return msgspec.structs.replace(plan, due=due)
+
+
+def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
+    """The columns of a plan, by the statistics of its relation."""
+    return speed_of(plan.terms).draw(plan, contributions, noise)
+
+
+def cell_bodies(plan: Plan, contributions: Contributions, columns: dict[str, Columns]) -> list[dict[str, Any]]:
+    """The body of every cell's message, without post-processed values."""
+    return speed_of(plan.terms).body(plan, contributions.counts, columns)
+
+
 def build_messages(
     plan: Plan,
     contributions: Contributions,
     noise: Noise,
-    config: Config,
-    memory: Memory | None,
+    memory: Memory | None = None,
     fixes: Fixes | None = None,
 ) -> tuple[list[Message], Memory | None]:
     """Every message of the first window of a feed, and the memory after it."""
     columns, histograms = draw(plan, contributions, noise), draw_histograms(plan, fixes, noise)
-    return compose(plan, contributions.counts, columns, config, memory, histograms, sequence=1)
+    bodies = cell_bodies(plan, contributions, columns)
+    return compose(plan, bodies, columns, memory, histograms, sequence=1)

@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from dpcore.event_order import first_of_equal, indexed, ordered, since_earliest
 from dpcore.spatial import Domain
-from stream.config import Config
-from stream.config.section import BoundingBox
 from stream.statistics.histograms.corners import Corners
 from stream.statistics.histograms.sorted_rows import DEGREES, in_degrees, same_as_before
+from stream.terms import Box
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -77,12 +76,7 @@ class Fixes:
         return Fixes(self.user[chosen], self.lat[chosen], self.lng[chosen])
 
 
-def histogram_box(config: Config) -> BoundingBox | None:
-    """The configured box of histograms, by default the feed's; None if no histograms are configured."""
-    return None if config.histogram is None else config.histogram.domain or config.feed.domain
-
-
-def fixes_of(rows: npt.NDArray[np.void], box: BoundingBox | None, *, declared: bool = False) -> Fixes | None:
+def fixes_of(rows: npt.NDArray[np.void], box: Box | None, *, declared: bool = False) -> Fixes | None:
     """Fixes inside ``box``; None without a box. The order of ``rows`` does not matter. ``declared``: with the corners of the
     regions that users declared.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,9 @@ from dpcore.spatial.domain import IntGrid
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.regions import Regions, extract_regions
 from dpcore.spatial.release import Released, rounded
-from stream.config import Config
 from stream.statistics.histograms.fixes import Fixes
-from stream.statistics.plan import HistogramPlan, Plan, PlanError, RegionPlan
+from stream.statistics.plan import Plan, PlanError
+from stream.terms import HistogramTerms, RegionTerms
 from stream.windows import utc_text
 
 IntArray = npt.NDArray[np.int64]
@@ -59,63 +59,54 @@ class DrawnHistogram:
     epsilon_micro: int
     fixes_per_user: int
     histogram: Released
-    regions: RegionPlan | None = None
+    regions: RegionTerms | None = None
 
 
-def plan_histograms(fixes: Fixes | None, config: Config) -> HistogramPlan | None:
-    """The plan of the histograms, from the configuration; None without ``[histogram]``. Raises :class:`PlanError`."""
-    settings = config.histogram
-    if settings is None:
-        return None
-    if fixes is None:
-        raise PlanError(
-            "the configuration has histograms, but the fixes of the window are missing; nothing was planned"
-        )
-    box, euler = settings.domain or config.feed.domain, settings.euler
-    return HistogramPlan(
-        mechanisms=tuple(settings.epsilons_micro),
-        epsilons=tuple(settings.epsilons_micro.values()),
-        epsilon_micro=settings.epsilon_micro,
-        cost=config.histogram_grant,
-        goal=settings.goal,
-        fixes_per_user=settings.fixes_per_user,
-        south=box.south,
-        west=box.west,
-        north=box.north,
-        east=box.east,
-        rows=settings.rows,
-        columns=settings.columns,
-        sizes=settings.grid_sizes,
-        tuning_queries=settings.tuning_queries,
-        regions=None if euler is None else RegionPlan(**euler.model_dump()),
-        fixes_digest=fixes.digest,
-        tuning_areas=() if settings.e2epriv is None else settings.e2epriv.tuning_areas,
-        parameters=settings.parameters,
-    )
+class Asked(NamedTuple):
+    """What the histograms of a window ask of each of its users, in the ledger's unit, (L,), and the digest of all fixes."""
+
+    charges: IntArray
+    fixes_digest: str
 
 
-def asked_of(plan: HistogramPlan, fixes: Fixes | None, users: IdArray) -> IntArray:
-    """The charge of each of ``users`` for the histograms: the whole cost if they have a fix in the box, else 0; shape
-    (L,).
-    """
-    present = np.isin(users, fixes.users) if fixes is not None else np.zeros(len(users), dtype=bool)
-    return np.where(present, plan.cost, 0)
+@dataclass(frozen=True)
+class Histograms:
+    """The spatial histograms of a window, of the same shape as the statistics of speed; ``terms``: None if there are none."""
+
+    terms: HistogramTerms | None
+
+    def plan(self, fixes: Fixes | None, users: IdArray) -> Asked:
+        """The charge of each of ``users``: the whole cost if they have a fix in the box, else 0. Raises :class:`PlanError`."""
+        if self.terms is None:
+            return Asked(np.zeros(len(users), dtype=np.int64), "")
+        if fixes is None:
+            raise PlanError("histograms are due, but the fixes of the window are missing; nothing was planned")
+        return Asked(np.where(np.isin(users, fixes.users), self.terms.cost, 0), fixes.digest)
+
+    def draw(self, plan: Plan, fixes: Fixes | None, noise: Noise) -> list[DrawnHistogram]:
+        """As :func:`draw_histograms`."""
+        return draw_histograms(plan, fixes, noise)
+
+    def body(self, drawn: DrawnHistogram, feed: str, window: dict[str, str]) -> dict[str, Any]:
+        """As :func:`histogram_body`."""
+        return histogram_body(drawn, feed, window)
 
 
 def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
     """The fixes of users whose charge covers the histograms. Raises :class:`PlanError` if the fixes are not those planned."""
-    if plan.histogram is None or fixes is None or fixes.digest != plan.histogram.fixes_digest:
+    terms = plan.terms.histogram
+    if terms is None or fixes is None or fixes.digest != plan.fixes_digest:
         raise PlanError(
             f"the fixes of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
             "Restore Redis from its append-only file"
         )
     users, charges = plan.charged_users()
-    return fixes.of(users[charges >= plan.histogram.cost])
+    return fixes.of(users[charges >= terms.cost])
 
 
 def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[DrawnHistogram]:
     """Draw every histogram of the plan, ordered by name. Raises :class:`PlanError` if the fixes are not those planned."""
-    settings = plan.histogram
+    settings = plan.terms.histogram
     if settings is None:
         return []
     mine = contributing(plan, fixes)
@@ -133,67 +124,68 @@ def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[Drawn
     return drawn
 
 
-def domain_of(plan: HistogramPlan) -> Domain:
+def domain_of(terms: HistogramTerms) -> Domain:
     """The public box and its grid, in degrees."""
-    return Domain(plan.south, plan.west, plan.north, plan.east, plan.rows, plan.columns)
+    box = terms.box
+    return Domain(box.south, box.west, box.north, box.east, terms.rows, terms.columns)
 
 
-def exact_counts(plan: HistogramPlan, fixes: Fixes) -> IntGrid:
+def exact_counts(terms: HistogramTerms, fixes: Fixes) -> IntGrid:
     """True number of representative fixes per cell, shape (rows, columns). Never publish it."""
-    return domain_of(plan).count(fixes.representatives(plan.fixes_per_user).points).counts
+    return domain_of(terms).count(fixes.representatives(terms.fixes_per_user).points).counts
 
 
-def region_domain(plan: HistogramPlan) -> Domain:
+def region_domain(terms: HistogramTerms) -> Domain:
     """The box with the grid of regions, in metres from its south-west corner (equirectangular)."""
-    assert plan.regions is not None
-    return replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns).in_metres()
+    assert terms.regions is not None
+    return replace(domain_of(terms), rows=terms.regions.rows, columns=terms.regions.columns).in_metres()
 
 
-def regions_of(plan: HistogramPlan, fixes: Fixes) -> Regions:
+def regions_of(terms: HistogramTerms, fixes: Fixes) -> Regions:
     """The region of each user, or at most ``regions_per_user`` that each declared, in metres on :func:`region_domain`.
 
-    Raises :class:`PlanError` for a plan of declared regions and fixes without corners.
+    Raises :class:`PlanError` for declared regions and fixes without corners.
     """
-    assert plan.regions is not None
-    regions = plan.regions
+    assert terms.regions is not None
+    regions = terms.regions
     if regions.origin == "declared":
         if fixes.corners is None:
             raise PlanError(
                 "the plan counts declared regions, but the corners of the window are missing; nothing was drawn"
             )
-        x, y = _in_metres(plan, fixes.corners.points)
+        x, y = _in_metres(terms, fixes.corners.points)
         return fixes.corners.regions(x, y, diameter=regions.diameter_m, per_user=regions.regions_per_user)
-    x, y = _in_metres(plan, fixes.points)
+    x, y = _in_metres(terms, fixes.points)
     user = np.searchsorted(fixes.users, fixes.user)
     beyond = regions.diameter_m if regions.outliers == "discard" else math.inf
     return extract_regions(user, x, y, nearest=regions.nearest, bandwidth=regions.bandwidth_m, discard_beyond=beyond)
 
 
-def _in_metres(plan: HistogramPlan, points: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _in_metres(terms: HistogramTerms, points: FloatArray) -> tuple[FloatArray, FloatArray]:
     """``points`` in degrees, (n, 2), on :func:`region_domain`."""
-    domain = region_domain(plan)
+    domain, box = region_domain(terms), terms.box
     latitude, longitude = points.T
-    x = (latitude - plan.south) * (domain.north / (plan.north - plan.south))
-    y = (longitude - plan.west) * (domain.east / (plan.east - plan.west))
+    x = (latitude - box.south) * (domain.north / (box.north - box.south))
+    y = (longitude - box.west) * (domain.east / (box.east - box.west))
     return x, y
 
 
-def _draw_regions(plan: HistogramPlan, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
-    assert plan.regions is not None
-    metres = region_domain(plan)
-    regions = plan.regions
+def _draw_regions(terms: HistogramTerms, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:
+    assert terms.regions is not None
+    metres = region_domain(terms)
+    regions = terms.regions
     euler = Euler(regions.diameter_m, regions.regions_per_user, regions.inference, regions.total_share)
-    released = euler.fit(regions_of(plan, fixes), metres, epsilon, noise)
-    return replace(released, domain=replace(domain_of(plan), rows=plan.regions.rows, columns=plan.regions.columns))
+    released = euler.fit(regions_of(terms, fixes), metres, epsilon, noise)
+    return replace(released, domain=replace(domain_of(terms), rows=terms.regions.rows, columns=terms.regions.columns))
 
 
-def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
-    """The mechanism of that name with the plan's parameters."""
-    given = plan.parameters.get(name, {})
+def mechanism_of(name: str, terms: HistogramTerms) -> SpatialMechanism:
+    """The mechanism of that name with the parameters of the terms."""
+    given = terms.parameters(name)
     if name == "e2epriv":
-        return E2EPriv(plan.sizes, _tuning_queries(plan), **given)
+        return E2EPriv(terms.sizes, _tuning_queries(terms), **given)
     mechanisms: dict[str, Callable[[], SpatialMechanism]] = {
-        "auto": lambda: Auto(plan.goal),
+        "auto": lambda: Auto(terms.goal),
         "uniform": Uniform,
         "singular": Singular,
         "ug": UniformGrid,
@@ -201,22 +193,22 @@ def mechanism_of(name: str, plan: HistogramPlan) -> SpatialMechanism:
         "quadtree": lambda: QuadTree(**given),
         "kdtree": lambda: KdTree(**given),
         "privlet": Privlet,
-        "htf": lambda: HTF(goal=plan.goal, **given),
-        "sparse": lambda: SparseHierarchy(goal=plan.goal),
+        "htf": lambda: HTF(goal=terms.goal, **given),
+        "sparse": lambda: SparseHierarchy(goal=terms.goal),
     }
     return mechanisms[name]()
 
 
-def _tuning_queries(plan: HistogramPlan) -> Rectangles:
+def _tuning_queries(terms: HistogramTerms) -> Rectangles:
     """Random rectangles of whole cells, the same in every window; squares of the configured shares of the box, if any."""
     rng = np.random.default_rng(_TUNING_SEED)
-    if plan.tuning_areas:
-        side = np.sqrt(np.resize(np.array(plan.tuning_areas), plan.tuning_queries))[:, None]
-        shape = np.array([plan.rows, plan.columns])
+    if terms.tuning_areas:
+        side = np.sqrt(np.resize(np.array(terms.tuning_areas), terms.tuning_queries))[:, None]
+        shape = np.array([terms.rows, terms.columns])
         lengths = np.maximum(np.rint(side * shape), 1).astype(np.int64)
         low = rng.integers(0, shape - lengths + 1)
         return Rectangles(low[:, 0], (low + lengths)[:, 0], low[:, 1], (low + lengths)[:, 1])
-    corners = rng.integers(0, [plan.rows, plan.columns], (plan.tuning_queries, 2, 2))
+    corners = rng.integers(0, [terms.rows, terms.columns], (terms.tuning_queries, 2, 2))
     low, high = corners.min(axis=1), corners.max(axis=1) + 1
     return Rectangles(low[:, 0], high[:, 0], low[:, 1], high[:, 1])
 

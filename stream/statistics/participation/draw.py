@@ -14,11 +14,11 @@ from dpcore.contributions import Contributions
 from dpcore.level_tree import LevelTree
 from dpcore.noise import Noise
 from dpcore.participation import UNIT, PublicCells, area_integers, draw, draw_with_area, integers
-from stream.config import Config
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.columns import CDF, DECIMALS, PERCENTS, Columns
 from stream.statistics.distributions import share_columns, too_large
-from stream.statistics.participation.plan import participation_of, planned_layout
-from stream.statistics.plan import CDF, DECIMALS, PERCENTS, Columns, Plan, PlanError, check_rows
+from stream.statistics.participation.plan import layout_of, participation_of
+from stream.statistics.plan import Plan, PlanError, check_rows
+from stream.terms import SPEED_QUANTUM_KMH, Terms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ _NORMAL = (1.96, 2.2415)
 def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
     """The true integers to which noise is added, in 1/UNIT: shape (R, C), rows as in :attr:`Layout.rows`. Never publish them."""
     kept = contributions.retain(plan.retained)
-    return integers(planned_layout(plan), kept, PublicCells(plan.cells, plan.ranges))
+    return integers(layout_of(plan.terms), kept, PublicCells(plan.cells, plan.ranges))
 
 
 def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
@@ -45,13 +45,13 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
     Raises :class:`stream.statistics.plan.PlanError` if the rows are not those that were planned and charged.
     """
     check_rows(plan, contributions)
-    layout, scales = planned_layout(plan), (plan.scales.numerator, plan.scales.denominator)
+    layout, scales = layout_of(plan.terms), (plan.scales.numerator, plan.scales.denominator)
     if len(scales[0]) != (parts := len(layout.rows) + layout.area):
         raise PlanError(
             f"the plan has {len(scales[0])} noise scales for {parts} parts, so it was stored by another "
             "version; release its window with that version"
         )
-    exact, gaussian = exact_integers(plan, contributions), plan.zcdp is not None
+    exact, gaussian = exact_integers(plan, contributions), plan.gaussian
     if not layout.area:
         return columns_of(plan, draw(layout, exact, scales, gaussian, noise))
     area = area_integers(layout, contributions.retain(plan.retained))
@@ -74,30 +74,30 @@ class _Law:
         return cls(np.sqrt(2) * t / s / UNIT, float(np.sqrt(2)), _LAPLACE)
 
 
-def count_half_width(config: Config) -> float:
-    """Half of the 95 % interval of a cell's count, in full weights: a constant of the configuration.
+def count_half_width(terms: Terms) -> float:
+    """Half of the 95 % interval of a cell's count, in full weights: a constant of the terms.
 
     Raises as :attr:`dpcore.participation.Participation.scales`.
     """
-    terms = participation_of(config)
-    law = _Law.of(*terms.scales, terms.gaussian)
-    return law.two_sided[0] * float(law.deviations[0] * np.sqrt(terms.layout.degree + 1))
+    rules = participation_of(terms)
+    law = _Law.of(*rules.scales, rules.gaussian)
+    return law.two_sided[0] * float(law.deviations[0] * np.sqrt(rules.layout.degree + 1))
 
 
 def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
     """Every statistic from the ``noisy`` rows (R, C), in full weights: post-processing."""
-    layout = planned_layout(plan)
-    law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.zcdp is not None)
+    layout = layout_of(plan.terms)
+    law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.gaussian)
     degree = layout.degree
     sums = NoisyPolynomials(noisy[: degree + 1], float(law.deviations[0]))
     counted = _count(sums.count, sums.count_deviation, law)
     columns = {"users": counted}
     if layout.users:
         columns = {"users": _count(noisy[degree + 1], float(law.deviations[1]), law), "events": counted}
-    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
-    if "mean" in plan.statistics:
+    upper = plan.terms.speed.upper
+    if "mean" in plan.terms.speed.statistics:
         columns["mean"] = _ratio("mean", sums.mean(law.two_sided[0]), _width(plan), upper, law, _lower(plan))
-    if "variance" in plan.statistics:
+    if "variance" in plan.terms.speed.statistics:
         columns["variance"] = _ratio("variance", sums.variance(law.two_sided[1]), upper**2, upper**2 / 4, law)
     if layout.tree is not None:
         columns |= _distribution(plan, layout.tree, noisy[degree + 1 + layout.users :], sums, law)
@@ -106,9 +106,9 @@ def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
 
 def area_columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
     """Users and mean of all cells together, columns of one row, from the area's ``noisy`` numbers (2,), in full weights."""
-    law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.zcdp is not None)
+    law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.gaussian)
     sums = NoisyPolynomials(noisy[:, None], float(law.deviations[-1]))
-    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    upper = plan.terms.speed.upper
     return {
         AREA_USERS: _count(sums.count, sums.count_deviation, law),
         AREA_MEAN: _ratio("mean", sums.mean(law.two_sided[0]), upper, upper, law),
@@ -139,7 +139,7 @@ def _lower(plan: Plan) -> FloatArray:
 def _width(plan: Plan) -> FloatArray:
     """Width of the range of each cell's mean in km/h, shape (C,), or (1,) for all cells."""
     if plan.ranges is None:
-        return np.array([plan.upper_quanta * SPEED_QUANTUM_KMH])
+        return np.array([plan.terms.speed.upper])
     return np.asarray(plan.ranges[1] * SPEED_QUANTUM_KMH - _lower(plan))
 
 
@@ -151,16 +151,18 @@ def _distribution(
     """
     listed = nodes.shape[1]
     # Laplace scales with the same standard deviations, on which alone weights and widths of intervals depend.
-    first = 1 + planned_layout(plan).users
+    first = 1 + layout_of(plan.terms).users
     equal = np.tile(law.deviations[first : first + tree.height] / np.sqrt(2), (listed, 1))
     root = sums.count, np.full(listed, sums.count_deviation / np.sqrt(2))
-    drawn = consistent_cells(tree, bin_edges(plan.upper_quanta, plan.cdf_bins), root, _levels(tree, nodes), equal)
-    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    drawn = consistent_cells(
+        tree, bin_edges(plan.terms.speed.upper_quanta, plan.terms.speed.cdf_bins), root, _levels(tree, nodes), equal
+    )
+    upper = plan.terms.speed.upper
     columns = {}
     if not too_large(plan):
         columns[CDF] = share_columns(drawn, np.arange(listed), listed, tree.bins, law.per_scale)
     for name, percent in PERCENTS.items():
-        if name in plan.statistics:
+        if name in plan.terms.speed.statistics:
             value, low, high = (column * SPEED_QUANTUM_KMH for column in drawn.percentile(percent))
             scale = (high - low) / 2 / law.two_sided[0] / law.per_scale
             columns[name] = Columns.rounded(name, value, scale, (low, high), upper)

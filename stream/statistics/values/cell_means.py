@@ -7,7 +7,7 @@ A user in few cells, or with few samples in them, is charged only their exact lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
+from stream.terms import SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -32,31 +33,15 @@ MECHANISMS: dict[str, Any] = {
 """Mechanisms by their name in the configuration: S1 and S3–S6 of the source, and "auto", which chooses by predicted error."""
 
 
-class Choices(Protocol):
-    """What the configuration, or a plan, says of a cell's mean: constants that no data decides."""
-
-    @property
-    def mean_mechanism(self) -> str:
-        """Name in :data:`MECHANISMS`."""
-
-    @property
-    def mean_capacity(self) -> int | None:
-        """m_UB; None for the mechanism's own rule."""
-
-    @property
-    def mean_quantile_percent(self) -> int:
-        """Lower end of the range of fixed quantiles."""
-
-
-def cell_mechanism(choices: Choices, upper: int) -> Any:
-    """The mechanism chosen, for values up to ``upper`` quanta."""
-    name = choices.mean_mechanism
+def cell_mechanism(speed: SpeedTerms) -> Any:
+    """The mechanism chosen for the mean of a cell."""
+    name = speed.mean_mechanism
     given: dict[str, Any] = {}
     if name not in ("baseline", "pooled-minimax"):
-        given["capacity"] = choices.mean_capacity
+        given["capacity"] = speed.mean_capacity
     if name in ("fixed-quantile", "auto"):
-        given["percent"] = choices.mean_quantile_percent
-    return MECHANISMS[name](upper, **given)
+        given["percent"] = speed.mean_quantile_percent
+    return MECHANISMS[name](speed.upper_quanta, **given)
 
 
 @dataclass(frozen=True)

@@ -8,41 +8,48 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.distribution import Distribution
-from dpcore.level_tree import LEAST_ERROR, TreeShape
 from dpcore.mean import Mean
+from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
+from stream.statistics.columns import VARIANCE_GRID
 from stream.statistics.distributions import needs_distribution
-from stream.statistics.plan import VARIANCE_GRID, Plan
+from stream.statistics.plan import Plan
+from stream.statistics.residual_clipping import response_of
+from stream.terms import SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
 CellStatistic = Mean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all percentiles."""
+PlannedStatistics = Mapping[str, CellStatistic | ResidualMean]
+"""The same of a stored plan, in which means may be clipped to ranges."""
 
 
-def cell_statistics(
-    names: Sequence[str], upper: int, bins: int, caps: IntArray | None, shape: TreeShape = LEAST_ERROR
-) -> CellStatistics:
-    """The statistics behind the released ``names``. ``caps``: the most that one user adds to Σx of each cell, (C,).
-    ``shape``: of the distribution's tree over its ``bins``.
-    """
+def cell_statistics(names: Sequence[str], speed: SpeedTerms, caps: IntArray | None) -> CellStatistics:
+    """The statistics behind the released ``names``. ``caps``: the most that one user adds to Σx of each cell, (C,)."""
     statistics: dict[str, CellStatistic] = {}
     if "mean" in names:
-        statistics["mean"] = Mean(upper, caps)
+        statistics["mean"] = Mean(speed.upper_quanta, caps)
     if "variance" in names:
-        statistics["variance"] = Variance(upper, VARIANCE_GRID)
+        statistics["variance"] = Variance(speed.upper_quanta, VARIANCE_GRID)
     if needs_distribution(names):
-        statistics["distribution"] = Distribution(upper, bins, shape)
+        statistics["distribution"] = Distribution(speed.upper_quanta, speed.cdf_bins, speed.cdf_shape)
     return statistics
 
 
-def planned_statistics(plan: Plan) -> CellStatistics:
-    """The statistics of a stored plan."""
-    return cell_statistics(plan.statistics, plan.upper_quanta, plan.cdf_bins, plan.caps, plan.cdf_shape)
+def planned_statistics(plan: Plan) -> PlannedStatistics:
+    """The statistics of a plan."""
+    speed, statistics = plan.terms.speed, cell_statistics(plan.terms.speed.statistics, plan.terms.speed, plan.caps)
+    if (response := response_of(plan)) is None or plan.ranges is None:
+        return statistics
+    lower, upper = plan.ranges
+    return {**statistics, "mean": ResidualMean(lower, upper, speed.upper_quanta, response.gain)}
 
 
-def scales_by_statistic(flat: LaplaceScales, statistics: CellStatistics, n_cells: int) -> dict[str, LaplaceScales]:
+def scales_by_statistic(
+    flat: LaplaceScales, statistics: CellStatistics | PlannedStatistics, n_cells: int
+) -> dict[str, LaplaceScales]:
     """The plan's ``flat`` scales: (C,) for mean and variance, (C, h) for the h levels of the distribution."""
     scales, start = {}, 0
     for name, statistic in statistics.items():

@@ -2,7 +2,7 @@
 
 *Allocated*: the convex program of :mod:`dpcore.allocation` shares every user's allowance over all cells and statistics.
 *Single-cell*: a mechanism of :mod:`dpcore.single_cell` releases each mean at one ε per cell; the other statistics are allocated
-what its charges left. All of this depends only on public counts, the configuration and the ledger.
+what its charges left. All of this depends only on public counts, the terms and the ledger.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
 from dpcore.mean import clipping_bias
 from dpcore.scales import LaplaceScales
-from stream.config import Config
 from stream.statistics.values.cell_means import cell_epsilon, cell_mechanism, plan_cell_means
 from stream.statistics.values.cell_statistics import CellStatistics, cell_statistics, scales_by_statistic
+from stream.terms import SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -28,13 +28,13 @@ IdArray = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class PublicWindow:
-    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most that one user adds to Σx
-    of each cell, (C,). ``allowance``: µε that a user may lose by speed in this window.
+    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most
+    that one user adds to Σx of each cell, (C,). ``allowance``: µε that a user may lose by speed in this window.
     """
 
     counts: Counts
     admitted: IntArray
-    config: Config
+    speed: SpeedTerms
     caps: IntArray | None
     allowance: int
 
@@ -45,10 +45,10 @@ class PublicWindow:
 
     def statistics(self, names: Sequence[str], cells: IdArray | None = None) -> CellStatistics:
         """The statistics behind the released ``names``, of some ``cells`` of the window, or of all."""
-        speed, caps = self.config.speed, self.caps
+        caps = self.caps
         if caps is not None and cells is not None:
             caps = caps[np.searchsorted(self.counts.cells, cells)]
-        return cell_statistics(names, speed.upper_quanta, speed.cdf_bins, caps, speed.cdf_shape)
+        return cell_statistics(names, self.speed, caps)
 
 
 @dataclass(frozen=True)
@@ -63,30 +63,29 @@ class Decision:
 
 
 def decide(window: PublicWindow, retained: IntArray) -> Decision:
-    """Scales and charges for ``retained`` samples (P,), by the configured strategy."""
-    speed = window.config.speed
-    if speed.mean_mechanism == "allocated" or "mean" not in speed.statistics:
+    """Scales and charges for ``retained`` samples (P,), by the strategy of the terms."""
+    if window.speed.mean_mechanism == "allocated" or "mean" not in window.speed.statistics:
         return decide_allocated(window, retained)
     return decide_single_cell(window, retained)
 
 
 def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
     """Every statistic allocated by the convex program."""
-    statistics = window.statistics(window.config.speed.statistics)
+    statistics = window.statistics(window.speed.statistics)
     scales, charges = allocated(window, retained, window.allowances, statistics)
     return Decision(retained, scales, charges, 0, predicted_error(window, retained, scales, statistics))
 
 
 def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
-    """Means by the configured single-cell mechanism at one ε per cell, the other statistics allocated what is left."""
-    counts, speed, allowances = window.counts, window.config.speed, window.allowances
-    epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(speed.statistics)))
-    means = plan_cell_means(cell_mechanism(speed, speed.upper_quanta), counts, retained, epsilon)
+    """Means by the single-cell mechanism of the terms at one ε per cell, the other statistics allocated what is left."""
+    counts, speed, allowances = window.counts, window.speed, window.allowances
+    epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(window.speed.statistics)))
+    means = plan_cell_means(cell_mechanism(speed), counts, retained, epsilon)
     total, kept = counts.by_cell(window.admitted), counts.by_cell(retained)
     off = np.minimum(means.predicted_error / speed.upper_quanta + clipping_bias(total, kept), 1.0)
     error, charges = float((total * off).sum()), means.charges
     scales = LaplaceScales(np.zeros(counts.n_cells, np.int64), np.ones(counts.n_cells, np.int64))
-    others = window.statistics([name for name in speed.statistics if name != "mean"])
+    others = window.statistics([name for name in window.speed.statistics if name != "mean"])
     if others:
         rest, more = allocated(window, retained, allowances - charges, others)
         error += predicted_error(window, retained, rest, others)
@@ -105,10 +104,10 @@ def program(counts: Counts, retained: IntArray, statistics: CellStatistics) -> S
 
 
 def solve(
-    counts: Counts, retained: IntArray, allowances: IntArray, statistics: CellStatistics, config: Config
+    counts: Counts, retained: IntArray, allowances: IntArray, statistics: CellStatistics, speed: SpeedTerms
 ) -> Allocation:
-    """The program of ``statistics``, solved as configured."""
-    solver = allocate if config.speed.allocation == "exact-loss" else uniform_allocation
+    """The program of ``statistics``, solved as the terms say."""
+    solver = allocate if speed.allocation == "exact-loss" else uniform_allocation
     return solver(program(counts, retained, statistics), allowances)
 
 
@@ -120,7 +119,7 @@ def allocated(
     Raises :class:`BudgetError` where a charge exceeds its allowance: then nothing may be released with these scales.
     """
     counts = window.counts
-    solution = solve(counts, retained, allowances, statistics, window.config)
+    solution = solve(counts, retained, allowances, statistics, window.speed)
     flat = LaplaceScales(solution.numerator, solution.denominator)
     scales = scales_by_statistic(flat, statistics, counts.n_cells)
     charges = np.zeros(counts.n_users, dtype=np.int64)

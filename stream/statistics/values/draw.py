@@ -11,15 +11,19 @@ import numpy.typing as npt
 from dpcore.cdf import CDFs
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
+from dpcore.gaussian import GaussianScales
 from dpcore.mean import Mean
 from dpcore.noise import Noise
+from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.columns import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns
 from stream.statistics.distributions import bins_of, share_columns, too_large
-from stream.statistics.plan import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns, Plan, check_rows
+from stream.statistics.plan import Plan, check_rows
+from stream.statistics.residual_clipping import response_of
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
+from stream.terms import SPEED_QUANTUM_KMH
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -37,34 +41,49 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
     scales = scales_by_statistic(plan.scales, statistics, kept.counts.n_cells)
     numbers = {name: number for name, number in statistics.items() if not isinstance(number, Distribution)}
     if numbers:
-        drawn = LaplaceScales(
+        law = GaussianScales if plan.gaussian else LaplaceScales
+        drawn = law(
             np.array([scales[name].numerator for name in numbers]),
             np.array([scales[name].denominator for name in numbers]),
         ).draw(noise)
         for (name, number), added in zip(numbers.items(), drawn, strict=True):
-            if name == "mean" and plan.mean_epsilon_micro:
+            if name == "mean" and plan.values is not None and plan.values.mean_epsilon_micro:
                 columns[name] = _cell_means(plan, kept, noise)
             else:
-                columns[name] = _numbers(name, number, plan, kept, scales[name], added)
+                scaled = law(scales[name].numerator, scales[name].denominator)
+                columns[name] = _numbers(name, number, plan, kept, scaled, added)
     if "distribution" in statistics:
         columns |= _distribution(plan, kept, noise)
-    return {name: columns[name] for name in dict.fromkeys([*plan.statistics, *columns]) if name in columns}
+    return {name: columns[name] for name in dict.fromkeys([*plan.terms.speed.statistics, *columns]) if name in columns}
 
 
 def _numbers(
-    name: str, number: Mean | Variance, plan: Plan, kept: Contributions, scales: LaplaceScales, added: IntArray
+    name: str,
+    number: Mean | ResidualMean | Variance,
+    plan: Plan,
+    kept: Contributions,
+    scales: LaplaceScales | GaussianScales,
+    added: IntArray,
 ) -> Columns:
     """Means or variances in released units, from the noise ``added`` (C,) to their integers, with 95 % intervals."""
     unit, top = number.unit(kept.counts, SPEED_QUANTUM_KMH), _top(name, plan)
-    raw, widths = np.round(number.draw(kept, added) * unit, DECIMALS[name]), scales.half_widths()
+    value, scale, reach = number.draw(kept, added) * unit, scales.values * unit, scales.half_widths() * unit
+    if (response := response_of(plan)) is not None and name == "mean":
+        value = response.undone(value / SPEED_QUANTUM_KMH) * SPEED_QUANTUM_KMH
+        left = response.open * SPEED_QUANTUM_KMH
+        scale, reach = np.hypot(scale / response.gain, left), np.hypot(reach / response.gain, _NORMAL * left)
+    raw = np.round(value, DECIMALS[name])
     # Rounding moved the released value by up to half its granularity; the interval covers that too.
-    half = np.where(widths > 0, widths * unit + 0.5 * 10.0 ** -DECIMALS[name], 0.0)
-    return Columns(raw, np.clip(raw, 0.0, top), scales.values * unit, raw - half, raw + half, top)
+    half = np.where(reach > 0, reach + 0.5 * 10.0 ** -DECIMALS[name], 0.0)
+    return Columns(raw, np.clip(raw, 0.0, top), scale, raw - half, raw + half, top)
+
+
+_NORMAL = 1.96
 
 
 def _top(name: str, plan: Plan) -> float:
     """Upper bound of the public range of mean or variance, in released units."""
-    upper = plan.upper_quanta * SPEED_QUANTUM_KMH
+    upper = plan.terms.speed.upper
     return upper if name == "mean" else upper**2 / 4
 
 
@@ -81,12 +100,12 @@ def draw_distributions(plan: Plan, kept: Contributions, noise: Noise) -> tuple[I
 def _distribution(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Columns]:
     """One noisy distribution per cell, and p15, p50, p85 of it; intervals and bands at least 95 %."""
     cells, drawn = draw_distributions(plan, kept, noise)
-    upper, n_cells = plan.upper_quanta * SPEED_QUANTUM_KMH, kept.counts.n_cells
+    upper, n_cells = plan.terms.speed.upper, kept.counts.n_cells
     columns = {}
     if not too_large(plan):
-        bins = bins_of(plan.upper_quanta, plan.cdf_bins)
+        bins = bins_of(plan.terms.speed.upper_quanta, plan.terms.speed.cdf_bins)
         columns[CDF] = share_columns(drawn, cells, n_cells, bins, math.sqrt(2.0))
-    for name in plan.statistics:
+    for name in plan.terms.speed.statistics:
         if name not in PERCENTS:
             continue
         table = np.zeros((3, n_cells))
@@ -98,9 +117,11 @@ def _distribution(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Co
 
 
 def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
-    drawn = draw_cell_means(cell_mechanism(plan, kept.upper), kept, plan.mean_epsilon_micro, noise) * SPEED_QUANTUM_KMH
+    assert plan.values is not None, "means of single cells are planned under this relation alone"
+    mechanism, micro = cell_mechanism(plan.terms.speed), plan.values.mean_epsilon_micro
+    drawn = draw_cell_means(mechanism, kept, micro, noise) * SPEED_QUANTUM_KMH
     value, scale, low, high = drawn
-    return Columns.rounded("mean", value, scale, (low, high), plan.upper_quanta * SPEED_QUANTUM_KMH)
+    return Columns.rounded("mean", value, scale, (low, high), plan.terms.speed.upper)
 
 
 def exact_values(
@@ -112,11 +133,11 @@ def exact_values(
     of the plan.
     """
     numbers: dict[str, Mean | Variance] = {
-        "mean": Mean(plan.upper_quanta, caps),
-        "variance": Variance(plan.upper_quanta, VARIANCE_GRID),
+        "mean": Mean(plan.terms.speed.upper_quanta, caps),
+        "variance": Variance(plan.terms.speed.upper_quanta, VARIANCE_GRID),
     }
     exact = {}
-    for name in plan.statistics if statistics is None else statistics:
+    for name in plan.terms.speed.statistics if statistics is None else statistics:
         if name == CDF:
             continue
         if name in PERCENTS:

@@ -1,14 +1,13 @@
 """The plan under relation "values", where counts are public and only measured values are protected.
 
-It depends only on public counts, the configuration and the ledger.
+It depends only on public counts, the terms and the ledger.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,14 +26,13 @@ from dpcore.suppression import (
     unsuppressed_noise,
 )
 from dpcore.suppression_levels import CostLimitError
-from stream.config import Config
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.columns import CDF
 from stream.statistics.distributions import only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
-from stream.statistics.plan import CDF, Plan, counts_digest, empty_plan, pack_flags, pack_ids, pack_integers
-from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
+from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
+from stream.statistics.values.cell_statistics import cell_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
-from stream.windows import Period, Window
+from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms, Terms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -43,92 +41,81 @@ MAX_PAIRS = 200_000
 """(cell, user) pairs up to which more than the plain candidate is tried: beyond, each of the others takes seconds."""
 
 
-def plan_values(
-    counts: Counts,
-    left: IntArray,
-    config: Config,
-    window: Window,
-    period: Period,
-    generation: str,
-    asked: IntArray | int = 0,
-) -> Plan:
+def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0) -> Plan:
     """Decide who takes part, which samples are retained, the noise scales and every user's charge.
 
-    ``left``: (L,) µε each user of ``counts`` has left in ``period``. A user takes part if a whole window's grant is
-    left, so that one nearly exhausted user cannot inflate the noise of everybody in their cells. ``asked``: (L,) µε of
-    their charge for histograms. With histograms, users are charged the whole allowance for speed, because their exact loss
-    depends on others' counts, and later admissions to histograms would reveal who else was there.
+    A user takes part if a whole window's grant is left, so that one nearly exhausted user cannot inflate the noise of
+    everybody in their cells. ``asked``: (L,) µε of their charge for histograms. With histograms, users are charged the whole
+    allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms would reveal
+    who else was there.
     """
-    admits = left >= config.window_grant
+    terms, grant = due.terms, due.terms.privacy.grant
+    admits = allowance.left >= terms.window_grant
     merged = merge_hexagons(
         replace(counts, samples=np.where(admits[counts.pair_user], counts.samples, 0)),
-        config.hexagons,
-        lambda pooled: _mean_half_width(pooled, config),
+        terms.hexagons,
+        lambda pooled: _mean_half_width(pooled, terms),
     )
     if merged is not None:
         counts = regroup(counts, merged)
     admitted = np.where(admits[counts.pair_user], counts.samples, 0)
-    if left_out := only_for_itself(config, counts.n_cells):
-        config, admitted = _without_distributions(config, admitted)
-    public = PublicWindow(counts, admitted, config, _caps(counts, admitted, config), config.privacy.epsilon_micro)
-    public, proposals, cut_short = (_error_kept if config.speed.keep == "error" else _epsilon_kept)(public)
+    if left_out := only_for_itself(terms.speed, counts.n_cells):
+        due, admitted = _without_distributions(due, admitted)
+        terms = due.terms
+    speed = terms.speed
+    public = PublicWindow(counts, admitted, speed, _caps(counts, admitted, terms), grant)
+    public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
     chosen, decision = min(
         ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
     )
-    charges = decision.charges
-    if config.histogram is not None:
-        charges = np.where(admits, config.privacy.epsilon_micro + asked, 0)
-    return msgspec.structs.replace(
-        empty_plan(config, window, period, generation),
-        mean_epsilon_micro=decision.mean_epsilon_micro,
+    most = _most_cells(counts, admitted), _most_cells(counts, decision.retained)
+    charges = decision.charges if terms.histogram is None else np.where(admits, grant + asked, 0)
+    return Plan(
+        due=due,
+        budget=allowance.budget,
+        cells=counts.cells,
+        users=counts.users,
+        charges=charges,
+        retained=decision.retained,
+        numerators=decision.scales.numerator,
+        denominators=decision.scales.denominator,
         counts_digest=counts_digest(counts),
-        cells_bytes=pack_ids(counts.cells),
-        users_bytes=pack_ids(counts.users),
-        charges_bytes=pack_integers(charges),
-        retained_bytes=pack_integers(decision.retained),
-        published_bytes=pack_flags(counts.by_cell(decision.retained) > 0),
-        numerators_bytes=pack_integers(decision.scales.numerator),
-        denominators_bytes=pack_integers(decision.scales.denominator),
-        **_stored_caps(public),
-        merged_bytes=b"" if merged is None else pack_ids(merged),
-        cut_short=(*cut_short, CDF) if left_out and CDF not in config.speed.statistics else cut_short,
-        **(_stored_choice(chosen, counts, admitted, decision.retained) if _chooses(config) else {}),
+        values=ValuesPart(
+            published=counts.by_cell(decision.retained) > 0,
+            mean_epsilon_micro=decision.mean_epsilon_micro,
+            sum_cap=0 if public.caps is None else int(public.caps.max(initial=speed.upper_quanta)),
+            caps=public.caps,
+            merged=merged,
+            cut_short=(*cut_short, CDF) if left_out and CDF not in speed.statistics else cut_short,
+            chosen=chosen if _chooses(speed) else "",
+            most_cells=most if _chooses(speed) else (0, 0),
+        ),
     )
 
 
-def _without_distributions(config: Config, samples: IntArray) -> tuple[Config, IntArray]:
-    """The terms of a window whose distributions nobody could read: without them, or without samples if that leaves nothing."""
-    others = tuple(name for name in config.speed.statistics if name != CDF)
+def _without_distributions(due: Due, samples: IntArray) -> tuple[Due, IntArray]:
+    """What is due where nobody could read the distributions: the other statistics, or no samples if there are none."""
+    others = tuple(name for name in due.terms.speed.statistics if name != CDF)
     if not others:
-        return config, np.zeros_like(samples)
-    return config.model_copy(update={"speed": config.speed.model_copy(update={"statistics": others})}), samples
+        return due, np.zeros_like(samples)
+    return Due(due.terms.releasing(others), due.window, due.generation), samples
 
 
-def _caps(counts: Counts, samples: IntArray, config: Config) -> IntArray | None:
+def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
     """The most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``samples``: (P,) that count."""
-    speed = config.speed
+    speed = terms.speed
     if speed.sum_cap == 0 or speed.mean_mechanism != "allocated":
         return None
-    width = widths(counts.cells, config.hexagons.resolution)
+    width = widths(counts.cells, terms.hexagons.resolution)
     return sum_caps(replace(counts, samples=samples), speed.upper_quanta, speed.sum_cap, width)
 
 
-def _stored_caps(public: PublicWindow) -> dict[str, Any]:
-    """Fields of the plan: the largest cap, and the cap of each cell unless they are one."""
-    caps = public.caps
-    if caps is None:
-        return {}
-    largest = int(caps.max(initial=public.config.speed.upper_quanta))
-    return {"sum_cap": largest, "sum_caps_bytes": b"" if (caps == largest).all() else pack_integers(caps)}
-
-
-def _mean_half_width(counts: Counts, config: Config) -> FloatArray:
+def _mean_half_width(counts: Counts, terms: Terms) -> FloatArray:
     """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without samples."""
-    speed = config.speed
-    caps = _caps(counts, counts.samples, config)
-    statistics = cell_statistics(speed.statistics, speed.upper_quanta, speed.cdf_bins, caps, speed.cdf_shape)
-    allowances = np.full(counts.n_users, config.privacy.epsilon_micro, dtype=np.int64)
-    allocation = solve(counts, counts.samples, allowances, statistics, config)
+    speed = terms.speed
+    statistics = cell_statistics(speed.statistics, speed, _caps(counts, counts.samples, terms))
+    allowances = np.full(counts.n_users, terms.privacy.grant, dtype=np.int64)
+    allocation = solve(counts, counts.samples, allowances, statistics, speed)
     flat = LaplaceScales(allocation.numerator, allocation.denominator)
     mean = scales_by_statistic(flat, statistics, counts.n_cells)["mean"]
     noisy, kept = mean.numerator > 0, counts.by_cell(counts.samples)
@@ -143,19 +130,13 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
     return np.where(contributors[counts.pair_cell] >= min_users, samples, 0)
 
 
-def _chooses(config: Config) -> bool:
+def _chooses(speed: SpeedTerms) -> bool:
     """Whether a window's plan is chosen among several."""
-    return config.speed.suppression != "none" or _clips(config)
+    return speed.suppression != "none" or _clips(speed)
 
 
-def _clips(config: Config) -> bool:
-    speed = config.speed
+def _clips(speed: SpeedTerms) -> bool:
     return speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
-
-
-def _stored_choice(chosen: str, counts: Counts, admitted: IntArray, retained: IntArray) -> dict[str, Any]:
-    """Fields of the plan: which proposal it is, and the most cells of one user before and after."""
-    return {"chosen": chosen, "most_cells": (_most_cells(counts, admitted), _most_cells(counts, retained))}
 
 
 def _most_cells(counts: Counts, samples: IntArray) -> int:
@@ -169,7 +150,7 @@ def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArra
     What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression nor
     joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides the same.
     """
-    counts, speed = public.counts, public.config.speed
+    counts, speed = public.counts, public.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
     proposals, cut_short = {"all": plain}, []
     if not plain.any():
@@ -182,7 +163,7 @@ def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArra
             proposals["suppressed"] = _in_place(plain, suppression.samples)
         if suppression is None or not suppression.complete:
             cut_short.append("suppression")
-    if _clips(public.config):
+    if _clips(speed):
         if few_pairs:
             proposals["clipped"] = _in_place(plain, _clipped(part, public))
         else:
@@ -197,19 +178,19 @@ def _error_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray]
     predicted worst error passes the largest noise before. With K′ cells left every user's allowance is ε·K′/K, rounded
     down: a function of public counts, never above ε. Charges are held to it as to ε. Too costly windows keep ε and all cells.
     """
-    counts, config = public.counts, public.config
-    plain = _enough_users(counts, public.admitted, config.speed.min_users)
+    counts, speed = public.counts, public.speed
+    plain = _enough_users(counts, public.admitted, speed.min_users)
     if not plain.any():
         return public, {"all": plain}, ()
-    part, micro = _active_part(counts, plain), config.privacy.epsilon_micro
+    part, micro = _active_part(counts, plain), public.allowance
     per_cell = micro / int(np.bincount(part.pair_user).max())
-    threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(config))
+    threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(public.speed.statistics))
     try:
         suppression = suppress(
             part,
             per_cell,
-            statistics=_suppressed_statistics(config),
-            min_users=config.speed.min_users,
+            statistics=_suppressed_statistics(public.speed.statistics),
+            min_users=speed.min_users,
             threshold=threshold,
             max_evaluations=MAX_EVALUATIONS if len(part.samples) <= MAX_PAIRS else 0,
         )
@@ -234,37 +215,43 @@ def _active_part(counts: Counts, samples: IntArray) -> Counts:
     return Counts(counts.cells[cells], counts.users[users], pair_cell, pair_user, samples[active])
 
 
-def _suppressed_statistics(config: Config) -> list[Statistic]:
+def _suppressed_statistics(names: Sequence[str]) -> list[Statistic]:
     """The statistics whose errors suppression compares."""
-    return [name for name in STATISTICS if name in config.speed.statistics] or ["mean"]
+    return [name for name in STATISTICS if name in names] or ["mean"]
 
 
 def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppression:
     """The sweep of least predicted error, as plans are compared by. ``part``: the pairs of ``plain`` (P,) with samples."""
-    config = public.config
     return sweep_chop_user(
         part,
-        config.privacy.epsilon_micro,
-        statistics=_suppressed_statistics(config),
-        min_users=config.speed.min_users,
+        public.allowance,
+        statistics=_suppressed_statistics(public.speed.statistics),
+        min_users=public.speed.min_users,
         objective=lambda samples: decide(public, _in_place(plain, samples)).error,
     )
 
 
 def _clipped(part: Counts, public: PublicWindow) -> IntArray:
-    allowances = np.full(part.n_users, public.config.privacy.epsilon_micro, dtype=np.int64)
-    statistics = public.statistics(public.config.speed.statistics, part.cells)
+    allowances = np.full(part.n_users, public.allowance, dtype=np.int64)
+    statistics = public.statistics(public.speed.statistics, part.cells)
     return choose_clipping(
         part,
         allowances,
         lambda samples: program(part, samples, statistics),
-        min_users=public.config.speed.min_users,
+        min_users=public.speed.min_users,
     ).samples
 
 
-def duality_gap(plan: Plan, counts: Counts, config: Config) -> float | None:
+def duality_gap(plan: Plan, counts: Counts) -> float | None:
     """Relative distance of the planned scales' objective to its proved lower bound; None without an allocation program."""
-    if config.speed.allocation != "exact-loss" or plan.mean_epsilon_micro or not plan.charged_users()[0].size:
+    speed, part = plan.terms.speed, plan.values
+    if (
+        part is None
+        or plan.gaussian
+        or speed.allocation != "exact-loss"
+        or part.mean_epsilon_micro
+        or not plan.charged_users()[0].size
+    ):
         return None
-    allowances = np.full(counts.n_users, config.privacy.epsilon_micro)
-    return solve(counts, plan.retained, allowances, planned_statistics(plan), config).gap
+    allowances = np.full(counts.n_users, plan.terms.privacy.grant)
+    return solve(counts, plan.retained, allowances, cell_statistics(speed.statistics, speed, plan.caps), speed).gap

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from dpcore.contributions import Counts
 from dpcore.mean import clipping_bias as mean_bias
 from dpcore.variance import clipping_bias as variance_bias
-from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.plan import Plan
 from stream.statistics.values.cell_means import cell_mechanism
+from stream.terms import SPEED_QUANTUM_KMH
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -24,11 +24,12 @@ FloatArray = npt.NDArray[np.float64]
 def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
     """Bounds for the mean in km/h and the variance in (km/h)², by cell (C,), as far as they are released. Relation "values"."""
     total, kept = counts.by_cell(counts.samples), counts.by_cell(plan.retained)
-    upper, biases = plan.upper_quanta * SPEED_QUANTUM_KMH, {}
-    if "mean" in plan.statistics:
-        inside = _of_mechanism(plan, counts) if plan.mean_epsilon_micro else _of_caps(plan, counts)
+    speed, biases = plan.terms.speed, {}
+    upper, micro = speed.upper, 0 if plan.values is None else plan.values.mean_epsilon_micro
+    if "mean" in speed.statistics:
+        inside = _of_mechanism(plan, counts, micro) if micro else _of_caps(plan, counts)
         biases["mean"] = np.minimum(upper * mean_bias(total, kept) + inside * SPEED_QUANTUM_KMH, upper)
-    if "variance" in plan.statistics:
+    if "variance" in speed.statistics:
         biases["variance"] = upper**2 * variance_bias(total, kept)
     return biases
 
@@ -37,16 +38,16 @@ def _of_caps(plan: Plan, counts: Counts) -> FloatArray:
     """The most that caps take from the mean of retained samples, in quanta, (C,)."""
     if plan.caps is None:
         return np.zeros(counts.n_cells)
-    above = np.maximum(plan.retained * plan.upper_quanta - plan.caps[counts.pair_cell], 0)
+    above = np.maximum(plan.retained * plan.terms.speed.upper_quanta - plan.caps[counts.pair_cell], 0)
     taken = np.bincount(counts.pair_cell, weights=above, minlength=counts.n_cells)
     return np.asarray(taken / np.maximum(counts.by_cell(plan.retained), 1))
 
 
-def _of_mechanism(plan: Plan, counts: Counts) -> FloatArray:
+def _of_mechanism(plan: Plan, counts: Counts, epsilon_micro: int) -> FloatArray:
     """The bias bound that a single-cell mechanism states for its retained samples, in quanta, (C,)."""
-    mechanism, bounds = cell_mechanism(plan, plan.upper_quanta), np.zeros(counts.n_cells)
+    mechanism, bounds = cell_mechanism(plan.terms.speed), np.zeros(counts.n_cells)
     for g in range(counts.n_cells):
         samples = plan.retained[counts.cell_start[g] : counts.cell_start[g + 1]]
         if samples.any():
-            bounds[g] = mechanism.plan(samples[samples > 0], plan.mean_epsilon_micro).bias_bound
+            bounds[g] = mechanism.plan(samples[samples > 0], epsilon_micro).bias_bound
     return bounds

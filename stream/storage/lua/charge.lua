@@ -1,7 +1,8 @@
 -- Charges some users for one window. Each user pays what earlier charges of this window did not cover, or is refused.
 -- KEYS: ledger of the period, charges of this window so far, generation, released windows, number of windows committed by all
 --       feeds of the ledger, terms of the period, birth of the ledger, end of the periods that are retired, budgets that the
---       feeds of a shared ledger state, ledger and terms of the horizon's block, blocks that have charges
+--       feeds of a shared ledger state, ledger and terms of the horizon's block, blocks that have charges, latest window of the feed
+--       that was planned
 -- ARGV: window, budget (µε), generation, windows known to be committed, digest of the plan that is paid for with these
 --       users ('' = there are more), what charges may depend on ('counts', 'own' or 'histograms'), start of the
 --       period, name of the ledger if feeds share it, start of the block (without a horizon: of the period), budget of the block
@@ -25,6 +26,10 @@ if tonumber(ARGV[7]) < tonumber(redis.call('GET', KEYS[8]) or '0') then
 end
 if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
   return redis.error_reply('RELEASED the window was released already')
+end
+local planned = redis.call('GET', KEYS[13])
+if planned and planned ~= ARGV[1] then
+  return redis.error_reply('TURN ' .. planned)
 end
 local committed = redis.call('GET', KEYS[5]) or '0'
 if tonumber(committed) < tonumber(ARGV[4]) then

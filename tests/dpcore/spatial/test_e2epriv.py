@@ -75,3 +75,45 @@ def test_with_many_points_the_relative_choice_is_no_longer_random() -> None:
 def test_a_share_outside_0_to_1_is_refused() -> None:
     with pytest.raises(ParameterError, match=r"rho_share 1\.5"):
         mechanism(rho_share=1.5)
+
+
+@pytest.mark.parametrize("whole_cells", [True, False])
+def test_one_point_moves_no_error_by_more_than_stated_and_on_an_empty_grid_it_does(whole_cells: bool) -> None:
+    """Every cell of grids of 16 × 12 gets one point more. Half of what is stated would not do, nor would the mean of 1/w help."""
+    rng, domain = np.random.default_rng(3), Domain.unit_cells(16, 12)
+    low = rng.uniform(0, 9, (2, 60))
+    high = low + rng.uniform(0.5, 3, (2, 60))
+    if whole_cells:
+        low, high = np.floor(low), np.ceil(high)
+    chooser = E2EPriv((1, 2, 3, 5, 8), Rectangles(low[0], high[0], low[1], high[1]))
+    for mean in (0.0, 0.3, 20.0):
+        counts = rng.poisson(mean, (16, 12)).astype(np.int64)
+        total, worst = int(counts.sum()), np.zeros(5)
+        before = chooser.errors(counts, domain, 1.25, total)[0]
+        for cell in np.ndindex(16, 12):
+            more = counts.copy()
+            more[cell] += 1
+            worst = np.maximum(worst, np.abs(chooser.errors(more, domain, 1.25, total)[0] - before))
+        stated = chooser.point_changes(domain, total)
+        assert (worst <= stated * (1 + 1e-9)).all()
+        if not total:
+            assert (worst > (0.99 if whole_cells else 0.9) * stated).all()
+        assert stated.max() < 0.7 * float(np.mean(1 / chooser.weights(domain, total)))
+
+
+def test_the_best_size_is_drawn_much_more_often_than_by_the_mean_of_the_largest_changes() -> None:
+    """20 000 points around four centres, ε₁ = 0.2; exact probabilities."""
+    counts, chooser = clustered(20_000), E2EPriv((8, 16, 32, 64), QUERIES, expected_points=20_000)
+    errors, change = chooser.errors(counts, DOMAIN, 1.25, 20_000)
+
+    def best(divisor: float) -> float:
+        weight = np.exp(-0.2 / 2 * (errors - errors.min()) / divisor)
+        return float((weight / weight.sum()).max())
+
+    assert best(change) > 0.9 > 0.6 > best(float(np.mean(1 / chooser.weights(DOMAIN, 20_000))))
+
+
+def test_a_single_size_of_whole_cells_that_no_point_can_move_still_has_a_cost() -> None:
+    alone = E2EPriv((64,), QUERIES, expected_points=100)
+    assert alone.point_changes(DOMAIN, 100)[0] > 0
+    assert alone.costs(clustered(100), DOMAIN, 1.0, 100).shape == (1,)

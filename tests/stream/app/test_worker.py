@@ -25,12 +25,14 @@ from stream.config import Config
 from stream.ingestion.pseudonyms import Pseudonyms, load_user_key
 from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, WINDOW
-from stream.statistics.pipeline import plan_window
+from stream.statistics.plan import Allowance
+from stream.statistics.values.plan import plan_values
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
+from tests.support.releasing import due_of
 from tests.support.schemas import validate
 from tests.support.topics_reader import read_all
 
@@ -60,7 +62,7 @@ def independent_charges(path: Path, config: Config) -> int:
             cells.astype(np.uint64), users.astype(np.uint64), moments, np.zeros(len(cells), np.int64), upper=upper
         ).counts
         left = np.array([config.privacy.budget_micro - spent[user] for user in counts.users.tolist()])
-        plan = plan_window(counts, left, config, slotting.window(slot), slotting.period_of(slot), "g")
+        plan = plan_values(counts, due_of(config, slot), Allowance(left, config.privacy.budget_micro))
         retained = plan.retained.tolist()
         shape = (2, counts.n_cells)
         t, s = (column.reshape(shape).tolist() for column in (plan.scales.numerator, plan.scales.denominator))

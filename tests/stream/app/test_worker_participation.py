@@ -21,9 +21,9 @@ from aiokafka import AIOKafkaProducer
 from redis.asyncio import Redis
 
 from stream.config import load_config
+from stream.config.public_cells import public_cells
 from stream.local import free_port
 from stream.messages.message import HEXAGON_SPEED, REJECTED, WINDOW
-from stream.statistics.participation.public_cells import public_cells
 from stream.storage.keys import FeedKeys
 from tests.support import hourly
 from tests.support.builders import zcdp_config

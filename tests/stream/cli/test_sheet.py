@@ -69,9 +69,10 @@ def test_the_sheet_states_what_the_configuration_promises(name: str, tmp_path: P
     assert len(re.findall("<tr>", html)) == len(re.findall(r"(?m)^\| (?!---)", page))
 
 
-def test_another_setting_has_another_hash(tmp_path: Path) -> None:
+def test_another_setting_has_another_hash_and_another_place_the_same(tmp_path: Path) -> None:
     one, other = shipped("riders", tmp_path), shipped("riders", tmp_path, **{"privacy.budget": 13.0})
-    assert fingerprint(one) == fingerprint(shipped("riders", tmp_path)) != fingerprint(other)
+    moved = shipped("riders", tmp_path / "elsewhere", **{"kafka.bootstrap": "kafka.example:9092"})
+    assert fingerprint(one) == fingerprint(moved) != fingerprint(other)
 
 
 def test_certainty_is_never_rounded_up_to() -> None:

@@ -20,9 +20,10 @@ from stream.config import Config, ConfigError, load_config
 from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS, Inference
 from stream.local import REPO_ROOT
 from stream.messages.message import SPATIAL_HISTOGRAM
-from stream.statistics.histograms.fixes import fixes_of, histogram_box
+from stream.statistics.histograms.fixes import fixes_of
 from stream.statistics.histograms.histograms import draw_histograms, histogram_body, mechanism_of, regions_of
 from stream.statistics.plan import decode_plan, encode_plan
+from stream.terms import Terms
 from tests.support import hourly
 from tests.support.builders import EVERY_MECHANISM, TABLES, bus_config, located_rows, uncommented, with_histograms
 from tests.support.releasing import build_messages, planned_with_fixes
@@ -116,7 +117,7 @@ def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
         config = least(name, s, goal, grid, tmp_path)
         for rows in (located_rows(1, 60, users=40), located_rows(1, 0)):
             plan, contributions, fixes = planned_with_fixes(config, rows)
-            messages, _ = build_messages(plan, contributions, Noise(), config, None, fixes)
+            messages, _ = build_messages(plan, contributions, Noise(), None, fixes)
             (message,) = [m for m in messages if m.topic == SPATIAL_HISTOGRAM]
             assert config.histogram is not None
             assert len(message.value) <= config.histogram.largest_message(name) + 1_000 < MAX_MESSAGE_BYTES + 1_000
@@ -176,20 +177,20 @@ def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_pat
     )
     varied = with_histograms("values", tmp_path, [name], **{f"histogram.{name}": VARIED[name]})
     other, _, _ = planned_with_fixes(varied, located_rows(1, 60, users=40))
-    assert plan.histogram is not None
-    assert other.histogram is not None
-    assert decode_plan(encode_plan(other)).histogram == other.histogram
+    assert plan.terms.histogram is not None
+    assert other.terms.histogram is not None
+    assert decode_plan(encode_plan(other)).terms == other.terms
     (drawn,) = draw_histograms(other, fixes, Noise())
     assert drawn.mechanism == name
     if name == "euler":
         assert drawn.histogram.to_release()["structure"]["grade"] == "consistent"
         assert histogram_body(drawn, "bus", {})["regions"]["outliers"] == "discard"
         wide, bounded = (
-            regions_of(each.histogram, fixes).diameters().max() for each in (plan, other) if each.histogram
+            regions_of(each.terms.histogram, fixes).diameters().max() for each in (plan, other) if each.terms.histogram
         )
-        assert bounded <= other.histogram.regions.diameter_m < wide
+        assert bounded <= other.terms.histogram.regions.diameter_m < wide
         return
-    mechanism, by_default = mechanism_of(name, other.histogram), mechanism_of(name, plan.histogram)
+    mechanism, by_default = mechanism_of(name, other.terms.histogram), mechanism_of(name, plan.terms.histogram)
     expected = {key: value for key, value in VARIED[name].items() if key not in NAMED_OTHERWISE}
     expected |= {} if "counts" not in VARIED[name] else {"consistency": False}
     expected |= {} if "level_epsilon" not in VARIED[name] else {"level_epsilon_micro": 500}
@@ -199,14 +200,40 @@ def test_what_a_paper_varies_can_be_configured_and_reaches_the_mechanism(tmp_pat
         assert len(set(mechanism.queries.areas().tolist())) == 3, "one size of squares per configured area"
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("e2epriv", {"histogram.sizes": [30, 40, 50, 60, 70, 80]}),
+        ("e2epriv", {"histogram.sizes": [100, 200, 270]}),
+        ("htf", {"histogram.htf": {"max_height": 14, "height_epsilon": 0.0001}}),
+        ("kdtree", {"histogram.kdtree": {"max_height": 14}}),
+        ("quadtree", {"histogram.quadtree": {"height": 7}}),
+    ],
+)
+def test_a_grid_of_1024_cells_a_side_is_accepted_where_what_is_released_fits_a_message_and_it_does(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    fine = {"histogram.rows": 1024, "histogram.columns": 1024, "histogram.tuning_queries": 50}
+    config = with_histograms("values", tmp_path, [name], **fine | settings)
+    rows = located_rows(1, 2_000, users=1_500)
+    plan, contributions, fixes = planned_with_fixes(config, rows)
+    messages, _ = build_messages(plan, contributions, Noise(), config, None, fixes)
+    (histogram,) = [message for message in messages if message.topic == SPATIAL_HISTOGRAM]
+    assert config.histogram is not None
+    assert len(histogram.value) <= config.histogram.largest_message(name) <= MAX_MESSAGE_BYTES
+    assert plan.histogram is not None
+    if name == "htf":
+        assert mechanism_of(name, plan.histogram).parts(1_100_000) == (100, 1_099_900), "the source's, at any ε"
+
+
 @pytest.mark.parametrize("goal", ["absolute", "relative"])
 def test_the_goal_does_not_decide_by_which_error_e2epriv_chooses_its_size(tmp_path: Path, goal: str) -> None:
     """Chosen by relative error a grid may have several times the error, see research/reproductions.md."""
     plan, _, _ = planned_with_fixes(
         with_histograms("values", tmp_path, ["e2epriv"], **{"histogram.goal": goal}), located_rows(1, 60)
     )
-    assert plan.histogram is not None
-    mechanism = mechanism_of("e2epriv", plan.histogram)
+    assert plan.terms.histogram is not None
+    mechanism = mechanism_of("e2epriv", plan.terms.histogram)
     assert isinstance(mechanism, E2EPriv)
     assert mechanism.objective == "weighted"
 
@@ -218,8 +245,8 @@ def test_the_published_tree_can_be_configured_as_the_document_says(tmp_path: Pat
     plan, _, _ = planned_with_fixes(
         with_histograms("values", tmp_path, ["htf"], **{"histogram.htf": given}), located_rows(1, 60)
     )
-    assert plan.histogram is not None
-    assert mechanism_of("htf", plan.histogram) == HTF.published()
+    assert plan.terms.histogram is not None
+    assert mechanism_of("htf", plan.terms.histogram) == HTF.published()
 
 
 @pytest.mark.parametrize(
@@ -229,6 +256,9 @@ def test_the_published_tree_can_be_configured_as_the_document_says(tmp_path: Pat
         ("htf", {"histogram.htf": {"split_share": 0.01}, "histogram.epsilon": 0.001}, "lower max_height"),
         ("htf", {"histogram.htf": {"rounds": 11}}, "histogram.htf.rounds"),
         ("htf", {"histogram.htf": {"level_epsilon": 1e-7}}, "below 1e-6"),
+        ("htf", {"histogram.htf": {"height_epsilon": 1e-7}}, "below 1e-6"),
+        ("htf", {"histogram.htf": {"height_epsilon": 2.0}}, "tree of height 1,.*1e-6"),
+        ("htf", {"histogram.htf": {"height_epsilon": 0.01, "height_share": 0.02}}, "buy nothing"),
         ("htf", {"histogram.htf": {"level_epsilon": 0.01, "split_share": 0.2}}, "buy nothing"),
         (
             "htf",
@@ -295,12 +325,12 @@ def test_a_table_at_the_ends_of_what_is_accepted_is_refused_or_can_be_drawn_what
         if config is None:
             continue
         plan, _, _ = planned_with_fixes(config, located_rows(1, 60, users=40))
-        assert plan.histogram is not None
-        mechanism = mechanism_of(name, plan.histogram)
+        assert plan.terms.histogram is not None
+        mechanism = mechanism_of(name, plan.terms.histogram)
         for points in (0, 300, 10**9):
             counts = np.zeros((64, 64), dtype=np.int64)
             counts[5, 7] = points
-            mechanism.fit(counts, Domain.unit_cells(64, 64), plan.histogram.epsilons[0], Noise(), 1)
+            mechanism.fit(counts, Domain.unit_cells(64, 64), plan.terms.histogram.epsilons[0], Noise(), 1)
             drawn += 1
     assert drawn >= (3 if epsilon == 0.001 else 6)
 
@@ -318,13 +348,13 @@ def test_with_any_number_of_fixes_per_user_what_is_accepted_can_be_drawn_at_the_
         if config is None:
             continue
         plan, contributions, own = planned_with_fixes(config, located_rows(1, 60, users=40))
-        assert plan.histogram is not None
-        assert build_messages(plan, contributions, Noise(), config, None, own)[0]
-        mechanism = mechanism_of(name, plan.histogram)
+        assert plan.terms.histogram is not None
+        assert build_messages(plan, contributions, Noise(), None, own)[0]
+        mechanism = mechanism_of(name, plan.terms.histogram)
         for cell in (0, 10**9):
             counts = np.zeros((64, 64), dtype=np.int64)
             counts[5, 7] = cell
-            mechanism.fit(counts, Domain.unit_cells(64, 64), plan.histogram.epsilons[0], Noise(), fixes)
+            mechanism.fit(counts, Domain.unit_cells(64, 64), plan.terms.histogram.epsilons[0], Noise(), fixes)
         drawn += 1
     assert drawn >= 3
 
@@ -364,8 +394,8 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
 
 def test_without_the_section_nothing_of_histograms_is_read_planned_or_published(tmp_path: Path) -> None:
     config = bus_config(tmp_path)
-    assert histogram_box(config) is None
-    assert fixes_of(located_rows(1, 50), histogram_box(config)) is None
+    assert Terms.of(config).reading.box is None
+    assert fixes_of(located_rows(1, 50), Terms.of(config).reading.box) is None
     assert config.window_grant == config.privacy.ledger_grant
 
 

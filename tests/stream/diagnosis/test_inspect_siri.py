@@ -14,12 +14,10 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.config.section import BoundingBox
-from stream.diagnosis.comparison import contradictions
-from stream.diagnosis.measures import measure
 from stream.diagnosis.observations import InspectionError
-from stream.diagnosis.reading import observe_answer, observe_file
-from stream.diagnosis.suggestion import problems, suggestions
+from stream.diagnosis.observing import observe_answer, observe_file
 from tests.stream.sources.agency import Agency, answer
+from tests.support.inspecting import inspected, problems
 
 BEGIN = datetime(2025, 9, 11, 9, tzinfo=UTC)
 KMH, EVERY_S, VEHICLES, STEPS = 36.0, 30, 20, 40
@@ -54,22 +52,21 @@ def archive(folder: Path, **form: object) -> Path:
 
 @pytest.mark.parametrize("unit", ["km/h", "m/s", "mph"])
 def test_the_unit_of_velocity_is_found_and_what_the_configuration_says_otherwise(unit: str, tmp_path: Path) -> None:
-    seen = observe_file(archive(tmp_path / "day", per_unit=SPEED_TO_KMH[unit]), 10**6)
-    measures = measure(seen)
-    assert (measures.usable, measures.vehicles) == (VEHICLES * STEPS, VEHICLES)
-    lines = {line.key: line for line in suggestions(seen, measures)}
+    report = inspected(archive(tmp_path / "day", per_unit=SPEED_TO_KMH[unit]))
+    assert (report.usable, report.measures.vehicles) == (VEHICLES * STEPS, VEHICLES)
+    lines = {line.key: line for line in report.suggestions}
     assert lines["speed_unit"].value == f'"{unit}"'
     assert lines["format"].reason == "hexveil siri-vm sends canonical events"
     domain = BoundingBox(south=59, west=10, north=61, east=12)
     feed = FeedConfig(name="bus", topic="bus", timezone="Europe/Oslo", domain=domain, speed_unit="m/s")
-    said = contradictions(seen, measures, feed)
-    assert said == [] if unit == "m/s" else "and the configuration reads them in m/s" in said[0]
+    said = " ".join(inspected(tmp_path / "day", report.config.model_copy(update={"feed": feed})).problems)
+    assert ("if the reported speeds are in m/s" in said) is (unit != "m/s")
 
 
 def test_times_without_a_zone_and_missing_speeds_are_said(tmp_path: Path) -> None:
     seen = observe_file(archive(tmp_path / "day", zone=False, velocity=False), 10**6)
-    sentences = " ".join(problems(seen, measure(seen)))
-    assert "set feed.timezone to the zone of the agency's clocks" in sentences
+    sentences = " ".join(problems(seen))
+    assert "They were read in that of feed.timezone" in sentences
     assert "100% of the fixes have no speed; let speeds be derived" in sentences
 
 
@@ -79,7 +76,7 @@ def test_a_document_is_recognised_in_any_encoding_that_it_declares(encoding: str
     text = document(0, zone=False).decode().replace('"1.0"', f'"1.0" encoding="{declared}"', 1)
     (tmp_path / "vm.xml").write_bytes(text.encode(encoding))
     seen = observe_file(tmp_path / "vm.xml", 100)
-    assert (seen.kind, len(seen), seen.local) == ("SIRI-VM", VEHICLES, True)
+    assert (seen.kind, len(seen), seen.local) == ("SIRI-VM", VEHICLES, 1.0)
 
 
 def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged_ones(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged
     (folder / "003.xml").write_bytes(b"<html>maintenance</html>")
     (folder / "004.xml").write_bytes(b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><Siri>&a;</Siri>')
     seen = observe_file(folder, 10**6)
-    assert (len(seen), seen.unread["no document"]) == (VEHICLES * (STEPS - 2), 2)
+    assert (len(seen), seen.refused["no snapshot"]) == (VEHICLES * (STEPS - 2), 2)
     assert len(observe_file(folder, VEHICLES)) == VEHICLES
     outcome = CliRunner().invoke(app, ["inspect", "-", "--json"], input=document(0))
     assert (outcome.exit_code, json.loads(outcome.stdout)["kind"]) == (0, "SIRI-VM")
@@ -100,7 +97,7 @@ def test_a_folders_form_is_that_of_most_of_its_files_and_not_of_the_first(tmp_pa
     (folder / "0-README.txt").write_text("what this is")
     (folder / "000-error.html").write_bytes(b"<!DOCTYPE html><html>busy</html>")
     seen = observe_file(folder, 10**6)
-    assert (seen.kind, len(seen), seen.unread["no document"]) == ("a folder of SIRI-VM", VEHICLES * STEPS, 2)
+    assert (seen.kind, len(seen), seen.refused["no snapshot"]) == ("a folder of SIRI-VM", VEHICLES * STEPS, 2)
     for file in list(folder.glob("*.xml"))[5:]:
         file.unlink()
     message = gtfs_realtime_pb2.FeedMessage.FromString(b"\x0a\x05\x0a\x032.0")

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.diagnosis.measures import measure
 from stream.diagnosis.observations import InspectionError, Observations
-from stream.diagnosis.reading import observe_file
-from stream.diagnosis.suggestion import problems, suggestions
+from stream.diagnosis.observing import observe_file
 from tests.stream.sources.gtfs import START
+from tests.support.inspecting import CONFIG, inspected, problems
 
 VEHICLES = 12
 
@@ -37,37 +37,24 @@ def snapshot(step: int, per_second: int = 1, speed: float | None = None, vehicle
 
 
 def reasons(path: Path) -> dict[str, str]:
-    seen = observe_file(path, 1_000_000)
-    return {line.key: line.reason for line in suggestions(seen, measure(seen))}
+    return {line.key: line.reason for line in inspected(path).suggestions}
 
 
-@pytest.mark.parametrize(
-    ("per_second", "says"),
-    [
-        (1_000, "The times are milliseconds since 1970"),
-        (1_000_000, "The times are microseconds since 1970"),
-        (1_000_000_000, "12 of 12 fixes have a time before 2000 or after 2100"),
-        (10_000_000_000, "12 of 12 fixes have a time before 2000 or after 2100"),
-    ],
-)
-def test_timestamps_in_another_unit_are_said_and_end_in_no_other_error(
-    per_second: int, says: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("per_second", [1_000, 1_000_000, 1_000_000_000, 10_000_000_000])
+def test_timestamps_in_another_unit_are_said_and_end_in_no_other_error(per_second: int, tmp_path: Path) -> None:
     (tmp_path / "0.pb").write_bytes(snapshot(0, per_second))
-    seen = observe_file(tmp_path / "0.pb", 100)
-    measures = measure(seen)
-    assert (measures.usable, measures.bad_time, measures.late) == (0, VEHICLES, {})
-    first, *others = problems(seen, measures)
-    assert first == "None of its 12 fixes can be used."
-    assert any(says in sentence for sentence in others)
+    with pytest.raises(
+        InspectionError, match=r"12 time-no-epoch-seconds. Likely their times are outside the years 2000"
+    ):
+        inspected(tmp_path / "0.pb")
 
 
 def test_a_largest_timestamp_beside_sound_ones_counts_alone(tmp_path: Path) -> None:
-    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
+    message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0, speed=11.1))
     message.header.timestamp = message.entity[3].vehicle.timestamp = 2**64 - 1
     (tmp_path / "0.pb").write_bytes(message.SerializeToString())
-    measures = measure(observe_file(tmp_path / "0.pb", 100))
-    assert (measures.usable, measures.bad_time) == (VEHICLES - 1, 1)
+    report = inspected(tmp_path / "0.pb")
+    assert (report.usable, dict(report.refused)) == (VEHICLES - 1, {"time-no-epoch-seconds": 1})
 
 
 def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
@@ -79,7 +66,7 @@ def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_ar
     (tmp_path / ".hidden").write_bytes(b"notes")
     seen = observe_file(tmp_path, 1_000_000)
     assert len(seen) == 6 * VEHICLES
-    assert seen.unread["no snapshot"] == 2
+    assert seen.refused["no snapshot"] == 2
 
 
 def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_path: Path) -> None:
@@ -88,7 +75,7 @@ def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_pat
     message.entity[1].ClearField("vehicle")
     (tmp_path / "0.pb").write_bytes(message.SerializeToString())
     seen = observe_file(tmp_path / "0.pb", 100)
-    assert (len(seen), dict(seen.unread)) == (VEHICLES - 2, {"deleted": 1, "no-vehicle": 1})
+    assert (len(seen), dict(seen.refused)) == (VEHICLES - 2, {"deleted": 1, "no-vehicle": 1})
 
 
 def test_an_address_of_trip_updates_is_named_as_such(tmp_path: Path) -> None:
@@ -100,15 +87,16 @@ def test_an_address_of_trip_updates_is_named_as_such(tmp_path: Path) -> None:
         observe_file(tmp_path / "0.pb", 100)
 
 
-def test_a_folder_of_recordings_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "day.csv").write_text("user,time,lat,lng,speed\na,1490097600000,30.2,-97.7,1\n")
-    with pytest.raises(InspectionError, match="if they are recordings, inspect one of them"):
-        observe_file(tmp_path, 100)
+def test_a_folder_of_recordings_is_one_recording(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        row = f"{name},1490097600000,30.2,-97.7,1\n"
+        (tmp_path / f"{name}.csv").write_text("user,time,lat,lng,speed\n" + row)
+    assert inspected(tmp_path).usable == 2
 
 
 def test_a_folder_of_nothing_but_damaged_files_names_the_first(tmp_path: Path) -> None:
     (tmp_path / "0.pb.gz").write_bytes(gzip.compress(snapshot(0))[:-9])
-    with pytest.raises(InspectionError, match=r"0\.pb\.gz: \d+ bytes of gzip that are damaged or cut short"):
+    with pytest.raises(InspectionError, match=r"no vehicle positions in it: .*gzip that are damaged or cut short"):
         observe_file(tmp_path, 100)
 
 
@@ -125,7 +113,7 @@ def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_pa
     assert reasons(tmp_path)["domain"] == "where the fixes are, with a margin; check it on a map"
 
 
-@pytest.mark.parametrize(("share", "is_far"), [(0.004, True), (0.05, False)])
+@pytest.mark.parametrize(("share", "is_far"), [(0.004, True), (0.05, True), (0.3, False)])
 def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent(share: float, is_far: bool) -> None:
     seen = grid(28.6, 77.2, exchanged=False)
     wrong = np.arange(len(seen)) < share * len(seen)
@@ -134,38 +122,35 @@ def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent
     assert measures.box is not None
     assert (measures.box[0] > 28) is is_far
     assert measures.far == (wrong.sum() if is_far else 0)
-    assert any("lie far from the others" in sentence for sentence in problems(seen, measures)) is is_far
-
-
-@pytest.mark.parametrize(("vehicles", "few"), [(12, True), (99, True), (100, False)])
-def test_of_a_small_fleet_the_suggestion_names_what_searches_for_other_settings(
-    vehicles: int, few: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "0.pb").write_bytes(snapshot(0, vehicles=vehicles))
-    assert ("hexveil tune" in reasons(tmp_path / "0.pb")["resolution"]) is few
+    assert any("lie far from the others" in sentence for sentence in problems(seen)) is is_far
 
 
 def test_speeds_that_are_derived_already_are_not_asked_for_again(tmp_path: Path) -> None:
     for step in range(3):
         (tmp_path / f"{step}.pb").write_bytes(snapshot(step, speed=0.0))
     seen = observe_file(tmp_path, 100)
-    sentences = problems(seen, measure(seen))
+    sentences = problems(seen)
     assert sentences[0].endswith("let speeds be derived from positions: feed.speeds = 'derived'.")
 
 
-def test_speeds_in_another_unit_than_gtfs_realtime_prescribes_are_derived_by_what_is_written(tmp_path: Path) -> None:
-    """The command reads them in m/s whatever feed.speed_unit says, so no unit of a configuration would mend them."""
+def test_speeds_in_another_unit_than_gtfs_realtime_prescribes_are_read_in_it_by_what_is_written(tmp_path: Path) -> None:
     folder, config, out = tmp_path / "day", tmp_path / "c.toml", tmp_path / "r.ndjson"
     folder.mkdir()
     for step in range(60):
         (folder / f"{step:02}.pb").write_bytes(snapshot(step, speed=40.0))
     written = CliRunner().invoke(app, ["inspect", str(folder), "--write", str(config), "--relation", "values"])
-    assert "agree with positions in km/h and not in m/s" in written.stdout
-    assert "let speeds be derived from positions: feed.speeds = 'derived'" in written.stdout
-    done = CliRunner().invoke(app, ["gtfs-rt", str(folder), "--offline", "--out", str(out), "--config", str(config)])
+    assert (
+        "agree with positions in km/h and not in m/s, which GTFS-realtime prescribes; set feed.speed_unit = 'km/h'"
+        in written.stdout
+    )
+    offline = ["gtfs-rt", str(folder), "--offline", "--out", str(out), "--force", "--config", str(config)]
+    done = CliRunner().invoke(app, offline)
     assert (done.exit_code, written.exit_code) == (0, 0)
-    assert f"{59 * VEHICLES} events, {59 * VEHICLES} with a derived speed" in done.stderr
-    assert "if the reported speeds" not in done.stderr
+    assert f"{60 * VEHICLES} events, 0 with a derived speed" in done.stderr
+    config.write_text(config.read_text().replace("speed_unit =", "# speed_unit ="))
+    refused = CliRunner().invoke(app, offline)
+    assert refused.exit_code == 2
+    assert "Likely the speeds are in km/h: set feed.speed_unit = 'km/h'" in refused.stderr
 
 
 def grid(lat: float, lng: float, *, exchanged: bool, known: bool = True, drift: float = 0.0) -> Observations:
@@ -182,7 +167,7 @@ def grid(lat: float, lng: float, *, exchanged: bool, known: bool = True, drift: 
     return Observations(
         kind="JSON",
         format="canonical",
-        fields=None,
+        feed=CONFIG.feed,
         user=user,
         time_us=(START + 30 * step) * 1_000_000,
         lat=axes[exchanged],
@@ -193,7 +178,7 @@ def grid(lat: float, lng: float, *, exchanged: bool, known: bool = True, drift: 
 
 
 def says_exchanged(seen: Observations) -> bool:
-    return any("perhaps exchanged" in sentence for sentence in problems(seen, measure(seen)))
+    return any("perhaps exchanged" in sentence for sentence in problems(seen))
 
 
 @pytest.mark.parametrize("drift", [-0.12, 0.0, 0.12])
@@ -217,5 +202,5 @@ def test_without_reported_speeds_nothing_is_claimed() -> None:
 @pytest.mark.parametrize("hostile", [np.inf, -1.0, 0.0])
 def test_no_speeds_make_the_judgement_of_directions_raise(hostile: float) -> None:
     seen = grid(51.5, -0.1, exchanged=True)
-    assert problems(replace(seen, speed=np.full(len(seen), hostile)), measure(seen))
+    assert problems(replace(seen, speed=np.full(len(seen), hostile)))
     measure(replace(seen, speed=np.full(len(seen), hostile)))

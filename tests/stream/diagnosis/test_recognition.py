@@ -19,6 +19,7 @@ from stream.local import REPO_ROOT
 from tests.support.builders import SLOT
 
 BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+DAY = ("--from", "2017-03-21T04:00", "--until", "2017-03-21T08:00")
 EVENT = {"user": "bus-17", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
 
 
@@ -64,7 +65,7 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "an array": (
         "day.json",
         json.dumps([EVENT | {"lat": 21.17}] * 3, indent=1).encode(),
-        ("3 out-of-domain, like event 1",),
+        ("3 out-of-domain, like row 0",),
     ),
     "zip": ("day.zip", b"PK\x03\x04" + b"\0" * 100, ("a zip archive",)),
     "UTF-16": ("day.ndjson", events().decode().encode("utf-16"), ("UTF-16",)),
@@ -78,13 +79,13 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "another city": (
         "day.ndjson.gz",
         gzip.compress(events(lat=21.17, lng=72.83)),
-        ("128 out-of-domain, like event 1: lat 21.17, lng 72.83", "lng 72.83 to 72.83", "Set feed.domain"),
+        ("128 out-of-domain, like row 0: lat, lng", "of another place than feed.domain"),
     ),
-    "swapped": ("day.ndjson", events(lat=-97.7, lng=30.25), ("lat and lng are swapped",)),
+    "swapped": ("day.ndjson", events(lat=-97.7, lng=30.25), ("latitude and longitude are swapped",)),
     "seconds": (
         "day.ndjson",
         events(time=SLOT),
-        (f"128 too-old, like event 1: time {SLOT}", "seconds (2017-03-21)", "time_format = 'epoch-s'"),
+        ("128 too-old, like row 0: time", "s since 1970", "time_format = 'epoch-s'"),
     ),
     "seconds in a CSV": (
         "day.csv",
@@ -94,11 +95,11 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
     "microseconds": (
         "day.ndjson",
         events(time=SLOT * 1_000_000),
-        ("128 in-future", "microseconds", "time_format = 'epoch-us'"),
+        ("128 in-future", "us since 1970", "time_format = 'epoch-us'"),
     ),
     "no offset": ("day.ndjson", events(time="2017-03-21T07:00:00"), ("128 wrong-type", "no offset from UTC")),
-    "no time": ("day.ndjson", events(time="noon"), ("128 wrong-type", "RFC 3339")),
-    "text": ("day.ndjson", events(lat="30.25", lng="-97.7"), ("lat, lng are text", "without quotes")),
+    "no time": ("day.ndjson", events(time="noon"), ("128 wrong-type", "texts like 'aaaa'")),
+    "text": ("day.ndjson", events(lat="north", lng="west"), ("lat, lng are no numbers",)),
 }
 
 
@@ -170,8 +171,8 @@ def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path
     (desk / "day.ndjson").write_bytes(events() + events(lat=95)[: len(events(lat=95)) // 128] + b"nonsense\n")
     code, _, stderr = run("replay", "day.ndjson", "--offline", "--config", BUS)
     assert code == 0
-    assert "1 out-of-domain, like event 129: lat 95" in stderr
-    assert "1 not-json, like event 130: b'nonsense'" in stderr
+    assert "1 out-of-domain, like row 128: lat, lng" in stderr
+    assert "1 not-json, like row 129" in stderr
     assert "Likely" not in stderr
 
 
@@ -191,6 +192,26 @@ def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refuse
     said = " ".join(stderr.split())
     assert "Note: if the reported speeds are in km/h, they are 22.4 km/h in the mean" in said
     assert "Perhaps the speeds are in mph or kn: ask whoever runs the feed, and set feed.speed_unit = 'mph'" in said
+
+
+@pytest.mark.parametrize(("arguments", "ends"), [(["--offline", *DAY], 0), ([], 3)])
+def test_under_participation_no_speed_decides_whether_a_recording_is_released_or_sent(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], ends: int
+) -> None:
+    """Speeds in m/s that are read as km/h, which is refused under "values". Without --offline nothing answers, which is exit 3."""
+    monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
+    drive = [(bus, step) for step in range(60) for bus in range(5)]
+    fixes = [
+        EVENT | {"user": f"b{bus}", "time": (SLOT + 30 * step) * 1000, "lat": 30.2 + step / 371, "speed": 10}
+        for bus, step in drive
+    ]
+    (desk / "day.ndjson").write_bytes(lines(*fixes))
+    monkeypatch.setenv("HEXVEIL_WINDOW__MAX_AGE", "36500d")
+    code, _, stderr = run("replay", "day.ndjson", "--config", RIDERS, *arguments)
+    assert code == ends, stderr
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")
+    refused = run("replay", "day.ndjson", "--config", BUS, *arguments[:1])
+    assert (refused[0], "speed_unit" in refused[2]) == (2, True)
 
 
 def test_no_bytes_end_in_a_traceback(desk: Path) -> None:

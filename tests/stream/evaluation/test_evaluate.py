@@ -239,7 +239,8 @@ def test_wrong_usage_is_refused_with_the_choices(
 
 def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, shared_data: Path) -> None:
     """Mean only, ε = 2, U = 80, 07:00 of 2017-03-21: S14 with shrinkage 5.7 km/h and 61 % of events useful."""
-    from stream.offline import read_recording, split_by_slot
+    from stream.diagnosis.reading import read_recording
+    from stream.offline import split_by_slot
 
     config = bus_config(
         tmp_path, **{"speed.statistics": ["mean"], "speed.upper_bound": 80.0, "speed.suppression": "none"}

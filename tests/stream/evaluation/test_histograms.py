@@ -22,11 +22,12 @@ from dpcore.spatial.regions import Footprints
 from dpcore.spatial.release import Released
 from stream.cli import app
 from stream.config import Config
+from stream.diagnosis.reading import read_recording
 from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
-from stream.offline import read_recording, split_by_slot
-from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.offline import split_by_slot
+from stream.statistics.histograms.fixes import Fixes, fixes_of
 from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of
-from stream.statistics.plan import HistogramPlan
+from stream.terms import HistogramTerms, Terms
 from tests.support import hourly
 from tests.support.builders import EVERY_MECHANISM, bus_config, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
@@ -83,7 +84,7 @@ def covers(config: Config, rows: np.ndarray, noise: Noise) -> bool:
     decide that.
     """
     plan, _, fixes = planned_with_fixes(config, rows)
-    settings = plan.histogram
+    settings = plan.terms.histogram
     assert settings is not None
     image, rng, hits = integral_image(exact_counts(settings, fixes)), np.random.default_rng(1), [0, 0]
     regions = None if settings.regions is None else exact_regions(settings, fixes)
@@ -97,7 +98,7 @@ def covers(config: Config, rows: np.ndarray, noise: Noise) -> bool:
     return hits[True] == LEAST
 
 
-def exact_regions(plan: HistogramPlan, fixes: Fixes) -> EulerHistogram:
+def exact_regions(plan: HistogramTerms, fixes: Fixes) -> EulerHistogram:
     assert plan.regions is not None
     metres = region_domain(plan)
     components = Footprints.of(regions_of(plan, fixes), metres, plan.regions.diameter_m).total()
@@ -129,7 +130,7 @@ def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windo
         for score in evaluate_histograms(changed, windows, 3):
             scores[score.mechanism, score.ranges, epsilon] = score
     assert len(scores) == 8
-    inside = [len(fixes_of(rows, histogram_box(config)).users) for rows in windows.values()]
+    inside = [len(fixes_of(rows, Terms.of(config).reading.box).users) for rows in windows.values()]
     for (name, family, epsilon), score in scores.items():
         assert score.counted == np.mean(inside)
         assert score.windows == 2

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -18,8 +17,9 @@ from stream.evaluation.settings import Setting, alternatives
 from stream.evaluation.tuning import EPSILONS, Search, Trial, Tuning, terms_of
 from stream.evaluation.wants import Want
 from stream.statistics.participation.plan import participation_of
-from stream.statistics.plan import Plan, empty_plan, pack_ids, pack_integers
+from stream.statistics.plan import Due, Plan
 from stream.storage.row_store import ROW
+from stream.terms import Terms
 from stream.windows import Slotting
 from tests.support import hourly
 
@@ -79,7 +79,7 @@ def test_no_setting_that_is_tried_takes_the_area_from_weights_that_it_needs(area
     shares = {"participation.weight": "share", "participation.shares": {"area": area}}
     config = load_config(hourly.RIDERS, **shares, **{"speed.statistics": ["mean"], "speed.post_processing": ["kalman"]})
     tried = list(alternatives(Setting.of(config), config, None))
-    weights = {participation_of(setting.applied(config)).layout.weight for setting in tried}
+    weights = {participation_of(Terms.of(setting.applied(config))).layout.weight for setting in tried}
     assert weights == ({"share"} if area else {"share", "user"})
 
 
@@ -154,14 +154,13 @@ def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatc
 
 def test_each_recorded_part_of_a_day_is_priced_by_its_own_slots() -> None:
     """One user in all four slots of an evening, and in two of the fourteen that are recorded of the next day."""
-    config = load_config(hourly.BUS, **{"feed.timezone": "UTC"})
+    terms = Terms.of(load_config(hourly.BUS, **{"feed.timezone": "UTC"}))
     slotting, midnight = Slotting(HOUR, timedelta(days=1), "UTC"), 1_490_140_800
 
     def plan(hour: int, users: list[int]) -> Plan:
         start = midnight + 3600 * hour
-        empty = empty_plan(config, slotting.window(start), slotting.period_of(start), "test")
-        charges = pack_integers(np.full(len(users), 10, np.int64))
-        return msgspec.structs.replace(empty, users_bytes=pack_ids(np.array(users, np.uint64)), charges_bytes=charges)
+        due, charges = Due(terms, slotting.window(start), "test"), np.full(len(users), 10, np.int64)
+        return Plan(due=due, budget=0, users=np.array(users, np.uint64), charges=charges)
 
     evening = [plan(hour, [1]) for hour in range(-4, 0)]
     morning = [plan(hour, [1] if hour in (0, 13) else []) for hour in range(14)]

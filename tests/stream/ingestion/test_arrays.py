@@ -16,17 +16,20 @@ from redis.asyncio import Redis
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.servers import KafkaConfig
-from stream.diagnosis.reading import observe_file
-from stream.diagnosis.topic import observe_topic
+from stream.diagnosis.observing import observe_file, observe_messages
+from stream.diagnosis.reading import ageless, read_recording
+from stream.diagnosis.topic import newest_messages
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements, first_element
 from stream.ingestion.decoding import REASONS, Batch, Decoder
 from stream.ingestion.formats import feed_format
+from stream.ingestion.pseudonyms import load_user_key
 from stream.messages.message import REJECTED, validator
 from stream.messages.topics import INPUT_SETTINGS
 from stream.sources.lines import Lines, RecordingError
 from stream.storage.row_store import RowStore
 from tests.stream.sources.recordings import feed, gathered
+from tests.support.builders import riders_config
 from tests.support.feeding import KEY, NOW_US, START_MS, create_topic, make_config, messages, produce, until
 from tests.support.ingesting import Ingesting
 from tests.support.live_events import every_speed
@@ -289,7 +292,8 @@ async def test_the_events_of_a_message_are_in_time_by_the_moment_when_it_was_app
         await until(all_judged)
         assert await every_speed(redis) == [100, 300]
         assert ingesting.count("events_late_total") == 1
-    seen = await observe_topic(KafkaConfig(bootstrap=kafka), topic_name, 100)
+    values, arrived_us, _ = await newest_messages(KafkaConfig(bootstrap=kafka), topic_name, 100)
+    seen = observe_messages(values, arrived_us, 100)
     assert (len(seen), seen.kind) == (3, "JSON, arrays of objects")
     assert len(set(seen.arrived_us.tolist())) == 1
 
@@ -384,3 +388,33 @@ def test_no_text_makes_the_cutter_fail_or_keep_more_than_its_bound(parts: list[b
         assert cutter.kept_bytes <= longest + 3
     assert size <= sum(map(len, parts)) + 1024
     cutter.rest()
+
+
+ALICE, BOB = event(user="alice"), event(user="bob", time=START_MS + 1)
+OF_TWO = {
+    "an array": array(ALICE, BOB),
+    "a stray bracket": array(ALICE + b"]", BOB),
+    "no number": array(ALICE.replace(b"20.0", b"NaN"), BOB),
+    "no end": array(ALICE, BOB)[:-1],
+    "over lines": b"[\n" + ALICE + b",\n" + BOB + b"\n]",
+    "a bracket before the lines": b"[\n" + ALICE + b"\n" + BOB,
+}
+
+
+@pytest.mark.parametrize("text", OF_TWO.values(), ids=OF_TWO.keys())
+def test_offline_under_participation_a_line_counts_as_the_message_does_and_no_line_decides_about_another(
+    text: bytes, tmp_path: Path
+) -> None:
+    """Else it would follow from what alice sends whether bob counts."""
+    box = {"south": 30.1, "west": -97.9, "north": 30.6, "east": -97.5}
+    config, path = riders_config(tmp_path, **{"feed.domain": box}), tmp_path / "day.ndjson"
+    rows, kept = text.split(b"\n"), []
+    judge = Decoder(ageless(config), load_user_key(config.privacy.user_key_file))
+    for order in (rows, [BOB, *rows], [*rows, BOB]):
+        path.write_bytes(b"\n".join(order) + b"\n")
+        read, refused = read_recording(config, path, "canonical")
+        batch = judge.decode(order, NOW_US)
+        assert read["user"].tolist() == batch.rows["user"].tolist()
+        assert refused.refused == len(batch.reason)
+        kept.append(len(read))
+    assert kept[1] == kept[2] == kept[0] + 1, "a line decided about another"

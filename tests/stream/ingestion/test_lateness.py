@@ -4,7 +4,6 @@ Real servers.
 
 import asyncio
 import contextlib
-import itertools
 import json
 import time
 
@@ -17,7 +16,6 @@ from redis.exceptions import RedisError
 
 from stream.local import RedisServer
 from stream.messages.topics import INPUT_SETTINGS
-from stream.protocol.due_windows import ClosingOrder
 from stream.storage.row_store import RowStore
 from stream.windows import PartitionTime, read_through, watermark
 from tests.support.feeding import START_MS, administering, create_topic, produce, until
@@ -234,27 +232,6 @@ async def test_one_vehicle_with_a_stuck_clock_alone_in_its_partition_holds_a_rec
             sent += 1
             await asyncio.sleep(0.2)
             assert time.monotonic() - begin < 60, "held open"
-
-
-def test_the_newest_due_window_waits_for_one_other_at_most_and_each_has_its_turn():
-    order, due, closed, waited = ClosingOrder(), list(range(500)), [], 0
-    for step in itertools.count():
-        if not due:
-            break
-        if step % 3 == 0:
-            due.append(1_000 + step)
-            newest, since = due[-1], step
-        slot = order.following(due)
-        closed.append(slot)
-        if slot % 7 or slot in closed[:-1]:
-            due.remove(slot)  # one in seven fails at first
-        if newest == slot:
-            waited = max(waited, step - since)
-    assert waited <= 1
-    assert set(range(500)) <= set(closed), "the backlog is worked off, oldest first"
-    backlog = [slot for slot in closed if slot < 500 and slot % 7]
-    assert backlog == sorted(backlog)
-    assert {closed.count(slot) for slot in set(closed)} == {1, 2}
 
 
 def test_a_partition_that_is_not_listed_closes_nothing():

@@ -19,11 +19,11 @@ from stream.ingestion.pseudonyms import load_user_key
 from stream.ingestion.reader import Ingestor
 from stream.metrics import OperatorMetrics
 from stream.sources.recording import Recording
-from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import encode_plan
 from stream.storage.row_store import Appended, RowStore
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.feeding import administering
+from tests.support.releasing import planned
 from tests.support.stored_rows import rows_in
 
 
@@ -123,14 +123,10 @@ async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_give
             await _ingest(Redelivering(redelivered, redis, decoder, again, _drop), again, 45383)
             assert again.events_duplicate._value.get() == 45383
             assert again.events_ingested._value.get() == 0
-        state, slotting = RowStore(redis, config.feed.name), config.slotting
+        state = RowStore(redis, config.feed.name)
         outcome = {}
         for slot in await state.open_slots():
-            contributions = contributions_of(await rows_in(redis, config.feed.name, slot), config)
-            left = np.full(contributions.counts.n_users, config.privacy.budget_micro)
-            plan = plan_window(
-                contributions.counts, left, config, slotting.window(slot), slotting.period_of(slot), "generation"
-            )
+            plan, contributions = planned(config, await rows_in(redis, config.feed.name, slot), slot=slot)
             outcome[slot] = (contributions.values.tobytes(), encode_plan(plan))
         outcomes.append(outcome)
     assert len(outcomes[0]) == 11

@@ -124,6 +124,12 @@ def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path: Path) ->
         assert sum((x1 - x0) * (y1 + y0) for (x0, y0), (x1, y1) in pairwise(ring)) < 0
 
 
+def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path: Path) -> None:
+    schema = parquet.read_table(io.BytesIO(table_of(values(released(tmp_path)), "parquet"))).schema
+    assert b"average, sum or model this one" in schema.field("mean_raw").metadata[b"description"]
+    assert b"biased" in schema.field("mean").metadata[b"description"]
+
+
 def test_a_window_without_cells_is_a_table_without_rows() -> None:
     assert table_of([], "csv").decode().strip().split(",") == list(ALWAYS)
     assert json.loads(table_of([], "geojson")) == {"type": "FeatureCollection", "features": []}

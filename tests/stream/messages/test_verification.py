@@ -32,6 +32,7 @@ from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.messages.verification import Verification
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
+from stream.protocol.parts import signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, make_producer
 from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.protocol.released import each_released
@@ -63,7 +64,14 @@ class Released:
         chosen = config or self.config
         rows = MemoryRows(split_by_slot(ROWS, chosen))
         return ReleaseProtocol.connect(
-            chosen, self.redis, rows, Ledger.of(self.redis, chosen), LinePublisher(self.out), Noise(), **hooks
+            statistics_of(chosen),
+            self.redis,
+            rows,
+            Ledger.of(self.redis, chosen),
+            LinePublisher(self.out),
+            Noise(),
+            signer_of(chosen),
+            **hooks,
         )
 
     async def close(self, *slots: int, config: Config | None = None) -> None:

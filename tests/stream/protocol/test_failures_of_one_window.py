@@ -1,10 +1,11 @@
-"""A window that fails for a reason of its own does not stop others, and a window set aside can be closed again. Real
+"""A window that fails blocks those behind it, and one that was set aside can be closed again until a later one is planned. Real
 servers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,15 +23,15 @@ from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import CloseReport, close_windows
-from stream.protocol.due_windows import ClosingOrder
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.plan import PlanError
 from stream.storage.keys import FeedKeys
-from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.ledger import Ledger, LedgerError, OutOfTurnError
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, riders_config
+from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.hourly import BUS
 from tests.support.stored_rows import HOUR, fill, read_clock, rows_in
 from tests.support.topics_reader import read_all
@@ -63,7 +64,7 @@ async def starts_of_markers(kafka: str, feed: str) -> list[str]:
         (NotSealedError(SLOT, ["t/0"]), "unsealed"),
     ],
 )
-async def test_the_windows_after_it_are_closed_in_the_same_round(
+async def test_the_windows_behind_it_wait_until_it_is_closed(
     error: Exception, failure: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -71,13 +72,13 @@ async def test_the_windows_after_it_are_closed_in_the_same_round(
     config = bus_config(tmp_path, **servers, **PLAINLY_PLANNED, **{"feed.name": topic_name})
     await create_topics(config)
     await fill(redis, config, 3)
+    due = [SLOT, SLOT + HOUR, SLOT + 2 * HOUR]
     monkeypatch.setattr(ReleaseProtocol, "seal", fails_for_the_first(error))
-    reports = await close_windows(config, [SLOT, SLOT + HOUR, SLOT + 2 * HOUR])
-    assert [report.failure for report in reports] == [failure, None, None]
-    assert await starts_of_markers(kafka, topic_name) == ["13", "14"]
+    assert [(report.failure, report.blocks) for report in await close_windows(config, due)] == [(failure, True)]
+    assert await starts_of_markers(kafka, topic_name) == []
     monkeypatch.undo()
-    (report,) = await close_windows(config, [SLOT])
-    assert report.failure is None, "the next attempt may overcome it"
+    assert {report.failure for report in await close_windows(config, due)} == {None}
+    assert await starts_of_markers(kafka, topic_name) == ["12", "13", "14"]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +108,10 @@ async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(
     await fill(redis, config, 2)
     await redis.set(FeedKeys(topic_name).policy, "another")
     (report,) = await close_windows(config, [SLOT, SLOT + HOUR])
-    assert (report.failure, report.shared) == ("ledger", True)
+    assert (report.failure, report.blocks) == ("ledger", True)
 
 
-async def test_what_nobody_foresaw_rests_is_counted_and_is_set_aside_after_three_times(
+async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator_is_told(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker's own service closes a window, and the closing raises an error that no step is known to raise."""
@@ -122,36 +123,21 @@ async def test_what_nobody_foresaw_rests_is_counted_and_is_set_aside_after_three
         return await close_windows(config, slots)
 
     monkeypatch.setattr(WorkProcess, "run", here)
-    monkeypatch.setattr(RowStore, "now_us", read_clock)
-    monkeypatch.setattr(ReleaseProtocol, "seal", fails_for_the_first(ZeroDivisionError("planted")))
     worker = Worker(config)
-    closing, now = Closing(worker), await worker.rows.now_us()
-    await worker.rows.list_partitions(["t/0"], now + 2 * HOUR * 1_000_000)
-    await worker.rows.read_through([ReadThrough("t/0", 120, 120, now + HOUR * 1_000_000)])
+    closing, due, blocked = Closing(worker), [SLOT, SLOT + HOUR], worker.metrics.closing_blocked._value
     try:
-        for _ in range(3):
-            assert await closing.close([SLOT]) == 0.0, "another window that is due would wait"
-            assert closing.order.ready([SLOT, SLOT + HOUR], 0.0) == [SLOT + HOUR]
-        assert await worker.store.slots_set_aside() == {SLOT}
-        assert "ZeroDivisionError" in (await worker.store.reasons())[SLOT]
-        assert worker.metrics.unexpected_failures._value.get() == 3
-        assert await worker.to_close() == [SLOT + HOUR]
+        with monkeypatch.context() as patch:
+            patch.setattr(ReleaseProtocol, "seal", fails_for_the_first(ZeroDivisionError("planted")))
+            for _ in range(4):
+                assert await closing.close(due) > 0.0
+        assert (worker.metrics.unexpected_failures._value.get(), blocked.get()) == (4, 1)
+        assert await worker.store.slots_set_aside() == set(), "it did not fail for its content"
+        assert await starts_of_markers(kafka, topic_name) == []
+        assert await closing.close(due) == 0.0
+        assert blocked.get() == 0
+        assert await starts_of_markers(kafka, topic_name) == ["12"], "a live feed's windows are closed one at a time"
     finally:
         await worker.redis.aclose()
-
-
-def test_a_window_that_fails_rests_twice_as_long_each_time_up_to_five_minutes() -> None:
-    order, now, lengths = ClosingOrder(), 0.0, []
-    for _ in range(9):
-        order.rest(7, now)
-        begun = now
-        while not order.ready([7], now):
-            now += 1.0
-        lengths.append(now - begun)
-    assert lengths == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-    assert order.ready([8], now) == [8]
-    order.rest(7, now)
-    assert order.ready([7], now + 5) == [7], "one that was not due meanwhile begins anew"
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
@@ -186,12 +172,12 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
     await create_topics(config)
     await fill(redis, config, 1)
     with monkeypatch.context() as patch:
-        from stream.statistics import window_release
+        from stream.statistics.window_release import WindowStatistics
 
         def raises(*_: object) -> None:
             raise MemoryError("planted")
 
-        patch.setattr(window_release, "draw", raises)
+        patch.setattr(WindowStatistics, "draw", raises)
         (report,) = await close_windows(config, [SLOT])
     assert report.failure == "content"
     charged = await Ledger(redis, topic_name).total("2017-03-21")
@@ -215,3 +201,93 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
     assert report.failure is None
     assert await starts_of_markers(kafka, topic_name) == ["12"]
     assert await Ledger(redis, topic_name).total("2017-03-21") == charged, "nobody pays twice"
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+async def test_a_window_that_was_set_aside_is_never_released_once_a_later_one_is_planned(
+    relation: str, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = {"values": bus_config, "participation": riders_config}[relation]
+    config = make(tmp_path, **{"feed.name": "bus", "redis.url": redis_url})
+    await fill(redis, config, 2)
+    protocol = protocol_of(redis, config, Collected())
+    planned = dataclasses.replace(protocol, publisher=Collected())
+    await close_until(protocol, SLOT, "charge")
+    await protocol.store.set_aside(SLOT, "planted")
+    with pytest.raises(OutOfTurnError, match="ledger retry"):
+        await planned.commit(SLOT)
+    await close_until(protocol, SLOT + HOUR, "plan")
+    with pytest.raises(OutOfTurnError, match="never released"):
+        await protocol.store.take_up(SLOT)
+    assert await protocol.store.slots_set_aside() == {SLOT}
+    spent = await protocol.ledger.total("2017-03-21")
+    with pytest.raises(OutOfTurnError, match="later window 2017-03-21T13:00:00Z was planned"):
+        await protocol.close(SLOT)
+    await protocol.close(SLOT + HOUR)
+    with pytest.raises(OutOfTurnError):
+        await protocol.close(SLOT)
+    assert (await protocol.ledger.total("2017-03-21"))[1] >= spent[1]
+    monkeypatch.setenv("HEXVEIL_FEED__NAME", "bus")
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
+    command_line = ["ledger", "retry", "2017-03-21T12:00:00Z", "--config", str(BUS)]
+    refused = await asyncio.to_thread(CliRunner().invoke, command, command_line)
+    assert (refused.exit_code, "2017-03-21T13:00:00Z" in refused.stderr) == (1, True)
+
+
+async def test_a_window_is_planned_only_once_the_one_before_it_is_committed(redis: Redis, tmp_path: Path) -> None:
+    """Whichever worker closes which: the store decides the order."""
+    config = bus_config(tmp_path)
+    await fill(redis, config, 3)
+    one, other = protocol_of(redis, config, Collected()), protocol_of(redis, config, Collected())
+    for last in ("plan", "charge", "draw"):
+        await close_until(one, SLOT, last)
+        with pytest.raises(OutOfTurnError, match="waits for window 2017-03-21T12:00:00Z"):
+            await other.commit(SLOT + HOUR)
+        assert await other.store.plan(SLOT + HOUR) is None
+    await one.commit(SLOT)
+    await other.close(SLOT + HOUR)
+    await one.close(SLOT)
+    assert (await one.store.released(SLOT)).sequence < (await one.store.released(SLOT + HOUR)).sequence
+
+
+@pytest.mark.parametrize("relation", ["values", "participation"])
+async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(
+    relation: str, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``window.lateness = "event-time"``, where a window without rows is not sealed."""
+    make = {"values": bus_config, "participation": riders_config}[relation]
+    config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
+    await fill(redis, config, 2)
+    await protocol_of(redis, config, Collected()).close(SLOT + HOUR)
+    with pytest.raises(OutOfTurnError, match="never released"):
+        await protocol_of(redis, config, Collected()).close(SLOT)
+    assert not await redis.exists(FeedKeys("bus").plan(SLOT))
+    worker = Worker(config)
+    monkeypatch.setattr(RowStore, "now_us", read_clock)
+    now = await worker.rows.now_us()
+    await worker.rows.first_slot(SLOT)
+    await worker.rows.list_partitions(["t/0"], now)
+    await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)])
+    try:
+        assert await worker.due_slots() == []
+        assert await worker.rows.open_slots() == []
+    finally:
+        await worker.redis.aclose()
+
+
+async def test_a_planned_window_of_a_period_that_is_not_released_any_more_does_not_block_later_ones(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    """As after a feed left its shared ledger with a plan that nobody had paid for, and joined it again."""
+    config = bus_config(tmp_path, **{"redis.url": redis_url})
+    await fill(redis, config, 1)
+    protocol = protocol_of(redis, config, Collected())
+    await close_until(protocol, SLOT, "plan")
+    await redis.set(FeedKeys("bus").birth, SLOT + 20 * HOUR)
+    worker = Worker(config)
+    try:
+        await worker.due.look()
+        assert await protocol.store.unfinished() is None
+        assert await protocol.store.slots_set_aside() == {SLOT}
+    finally:
+        await worker.redis.aclose()

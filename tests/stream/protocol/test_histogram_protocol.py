@@ -15,6 +15,7 @@ from dpcore.noise import Noise
 from stream.config import Config, load_config
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW, Message, digest
 from stream.messages.topics import create_topics
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.statistics.histograms.histograms import contributing, exact_counts
 from stream.storage.keys import FeedKeys
@@ -87,6 +88,7 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
             "{bus}:generation",
             "{bus}:ledger:2017-03-21",
             "{bus}:opened",
+            "{bus}:planned",
             "{bus}:sealed",
             "{bus}:sequence",
             "{bus}:terms:2017-03-21",
@@ -108,7 +110,7 @@ async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np
         await state.append(partition, first, first + n, rows, np.arange(first, first + n), np.full(n, SLOT))
     publisher = Collected()
     recorded = Noise(np.random.default_rng(5).bytes)
-    await ReleaseProtocol.connect(config, redis, state, ledger, publisher, recorded).close(SLOT)
+    await ReleaseProtocol.connect(statistics_of(config), redis, state, ledger, publisher, recorded).close(SLOT)
     return publisher.messages
 
 
@@ -218,12 +220,12 @@ async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_p
         await redis.hset(FeedKeys("riders").ledger(period), str(user), almost)
     publisher = Collected()
     await ReleaseProtocol.connect(
-        config, redis, RowStore(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()
+        statistics_of(config), redis, RowStore(redis, "riders"), Ledger(redis, "riders"), publisher, Silence()
     ).close(SLOT)
     spent = await Ledger(redis, "riders").spent(period, users, besides=0)
     assert spent[:3].tolist() == [almost] * 3
     assert np.all(spent[3:] >= config.histogram_grant)
     (body,) = bodies_of(publisher.messages)
     plan, _, fixes = planned_with_fixes(config, rows[~np.isin(rows["user"], poor)])
-    assert plan.histogram is not None
-    assert body["structure"]["counts"] == exact_counts(plan.histogram, contributing(plan, fixes)).tolist()
+    assert plan.terms.histogram is not None
+    assert body["structure"]["counts"] == exact_counts(plan.terms.histogram, contributing(plan, fixes)).tolist()

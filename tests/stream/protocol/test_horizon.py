@@ -15,6 +15,7 @@ from dpcore.noise import Noise
 from stream.config import Config, ConfigError
 from stream.messages.message import WINDOW
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.ledger import Ledger, LedgerError
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows, zcdp_config
@@ -40,7 +41,9 @@ async def released(redis: Redis, config: Config) -> list[str]:
     await ledger.start_generation(birth=0)
     rows = np.concatenate([random_rows(1, 60, users=6, slot=START + day * DAY) for day in range(DAYS)])
     by_slot = split_by_slot(rows, config)
-    protocol = ReleaseProtocol.connect(config, redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise())
+    protocol = ReleaseProtocol.connect(
+        statistics_of(config), redis, MemoryRows(by_slot), ledger, LinePublisher(out), Noise()
+    )
     for slot in sorted(by_slot):
         await protocol.close(slot)
     return out.getvalue().splitlines()

@@ -33,7 +33,6 @@ from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import LedgerCheck, verify_ledger
 from stream.protocol.markers import read_markers
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
-from stream.statistics import window_release
 from stream.statistics.plan import decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError, SetBackError
@@ -145,19 +144,6 @@ async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the
     assert await deployment.spent() == before
 
 
-async def test_a_backup_that_knows_the_newest_window_but_lacks_an_older_one_released_later_is_refused(
-    deployment: Deployment,
-) -> None:
-    """Redis knows the newest marker by time; only the number of windows shows that Redis was set back."""
-    await deployment.fill(3)
-    await deployment.release(2)
-    deployment.backup()
-    await deployment.release(0)
-    deployment.set_back()
-    with pytest.raises(SetBackError, match="2 windows of this feed were committed, Redis remembers 1"):
-        await deployment.verify()
-
-
 async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_worker(deployment: Deployment) -> None:
     """Neither the process of Redis nor its replication history changes; only the number of windows reveals that it was
     set back.
@@ -263,7 +249,7 @@ async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_not
         patch.setattr(LedgerCheck, "verify", overtaken)
         (report,) = await deployment.release(own, 1 - own)  # the other one would be refused, too, so it is not tried
     await client.aclose()
-    assert (report.failure, report.shared) == ("ledger", True), report
+    assert (report.failure, report.blocks) == ("ledger", True), report
     assert [marker["sequence"] for marker in await deployment.published()] == [1]
     bodies = defaultdict(set)
     for record in await read_all(deployment.config.kafka.bootstrap, deployment.config.feed.name):
@@ -345,28 +331,6 @@ async def test_a_window_committed_but_not_published_keeps_its_number_and_is_no_r
     assert await deployment.published() == []
     assert [report.failure for report in await deployment.release(0, 1)] == [None, None]
     assert [marker["sequence"] for marker in await deployment.published()] == [1, 2]
-
-
-async def test_two_windows_that_are_committed_at_once_get_two_numbers_and_one_draw_each(
-    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = bus_config(tmp_path, **{"speed.post_processing": []})
-    await store(redis, config, random_rows(1, 80))
-    rows, n = random_rows(2, 50, slot=SLOT + HOUR), 50
-    await RowStore(redis, "bus").append("bus/0", 80, 130, rows, np.arange(80, 130), np.full(n, SLOT + HOUR))
-    first, second, draws = Collected(), Collected(), []
-    other = protocol_of(redis, config, second)
-    drawing = window_release.draw
-    monkeypatch.setattr(window_release, "draw", lambda *given: (draws.append(1), drawing(*given))[1])
-
-    async def overtaken(step: str) -> None:
-        if step == "draw" and not second.messages:
-            await other.close(SLOT + HOUR)
-
-    await protocol_of(redis, config, first, after_step=overtaken).close(SLOT)
-    numbers = [json.loads(collected.messages[-1].value)["sequence"] for collected in (first, second)]
-    assert numbers == [2, 1]
-    assert len(draws) == 2
 
 
 async def test_two_redis_behind_one_feed_stop_each_other(

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
@@ -77,7 +78,7 @@ class Shard:
 def protocol(redis: Redis, config: Config, publisher: Collected) -> ReleaseProtocol:
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
     due = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol.connect(config, redis, due, ledger, publisher, Noise())
+    return ReleaseProtocol.connect(statistics_of(config), redis, due, ledger, publisher, Noise())
 
 
 async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:

@@ -16,7 +16,9 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import SPATIAL_HISTOGRAM, Message
 from stream.offline import MemoryRows
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
+from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, TermsError
 from stream.windows import Period
 from tests.support.builders import SLOT, located_rows, random_rows, with_histograms, zcdp_config
@@ -34,7 +36,7 @@ async def release(
     ledger, out = Ledger(redis, config.feed.name), Collected()
     await ledger.start_generation(birth=0)
     stored = MemoryRows({slot: random_rows(slot, 200, slot=slot) if rows is None else rows})
-    await ReleaseProtocol.connect(config, redis, stored, ledger, out, Noise(), **hooks).close(slot)
+    await ReleaseProtocol.connect(statistics_of(config), redis, stored, ledger, out, Noise(), **hooks).close(slot)
     return out.messages
 
 
@@ -86,9 +88,7 @@ async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_
 
 
 async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redis: Redis, tmp_path: Path) -> None:
-    """While workers restart one by one, two configurations are in use. The script decides, not the worker's
-    configuration.
-    """
+    """The period is charged under a lower one after the window was planned. The script decides, not the worker's configuration."""
     low, high = pure(tmp_path, 2.0), pure(tmp_path, 4.0)
     await release(redis, high, SLOT)
     seen: list[str] = []
@@ -96,7 +96,7 @@ async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redi
     async def meanwhile(step: str) -> None:
         seen.append(step)
         if step == "plan" and seen.count("plan") == 1:
-            await release(redis, low, SLOT + HOUR)
+            await redis.hset(FeedKeys.of(low).terms(TODAY), "budget", low.privacy.ledger_budget)
 
     body = marker(await release(redis, high, SLOT + 2 * HOUR, after_step=meanwhile))
     assert await most_spent(redis, high, TODAY) <= low.privacy.ledger_budget
@@ -124,14 +124,12 @@ async def test_histograms_switched_on_under_values_begin_with_the_next_period(re
 async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are_planned_again_without(
     redis: Redis, tmp_path: Path
 ) -> None:
-    config = with_histograms("values", tmp_path, ["ug"])
-    alone = config.model_copy(update={"histogram": None})
-    seen: list[str] = []
+    config, seen = with_histograms("values", tmp_path, ["ug"]), list[str]()
 
     async def meanwhile(step: str) -> None:
         seen.append(step)
         if step == "plan" and seen.count("plan") == 1:
-            await release(redis, alone, SLOT + HOUR, located_rows(1, 200, slot=SLOT + HOUR))
+            await redis.hset(FeedKeys("bus").terms(TODAY), "counts", 1)
 
     assert histograms(await release(redis, config, SLOT, located_rows(2, 200), after_step=meanwhile)) == 0
     assert seen.count("plan") == 2

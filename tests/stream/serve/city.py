@@ -14,10 +14,9 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.messages.message import Message
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pipeline import contributions_of, plan_window
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config
-from tests.support.releasing import build_messages
+from tests.support.releasing import build_messages, planned
 
 HOUR = 3600
 CELLS = [h3.latlng_to_cell(30.2 + 0.05 * k, -97.7, 7) for k in range(4)]
@@ -59,14 +58,8 @@ def city_config(tmp_path: Path, **overrides: Any) -> Config:
 
 def window(config: Config, hour: int, city: Mapping[str, Cell] = USUAL_DAY) -> list[Message]:
     """Cells and marker of the timeslot ``hour`` hours after 2017-03-21 12:00 UTC."""
-    contributions = contributions_of(rows_of_city(hour, city), config)
-    slotting = config.slotting
-    start = SLOT + hour * HOUR
-    left = np.full(contributions.counts.n_users, config.privacy.budget_micro)
-    plan = plan_window(
-        contributions.counts, left, config, slotting.window(start), slotting.period_of(start), GENERATION
-    )
-    return build_messages(plan, by_planned_cells(plan, contributions), Noise(), config, None)[0]
+    plan, contributions = planned(config, rows_of_city(hour, city), slot=SLOT + hour * HOUR)
+    return build_messages(plan, by_planned_cells(plan, contributions), Noise(), None)[0]
 
 
 def windows(config: Config, cities: Sequence[Mapping[str, Cell]]) -> list[Message]:

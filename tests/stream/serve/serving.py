@@ -26,7 +26,7 @@ def released(tmp_path: Path, rows: int = 200, **overrides: Any) -> list[Message]
     """A window of six cells with its marker last."""
     config = bus_config(tmp_path, **overrides)
     plan, contributions = planned(config, random_rows(1, rows))
-    return build_messages(plan, contributions, Noise(), config, None)[0]
+    return build_messages(plan, contributions, Noise(), None)[0]
 
 
 async def publish(bootstrap: str, messages: Iterable[Message]) -> None:

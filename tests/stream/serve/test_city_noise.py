@@ -16,11 +16,10 @@ from dpcore.participation import UNIT
 from stream.config import Config
 from stream.serve.city.combining import combined, numbers_of
 from stream.statistics.participation.draw import draw_participation, exact_integers
-from stream.statistics.pipeline import release_bodies
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, zcdp_config
 from tests.support.participating import riders
-from tests.support.releasing import planned
+from tests.support.releasing import cell_bodies, planned
 
 BOX = {"south": 30.12, "west": -97.92, "north": 30.52, "east": -97.52}
 MEAN_ONLY: dict[str, Any] = {"speed.statistics": ["mean"], "speed.post_processing": [], "feed.domain": BOX}
@@ -59,14 +58,14 @@ def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_
     epsilon, changes = CASES[case]
     config = riders(tmp_path, **MEAN_ONLY | {"privacy.epsilon": epsilon, "privacy.budget": 48 * epsilon, **changes})
     plan, contributions = planned(config, rows_of(config, 5))
-    degree = 1 + ("variance" in plan.statistics)
+    degree = 1 + ("variance" in plan.terms.speed.statistics)
     sums = exact_integers(plan, contributions)[: degree + 1].sum(axis=1) / UNIT
-    upper = plan.upper_quanta * 0.01
+    upper = plan.terms.speed.upper_quanta * 0.01
     count, mean = sums.sum(), (sums[1] if degree == 1 else sums[1] / 2 + sums[2]) / sums.sum() * upper
     missed, n = np.zeros(2), 120
     for _ in range(n):
         columns = draw_participation(plan, contributions, Noise())
-        answers = together(release_bodies(plan, contributions.counts, columns, config), upper)
+        answers = together(cell_bodies(plan, contributions, columns), upper)
         weight = answers["users"] or answers["events"]
         assert (answers["events"] is None) == (case != "sample")
         assert answers["mean"] is not None
@@ -80,9 +79,9 @@ def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
     """The noise leaves open what the mean is, and no bound is stated in its place. 5 % may state one by chance; n = 40, alpha = 1e-6."""
     config = riders(tmp_path, **MEAN_ONLY)
     plan, contributions = planned(config, rows_of(config, 5)[:0])
-    upper, n = plan.upper_quanta * 0.01, 40
+    upper, n = plan.terms.speed.upper_quanta * 0.01, 40
     columns = [draw_participation(plan, contributions, Noise()) for _ in range(n)]
-    answers = [together(release_bodies(plan, contributions.counts, one, config), upper) for one in columns]
+    answers = [together(cell_bodies(plan, contributions, one), upper) for one in columns]
     assert sum(area["mean"] is not None for area in answers) <= 12
     assert {area["published"] == area["cells"] > 20 for area in answers} == {True}
 
@@ -92,11 +91,11 @@ def test_gaussian_noise_is_read_as_such(tmp_path: Path) -> None:
     config = zcdp_config(tmp_path, 20.0, 960.0, **MEAN_ONLY)
     plan, contributions = planned(config, rows_of(config, 5))
     sums = exact_integers(plan, contributions)[:2].sum(axis=1)
-    mean, upper = sums[1] / sums.sum() * plan.upper_quanta * 0.01, plan.upper_quanta * 0.01
+    mean, upper = sums[1] / sums.sum() * plan.terms.speed.upper_quanta * 0.01, plan.terms.speed.upper_quanta * 0.01
     holding = 0
     for _ in range(10):
         columns = draw_participation(plan, contributions, Noise())
-        low, high = together(release_bodies(plan, contributions.counts, columns, config), upper)["mean"]["interval"]
+        low, high = together(cell_bodies(plan, contributions, columns), upper)["mean"]["interval"]
         assert high - low < 3
         holding += low < mean < high
     assert holding >= 5

@@ -176,7 +176,7 @@ async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_
     overrides |= {"privacy.epsilon": 4.0, "privacy.budget": 192.0}  # so little noise that the area has a mean
     config = riders(tmp_path, **overrides | {"speed.statistics": ["mean"], "speed.post_processing": []})
     plan, contributions = planned(config, random_rows(1, 4_000, users=1_000))
-    messages = build_messages(plan, contributions, Noise(), config, None)[0]
+    messages = build_messages(plan, contributions, Noise(), None)[0]
     async with serving(config, messages) as client:
         named = await (await client.get("/api/v1/areas/Same")).json()
         drawn = await (await client.get(f"/api/v1/area?ring={text_of(ring)}")).json()

@@ -22,11 +22,11 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.diagnosis.reading import ageless, read_recording
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.formats import user_identity
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import REPO_ROOT
-from stream.offline import ageless, read_recording
 from stream.sources import derived_events
 from stream.sources.derived_events import DerivedEvents, derived_recording, with_speeds
 from stream.sources.lines import RecordingError

@@ -40,10 +40,11 @@ def test_missing_speeds_are_derived_and_marked() -> None:
 
 
 def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked() -> None:
-    mph = FEED.model_copy(update={"speed_unit": "mph"})
-    event = json.loads(reader("missing", mph).events(fleet(0, speed=10.0)).values[0])
-    assert event["speed"] == pytest.approx(22.369, abs=0.001)
-    assert "derived" not in event
+    for unit, speed in ((None, 36.0), ("mph", 10.0)):  # m/s as the format prescribes and km/h, or what is declared
+        declared = FEED.model_copy(update={"given_speed_unit": unit})
+        event = json.loads(reader("missing", declared).events(fleet(0, speed=10.0)).values[0])
+        assert event["speed"] == pytest.approx(speed, abs=0.001)
+        assert "derived" not in event
 
 
 def test_a_feed_that_reports_zeros_while_its_vehicles_move_is_noticed() -> None:

@@ -20,6 +20,7 @@ from stream.ingestion.decoding import Decoder
 from stream.sources.live import FileSink, poll
 from stream.sources.polling import FetchError, Poller, PollSettings
 from stream.sources.staleness import Staleness
+from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import DELHI, Agency, answer, fetch, fleet, reader
 from tests.stream.sources.gtfs import START, snapshot_bytes
@@ -96,7 +97,8 @@ def test_a_live_feed_is_released_without_kafka(buses: Path, tmp_path: Path) -> N
 async def test_a_silent_feed_closes_its_windows_by_the_clock(redis: Redis, tmp_path: Path) -> None:
     config = bus_config(tmp_path)
     rows = RowStore(redis, config.feed.name)
-    feed = EmbeddedFeed(config, rows, Decoder(config, bytes(32)), lambda _: None, SLOT * 1_000_000)
+    store = ReleaseStore.of(redis, config)
+    feed = EmbeddedFeed(config, rows, store, Decoder(config, bytes(32)), lambda _: None, SLOT * 1_000_000)
     await rows.append("embedded/0", 0, 1, random_rows(1, 1), np.zeros(1, np.int64), np.full(1, SLOT))
     assert await feed.due_slots() == []
     feed.reach((SLOT + 3600 + 299) * 1_000_000)

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import load_config
+from stream.config.public_cells import public_cells
 from stream.sources import schedule
 from stream.sources.places import Place, places
 from stream.sources.schedule import ScheduleError, read_schedule
-from stream.statistics.participation.public_cells import public_cells
 from tests.stream.sources.made_schedules import AUSTIN, FILES, archive, zipped
 from tests.support import hourly
 

@@ -165,6 +165,7 @@ def test_bytes_that_are_no_snapshot_are_refused_with_what_they_look_like(body: b
 
 
 HALF = "\\ud800"
+JSON_HEADER = '"header":{"gtfsRealtimeVersion":"2.0"}'
 ENTITY = json_format.MessageToJson(feed_message([BUS]).entity[0])
 NO_TEXT = {
     "a name": f'{{"header":{{"gtfs_realtime_version":"2.0","{HALF}":1}},"entity":[]}}',
@@ -182,17 +183,45 @@ def test_json_with_half_a_surrogate_pair_is_refused_wherever_it_is(where: str) -
         decode_snapshot(NO_TEXT[where].encode())
 
 
-HEADER = '"header":{"gtfsRealtimeVersion":"2.0"}'
+BAD = {
+    "latitude": '"position":{"latitude":"secret 1","longitude":2}',
+    "id": '"vehicle":{"id":["secret"]}',
+    "timestamp": '"timestamp":"secret"',
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_one_bad_entity_loses_itself_only_and_fields_that_are_not_used_lose_nothing(field: str) -> None:
+    unused = '"trip":{"tripId":5,"scheduleRelationship":"LATER"},"occupancyStatus":"CROWDED_BEYOND_2027"'
+    good = ENTITY.replace('"vehicle": {', f'"vehicle": {{{unused},', 1)
+    body = f'{{{JSON_HEADER},"entity":[{good},{{"id":"2","vehicle":{{{BAD[field]}}}}},{good.replace("7.5", "null")}]}}'
+    snapshot = decode_snapshot(body.encode(), START * 10**6)
+    assert snapshot.vehicles == ["a", "a"]
+    assert dict(snapshot.refused) == {"unreadable": 1}
+
+
+def test_in_text_form_an_unknown_enum_and_one_bad_entity_lose_nothing_else() -> None:
+    text = text_format.MessageToString(feed_message([BUS, BUS]))
+    text = text.replace("vehicle {", "occupancy_status: CROWDED_BEYOND_2027 vehicle {", 1).replace("28.61", "north", 1)
+    snapshot = decode_snapshot(text.encode())
+    assert (snapshot.vehicles, dict(snapshot.refused)) == (["a"], {"unreadable": 1})
+
+
+@pytest.mark.parametrize("form", ["protobuf", "json", "text"])
+def test_a_position_without_a_longitude_is_none(form: str) -> None:
+    message = feed_message([BUS, BUS])
+    message.entity[0].vehicle.position.ClearField("longitude")
+    partial = message.SerializePartialToString() if form == "protobuf" else in_form(message, form)
+    snapshot = decode_snapshot(partial)
+    assert (snapshot.vehicles, dict(snapshot.refused)) == (["a"], {"no-position": 1})
+
+
 TEXT = 'header { gtfs_realtime_version: "2.0" } entity { id: "1" vehicle { %s } }'
 QUOTED = {
-    "latitude": f'{{{HEADER},"entity":[{{"id":"1","vehicle":{{"position":{{"latitude":"secret 1"}}}}}}]}}',
-    "id": f'{{{HEADER},"entity":[{{"id":"1","vehicle":{{"vehicle":{{"id":["secret"]}}}}}}]}}',
-    "timestamp": f'{{{HEADER},"entity":[{{"id":"1","vehicle":{{"timestamp":"secret"}}}}]}}',
-    "entity": f'{{{HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}',
-    "occurs twice": f'{{{HEADER},"entity":[{{"secret":1,"secret":2}}]}}',
+    "entity": f'{{{JSON_HEADER},"entity":{{"secret":{{"parse secret field":1}}}}}}',
+    "occurs twice": f'{{{JSON_HEADER},"entity":[{{"secret":1,"secret":2}}]}}',
     "char 1": '{"secret',
     "column 82": TEXT % 'vehicle { id: "secret }',
-    "column 89": TEXT % "position { latitude: secret }",
 }
 
 

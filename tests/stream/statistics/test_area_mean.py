@@ -23,15 +23,15 @@ from dpcore.participation import Layout, area_integers, draw_with_area
 from stream.config import Config, ConfigError
 from stream.messages.message import WINDOW, validator
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import participation_of, planned_layout
-from stream.statistics.pipeline import draw
-from stream.statistics.plan import Plan, decode_plan, encode_plan, pack_integers
+from stream.statistics.participation.plan import layout_of, participation_of
+from stream.statistics.plan import Plan, decode_plan, encode_plan
+from stream.terms import Terms
 from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bound
 from tests.audit.observed import loss_between, observe
 from tests.audit.shipped import Event, Towns, recorded
 from tests.support.builders import random_rows, zcdp_config
 from tests.support.participating import SMALL, riders
-from tests.support.releasing import build_messages, planned
+from tests.support.releasing import build_messages, draw, planned
 
 AREA: dict[str, Any] = {
     "participation.weight": "share",
@@ -66,7 +66,7 @@ def uncharged(scales: Scales) -> Scales:
 
 def with_scales(plan: Plan, scales: Scales) -> Plan:
     t, s = scales
-    return msgspec.structs.replace(plan, numerators_bytes=pack_integers(t), denominators_bytes=pack_integers(s))
+    return msgspec.structs.replace(plan, numerators=(t), denominators=(s))
 
 
 @pytest.mark.parametrize("more", [{}, {"speed.statistics": ["mean", "variance", "p50"]}], ids=["mean", "tree"])
@@ -107,7 +107,7 @@ def numbers(config: Config, events: list[Event], noise: Noise, scales: Scales) -
     """Noisy numbers of a town of three cells and of its area, drawn ``N`` times by the shipped functions, (N, 8)."""
     towns = Towns.of_list(planned(config, random_rows(0, 10))[0].cells[:3], 3)
     plan, contributions = planned(config, towns.rows(events))
-    layout, at = planned_layout(plan), np.searchsorted(plan.cells, towns.cells.ravel())
+    layout, at = layout_of(plan.terms), np.searchsorted(plan.cells, towns.cells.ravel())
     exact = np.tile(exact_integers(plan, contributions)[:, at], (1, N))
     area = np.tile(area_integers(layout, contributions.retain(plan.retained)), N)
     cells, together = draw_with_area(layout, exact, area, scales, False, noise)
@@ -116,7 +116,7 @@ def numbers(config: Config, events: list[Event], noise: Noise, scales: Scales) -
 
 def test_an_observer_learns_no_more_than_the_charge_and_planted_bugs_tell_more(tmp_path: Path) -> None:
     config = with_area(tmp_path)
-    scales = participation_of(config).scales
+    scales = participation_of(Terms.of(config)).scales
     for bug, check in ((lambda as_is: as_is, assert_private), (halved, assert_caught), (uncharged, assert_caught)):
         there, absent = (
             numbers(config, events, recorded(seed), bug(scales)) for seed, events in ((5, MINE + OTHERS), (6, OTHERS))
@@ -139,12 +139,10 @@ def test_the_area_counts_every_user_once_and_averages_their_speeds(tmp_path: Pat
 
 def test_the_close_marker_states_the_area_and_only_where_it_is_released(tmp_path: Path) -> None:
     for config, stated in ((with_area(tmp_path), True), (riders(tmp_path), False)):
-        messages, _ = build_messages(*planned(config, random_rows(1, 50)), Noise(), config, None)
+        messages, _ = build_messages(*planned(config, random_rows(1, 50)), Noise(), None)
         marker = json.loads(messages[-1].value)
         assert validator(WINDOW).is_valid(marker)
         assert ("area" in marker) == stated
-    without = planned(riders(tmp_path), random_rows(1, 50))[0]
-    assert b"area" not in msgspec.msgpack.encode(without), "plans without it are as they were"
 
 
 def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Path) -> None:
@@ -154,7 +152,7 @@ def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Pa
         plan, contributions = planned(mine, random_rows(1, 50))
         taken_over = decode_plan(encode_plan(plan))
         one, other = (
-            build_messages(each, contributions, recorded(1), config, None)[0]
+            build_messages(each, contributions, recorded(1), None)[0]
             for each, config in ((plan, mine), (taken_over, others))
         )
         assert [message.value for message in one] == [message.value for message in other]

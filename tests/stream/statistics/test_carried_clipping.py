@@ -17,17 +17,17 @@ from dpcore.noise import Noise
 from stream.config import Config, ConfigError
 from stream.messages.message import HEXAGON_SPEED
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.carried_clipping import NARROWEST_KMH, SPREAD, carry
 from stream.statistics.participation.draw import exact_integers
-from stream.statistics.pipeline import draw
-from stream.statistics.plan import Plan, decode_plan, encode_plan, pack_integers
+from stream.statistics.plan import ParticipationPart, Plan, decode_plan, encode_plan
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, intervals
 from stream.storage.ledger import Ledger
 from tests.dpcore.silence import Silence
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.participating import loss, riders
-from tests.support.releasing import build_messages, planned
+from tests.support.releasing import build_messages, draw, planned
 from tests.support.schemas import validate
 
 CARRIED = {"speed.clipping": "carried", "speed.post_processing": ["kalman"], "speed.statistics": ["mean", "p50"]}
@@ -36,13 +36,13 @@ CARRIED = {"speed.clipping": "carried", "speed.post_processing": ["kalman"], "sp
 def carried(config: Config, rows: np.ndarray, memory: Memory | None, slot: int = SLOT) -> tuple[Plan, Contributions]:
     """The plan of the window at ``slot`` with the ranges that ``memory`` gives."""
     plan, contributions = planned(config, rows, slot=slot)
-    return carry(plan, memory, config), contributions
+    return carry(plan, memory), contributions
 
 
 def remembered(config: Config) -> Memory:
     """The memory after one window of a lively city, released with real noise."""
     plan, contributions = carried(config, random_rows(3, 900, users=300), None, SLOT - 3600)
-    memory = build_messages(plan, contributions, Noise(np.random.default_rng(1).bytes), config, None)[1]
+    memory = build_messages(plan, contributions, Noise(np.random.default_rng(1).bytes), None)[1]
     assert memory is not None
     return memory
 
@@ -59,12 +59,12 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_their_charge(
     assert plan.ranges is not None
     charges = dict(zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True))
     plain, _ = carried(config, rows, None)
-    assert msgspec.structs.replace(plan, lower_bytes=b"", upper_bytes=b"") == plain, "ranges cost nothing"
+    assert msgspec.structs.replace(plan, participation=ParticipationPart()) == plain, "ranges cost nothing"
     with_all = exact_integers(plan, contributions)
     assert (with_all >= 0).all()
     for user in contributions.counts.users.tolist():
         other_plan, other = carried(config, rows[rows["user"] != user], memory)
-        assert (other_plan.lower_bytes, other_plan.upper_bytes) == (plan.lower_bytes, plan.upper_bytes)
+        assert np.array_equal(other_plan.ranges, plan.ranges)
         lost = loss(plan, with_all, exact_integers(other_plan, other))
         assert 0 < lost * 1_000_000 <= charges[user]
 
@@ -80,7 +80,7 @@ def test_a_range_taken_from_the_window_itself_is_caught_by_the_same_comparison(t
         top = int(of["value"].max())
         cells = len(plan.cells)
         lower, upper = np.zeros(cells, "<i8"), np.full(cells, top, "<i8")
-        plan = msgspec.structs.replace(plan, lower_bytes=pack_integers(lower), upper_bytes=pack_integers(upper))
+        plan = msgspec.structs.replace(plan, participation=ParticipationPart(lower=lower, upper=upper))
         return plan, exact_integers(plan, contributions)
 
     (plan, one), (_, two) = from_itself(rows), from_itself(rows[rows["user"] != rows["user"][0]])
@@ -97,8 +97,8 @@ def test_a_mean_within_its_range_is_what_it_was_and_one_outside_is_clipped_to_it
     own = np.array([np.minimum(rows["value"][rows["user"] == u], 6500).mean() / 100 for u in range(1, 9)])
 
     def mean(lower: float, upper: float) -> float:
-        ends = [np.full(len(cells), round(100 * end), "<i8").tobytes() for end in (lower, upper)]
-        ranged = msgspec.structs.replace(plan, lower_bytes=ends[0], upper_bytes=ends[1])
+        ends = [np.full(len(cells), round(100 * end), "<i8") for end in (lower, upper)]
+        ranged = msgspec.structs.replace(plan, participation=ParticipationPart(lower=ends[0], upper=ends[1]))
         return float(draw(ranged, contributions, Silence())["mean"].value[at])
 
     for lower, upper in ((0.0, 65.0), (10.0, 60.0), (own.min() - 1, own.max() + 1), (own.min() + 3, own.max() - 2)):
@@ -116,7 +116,7 @@ def test_narrower_ranges_mean_less_noise_at_the_same_charge(tmp_path: Path) -> N
     assert (widths < 60).all()
     wide, narrow = draw(plain, contributions, Silence())["mean"], draw(ranged, contributions, Silence())["mean"]
     assert (narrow.scale[seen] < wide.scale[seen]).all()
-    assert plain.charges_bytes == ranged.charges_bytes
+    assert np.array_equal(plain.charges, ranged.charges)
 
 
 def test_ranges_hold_what_was_released_widened_and_are_never_empty(tmp_path: Path) -> None:
@@ -163,7 +163,9 @@ async def test_windows_hand_their_released_means_on_as_ranges_which_every_messag
     ledger, out = Ledger(redis, config.feed.name), io.StringIO()
     await ledger.start_generation(birth=0)
     await ledger.claim_policy(config.ledger_policy)
-    closing = ReleaseProtocol.connect(config, redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise())
+    closing = ReleaseProtocol.connect(
+        statistics_of(config), redis, MemoryRows(dict(windows)), ledger, LinePublisher(out), Noise()
+    )
     for slot in sorted(windows):
         await closing.close(slot)
     bodies = [json.loads(line)["value"] for line in out.getvalue().splitlines()]

@@ -23,10 +23,12 @@ from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.config.loading import ConfigError
+from stream.config.public_cells import public_cells
 from stream.evaluation.histograms import evaluate_histograms
 from stream.ingestion.decoding import Decoder
 from stream.messages.message import SPATIAL_HISTOGRAM
-from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.protocol.parts import statistics_of
+from stream.statistics.histograms.fixes import Fixes, fixes_of
 from stream.statistics.histograms.histograms import (
     contributing,
     draw_histograms,
@@ -34,11 +36,13 @@ from stream.statistics.histograms.histograms import (
     region_domain,
     regions_of,
 )
-from stream.statistics.pipeline import contributions_of, plan_window
-from stream.statistics.plan import Plan, PlanError
-from stream.statistics.window_release import Allowance, WindowStatistics
+from stream.statistics.plan import Allowance, Due, Plan, PlanError
+from stream.statistics.window_release import plan_window
+from stream.statistics.window_rows import WindowRows
 from stream.storage.row_store import ROW
+from stream.terms import Terms
 from tests.support.builders import SLOT, with_histograms
+from tests.support.releasing import due_of
 from tests.support.schemas import validate
 
 GENERATION = "11111111-1111-4111-8111-111111111111"
@@ -72,22 +76,22 @@ def around(x: float, y: float, reach: float = 0.2) -> list[Corner]:
 
 
 def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Fixes]:
-    contributions, slotting = contributions_of(rows, config), config.slotting
-    fixes = fixes_of(rows, histogram_box(config), declared=True)
-    assert fixes is not None
-    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
-    window, period = slotting.window(SLOT), slotting.period_of(SLOT)
-    return plan_window(contributions.counts, left, config, window, period, GENERATION, fixes), fixes
+    due = due_of(config)
+    read = WindowRows.of(rows, due.terms.reading)
+    assert read.fixes is not None
+    left = np.full(read.counts.n_users, config.privacy.ledger_budget)
+    allowance = Allowance(left, config.privacy.ledger_budget)
+    return plan_window(read, due, allowance, public_cells(config)), read.fixes
 
 
 def components(config: Config, rows: np.ndarray) -> np.ndarray:
     """The counts before noise of the users who pay."""
     plan, fixes = planned(config, rows)
-    assert plan.histogram is not None
-    assert plan.histogram.regions is not None
-    domain = region_domain(plan.histogram)
+    assert plan.terms.histogram is not None
+    assert plan.terms.histogram.regions is not None
+    domain = region_domain(plan.terms.histogram)
     return Footprints.of(
-        regions_of(plan.histogram, contributing(plan, fixes)), domain, plan.histogram.regions.diameter_m
+        regions_of(plan.terms.histogram, contributing(plan, fixes)), domain, plan.terms.histogram.regions.diameter_m
     ).total()
 
 
@@ -111,8 +115,8 @@ def test_a_user_who_leaves_moves_the_counts_by_what_their_regions_may_and_nobody
 ) -> None:
     config, rows = declaring(tmp_path, per_user), city(seed)
     plan, _ = planned(config, rows)
-    assert plan.histogram is not None
-    bound = Euler(1300.0, regions_per_user=per_user).sensitivity(region_domain(plan.histogram))
+    assert plan.terms.histogram is not None
+    bound = Euler(1300.0, regions_per_user=per_user).sensitivity(region_domain(plan.terms.histogram))
     everybody = components(config, rows)
     for user in range(1, 9):
         moved = everybody - components(config, rows[rows["user"] != user])
@@ -126,8 +130,8 @@ def test_the_sensitivity_is_attained_and_the_last_regions_of_a_user_count(tmp_pa
     rows = np.concatenate([declared(1, minute, around(minute + 1.0, 3.0)) for minute in range(4)])
     counts = components(config, rows)
     plan, _ = planned(config, rows)
-    assert plan.histogram is not None
-    assert counts.sum() == 9 * per_user == Euler(1300.0, per_user).sensitivity(region_domain(plan.histogram))
+    assert plan.terms.histogram is not None
+    assert counts.sum() == 9 * per_user == Euler(1300.0, per_user).sensitivity(region_domain(plan.terms.histogram))
     met = counts.sum(axis=1).nonzero()[0].tolist()
     assert (met[0], met[-1]) == (8 - 2 * per_user, 8), "the last regions, around the lines up to the fourth"
 
@@ -139,7 +143,7 @@ def test_corners_in_any_order_and_repeated_make_one_region_and_the_box_decides_b
     counts = components(config, region)
     assert counts.sum() == 1
     assert (components(config, np.concatenate([region[::-1], region, beyond])) == counts).all()
-    fixes = fixes_of(np.concatenate([region, beyond]), histogram_box(config), declared=True)
+    fixes = fixes_of(np.concatenate([region, beyond]), Terms.of(config).reading.box, declared=True)
     assert fixes is not None
     assert fixes.corners is not None
     assert len(fixes.corners.user) == 3, (
@@ -160,9 +164,9 @@ VERTICES = [(x, y) for x in range(1, CELLS, 2) for y in range(1, CELLS, 2)]
 
 def hits(plan: Plan, fixes: Fixes, windows: int) -> int:
     """How often all nine components around a vertex are at least the number of regions that a user may have."""
-    assert plan.histogram is not None
-    assert plan.histogram.regions is not None
-    least, reached = plan.histogram.regions.regions_per_user, 0
+    assert plan.terms.histogram is not None
+    assert plan.terms.histogram.regions is not None
+    least, reached = plan.terms.histogram.regions.regions_per_user, 0
     for _ in range(windows):
         (drawn,) = draw_histograms(plan, fixes, Noise())
         around_vertices = sliding_window_view(drawn.histogram.components >= least, (3, 3))[::4, ::4]
@@ -193,10 +197,14 @@ def epsilon_lower_bound(config: Config, windows: int, *, unscaled: bool = False)
 
 def as_if_of_one(plan: Plan) -> Plan:
     """The plan with so much more ε for "euler" that its noise is that of one region per user."""
-    assert plan.histogram is not None
-    assert plan.histogram.regions is not None
-    epsilons = tuple(epsilon * plan.histogram.regions.regions_per_user for epsilon in plan.histogram.epsilons)
-    return msgspec.structs.replace(plan, histogram=msgspec.structs.replace(plan.histogram, epsilons=epsilons))
+    assert plan.terms.histogram is not None
+    assert plan.terms.histogram.regions is not None
+    epsilons = tuple(
+        epsilon * plan.terms.histogram.regions.regions_per_user for epsilon in plan.terms.histogram.epsilons
+    )
+    histogram = msgspec.structs.replace(plan.terms.histogram, epsilons=epsilons)
+    due = Due(msgspec.structs.replace(plan.terms, histogram=histogram), plan.window, plan.generation)
+    return msgspec.structs.replace(plan, due=due)
 
 
 def loud(tmp_path: Path, total_share: float = 0.0, **euler: Any) -> Config:
@@ -301,10 +309,10 @@ def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refus
     config, plain = declaring(tmp_path), with_histograms("participation", tmp_path, ["euler"])
     window = config.slotting.window(SLOT)
     rows = np.concatenate([declared(1, 0, around(2, 2)), declared(2, 3, around(5, 5))])
-    here, there = WindowStatistics(config), WindowStatistics(plain)
+    here, there = statistics_of(config), statistics_of(plain)
     arranged = here.arrange(rows, window)
     left = np.full(2, config.privacy.ledger_budget)
-    plan = here.plan(arranged, window, Allowance(left, None, False), b"", GENERATION)
+    plan = here.plan(arranged, Due(here.terms, window, GENERATION), Allowance(left, 10**9))
     drawn = there.draw(plan, there.arrange(rows, window), Noise())
     assert drawn is not None
     assert [one.regions.regions_per_user for one in drawn.histograms] == [2]

@@ -12,9 +12,10 @@ import pytest
 from dpcore.cdf import CDFs
 from dpcore.noise import Noise
 from stream.config import ConfigError
+from stream.config import public_cells as public_cells_of
+from stream.config.public_cells import public_cells
 from stream.messages.message import HEXAGON_SPEED, validator
 from stream.statistics import distributions
-from stream.statistics.participation.public_cells import public_cells
 from tests.support.builders import bus_config, random_rows
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
@@ -27,7 +28,7 @@ Bodies = list[dict[str, Any]]
 def bodies_of(config: Any, seed: int = 9) -> tuple[Any, Bodies]:
     """The plan of a window, and its messages under one tape of entropy, marker last."""
     plan, contributions = planned(config, random_rows(seed, 400))
-    messages = build_messages(plan, contributions, Noise(tape(3)), config, None)[0]
+    messages = build_messages(plan, contributions, Noise(tape(3)), None)[0]
     return plan, [json.loads(message.value) for message in messages]
 
 
@@ -61,10 +62,10 @@ def test_more_bins_than_speeds_are_as_many_as_there_are_speeds_in_everything_tha
     """Speeds are multiples of 0.01 km/h, so that 0 … 0.3 km/h are 31."""
     settings = {"speed.upper_bound": upper, "speed.cdf_bins": asked, "speed.statistics": ["mean", "p50", "cdf"]}
     if relation == "participation":
-        settings |= {"speed.clipping": "none", "speed.post_processing": [], "participation.typical_km_h": upper / 2}
+        settings |= {"speed.clipping": "none", "speed.post_processing": [], "speed.typical_km_h": upper / 2}
     config = (bus_config if relation == "values" else riders)(tmp_path, **settings)
     plan, contributions = planned(config, rows)
-    *cells, marker = build_messages(plan, contributions, Noise(tape(3)), config, None)[0]
+    *cells, marker = build_messages(plan, contributions, Noise(tape(3)), None)[0]
     assert "cut_short" not in json.loads(marker.value)
     assert len(cells) == (len(public_cells(config)) if relation == "participation" else contributions.counts.n_cells)
     for body in (json.loads(message.value) for message in cells):
@@ -125,12 +126,12 @@ def test_windows_with_very_many_numbers_leave_distributions_out_and_say_so(
 def test_a_public_list_too_long_for_its_bins_is_refused_with_bins_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributions, "MAX_NUMBERS", 500)
+    monkeypatch.setattr(public_cells_of, "MAX_NUMBERS", 500)
     config = riders(tmp_path, **{"speed.statistics": ["cdf"], "speed.cdf_bins": 4096})
     cells = len(public_cells(riders(tmp_path)))
     with pytest.raises(ConfigError, match=f"lower speed.cdf_bins to {500 // cells} or choose fewer cells"):
         public_cells(config)
-    monkeypatch.setattr(distributions, "MAX_NUMBERS", cells)
+    monkeypatch.setattr(public_cells_of, "MAX_NUMBERS", cells)
     with pytest.raises(ConfigError, match=f"more than {cells}; choose fewer cells, or leave 'cdf' out"):
         public_cells(config)
 

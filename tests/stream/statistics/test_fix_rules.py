@@ -13,12 +13,15 @@ import pytest
 
 from dpcore.noise import Noise
 from stream.config import Config, ConfigError, load_config
+from stream.diagnosis.reading import ageless
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.local import REPO_ROOT
-from stream.offline import ageless, replay_offline
-from stream.statistics.fix_rules import FixRules
-from stream.statistics.window_release import Allowance, WindowStatistics
+from stream.offline import replay_offline
+from stream.protocol.parts import statistics_of
+from stream.statistics.fix_rules import refused
+from stream.statistics.plan import Allowance, Due
 from stream.storage.row_store import ROW
+from stream.terms import FixRules
 from tests.support.builders import SLOT, bus_config, riders_config
 
 ALL = FixRules(frozen_us=1_200_000_000, teleport_km_h=200.0, standing_m=1_000.0)
@@ -65,7 +68,7 @@ CASES: dict[str, tuple[np.ndarray, dict[str, list[int]]]] = {
 
 
 def reasons(rows: np.ndarray, rules: FixRules = ALL) -> dict[str, list[int]]:
-    return {reason: np.flatnonzero(at).tolist() for reason, at in rules.refused(rows).items() if at.any()}
+    return {reason: np.flatnonzero(at).tolist() for reason, at in refused(rules, rows).items() if at.any()}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -73,7 +76,7 @@ def test_a_faulty_fix_is_refused_with_its_reason_and_no_other(name: str) -> None
     rows, expected = CASES[name]
     assert reasons(rows) == expected
     order = np.random.default_rng(5).permutation(len(rows))
-    shuffled = {reason: np.flatnonzero(at).tolist() for reason, at in ALL.refused(rows[order]).items() if at.any()}
+    shuffled = {reason: np.flatnonzero(at).tolist() for reason, at in refused(ALL, rows[order]).items() if at.any()}
     assert {reason: sorted(order[at].tolist()) for reason, at in shuffled.items()} == expected
 
 
@@ -100,7 +103,7 @@ Rule = Callable[[np.ndarray], np.ndarray]
 
 
 def kept(rules: FixRules) -> Rule:
-    return lambda rows: rows[~np.logical_or.reduce(list(rules.refused(rows).values()))]
+    return lambda rows: rows[~np.logical_or.reduce(list(refused(rules, rows).values()))]
 
 
 def changes_with_others(rule: Rule, seed: int) -> bool:
@@ -149,7 +152,7 @@ def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path:
     assert bus_config(tmp_path).fastest_km_h is None
     assert riders_config(tmp_path).fastest_km_h == 400.0
     assert riders_config(tmp_path, **{"feed.quality.fastest_km_h": 0}).fastest_km_h is None
-    assert FixRules.of(bus_config(tmp_path)) is None, "without speeds, a parked bus is not told from a stuck unit"
+    assert FixRules.of(bus_config(tmp_path)) == FixRules(), "without speeds, a parked bus is not told from a stuck unit"
 
 
 def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
@@ -161,7 +164,7 @@ def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
 def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_default(tmp_path: Path) -> None:
     assert FixRules.of(shipped_riders(tmp_path)) == FixRules(moving_us=1_200_000_000, teleport_km_h=400.0)
     off = {"feed.quality.frozen": "0s", "feed.quality.teleport_km_h": 0}
-    assert FixRules.of(shipped_riders(tmp_path, **off)) is None
+    assert FixRules.of(shipped_riders(tmp_path, **off)) == FixRules()
     longer = shipped_riders(tmp_path, **{"feed.quality.frozen": "30m"})
     assert FixRules.of(longer) == FixRules(moving_us=1_800_000_000, teleport_km_h=400.0)
     short = shipped_riders(tmp_path, **{"window.slot": "15m", "privacy.epsilon": 0.1})
@@ -179,14 +182,16 @@ def test_a_parked_vehicle_is_not_frozen_but_one_that_drives_at_one_position_is()
 def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path: Path) -> None:
     """Rules that are changed between plan and draw hold from the next window on."""
     rows = np.concatenate([changed(drive(1), "lat", 7, 303_900_000), drive(2)])
-    before = WindowStatistics(bus_config(tmp_path, **{"feed.quality.teleport_km_h": 200.0}))
-    after = WindowStatistics(bus_config(tmp_path))
-    window = before.config.slotting.window(SLOT)
+    before = statistics_of(bus_config(tmp_path, **{"feed.quality.teleport_km_h": 200.0}))
+    after = statistics_of(bus_config(tmp_path))
+    window = before.terms.window_at(SLOT)
     arranged = before.arrange(rows, window)
     assert arranged.refused == {"teleport": 1}
     assert arranged.beyond_limits == 0
-    left = np.full(arranged.counts.n_users, before.config.privacy.ledger_budget)
-    plan = before.plan(arranged, window, Allowance(left, None, False), b"", "11111111-1111-4111-8111-111111111111")
+    left = np.full(arranged.counts.n_users, before.terms.privacy.budget)
+    plan = before.plan(
+        arranged, Due(before.terms, window, "11111111-1111-4111-8111-111111111111"), Allowance(left, 10**9)
+    )
     drawn = after.draw(plan, after.arrange(rows, window), Noise())
     assert drawn is not None
     assert int(drawn.counts.samples.sum()) == 119

@@ -13,13 +13,14 @@ import pytest
 
 from dpcore.accounting import rho_of_pure
 from dpcore.budget import to_micro
+from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
-from stream.statistics import pipeline
-from stream.statistics.histograms.fixes import Fixes, fixes_of, histogram_box
+from stream.statistics import relations
+from stream.statistics.histograms.fixes import Fixes, fixes_of
 from stream.statistics.histograms.histograms import (
     contributing,
     draw_histograms,
@@ -27,12 +28,11 @@ from stream.statistics.histograms.histograms import (
     region_domain,
     regions_of,
 )
-from stream.statistics.pipeline import contributions_of, plan_window
-from stream.statistics.plan import Plan, PlanError, decode_plan, encode_plan, pack_integers
+from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.values.plan import plan_values
 from tests.support import releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
-from tests.support.releasing import bodies_of, build_messages, planned_with_fixes, released
+from tests.support.releasing import bodies_of, build_messages, planned, planned_with_fixes, released
 from tests.support.schemas import validate
 
 RELATIONS = ["values", "participation"]
@@ -40,16 +40,18 @@ GENERATION = "11111111-1111-4111-8111-111111111111"
 
 
 def exact_components(plan: Plan, fixes: Fixes) -> np.ndarray:
-    assert plan.histogram is not None
-    assert plan.histogram.regions is not None
-    domain = region_domain(plan.histogram)
-    return Footprints.of(regions_of(plan.histogram, fixes), domain, plan.histogram.regions.diameter_m).total()
+    assert plan.terms.histogram is not None
+    assert plan.terms.histogram.regions is not None
+    domain = region_domain(plan.terms.histogram)
+    return Footprints.of(
+        regions_of(plan.terms.histogram, fixes), domain, plan.terms.histogram.regions.diameter_m
+    ).total()
 
 
 def region_sensitivity(plan: Plan) -> int:
-    assert plan.histogram is not None
-    assert plan.histogram.regions is not None
-    return Footprints.sensitivity(region_domain(plan.histogram), plan.histogram.regions.diameter_m)
+    assert plan.terms.histogram is not None
+    assert plan.terms.histogram.regions is not None
+    return Footprints.sensitivity(region_domain(plan.terms.histogram), plan.terms.histogram.regions.diameter_m)
 
 
 Transcript = list[tuple[np.ndarray, np.ndarray]]
@@ -64,12 +66,12 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
         users = np.unique(rows["user"]).tolist()
         left = np.array([config.privacy.budget_micro - spent.get(user, 0) for user in users], dtype=np.int64)
         plan, contributions, fixes = planned_with_fixes(config, rows, left, SLOT + 3600 * number)
-        assert plan.histogram is not None
+        assert plan.terms.histogram is not None
         for user, charge in zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
             assert spent[user] <= config.privacy.budget_micro
         mine = who(plan, fixes)
-        releases.append((exact_counts(plan.histogram, mine), exact_components(plan, mine)))
+        releases.append((exact_counts(plan.terms.histogram, mine), exact_components(plan, mine)))
     return releases
 
 
@@ -81,8 +83,8 @@ def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
         left = np.full(len(np.unique(own["user"])), config.privacy.budget_micro - spent, dtype=np.int64)
         plan, _, fixes = planned_with_fixes(config, own, left, SLOT + 3600 * number)
         spent += int(plan.charges.sum())
-        assert plan.histogram is not None
-        paid += len(fixes) > 0 and bool((plan.charges >= plan.histogram.cost).any())
+        assert plan.terms.histogram is not None
+        paid += len(fixes) > 0 and bool((plan.charges >= plan.terms.histogram.cost).any())
     return paid
 
 
@@ -143,14 +145,14 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
     them, and the histograms would reveal who was present.
     """
 
-    def exact_loss(counts, left, config, window, period, generation, asked=0):  # type: ignore[no-untyped-def]
-        alone = config.model_copy(update={"histogram": None})
-        plan = plan_values(counts, left, alone, window, period, generation)
+    def exact_loss(counts: Counts, due: Due, allowance: Allowance, asked: np.ndarray) -> Plan:
+        alone = Due(due.terms.without_histograms(), due.window, due.generation)
+        plan = plan_values(counts, alone, allowance)
         charges = plan.charges
-        pays = (charges > 0) & (charges + asked <= left)
-        return msgspec.structs.replace(plan, charges_bytes=pack_integers(np.where(pays, charges + asked, 0)))
+        pays = (charges > 0) & (charges + asked <= allowance.left)
+        return msgspec.structs.replace(plan, due=due, charges=np.where(pays, charges + asked, 0))
 
-    monkeypatch.setattr(pipeline, "plan_values", exact_loss)
+    monkeypatch.setattr(relations, "plan_values", exact_loss)
     config = tight("values", tmp_path, **{"speed.suppression": "none"})
     assert any(moves_too_much(config, day(seed)) for seed in range(6))
 
@@ -161,9 +163,9 @@ def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Pat
     rows = located_rows(3, 300)
     plan, contributions, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
-    assert plan.histogram is not None
-    assert plan.histogram.epsilons == (333_334, 333_333, 333_333)
-    assert sum(plan.histogram.epsilons) == plan.histogram.cost == 1_000_000
+    assert plan.terms.histogram is not None
+    assert plan.terms.histogram.epsilons == (333_334, 333_333, 333_333)
+    assert sum(plan.terms.histogram.epsilons) == plan.terms.histogram.cost == 1_000_000
     seen = np.isin(contributions.counts.users, fixes.users)
     without = np.full(len(seen), config.privacy.epsilon_micro) if relation == "values" else alone
     assert np.array_equal(plan.charges, without + np.where(seen, 1_000_000, 0))
@@ -172,9 +174,7 @@ def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Pat
 def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
     """Charges and plan of the same window without histograms."""
     alone = config.model_copy(update={"histogram": None})
-    contributions, slotting = contributions_of(rows, alone), alone.slotting
-    left = np.full(contributions.counts.n_users, alone.privacy.ledger_budget)
-    plan = plan_window(contributions.counts, left, alone, slotting.window(SLOT), slotting.period_of(SLOT), GENERATION)
+    plan, _ = planned(alone, rows)
     return plan.charges, plan
 
 
@@ -185,8 +185,8 @@ def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp
     plan, contributions, fixes = planned_with_fixes(config, rows)
     alone, _ = plan_alone(config, rows)
     parts = [rho_of_pure(micro) for micro in (33_334, 33_333, 33_333)]
-    assert plan.histogram is not None
-    assert plan.histogram.cost == sum(parts) == config.histogram_grant
+    assert plan.terms.histogram is not None
+    assert plan.terms.histogram.cost == sum(parts) == config.histogram_grant
     seen = np.isin(contributions.counts.users, fixes.users)
     assert np.array_equal(plan.charges, alone + np.where(seen, sum(parts), 0))
 
@@ -235,8 +235,8 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
     for goal in ("absolute", "relative"):
         config = with_histograms("values", tmp_path, ["htf", "sparse", "ug"], **{"histogram.goal": goal})
         plan, contributions, fixes = planned_with_fixes(config, located_rows(5, 400))
-        messages, _ = build_messages(plan, contributions, Noise(np.random.default_rng(1).bytes), config, None, fixes)
-        by_goal[goal] = plan.charges_bytes, bodies_of(messages)
+        messages, _ = build_messages(plan, contributions, Noise(np.random.default_rng(1).bytes), None, fixes)
+        by_goal[goal] = plan.charges.tolist(), bodies_of(messages)
     assert by_goal["absolute"][0] == by_goal["relative"][0]
     for plain, both in zip(by_goal["absolute"][1], by_goal["relative"][1], strict=True):
         reading = both["structure"].pop("sparse", None)
@@ -286,6 +286,6 @@ def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refu
     moved = rows.copy()
     moved["lat"][0] += 1_000
     with pytest.raises(PlanError, match="append-only"):
-        build_messages(again, contributions, Noise(), config, None, fixes_of(moved, histogram_box(config)))
+        build_messages(again, contributions, Noise(), None, fixes_of(moved, plan.terms.reading.box))
     with pytest.raises(PlanError, match="changed"):
-        build_messages(again, contributions, Noise(), config, None)
+        build_messages(again, contributions, Noise(), None)

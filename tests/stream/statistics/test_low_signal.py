@@ -14,13 +14,13 @@ from dpcore.noise import Noise
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from stream.config import Config
 from stream.statistics import observed_means
-from stream.statistics.pipeline import draw, post_process, release_bodies
-from stream.statistics.plan import Derived
+from stream.statistics.columns import Derived
+from stream.statistics.pipeline import post_process
 from stream.statistics.smoothing_state import Memory
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT
 from tests.support.participating import riders
-from tests.support.releasing import planned
+from tests.support.releasing import cell_bodies, draw, planned
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -48,7 +48,7 @@ def smoothed(
     """What one hour's releases are smoothed to, with noise of a tape, the memory after it, and errors of visited cells' means."""
     plan, contributions = planned(config, city(hour), slot=SLOT + 3600 * hour)
     columns = draw(plan, contributions, Noise(np.random.default_rng([seed, hour]).bytes))
-    derived, after = post_process(plan, release_bodies(plan, contributions.counts, columns, config), config, memory)
+    derived, after = post_process(plan, cell_bodies(plan, contributions, columns), memory)
     at = np.searchsorted(plan.cells, contributions.counts.cells)
     return derived, after, derived["mean_smoothed"].value[at] - SPEED
 

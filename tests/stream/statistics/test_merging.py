@@ -18,9 +18,10 @@ from dpcore.variance import Variance
 from stream.config import Config, ConfigError
 from stream.evaluation.evaluate import evaluate
 from stream.messages.message import HEXAGON_SPEED
+from stream.statistics.columns import VARIANCE_GRID
 from stream.statistics.merging import by_planned_cells, excluded, widths
-from stream.statistics.pipeline import contributions_of, plan_window
-from stream.statistics.plan import VARIANCE_GRID, Plan, PlanError, counts_digest, decode_plan, encode_plan
+from stream.statistics.plan import Plan, PlanError, counts_digest, decode_plan, encode_plan
+from stream.statistics.window_rows import contributions_of
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, bus_config, riders_config
 from tests.support.closing import Collected, protocol_of
@@ -81,10 +82,10 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
     t, s = (column.reshape(2, -1) for column in (plan.scales.numerator, plan.scales.denominator))
     charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
 
-    seen = counts_digest(contributions_of(rows, config).counts)
+    seen = counts_digest(contributions_of(rows, config.speed.upper_quanta).counts)
 
     def integers(of: np.ndarray) -> np.ndarray:
-        contributions = contributions_of(of, config)
+        contributions = contributions_of(of, config.speed.upper_quanta)
         assert counts_digest(contributions.counts) == seen, "plans are made from counts, which no value changes"
         kept = by_planned_cells(plan, contributions).retain(retained)
         return np.array([kept.cell_sums(plan.caps), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
@@ -117,7 +118,7 @@ def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ
         for value in (0, 6500):
             changed = rows.copy()
             changed["value"][mine] = value
-            kept = by_planned_cells(plan, contributions_of(changed, config)).retain(plan.retained)
+            kept = by_planned_cells(plan, contributions_of(changed, config.speed.upper_quanta)).retain(plan.retained)
             sums.append(kept.cell_sums(plan.caps))
         moved = sums[1] - sums[0]
         assert (moved <= plan.caps).all()
@@ -128,15 +129,12 @@ def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ
 
 def test_users_without_budget_do_not_enter_the_caps(tmp_path: Path) -> None:
     config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
-    window, period = config.slotting.window(SLOT), config.slotting.period_of(SLOT)
     long = rows[rows["user"] == 1].repeat(20)
     long["time"] += np.arange(len(long)) % 1000 + 1
     more = np.concatenate([rows[rows["user"] != 1], long])
-    counts = contributions_of(more, config).counts
-    left = np.where(counts.users == 1, 0, config.privacy.budget_micro)
-    refused = plan_window(counts, left, config, window, period, "g")
-    alone = contributions_of(rows[rows["user"] != 1], config).counts
-    without = plan_window(alone, np.full(alone.n_users, config.privacy.budget_micro), config, window, period, "g")
+    left = np.where(np.unique(more["user"]) == 1, 0, config.privacy.budget_micro)
+    refused, _ = planned(config, more, left)
+    without, _ = planned(config, rows[rows["user"] != 1])
     shared = np.isin(refused.cells, without.cells)
     by_resolution = [
         {int(cell) >> 52 & 15: cap for cell, cap in zip(plan.cells.tolist(), plan.caps.tolist(), strict=True)}
@@ -177,7 +175,7 @@ def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(
     config = bus_config(tmp_path, **MERGING)
     rows = uneven_rows(2)
     plan, contributions, pooled = planned_merged(config, rows)
-    bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), config, None)[0][:-1]]
+    bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), None)[0][:-1]]
     assert sum(body["events"] for body in bodies) == len(contributions.values) == 1200
     assert len({body["resolution"] for body in bodies}) > 1
     for body in bodies:
@@ -205,7 +203,7 @@ def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path: Path) ->
     config = bus_config(tmp_path, **MERGING)
     plan, _, pooled = planned_merged(config, uneven_rows(3))
     assert decode_plan(encode_plan(plan)) == plan
-    for message in build_messages(plan, pooled, Noise(), config, None)[0]:
+    for message in build_messages(plan, pooled, Noise(), None)[0]:
         validate(message.topic, json.loads(message.value))
 
 
@@ -216,7 +214,7 @@ def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_pat
 
     def widths(of: Config) -> list[tuple[int, float, int]]:
         plan, _, pooled = planned_merged(of, rows)
-        bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), of, None)[0][:-1]]
+        bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), None)[0][:-1]]
         return [(body["resolution"], body["mean"]["scale"] * np.log(20), body["events"]) for body in bodies]
 
     narrow, wide = widths(config), widths(plain)
@@ -227,7 +225,7 @@ def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_pat
 def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **MERGING)
     plan, contributions = planned(config, uneven_rows(5))
-    fewer = contributions_of(uneven_rows(5)[:60], config)
+    fewer = contributions_of(uneven_rows(5)[:60], config.speed.upper_quanta)
     assert fewer.counts.n_cells != contributions.counts.n_cells
     with pytest.raises(PlanError, match="hexagons"):
         by_planned_cells(plan, fewer)

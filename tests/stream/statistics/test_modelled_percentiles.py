@@ -13,8 +13,8 @@ from dpcore.modelled_percentiles import percentiles
 from dpcore.noise import Noise
 from stream.config import Config, ConfigError
 from stream.statistics import pipeline
+from stream.statistics.columns import Derived
 from stream.statistics.modelled_percentiles import modelled_percentiles
-from stream.statistics.plan import Derived
 from tests.support.builders import bus_config, random_rows, zcdp_config
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
@@ -28,7 +28,7 @@ UPPER = 65.0
 def bodies_of(config: Config, seed: int = 1) -> list[dict[str, Any]]:
     """The hexagon messages of one window."""
     plan, contributions = planned(config, random_rows(seed, 300))
-    messages, _ = build_messages(plan, contributions, Noise(np.random.default_rng(seed).bytes), config, None)
+    messages, _ = build_messages(plan, contributions, Noise(np.random.default_rng(seed).bytes), None)
     for message in messages:
         validate(message.topic, json.loads(message.value))
     return [json.loads(message.value) for message in messages[:-1]]

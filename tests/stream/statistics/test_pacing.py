@@ -11,6 +11,8 @@ import pytest
 
 from stream.config import Config
 from stream.statistics.pacing import spendable
+from stream.statistics.plan import Due
+from stream.terms import Terms
 from stream.windows import Window
 from tests.support.builders import bus_config, riders_config, zcdp_config
 
@@ -29,6 +31,10 @@ def hourly(tmp_path: Path) -> Config:
     )
 
 
+def due(window: Window, config: Config) -> Due:
+    return Due(Terms.of(config), window, "g")
+
+
 def admissions(config: Config, first: int, users: npt.NDArray[np.uint64] = USERS) -> npt.NDArray[np.bool_]:
     """(W, L): who has a whole grant to spend in each window of a day, if they are active in all from ``first`` on."""
     period, rows = config.slotting.period_of(DAY if first < DAY + 90_000 else first), []
@@ -37,7 +43,7 @@ def admissions(config: Config, first: int, users: npt.NDArray[np.uint64] = USERS
     start = period.start
     while start < period.end:
         window = config.slotting.window(start)
-        pays = (spendable(left, users, window, budget, config) >= grant) & (start >= first)
+        pays = (spendable(left, users, due(window, config), budget) >= grant) & (start >= first)
         left = left - grant * pays
         rows.append(pays)
         start = window.end
@@ -47,7 +53,7 @@ def admissions(config: Config, first: int, users: npt.NDArray[np.uint64] = USERS
 
 def test_without_pacing_a_user_may_spend_all_that_is_left(tmp_path: Path) -> None:
     left = np.arange(3)
-    assert spendable(left, USERS[:3], Window(DAY, DAY + 3600), 2, bus_config(tmp_path)) is left
+    assert spendable(left, USERS[:3], due(Window(DAY, DAY + 3600), bus_config(tmp_path)), 2) is left
 
 
 @pytest.mark.parametrize("rho", [None, 0.5, 100.0], ids=["pure", "zcdp", "zcdp, a grant above 32 bits"])
@@ -88,7 +94,7 @@ def test_nobody_may_spend_more_than_they_have_left(tmp_path: Path, budget: int) 
     left = random.integers(-GRANT, budget + 1, len(USERS))
     users = random.integers(0, 2**64, len(USERS), dtype=np.uint64)
     for hour in range(24):
-        most = spendable(left, users, Window(DAY + 3600 * hour, DAY + 3600 * (hour + 1)), budget, config)
+        most = spendable(left, users, due(Window(DAY + 3600 * hour, DAY + 3600 * (hour + 1)), config), budget)
         assert (most >= 0).all()
         assert (most <= np.maximum(left, 0)).all()
     assert (most == np.maximum(left, 0)).all(), "in the last window, all of it"
@@ -99,6 +105,6 @@ def test_pacing_looks_at_nobody_else(tmp_path: Path) -> None:
     config = riders_config(tmp_path, **{"privacy.admission": "paced"})
     window, budget = config.slotting.window(DAY), config.privacy.ledger_budget
     left = np.random.default_rng(2).integers(0, budget, len(USERS))
-    together = spendable(left, USERS, window, budget, config)
-    alone = [int(spendable(left[i : i + 1], USERS[i : i + 1], window, budget, config)[0]) for i in range(100)]
+    together = spendable(left, USERS, due(window, config), budget)
+    alone = [int(spendable(left[i : i + 1], USERS[i : i + 1], due(window, config), budget)[0]) for i in range(100)]
     assert together[:100].tolist() == alone

@@ -18,17 +18,18 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT, weighed
 from stream.cli import app
 from stream.config import ConfigError
+from stream.config.public_cells import public_cells
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of
-from stream.statistics.participation.public_cells import public_cells
-from stream.statistics.pipeline import draw
+from stream.statistics.plan import Plan
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.storage.row_store import ROW
+from stream.terms import Terms
 from tests.dpcore.silence import Silence
 from tests.support import hourly
 from tests.support.builders import random_rows
 from tests.support.participating import loss, riders, skeleton
-from tests.support.releasing import build_messages, planned
+from tests.support.releasing import build_messages, draw, on_terms, planned
 from tests.support.schemas import validate
 
 WEIGHTS = ("share", "user", "sample")
@@ -60,14 +61,19 @@ def test_removing_one_user_moves_the_integers_by_no_more_than_their_charge(
     assert worst * 1_000_000 >= least * config.privacy.epsilon_micro, "somebody is charged for what nobody can lose"
 
 
+def with_weight(plan: Plan) -> Plan:
+    assert plan.terms.participation is not None
+    return on_terms(plan, participation=msgspec.structs.replace(plan.terms.participation, weight="user"))
+
+
 def test_a_weight_of_two_for_one_user_is_caught_by_the_same_comparison(tmp_path: Path) -> None:
     """Planted bug: under "share" every cell gets the user's whole weight, as if they were in no other."""
     config = riders(tmp_path)
     rows = random_rows(1, 200)
     plan, contributions = planned(config, rows)
-    user_weight = msgspec.structs.replace(plan, weight="user")
+    user_weight = with_weight(plan)
     other_plan, other = planned(config, rows[rows["user"] != 3])
-    without = exact_integers(msgspec.structs.replace(other_plan, weight="user"), other)
+    without = exact_integers(with_weight(other_plan), other)
     assert (
         loss(plan, exact_integers(user_weight, contributions), without) * 1_000_000 > 2 * config.privacy.epsilon_micro
     )
@@ -81,7 +87,7 @@ def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(
     wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
     for shares in ({}, {"participation.shares": {"moments": 1, "percentiles": 9, "users": 2}}):
         config = riders(tmp_path, **wanted, **shares)
-        terms = participation_of(config)
+        terms = participation_of(Terms.of(config))
         parts = terms.part_grants
         assert parts.dtype == np.int64
         assert (parts >= 1).all()
@@ -97,9 +103,9 @@ def test_an_epsilon_too_small_for_its_parts_is_refused(tmp_path: Path) -> None:
     for weight, epsilon in (("share", 0.000_001), ("user", 0.000_007), ("sample", 0.000_01)):
         wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
         with pytest.raises(BudgetError, match="lower cells_per_user"):
-            _ = participation_of(riders(tmp_path, **wanted)).scales
+            _ = participation_of(Terms.of(riders(tmp_path, **wanted))).scales
     with pytest.raises(OverflowBoundError, match="larger epsilon"):
-        _ = participation_of(riders(tmp_path, **wanted | {"privacy.epsilon": 0.000_05})).scales
+        _ = participation_of(Terms.of(riders(tmp_path, **wanted | {"privacy.epsilon": 0.000_05}))).scales
 
 
 @pytest.mark.parametrize("weight", ["share", "user"])
@@ -125,7 +131,7 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
         plan, contributions = planned(config, of)
         tape = Noise(np.random.default_rng(9).bytes)
         out = []
-        for message in build_messages(plan, contributions, tape, config, None)[0]:
+        for message in build_messages(plan, contributions, tape, None)[0]:
             body = skeleton(json.loads(message.value))
             out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
         return out
@@ -139,7 +145,7 @@ def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(t
 def test_every_message_validates(tmp_path: Path) -> None:
     config = riders(tmp_path)
     plan, contributions = planned(config, random_rows(2, 100))
-    for message in build_messages(plan, contributions, Noise(), config, None)[0]:
+    for message in build_messages(plan, contributions, Noise(), None)[0]:
         validate(message.topic, json.loads(message.value))
 
 
@@ -298,7 +304,7 @@ def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_use
     assert (exact_integers(poor, contributions) == exact_integers(without, rest)).all()
     left[2] += 1
     assert (exact_integers(planned(config, rows, left)[0], contributions) == exact_integers(plan, contributions)).all()
-    assert participation_of(config).own_choice(contributions.counts, np.zeros(0, dtype=np.uint64)).sum() == 0
+    assert participation_of(Terms.of(config)).own_choice(contributions.counts, np.zeros(0, dtype=np.uint64)).sum() == 0
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -315,7 +321,7 @@ def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
     outside["cell"] = h3.str_to_int(h3.latlng_to_cell(48.85, 2.35, 7))
     for rows in (np.zeros(0, dtype=ROW), crowd, outside, np.concatenate([crowd, outside])):
         plan, contributions = planned(config, rows)
-        messages = build_messages(plan, contributions, Noise(), config, None)[0]
+        messages = build_messages(plan, contributions, Noise(), None)[0]
         assert len(messages) == 2
         validate(messages[0].topic, json.loads(messages[0].value))
     plan, contributions = planned(config, outside)

@@ -27,13 +27,14 @@ from stream.messages.message import (
     rejected_message,
     schema,
 )
-from stream.statistics.pipeline import contributions_of, draw
-from stream.statistics.plan import DECIMALS, VARIANCE_GRID, Plan, counts_digest, decode_plan, encode_plan
+from stream.statistics.columns import DECIMALS, VARIANCE_GRID
+from stream.statistics.plan import Plan, counts_digest, decode_plan, encode_plan
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
 from stream.statistics.values.draw import exact_values
+from stream.statistics.window_rows import contributions_of
 from tests.support.builders import SLOT, bus_config, random_rows
-from tests.support.releasing import build_messages, planned
+from tests.support.releasing import build_messages, draw, planned
 from tests.support.schemas import validate
 
 USED_BY = {
@@ -71,7 +72,7 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
     s = plan.scales.denominator.reshape(shape)
 
     def integers(of: np.ndarray) -> np.ndarray:
-        kept = contributions_of(of, config).retain(retained)
+        kept = contributions_of(of, config.speed.upper_quanta).retain(retained)
         return np.array([kept.cell_sums(plan.caps), Variance(6500, VARIANCE_GRID).integers(kept)])
 
     rng, exact = np.random.default_rng(seed), integers(rows)
@@ -79,13 +80,13 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
         changed = rows.copy()
         mine = rows["user"] == user
         changed["value"][mine] = rng.choice([0, 6500], mine.sum())
-        same = contributions_of(changed, config).counts
+        same = contributions_of(changed, config.speed.upper_quanta).counts
         assert counts_digest(same) == counts_digest(contributions.counts), "the planner is given values"
         if user == contributions.counts.users[-1]:
             assert planned(config, changed)[0].digest == plan.digest, "the plan looked at values"
         moved = np.abs(exact - integers(changed))
         loss = Fraction(0)
-        if plan.mean_epsilon_micro:
+        if plan.values.mean_epsilon_micro:
             moved[0] = 0  # a single-cell mean answers for its own part of the charge in its own tests
         for where in zip(*np.nonzero(moved), strict=True):
             assert t[where] > 0, "a number that moved was released without noise"
@@ -156,7 +157,7 @@ def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_n
     statistics = planned_statistics(plan)
     added = np.zeros(len(t), dtype=np.int64)
     added[t > 0] = noise.added
-    for name, mine in zip(plan.statistics, added.reshape(len(statistics), -1), strict=True):
+    for name, mine in zip(plan.terms.speed.statistics, added.reshape(len(statistics), -1), strict=True):
         integers = statistics[name].integers(kept) + mine
         expected = np.round(integers * statistics[name].unit(kept.counts, 0.01), DECIMALS[name])
         assert columns[name].raw.tolist() == expected.tolist()
@@ -172,9 +173,7 @@ def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messa
 
     def messages(of: np.ndarray):
         plan, contributions = planned(config, of)
-        return encode_outbox(
-            build_messages(plan, contributions, Noise(np.random.default_rng(5).bytes), config, None)[0]
-        )
+        return encode_outbox(build_messages(plan, contributions, Noise(np.random.default_rng(5).bytes), None)[0])
 
     assert messages(rows) == messages(shuffled)
 
@@ -182,7 +181,7 @@ def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messa
 def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.min_users": 2})
     plan, contributions = planned(config, random_rows(2, 60))
-    messages = decode_outbox(encode_outbox(build_messages(plan, contributions, Noise(), config, None)[0]))
+    messages = decode_outbox(encode_outbox(build_messages(plan, contributions, Noise(), None)[0]))
     for message in [*messages, rejected_message("bus", "not-json", "bus.positions", 0, 3, 9, 4)]:
         body, checker = json.loads(message.value), jsonschema.Draft202012Validator.FORMAT_CHECKER
         validate(message.topic, body)
@@ -206,7 +205,7 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
     means = kept.cell_sums(plan.caps) / n * 0.01
     covered = narrow = total = 0
     for _ in range(60):
-        for truth, message in zip(means, build_messages(plan, contributions, Noise(), config, None)[0], strict=False):
+        for truth, message in zip(means, build_messages(plan, contributions, Noise(), None)[0], strict=False):
             body = json.loads(message.value)
             low, high = body["mean"]["interval"]
             covered += low <= truth <= high
@@ -222,9 +221,7 @@ def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path: Path) -> Non
     config = bus_config(tmp_path, **{"privacy.epsilon": 0.01})
     plan, contributions = planned(config, random_rows(4, 40))
     bodies = [
-        json.loads(m.value)
-        for m in build_messages(plan, contributions, Noise(), config, None)[0]
-        if m.topic == HEXAGON_SPEED
+        json.loads(m.value) for m in build_messages(plan, contributions, Noise(), None)[0] if m.topic == HEXAGON_SPEED
     ]
     assert any(body["mean"]["clamped"] for body in bodies if body["status"] == "published")
     for body in bodies:
@@ -243,7 +240,7 @@ def test_a_plan_survives_storage_bit_for_bit(tmp_path: Path) -> None:
 def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.min_users": 100})
     plan, contributions = planned(config, random_rows(6, 100))
-    bodies = [json.loads(m.value) for m in build_messages(plan, contributions, Noise(), config, None)[0][:-1]]
+    bodies = [json.loads(m.value) for m in build_messages(plan, contributions, Noise(), None)[0][:-1]]
     assert {body["status"] for body in bodies} == {"suppressed"}
     assert not any("mean" in body for body in bodies)
     assert not plan.charges.any()
@@ -265,7 +262,7 @@ def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(
     charges = plan.charges
     assert (charges <= config.privacy.epsilon_micro).all()
     assert (charges > 0).all()
-    for message in build_messages(plan, contributions, Noise(), config, None)[0]:
+    for message in build_messages(plan, contributions, Noise(), None)[0]:
         validate(message.topic, json.loads(message.value))
     assert planned(config, random_rows(8, 300))[0].digest == plan.digest
 
@@ -282,7 +279,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
     config = bus_config(tmp_path, **settings, **{"speed.cdf_factors": factors, "speed.cdf_sharing": sharing})
     rows = random_rows(9, 400)
     plan, contributions = planned(config, rows)
-    bodies = [json.loads(message.value) for message in build_messages(plan, contributions, Noise(), config, None)[0]]
+    bodies = [json.loads(message.value) for message in build_messages(plan, contributions, Noise(), None)[0]]
     for body in bodies:
         validate(HEXAGON_SPEED if "cell" in body else WINDOW, body)
     assert all(set(statistics) <= set(body) for body in bodies[:-1])
@@ -298,7 +295,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
     assert tree.factors == (tuple(factors) or choose_tree(bins).factors)
 
     def integers(of: np.ndarray) -> dict[str, np.ndarray]:
-        kept = contributions_of(of, config).retain(retained)
+        kept = contributions_of(of, config.speed.upper_quanta).retain(retained)
         exact = {name: released[name].integers(kept)[:, None] for name in t if name != "distribution"}
         return exact | {"distribution": tree.levels(distribution.integers(kept))}
 
@@ -363,7 +360,7 @@ def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
     inside = []
     for _ in range(80):
         columns = draw(plan, contributions, Noise())
-        for name, column in ((name, columns[name]) for name in plan.statistics):
+        for name, column in ((name, columns[name]) for name in plan.terms.speed.statistics):
             inside.append((column.low <= truth[name]) & (truth[name] <= column.high))
     assert np.concatenate(inside).mean() >= 0.94
 
@@ -372,5 +369,5 @@ def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
 def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path, statistics: list[str]) -> None:
     config = bus_config(tmp_path, **{"speed.statistics": statistics})
     plan, contributions = planned(config, random_rows(1, 0))
-    (marker,) = build_messages(plan, contributions, Noise(), config, None)[0]
+    (marker,) = build_messages(plan, contributions, Noise(), None)[0]
     assert json.loads(marker.value)["messages"] == 0

@@ -18,7 +18,6 @@ from dpcore.smoothing import MOST_CELLS
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.statistics import pipeline
-from stream.statistics.pipeline import contributions_of, plan_window
 from stream.statistics.plan import Plan
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
 from stream.storage.keys import FeedKeys
@@ -26,7 +25,7 @@ from stream.windows import Window
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.closing import Collected, protocol_of
 from tests.support.recalling import recalled, recalled_from
-from tests.support.releasing import build_messages
+from tests.support.releasing import build_messages, planned
 from tests.support.schemas import validate
 from tests.support.stored_rows import store
 
@@ -35,12 +34,7 @@ KALMAN = {"speed.post_processing": ["empirical-bayes", "kalman"]}
 
 
 def planned_at(config: Config, slot: int, rows: np.ndarray) -> tuple[Plan, Contributions]:
-    contributions, slotting = contributions_of(rows, config), config.slotting
-    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
-    generation = "11111111-1111-4111-8111-111111111111"
-    return plan_window(
-        contributions.counts, left, config, slotting.window(slot), slotting.period_of(slot), generation
-    ), contributions
+    return planned(config, rows, slot=slot)
 
 
 def released(
@@ -52,7 +46,7 @@ def released(
         rows = random_rows(seed + hour, 150, slot=SLOT + hour * HOUR)
         plan, contributions = planned_at(config, SLOT + hour * HOUR, rows)
         messages, memory = build_messages(
-            plan, contributions, Noise(np.random.default_rng(seed + hour).bytes), config, decode_memory(stored(memory))
+            plan, contributions, Noise(np.random.default_rng(seed + hour).bytes), decode_memory(stored(memory))
         )
         windows.append(messages)
     return windows, memory
@@ -148,16 +142,6 @@ def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
     assert json.loads(afresh[0][-1].value)["memory"]["before"] is None
 
 
-def test_a_late_window_reads_nothing_later_and_leaves_the_memory_as_it_is(tmp_path: Path) -> None:
-    config = bus_config(tmp_path, **KALMAN)
-    _, memory = released(config, [3])
-    (late,), after = released(config, [1], memory)
-    (alone,), _ = released(config, [1])
-    assert after == memory
-    bodies, others = ([json.loads(message.value) for message in messages[:-1]] for messages in (late, alone))
-    assert bodies == others, "a window was smoothed with what came after it"
-
-
 def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
     _, memory = released(bus_config(tmp_path, **KALMAN), [0])
     other = bus_config(tmp_path, **KALMAN, **{"speed.upper_bound": 90.0})
@@ -187,7 +171,7 @@ def test_an_empty_window_only_lets_time_pass(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0])
     plan, contributions = planned_at(config, SLOT + HOUR, random_rows(9, 0))
-    (marker,), after = build_messages(plan, contributions, Noise(), config, memory)
+    (marker,), after = build_messages(plan, contributions, Noise(), memory)
     assert marker.topic == WINDOW
     assert after is not None
     assert (after.cells, after.end) == (memory.cells, SLOT + 2 * HOUR)
@@ -216,25 +200,3 @@ async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_pat
         await protocol_of(redis, config, sink).close(SLOT + hour * HOUR)
         published.append(sink.messages)
     assert await redis.get(FeedKeys("bus").memory) == stored(recalled_from(published))
-
-
-@pytest.mark.parametrize("first", [0, 1])
-async def test_a_window_overtaken_by_another_is_made_again_from_what_that_one_left(
-    redis: Redis, tmp_path: Path, first: int
-) -> None:
-    """Two workers close two windows. One commits between the other's draw and commit. Each window is published once."""
-    config = bus_config(tmp_path, **KALMAN)
-    for hour in (0, 1):
-        await store(redis, config, random_rows(hour, 150, slot=SLOT + hour * HOUR), SLOT + hour * HOUR)
-    rival, mine = Collected(), Collected()
-    overtaker = protocol_of(redis, config, rival)
-
-    async def overtaken(step: str) -> None:
-        if step == "draw":
-            await overtaker.close(SLOT + first * HOUR)
-
-    redraws: list[int] = []
-    closing = protocol_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
-    await closing.close(SLOT + (1 - first) * HOUR)
-    assert redraws == []
-    assert await redis.get(FeedKeys("bus").memory) == stored(recalled_from([rival.messages, mine.messages]))

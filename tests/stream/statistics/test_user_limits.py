@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import h3
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,13 +16,15 @@ from dpcore.noise import Noise
 from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
 from stream.config import Config, ConfigError
 from stream.messages.message import WINDOW
+from stream.protocol.parts import statistics_of
 from stream.statistics import shrinkage
-from stream.statistics.pipeline import contributions_of
-from stream.statistics.plan import PlanError
-from stream.statistics.user_limits import UserLimits
+from stream.statistics.plan import Allowance, Due, PlanError
+from stream.statistics.user_limits import counted as counted_of
 from stream.statistics.values import plan as values_plan
-from stream.statistics.window_release import Allowance, Drawn, WindowRows, WindowStatistics
+from stream.statistics.window_release import Drawn, WindowStatistics
+from stream.statistics.window_rows import WindowRows, contributions_of
 from stream.storage.row_store import ROW
+from stream.terms import Terms, UserLimits
 from tests.support.builders import SLOT, bus_config, located_rows, riders_config, with_histograms
 from tests.support.schemas import validate
 
@@ -47,7 +50,7 @@ def crowded_rows(seed: int, n: int = 400, users: int = 5, places: int = 9) -> np
 
 
 def window_rows(rows: np.ndarray, config: Config, limits: UserLimits) -> WindowRows:
-    return WindowRows.of(rows, config, limits, None)
+    return WindowRows.of(rows, msgspec.structs.replace(Terms.of(config).reading, limits=limits))
 
 
 def sorted_rows(rows: np.ndarray) -> list[tuple[Any, ...]]:
@@ -62,7 +65,7 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
         lowest: dict[tuple[int, int], tuple[int, int]] = {}
         for cell, user, time, value in rows[["cell", "user", "time", "value"]].tolist():
             lowest[user, time] = min(lowest.get((user, time), (cell, value)), (cell, value))
-        contributions = contributions_of(rows, config)
+        contributions = contributions_of(rows, config.speed.upper_quanta)
         counts, pair = (
             contributions.counts,
             np.repeat(np.arange(len(contributions.counts.samples)), contributions.counts.samples),
@@ -75,10 +78,9 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
 
 def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
     rows, config = crowded_rows(1), bus_config(tmp_path)
-    whole = window_rows(rows, config, UserLimits(9, 400))
-    assert whole.counted is rows
+    whole = window_rows(rows, config, UserLimits(cells=9, events=400))
     assert whole.beyond_limits == 0
-    assert window_rows(rows, config, UserLimits(0, 0)).counted is rows
+    assert window_rows(rows, config, UserLimits()).beyond_limits == 0
 
 
 @pytest.mark.parametrize(("cells", "events"), [(3, 400), (9, 10), (2, 25), (1, 1), (0, 7), (4, 0)])
@@ -89,11 +91,11 @@ def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
     config = bus_config(tmp_path)
     for seed in range(40):
         rows = crowded_rows(seed)
-        limited = window_rows(rows, config, UserLimits(cells, events)).contributions
-        whole = contributions_of(rows, config)
+        limited = window_rows(rows, config, UserLimits(cells=cells, events=events)).contributions
+        whole = contributions_of(rows, config.speed.upper_quanta)
         kept = []
         for user in np.unique(rows["user"]).tolist():
-            own = contributions_of(rows[rows["user"] == user], config)
+            own = contributions_of(rows[rows["user"] == user], config.speed.upper_quanta)
             visited = np.repeat(own.counts.cells[own.counts.pair_cell], own.counts.samples)
             order = np.argsort(own.times)[: events or None]
             names, counts = np.unique(visited[order], return_counts=True)
@@ -129,10 +131,11 @@ def changes_with_values(rule: Rule, seed: int) -> bool:
 
 def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path: Path) -> None:
     """40 windows: the neighbours of either relation differ in their own user's part only, so no sensitivity changes."""
-    limits, config = UserLimits(3, 20), bus_config(tmp_path)
+    limits, config = UserLimits(cells=3, events=20), bus_config(tmp_path)
 
     def counted(rows: np.ndarray) -> np.ndarray:
-        return window_rows(rows, config, limits).counted
+        which = counted_of(limits, rows, contributions_of(rows, config.speed.upper_quanta))
+        return rows if which is None else rows[which]
 
     assert not any(changes_with_others(counted, seed) for seed in range(40))
     assert not any(changes_with_values(counted, seed) for seed in range(40))
@@ -153,16 +156,18 @@ def test_a_limit_on_the_whole_window_or_by_speed_is_caught() -> None:
     assert changes_with_values(fastest, 3)
 
 
-def statistics_of(folder: Path, **settings: Any) -> WindowStatistics:
-    return WindowStatistics(bus_config(folder, **settings))
+def statistics_in(folder: Path, **settings: Any) -> WindowStatistics:
+    return statistics_of(bus_config(folder, **settings))
 
 
 def planned_and_drawn(statistics: WindowStatistics, rows: np.ndarray) -> tuple[Any, Drawn | None, dict[str, Any]]:
     """Plan, draw and close marker of the first window."""
-    window = statistics.config.slotting.window(SLOT)
+    window = statistics.terms.window_at(SLOT)
     arranged = statistics.arrange(rows, window)
-    left = np.full(arranged.counts.n_users, statistics.config.privacy.ledger_budget)
-    plan = statistics.plan(arranged, window, Allowance(left, None, False), b"", "11111111-1111-4111-8111-111111111111")
+    left = np.full(arranged.counts.n_users, statistics.terms.privacy.budget)
+    plan = statistics.plan(
+        arranged, Due(statistics.terms, window, "11111111-1111-4111-8111-111111111111"), Allowance(left, 10**9)
+    )
     drawn = statistics.draw(plan, arranged, Noise())
     messages, _ = statistics.compose(plan, drawn, b"", 1)
     marker = json.loads(messages[-1].value)
@@ -174,19 +179,18 @@ def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path: Path)
     """Limits that are changed between plan and draw hold from the next window on; histograms see the same rows."""
     rows = located_rows(4, 500, users=6)
     narrow = {"window.max_cells_per_user": 2, "window.max_events_per_user": 40}
-    before = WindowStatistics(with_histograms("values", tmp_path, ["ug"], **narrow))
+    before = statistics_of(with_histograms("values", tmp_path, ["ug"], **narrow))
     plan, drawn, _ = planned_and_drawn(before, rows)
-    assert (plan.max_cells_per_user, plan.max_events_per_user) == (2, 40)
-    after = WindowStatistics(with_histograms("values", tmp_path, ["ug"]))
-    arranged = after.arrange(rows, after.config.slotting.window(SLOT))
+    assert plan.terms.limits == UserLimits(cells=2, events=40)
+    after = statistics_of(with_histograms("values", tmp_path, ["ug"]))
+    arranged = after.arrange(rows, after.terms.window_at(SLOT))
     again = after.draw(plan, arranged, Noise())
     assert again is not None
     assert drawn is not None
     assert np.array_equal(again.counts.samples, drawn.counts.samples)
     assert int(again.counts.samples.sum()) <= 6 * 40
-    unlimited = plan.__class__(
-        **{name: getattr(plan, name) for name in plan.__struct_fields__} | {"max_cells_per_user": 0}
-    )
+    terms = msgspec.structs.replace(plan.terms, limits=UserLimits(events=40))
+    unlimited = msgspec.structs.replace(plan, due=Due(terms, plan.window, plan.generation))
     with pytest.raises(PlanError, match="changed after they were planned"):
         after.draw(unlimited, arranged, Noise())
 
@@ -213,9 +217,9 @@ def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(
         return suppression
 
     monkeypatch.setattr(values_plan, "sweep_chop_user", counted)
-    statistics = statistics_of(tmp_path)
+    statistics = statistics_in(tmp_path)
     rows = made_up_users(10, 2_200)
-    arranged = statistics.arrange(rows, statistics.config.slotting.window(SLOT))
+    arranged = statistics.arrange(rows, statistics.terms.window_at(SLOT))
     assert arranged.beyond_limits == 12_000
     assert np.bincount(arranged.counts.pair_user).max() == 1_000
     _, _, marker = planned_and_drawn(statistics, rows)
@@ -228,18 +232,18 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = crowded_rows(2)
-    _, _, marker = planned_and_drawn(statistics_of(tmp_path), rows)
+    _, _, marker = planned_and_drawn(statistics_in(tmp_path), rows)
     assert "cut_short" not in marker
     monkeypatch.setattr(values_plan, "MAX_PAIRS", 10)
     monkeypatch.setattr(shrinkage, "MAX_CELLS", 5)
-    plan, drawn, marker = planned_and_drawn(statistics_of(tmp_path), rows)
+    plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path), rows)
     assert marker["cut_short"] == ["suppression", "clipping", "empirical-bayes"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples), "everything is retained"
     plain = {"speed.suppression": "none", "speed.clipping": "none", "speed.post_processing": []}
-    assert "cut_short" not in planned_and_drawn(statistics_of(tmp_path, **plain), rows)[2]
+    assert "cut_short" not in planned_and_drawn(statistics_in(tmp_path, **plain), rows)[2]
     kept = {"speed.keep": "error", "speed.allocation": "uniform", "speed.clipping": "none", "speed.sum_cap": 0}
-    plan, drawn, marker = planned_and_drawn(statistics_of(tmp_path, **kept), rows)
+    plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path, **kept), rows)
     assert marker["cut_short"] == ["suppression", "empirical-bayes"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples)

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from bench.hourly import hourly_text
 from bench.recordings import path_of_day, recordings
+from dpcore.noise import Noise
 from stream.cli import app
 from stream.statistics.values.draw import exact_values
 from stream.statistics.values.worst_bias import worst_biases
 from tests.support.builders import bus_config, random_rows
-from tests.support.releasing import planned
+from tests.support.releasing import build_messages, planned
 
 
 @pytest.mark.parametrize("settings", [{}, {"speed.sum_cap": 0.3}, {"speed.suppression": "none", "speed.sum_cap": 0}])
@@ -43,6 +44,18 @@ def test_whatever_the_values_no_exact_release_is_biased_by_more_than_stated_and_
     biased = plan.published & (stated["mean"] > 1)
     assert (most[biased] > 0.4 * stated["mean"][biased]).all(), "half of what is stated would not do"
     assert biased.any() or plan.caps is None
+
+
+def test_users_alike_have_the_error_that_check_states(tmp_path: Path) -> None:
+    """20 users with one sample in each of 3 cells, ε = 2 for two statistics: U·2·3/(2·20) km/h."""
+    plain = {"speed.allocation": "uniform", "speed.clipping": "none", "speed.suppression": "none", "speed.sum_cap": 0}
+    config = bus_config(tmp_path, **plain)
+    rows = random_rows(1, 60, places=3)
+    rows["cell"], rows["user"] = np.repeat(np.unique(rows["cell"]), 20), np.tile(np.arange(1, 21), 3)
+    plan, contributions = planned(config, rows)
+    messages, _ = build_messages(plan, contributions, Noise(), config, None)
+    marker = json.loads(messages[-1].value)
+    assert marker["worst_error"]["mean"] == pytest.approx(65 * 2 * 3 / (2 * 20), abs=0.01)
 
 
 @pytest.mark.skipif(not (recordings() / path_of_day("2017-03-21")).exists(), reason="needs the recording of 2017-03-21")

@@ -10,11 +10,11 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from stream.statistics.plan import PlanError
-from stream.statistics.user_limits import UserLimits
-from stream.statistics.window_release import WindowRows
+from stream.statistics.window_rows import WindowRows
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
+from stream.terms import UserLimits
 from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes

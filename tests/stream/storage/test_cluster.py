@@ -25,6 +25,7 @@ from stream.doctor import examine
 from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
+from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage import client as clients
 from stream.storage.client import blocking_client, redis_client
@@ -120,7 +121,7 @@ def closing(redis: Redis, config: Config, publisher: Collected, **hooks: Any) ->
     """The release protocol, as the closing process connects it on a cluster."""
     rows, store, ledger = RowStore.of(redis, config), ReleaseStore.of(redis, config), Ledger.of(redis, config)
     rows_of_cluster = RowsOfCluster(DueWindows(config, rows, store, ledger))
-    return ReleaseProtocol.connect(config, redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
+    return ReleaseProtocol.connect(statistics_of(config), redis, rows_of_cluster, ledger, publisher, Noise(), **hooks)
 
 
 def counts(publisher: Collected) -> list[tuple[Any, ...]]:

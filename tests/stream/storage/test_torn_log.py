@@ -50,6 +50,7 @@ async def history(redis: Redis) -> None:
     assert not len(await ledger.charge(SLOT, PERIOD, generation, USERS, np.array([5, 6]), 100, plan="first"))
     first = await ReleaseStore(redis, "bus").commit(SLOT, b"old", Carried(), Carried(b"m1", b"l1"), "first", 1)
     assert first is Outcome.COMMITTED
+    assert await ReleaseStore(redis, "bus").store_plan(SLOT + 3600, b"second") == b"second"
 
 
 async def everything(redis: Redis) -> dict[bytes, Any]:

@@ -1,0 +1,119 @@
+"""[B] at its own size: median relative errors over 10 000 taxis. Ours are 345 in the box around Tiananmen, so they are resampled.
+
+Each of the 10 000 has the region of one of ours, moved by a normal jitter. The noise is that of one user whatever their number, so
+relative errors fall with it; jitter spreads the copies, which are denser than 10 000 taxis would be without it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.progress import shown
+from bench.recordings import absences
+from dpcore.budget import to_micro
+from dpcore.noise import Noise
+from dpcore.spatial import Domain
+from dpcore.spatial.domain import FloatArray, IntGrid
+from dpcore.spatial.euler import Euler, EulerHistogram
+from dpcore.spatial.euler_inference import infer
+from dpcore.spatial.queries import Rectangles
+from dpcore.spatial.regions import Footprints, Regions
+from research.papers.euler import DIAMETER, TAXIS, Way, boxes, generated, inside
+
+SHAPES = ((1, 4), (2, 2), (4, 1), (3, 3), (4, 4), (6, 6), (8, 8), (10, 10), (13, 13), (16, 16), (20, 20))
+"""Rows and columns of ranges, in cells of 1 km of a box of 20 × 20."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``jitters`` in metres."""
+
+    users: int
+    jitters: tuple[float, ...]
+    draws: int
+    ranges: int
+
+
+FULL = Sizes(users=10_000, jitters=(1_000.0, 3_000.0), draws=20, ranges=60)
+QUICK = Sizes(users=500, jitters=(1_000.0,), draws=2, ranges=10)
+
+
+def resampled(regions: Regions, number: int, jitter: float, seed: int = 1) -> Regions:
+    """``number`` regions, each one of ``regions`` moved by normal steps of ``jitter`` metres along both axes."""
+    rng = np.random.default_rng(seed)
+    sizes = np.diff(regions.start)
+    chosen = rng.integers(0, len(sizes), number)
+    corners = np.concatenate([np.arange(regions.start[k], regions.start[k + 1]) for k in chosen])
+    steps = rng.normal(0, jitter, (2, number)).repeat(sizes[chosen], axis=1)
+    start = np.append(0, np.cumsum(sizes[chosen])).astype(np.int64)
+    return Regions(start, regions.x[corners] + steps[0], regions.y[corners] + steps[1], np.arange(number))
+
+
+def asked(domain: Domain, number: int) -> dict[str, Rectangles]:
+    """``number`` ranges of each shape, in cells."""
+    rng, queries = np.random.default_rng(5), {}
+    for rows, columns in SHAPES:
+        x = rng.integers(0, domain.rows - rows + 1, number).astype(float)
+        y = rng.integers(0, domain.columns - columns + 1, number).astype(float)
+        queries[f"{rows} × {columns}"] = Rectangles(x, x + rows, y, y + columns)
+    return queries
+
+
+def ways_of(drawn: IntGrid) -> dict[str, IntGrid]:
+    """The draws, and what inference makes of them."""
+    positive = np.maximum(drawn, 0)
+    return {
+        "drawn": drawn,
+        "truncated": positive,
+        "truncated, C1 and C2": infer(positive, "consistent").components,
+        "covert": infer(positive).components,
+    }
+
+
+def median(parts: list[FloatArray]) -> float:
+    """In percent."""
+    return round(100 * float(np.median(np.concatenate(parts))), 1)
+
+
+def errors(regions: Regions, domain: Domain, sizes: Sizes, epsilon: str) -> dict[str, Any]:
+    """Shape → way → median relative error in %, over ranges and draws; L1 distance of each way to the truth, in % of the draws'."""
+    cells, queries = Domain.unit_cells(*domain.shape), asked(domain, sizes.ranges)
+    truth = EulerHistogram(cells, Footprints.of(regions, domain, DIAMETER).total(), 0.0, "covert")
+    true = {shape: np.maximum(truth.answers(ranges), 1) for shape, ranges in queries.items()}
+    off: dict[str, dict[str, list[FloatArray]]] = {shape: {} for shape in queries}
+    distances: dict[str, float] = {}
+    for _ in shown(range(sizes.draws), "at size"):
+        drawn = Euler(DIAMETER).fit(regions, domain, to_micro(epsilon, round_up=False), Noise()).components
+        for way, components in ways_of(drawn).items():
+            distances[way] = distances.get(way, 0.0) + float(np.abs(components - truth.components).sum())
+            for shape, ranges in queries.items():
+                answers = EulerHistogram(cells, components, 0.0, "noisy").answers(ranges)
+                off[shape].setdefault(way, []).append(np.abs(answers / true[shape] - 1))
+    return {
+        "median": {shape: {way: median(parts) for way, parts in by.items()} for shape, by in off.items()},
+        "L1": {way: round(100 * distance / distances["drawn"]) for way, distance in distances.items()},
+    }
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Jitter in metres → :func:`errors` at ε = 1."""
+    sizes, missing = QUICK if quick else FULL, absences(TAXIS)
+    if missing:
+        regions, domain = generated(345, 20, even=False), Domain(0, 0, 20_000, 20_000, 20, 20)
+        regions = Regions(regions.start, regions.x * 1_000, regions.y * 1_000, regions.user)
+    else:
+        (box,) = boxes(1).values()
+        regions, domain = inside(box, Way(64, math.inf)), box.of(20)
+    by_jitter = {
+        f"{jitter:g}": errors(resampled(regions, sizes.users, jitter), domain, sizes, "1") for jitter in sizes.jitters
+    }
+    return {"jitter": by_jitter} | missing
+
+
+def plot(figures: dict[str, Any], folder: Path) -> None:
+    """Nothing: the page has all figures as a table."""

@@ -1,0 +1,64 @@
+"""What zCDP under relation "values", residual clipping and rolling grants need of the rest of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dpcore.relation import NeighbouringRelation
+from stream.config.privacy import PrivacyConfig
+from stream.config.speed import MOMENTS, SpeedConfig
+
+Needs = dict[str, tuple[bool, str]]
+"""By key: whether it is in the way, and why or what to write."""
+
+
+def live_problems(
+    relation: NeighbouringRelation, privacy: PrivacyConfig, speed: SpeedConfig, shared: bool, histogram: bool
+) -> Iterator[str]:
+    """A sentence for each choice that others are in the way of. ``shared``: whether feeds share the ledger."""
+    values, zcdp = relation == NeighbouringRelation.VALUES, privacy.accounting == "zcdp"
+    chosen: dict[str, tuple[bool, Needs]] = {
+        "privacy.accounting 'zcdp' under 'values'": (values and zcdp, _gaussian(speed)),
+        "speed.clipping 'residual'": (speed.clipping == "residual", _residual(speed, values, zcdp)),
+        "privacy.admission 'rolling'": (privacy.admission == "rolling", _rolling(values, zcdp, shared, histogram)),
+    }
+    for name, (applies, needs) in chosen.items():
+        problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
+        if applies and problems:
+            yield f"not with {name}: " + "; ".join(problems)
+
+
+def _gaussian(speed: SpeedConfig) -> Needs:
+    return {
+        "speed.mean_mechanism": (
+            speed.mean_mechanism != "allocated",
+            "the papers' mechanisms are for pure ε; set it to 'allocated'",
+        ),
+        "speed.suppression": (speed.suppression != "none", "CHOP-USER is for pure ε; set it to 'none'"),
+        "speed.allocation": (speed.allocation != "exact-loss", "set it to 'exact-loss'"),
+        "speed.keep": (speed.keep != "epsilon", "set it to 'epsilon'"),
+        "speed.clipping": (speed.clipping not in ("residual", "none"), "set it to 'residual' or 'none'"),
+        "speed.sum_cap": (speed.sum_cap != 0, "residual clipping takes its place; set it to 0"),
+        "speed.statistics": (
+            not set(speed.statistics) <= set(MOMENTS),
+            "trees of percentiles have Laplace noise; use mean and variance",
+        ),
+    }
+
+
+def _residual(speed: SpeedConfig, values: bool, zcdp: bool) -> Needs:
+    return {
+        "relation": (not values, "under 'participation' set speed.clipping to 'carried' or 'none'"),
+        "privacy.accounting": (not zcdp, "its noise is Gaussian; set it to 'zcdp'"),
+        "speed.statistics": (speed.statistics != ("mean",), "set it to ['mean']"),
+        "speed.post_processing": ("kalman" not in speed.post_processing, "only 'kalman' foretells; add it"),
+    }
+
+
+def _rolling(values: bool, zcdp: bool, shared: bool, histogram: bool) -> Needs:
+    return {
+        "relation": (not values, "noise would follow what each user did before; set admission to 'paced'"),
+        "privacy.accounting": (not zcdp, "pure ε has whole grants; set it to 'zcdp'"),
+        "ledger": (shared, "noise would follow when another feed draws; leave it out"),
+        "histogram": (histogram, "histograms charge whole grants; leave it out"),
+    }

@@ -1,0 +1,381 @@
+"""Recognises what a file, an answer or the messages of a topic are, and reads them for an inspection with the service's readers."""
+
+from __future__ import annotations
+
+import csv
+import secrets
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stream.config import Config, find_config, load_config
+from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
+from stream.config.search import template
+from stream.config.section import BoundingBox
+from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
+from stream.diagnosis.observations import InspectionError, Observations, numbered
+from stream.diagnosis.reading import ageless
+from stream.diagnosis.snapshots import form_of, observe_folder, observe_snapshot
+from stream.diagnosis.times import TimeForm
+from stream.diagnosis.users import events_as_users, odd_names
+from stream.ingestion.arrays import elements, may_hold_several
+from stream.ingestion.decoding import Decoder, FixColumns
+from stream.ingestion.formats import FeedFormat, feed_format, recording_format, times_us
+from stream.ingestion.pseudonyms import KEY_BYTES
+from stream.sources.file_kinds import (
+    HEAD_BYTES,
+    PARQUET,
+    SEPARATORS,
+    header_readings,
+    is_row,
+    list_in,
+    seems_to_be,
+    unpacked,
+)
+from stream.sources.lines import Lines, RecordingError, open_stored
+from stream.sources.opening import Folder, open_recording, recordings_in
+from stream.sources.recording import Recording
+
+if TYPE_CHECKING:
+    from stream.sources.tables import Table
+
+_SAMPLE = 2_000
+"""Events whose fields and values are looked at."""
+_CALLED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
+_NO_GUESS = Guess(FeedFields(user="user", time="time", lat="lat", lng="lng"), None)
+"""Where the configuration names the fields."""
+GLOBE = BoundingBox(south=-90, west=-180, north=90, east=180)
+
+
+class _Sample(NamedTuple):
+    """What the beginning of a source shows: what it is, in words, some events as trees, its encoding, and the path of its list."""
+
+    kind: str
+    trees: list[Mapping[str, Any]]
+    encoding: Encoding = "utf-8"
+    records: str | None = None
+
+
+def inspection_config(given: Config | None) -> Config:
+    """The configuration by which a source is read: the ``given`` one, else the shipped one with the whole globe as domain."""
+    if given is not None:
+        return given
+    shipped = load_config(find_config(template("values"), "values"))
+    feed = FeedConfig(name="inspected", topic="inspected", timezone="UTC", domain=GLOBE)
+    return shipped.model_copy(update={"feed": feed})
+
+
+def observe_file(path: Path, limit: int, given: Config | None = None) -> Observations:
+    """Events of a Parquet, CSV or NDJSON file or folder, or of a snapshot or a folder of them; about ``limit`` at most.
+
+    ``given``: the configuration by which it is to be read; without it, its form and its fields are guessed. Raises
+    :class:`InspectionError`.
+    """
+    try:
+        if path.is_dir():
+            seen = observe_folder(path, limit, given)
+            if seen is not None:
+                return seen
+        else:
+            with open_stored(path) as stored:  # type: ignore[union-attr]
+                form = form_of(unpacked(stored.peek(HEAD_BYTES)))
+            if form is not None:
+                return observe_snapshot(path, form, given)
+        return _observe_recording(path, limit, given)
+    except (RecordingError, OSError) as error:
+        raise InspectionError(str(error)) from None
+
+
+def observe_answer(body: bytes, limit: int, given: Config | None = None) -> Observations:
+    """Observations of the answer of a server, whatever its format. Raises :class:`InspectionError`."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(body)
+        file.flush()
+        try:
+            return observe_file(Path(file.name), limit, given)
+        except InspectionError as error:
+            raise InspectionError(str(error).replace(file.name, "the answer")) from None
+
+
+def _observe_recording(path: Path, limit: int, given: Config | None) -> Observations:
+    first = recordings_in(path)[0]
+    sample = _sample(first)
+    if given is not None:
+        return _read(path, limit, given, given.feed.recorded_format, sample.kind, _NO_GUESS)
+    try:
+        known = guess(sample.trees)
+    except GuessError as error:
+        raise InspectionError(_why_none(error, sample, first)) from None
+    seen = _guessed(path, limit, sample, known)
+    if (why := events_as_users(seen.user, seen.time_us, f"field {known.fields.user!r}")) is not None:
+        try:
+            again = guess(sample.trees, {known.fields.user})
+        except GuessError as error:
+            raise InspectionError(f"{why}; {error}") from None
+        seen = _guessed(path, limit, sample, again)
+    return seen
+
+
+def _guessed(path: Path, limit: int, sample: _Sample, known: Guess) -> Observations:
+    """The source as it is read with guessed fields."""
+    config = inspection_config(None)
+    form = known_format(chain.from_iterable(paths_of(tree) for tree in sample.trees[:50]), known.fields) or "declared"
+    feed = FeedConfig(
+        **config.feed.model_dump(include={"name", "topic", "timezone"}),
+        domain=config.feed.domain,
+        speeds="missing",
+        fields=known.fields if form == "declared" else None,
+        encoding=sample.encoding,
+        records=sample.records,
+    )
+    return _read(path, limit, config.model_copy(update={"feed": feed}), form, sample.kind, known)
+
+
+def _read(path: Path, limit: int, config: Config, file_format: str, kind: str, known: Guess) -> Observations:
+    """The events of a recording that the service takes, with the speeds that are reported, if any."""
+    any_speed = config.feed.model_copy(update={"format": "canonical", "speeds": "missing"})
+    parts: list[FixColumns] = []
+    with open_recording(path, file_format, any_speed) as recording:
+        blocks = _blocks(recording, recording_format(any_speed, "canonical"))
+        taken = 0
+        for part in blocks:
+            parts.append(part)
+            taken += len(part.user)
+            if taken >= limit:
+                break
+    return _taken(config, parts, file_format, kind, known)
+
+
+def _blocks(recording: Recording | Table | Folder, reader: FeedFormat) -> Iterator[FixColumns]:
+    for part in recording.parts() if isinstance(recording, Folder) else [recording]:
+        if isinstance(part, Recording):
+            yield from (_decoded(block.values, reader) for block in part)
+        else:
+            yield from part.columns()
+
+
+def _decoded(values: Iterable[bytes], reader: FeedFormat) -> FixColumns:
+    """The events among ``values``, with NaN for a speed that is none."""
+    fixes = []
+    for value in values:
+        try:
+            fixes.append([read(reader.read(value)) for read in reader.getters])
+        except Exception:  # the service refuses it, and says why where events are counted
+            continue
+    user, moments, lat, lng, speed = zip(*fixes, strict=True) if fixes else ((), (), (), (), ())
+    none = np.zeros(len(user), dtype=bool)
+    places = np.array(lat, dtype=float), np.array(lng, dtype=float)
+    return FixColumns(list(user), times_us(list(moments)), *places, np.array(speed, dtype=float), none, none)
+
+
+# long: one local for each column
+def _taken(
+    config: Config,
+    parts: list[FixColumns],
+    file_format: str,
+    kind: str,
+    known: Guess,
+    arrived_us: NDArray[np.int64] | None = None,
+) -> Observations:
+    """Of decoded events those that the service takes, whatever their speed."""
+    users = list(chain.from_iterable(part.user for part in parts))
+    time_us, lat, lng, speed, missing, wrong = (
+        np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0)
+        for name in ("time_us", "lat", "lng", "speed", "missing", "wrong")
+    )
+    columns = FixColumns(
+        users, time_us.astype(np.int64), lat, lng, np.zeros(len(users)), missing.astype(bool), wrong.astype(bool)
+    )
+    batch = Decoder(ageless(config), secrets.token_bytes(KEY_BYTES)).decode_columns(columns, time.time_ns() // 1000)
+    at, rows = batch.index, batch.rows
+    own = feed_format(config.feed.model_copy(update={"format": file_format}))
+    fixed = None if file_format in ("canonical", "declared") else own.unit
+    return Observations(
+        kind=kind,
+        format=file_format,
+        feed=config.feed,
+        user=numbered([users[index] for index in at.tolist()]),
+        time_us=rows["time"].astype(np.int64),
+        lat=rows["lat"] * 1e-7,
+        lng=rows["lng"] * 1e-7,
+        speed=speed[at] * SPEED_TO_KMH[config.feed.speed_unit] / own.kmh,
+        arrived_us=np.full(len(at), -1, dtype=np.int64) if arrived_us is None else arrived_us[at],
+        speed_unit=fixed,
+        local=0.0 if known.times is None else known.times.local,
+        notes=(*known.notes, *_of_times(known.times), *_of_forms(config.feed, known, kind), *odd_names(users)),
+    )
+
+
+def _of_forms(feed: FeedConfig, known: Guess, kind: str) -> list[str]:
+    """What is read although it is written in an unusual form."""
+    sentences = []
+    if feed.encoding != "utf-8":
+        sentences.append(
+            f"Its text is not UTF-8: it is read as {feed.encoding}, by feed.encoding. Look at names with accents."
+        )
+    if known.as_texts and not kind.startswith("CSV"):
+        sentences.append(f"{', '.join(known.as_texts)} are numbers in texts. They are read as numbers.")
+    if known.fields.units_per_degree > 1:
+        sentences.append(f"Positions are degrees times {known.fields.units_per_degree}: feed.fields.units_per_degree.")
+    return sentences
+
+
+def _of_times(times: TimeForm | None) -> list[str]:
+    if times is None:
+        return ["The times are of no form that is known: set time_format in [feed.fields]."]
+    if times.time_format == "epoch-ns":
+        return ["The times are nanoseconds since 1970: divide them so that they are microseconds."]
+    if times.either is None:
+        return []
+    return [f"The times may be read as {times.time_format!r} or as {times.either!r}: ask whoever runs the feed."]
+
+
+def _sample(path: Path) -> _Sample:
+    """Events at the beginning of a file, as trees, whatever they mean."""
+    with open_stored(path) as stored:  # type: ignore[union-attr]
+        head = stored.peek(len(PARQUET))
+    if head.startswith(PARQUET):
+        return _sample_of_table(path)
+    encoding = _encoding(path)
+    lines = filter(None, (line.rstrip(b"\r") for line in chain.from_iterable(Lines(path, None, encoding))))
+    first = next(lines, b"")
+    if first.lstrip()[:1] not in (b"{", b"["):
+        return _sample_of_csv(first, lines, encoding)
+    trees = list(islice(_objects(chain([first], lines)), _SAMPLE))
+    kind = (
+        "JSON, arrays of objects"
+        if may_hold_several(first) and first.lstrip()[:1] == b"["
+        else "JSON, one object per line"
+    )
+    if len(trees) <= 1 and not set(guess_fields(chain.from_iterable(map(paths_of, trees)))) >= {"lat", "lng"}:
+        records = list_in(path)
+        if records is not None:
+            listed = chain.from_iterable(Lines(path, None, encoding, records))
+            return _Sample(f"JSON, a list at {records!r}", list(islice(_objects(listed), _SAMPLE)), encoding, records)
+    return _Sample(kind, trees, encoding)
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
+        several = elements(line) if may_hold_several(line) else None
+        for text in several or [line]:
+            try:
+                tree = msgspec.json.decode(text.decode("utf-8", "replace"))
+            except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+                continue
+            if isinstance(tree, dict):
+                yield tree
+
+
+def _sample_of_csv(header: bytes, lines: Iterator[bytes], encoding: Encoding) -> _Sample:
+    separator, names = max(header_readings(header), key=_sense)
+    trees: list[Mapping[str, Any]] = []
+    for line in islice(lines, _SAMPLE):
+        try:
+            row = next(csv.reader([line.decode("utf-8", "replace")], delimiter=separator), [])
+        except csv.Error:
+            continue
+        if len(row) == len(names):
+            trees.append(dict(zip(names, row, strict=True)))
+    called = _CALLED.get(separator, repr(separator))
+    return _Sample(f"CSV, separated by {called}", trees or [dict.fromkeys(names, "")], encoding)
+
+
+def _sense(reading: tuple[str, list[str]]) -> tuple[int, bool, int]:
+    """How much sense a reading of a header makes: fields that are recognised, then a usual separator, then columns."""
+    separator, names = reading
+    return len(guess_fields(names)), separator in SEPARATORS and len(names) > 1, len(names)
+
+
+def _sample_of_table(path: Path) -> _Sample:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError:
+        raise InspectionError(f"{path}: Parquet needs pyarrow; pip install 'hexveil[parquet]'") from None
+    try:
+        with ParquetFile(path) as file:
+            batch = next(file.iter_batches(_SAMPLE), None)
+            trees = [] if batch is None else batch.to_pylist()
+            names = file.schema_arrow.names
+    except Exception as error:  # whatever error hostile bytes cause
+        raise InspectionError(f"{path}: not a readable Parquet file ({str(error)[:160]})") from None
+    return _Sample("Parquet", [_texts(tree) for tree in trees] or [dict.fromkeys(names, "")])
+
+
+def _texts(tree: Any) -> Any:
+    """A row with its timestamps as text, as other files have them."""
+    if isinstance(tree, dict):
+        return {name: _texts(value) for name, value in tree.items()}
+    return tree.isoformat() if hasattr(tree, "isoformat") else tree
+
+
+def _encoding(path: Path) -> Encoding:
+    """The encoding of a file's text, by its first block."""
+    text = next(iter(Lines(path).blocks()), b"")
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    known: tuple[Encoding, ...] = ("utf-8", "cp1252")
+    for encoding in known:
+        try:
+            text[: text.rfind(b"\n") + 1 or None].decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        return encoding
+    return "utf-8" if 0 in text else "latin-1"
+
+
+def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
+    kind = seems_to_be(path) or ""
+    paths = set(chain.from_iterable(paths_of(tree) for tree in sample.trees[:50]))
+    if not paths or not all(name.isprintable() for name in paths):
+        nothing = "no JSON objects, no header of a table, no Parquet and no GTFS-realtime in it"
+        return f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
+    if is_row(set().union(*sample.trees[:50])):
+        return "its first line has numbers, so it is no header: write the names of its columns before it, like user,time,lat,lng,speed"
+    return (
+        f"{error}; rename fields, or declare them in [feed.fields]. "
+        f"A table needs a header, whose names any one character separates. {kind}".strip()
+    )
+
+
+def observe_messages(
+    messages: list[bytes], arrived_us: NDArray[np.int64], limit: int, given: Config | None = None
+) -> Observations:
+    """Observations of the messages of a topic. ``arrived_us``: when each arrived, µs UTC. Raises :class:`InspectionError`."""
+    trees = list(islice(_objects(messages), _SAMPLE))
+    sample = _Sample("JSON, messages of a topic", trees)
+    config, form = inspection_config(given), "declared"
+    if given is not None:
+        known, form = _NO_GUESS, given.feed.recorded_format
+    else:
+        try:
+            known = guess(trees)
+        except GuessError as error:
+            raise InspectionError(f"{error}; name them in [feed.fields]") from None
+        form = known_format(chain.from_iterable(paths_of(tree) for tree in trees[:50]), known.fields) or "declared"
+        changes = {"speeds": "missing", "fields": known.fields if form == "declared" else None}
+        config = config.model_copy(update={"feed": config.feed.model_copy(update=changes)})
+    events = [
+        (event, int(at))
+        for message, at in zip(messages, arrived_us.tolist(), strict=True)
+        for event in _events(message)
+    ]
+    reader = recording_format(config.feed.model_copy(update={"format": "canonical", "speeds": "missing"}), form)
+    parts, arrived = [], []
+    for event, at in events[:limit]:
+        part = _decoded([event], reader)
+        if part.user:
+            parts.append(part)
+            arrived.append(at)
+    return _taken(config, parts, form, sample.kind, known, np.array(arrived, dtype=np.int64))
+
+
+def _events(message: bytes) -> list[bytes]:
+    return (elements(message) if may_hold_several(message) else None) or [message]

@@ -1,0 +1,67 @@
+"""Columns of released statistics over the cells of a window, their granularity, and their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+VARIANCE_GRID = 100
+"""Output grid of the variance in quanta²: 0.01 (km/h)²."""
+DECIMALS = {
+    "mean": 3,
+    "mean_smoothed": 3,
+    "variance": 2,
+    "p15": 2,
+    "p50": 2,
+    "p85": 2,
+    "cdf": 5,
+    "events": 1,
+    "users": 1,
+}
+"""Fixed output granularity per statistic."""
+PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
+"""The percentiles that traffic engineers use."""
+CDF = "cdf"
+"""The whole distribution, from which percentiles are read."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One statistic over all cells, (C,) each, or (C, K) of a distribution, in released units; ``low``/``high`` before clamping."""
+
+    raw: FloatArray
+    value: FloatArray
+    scale: FloatArray
+    low: FloatArray
+    high: FloatArray
+    top: float
+
+    @classmethod
+    def rounded(
+        cls,
+        name: str,
+        estimate: FloatArray,
+        scale: FloatArray,
+        interval: tuple[FloatArray, FloatArray],
+        top: float,
+        within: tuple[float | FloatArray, float | FloatArray] | None = None,
+    ) -> Columns:
+        """Statistic ``name``, rounded to its granularity; the interval is widened by the possible rounding error.
+
+        The value is clamped to ``within``, by default [0, ``top``].
+        """
+        raw, step = np.round(estimate, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
+        return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A post-processed statistic over all cells, shape (C,) each. ``interval``: its ends, None where the method promises none."""
+
+    method: str
+    value: FloatArray
+    interval: tuple[FloatArray, FloatArray] | None = None

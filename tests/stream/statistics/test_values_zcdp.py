@@ -1,0 +1,148 @@
+"""Relation "values" under zCDP: the promise, what is published, grants that roll, and ranges that follow earlier releases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpcore.accounting import NANO, epsilon_of_rho, rho_of
+from dpcore.noise import Noise
+from stream.config import Config, ConfigError
+from stream.messages.message import HEXAGON_SPEED, Message
+from stream.statistics.pacing import spendable
+from stream.statistics.pipeline import compose
+from stream.statistics.plan import Allowance, Plan
+from stream.statistics.relations import speed_of
+from stream.statistics.residual_clipping import response_of
+from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
+from stream.statistics.window_release import plan_window
+from stream.statistics.window_rows import WindowRows
+from tests.support.builders import SLOT, live_config, random_rows
+from tests.support.releasing import due_of
+from tests.support.schemas import validate
+
+
+def release(
+    config: Config, rows: np.ndarray, memory: Memory | None, slot: int
+) -> tuple[Plan, list[Message], Memory | None]:
+    """A window with untouched budgets."""
+    due, budget = due_of(config, slot), config.privacy.ledger_budget
+    read = WindowRows.of(rows, due.terms.reading)
+    left = spendable(np.full(read.counts.n_users, budget), read.counts.users, due, budget)
+    plan = plan_window(read, due, Allowance(left, budget), memory=memory)
+    contributions = read.as_planned(plan).in_cells_of(plan)
+    speed = speed_of(plan.terms)
+    columns = speed.draw(plan, contributions, Noise())
+    messages, after = compose(plan, speed.body(plan, contributions.counts, columns), columns, memory, sequence=1)
+    return plan, messages, after
+
+
+def bodies(messages: list[Message]) -> list[dict[str, Any]]:
+    return [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
+
+
+def test_a_budget_is_the_most_rho_that_converts_to_it(tmp_path: Path) -> None:
+    privacy = live_config(tmp_path, budget=12.0, delta=1e-6).privacy
+    assert privacy.ledger_budget == rho_of(12.0, 1e-6)
+    assert privacy.budget <= 12.0 < epsilon_of_rho(privacy.ledger_budget + 10**6, 1e-6)
+    first_come = live_config(tmp_path, **{"privacy.admission": "first-come", "privacy.windows": 24}).privacy
+    assert first_come.ledger_grant == rho_of(12.0, 1e-6) // 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"privacy.windows": 3}, "leave windows out"),
+        ({"privacy.admission": "first-come"}, "needs windows"),
+        ({"privacy.admission": "first-come", "privacy.windows": 0}, "below 1"),
+        ({"speed.suppression": "chop-user"}, "CHOP-USER is for pure ε"),
+        ({"speed.mean_mechanism": "levy"}, "papers' mechanisms"),
+        ({"speed.clipping": "joint"}, "'residual' or 'none'"),
+        ({"speed.clipping": "none", "speed.statistics": ["p50"]}, "Laplace noise"),
+        ({"speed.post_processing": []}, "only 'kalman' foretells"),
+        ({"ledger.name": "city"}, "another feed draws"),
+    ],
+)
+def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_the_key(
+    tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        live_config(tmp_path, **changes)
+
+
+def test_every_message_states_rho_and_delta_and_fits_its_schema(tmp_path: Path) -> None:
+    config = live_config(tmp_path)
+    plan, messages, memory = release(config, random_rows(1, 200), None, SLOT)
+    for message in messages:
+        body = json.loads(message.value)
+        validate(message.topic, body)
+        assert (body["accounting"], body["delta"]) == ("zcdp", 1e-6)
+        assert body["rho"] * NANO == pytest.approx(plan.budget // plan.due.windows_left)
+        assert body["epsilon"] == epsilon_of_rho(plan.budget // plan.due.windows_left, 1e-6)
+    marker = json.loads(messages[-1].value)
+    assert (marker["rho_budget"], marker["budget"]) == (plan.budget / NANO, config.privacy.budget)
+    assert memory is not None
+    assert decode_memory(encode_memory(memory)) == memory
+
+
+def test_the_last_window_of_a_period_may_spend_all_that_is_left_and_the_first_an_even_share(tmp_path: Path) -> None:
+    config = live_config(tmp_path)
+    period, budget, users = due_of(config).period, config.privacy.ledger_budget, np.arange(3, dtype=np.uint64)
+    left = np.array([budget, budget // 2, 0])
+    first, last = due_of(config, period.start), due_of(config, period.end - 3600)
+    assert spendable(left, users, first, budget).tolist() == [budget // 24, budget // 2 // 24, 0]
+    assert spendable(left, users, last, budget).tolist() == left.tolist()
+
+
+def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_truth_of_a_large_fleet(
+    tmp_path: Path,
+) -> None:
+    """4 000 vehicles drive 30 ± 13 km/h in six cells: after six windows most ranges are narrower than [0, U], and released means
+    are within 5 of their deviations of the truth (α = 6·10⁻⁷ a cell).
+    """
+    config, memory, rng = live_config(tmp_path), None, np.random.default_rng(4)
+    for number in range(6):
+        slot = SLOT + 3600 * number
+        rows = random_rows(number, 8000, users=4000, slot=slot)
+        rows["value"] = np.clip(rng.normal(3000, 1300, len(rows)), 0, 6500)
+        plan, messages, memory = release(config, rows, memory, slot)
+        assert plan.ranges is not None
+    for body in bodies(messages):
+        cell = rows["cell"] == int(body["cell"], 16)
+        assert abs(body["mean"]["raw"] - rows["value"][cell].mean() / 100) < 5 * body["mean"]["scale"] + 0.01
+        assert body["clipping"]["lower"] < 30 < body["clipping"]["upper"]
+    few = live_config(tmp_path, budget=0.5)
+    narrow, *_ = release(few, random_rows(1, 60, slot=SLOT), None, SLOT)
+    assert narrow.ranges is not None
+    assert np.median(narrow.ranges[1] - narrow.ranges[0]) < 3000, "where noise is large, ranges are narrow"
+
+
+def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path: Path) -> None:
+    """A fleet so large that noise is nothing, behind the narrowest ranges: the error of the correction is all that is left."""
+    config, memory = live_config(tmp_path), None
+    for number in range(4):
+        rows = random_rows(number, 60, slot=SLOT + 3600 * number)
+        plan, messages, memory = release(config, rows, memory, SLOT + 3600 * number)
+    response = response_of(plan)
+    assert response is not None
+    for body, left in zip(bodies(messages), response.open / 100, strict=True):
+        value, (low, high) = (body["post_processed"]["mean_smoothed"][name] for name in ("value", "interval"))
+        assert low <= max(value - 2.5 * left + 0.01, 0.0)
+        assert high >= min(value + 2.5 * left - 0.01, 65.0)
+
+
+def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path: Path) -> None:
+    config, memory = live_config(tmp_path, budget=60.0), None
+    rng, shown = np.random.default_rng(2), []
+    for number in range(8):
+        slot, speed = SLOT + 3600 * number, 4500 if number < 4 else 500
+        rows = random_rows(number, 6000, users=3000, places=2, slot=slot)
+        rows["value"] = np.clip(rng.normal(speed, 600, len(rows)), 0, 6500)
+        _, messages, memory = release(config, rows, memory, slot)
+        shown.append(np.mean([body["post_processed"]["mean_smoothed"]["value"] for body in bodies(messages)]))
+    assert shown[3] == pytest.approx(45, abs=3)
+    assert shown[7] == pytest.approx(5, abs=5)
