@@ -16,7 +16,7 @@ from typing import Any
 
 import h3
 
-from stream.geojson import Position
+from stream.config.geojson import Position
 from stream.serve.city.combining import CellNumbers, Modelled
 
 SHORTEST_M = 20.0
