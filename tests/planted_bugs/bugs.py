@@ -1089,6 +1089,38 @@ ALERTS = (
 )
 AREAS = (
     Bug(
+        "readers: the shrunk mean leads where a smoothed one is there",
+        "stream/messages/estimate.py",
+        "modelled.get(name + SMOOTHED) or modelled.get(name)",
+        "modelled.get(name) or modelled.get(name + SMOOTHED)",
+        "tests/stream/serve/test_estimate.py",
+        "leads_then",
+    ),
+    Bug(
+        "readers: a cell in which nobody is estimated has an estimate",
+        "stream/messages/estimate.py",
+        'return bool(users["raw"] > deviation)',
+        'return bool(users["raw"] > -deviation)',
+        "tests/stream/serve/test_estimate.py",
+        "nobody_is_estimated_where",
+    ),
+    Bug(
+        "readers: a merged cell is drawn as its H3 parent",
+        "stream/messages/shapes.py",
+        "if h3.get_resolution(place.cell) >= place.finest:",
+        "if not place.excludes:",
+        "tests/stream/messages/test_shapes.py",
+        "overlap_nowhere",
+    ),
+    Bug(
+        "readers: the interval of a travel time is half as wide as its cells' errors together make it",
+        "stream/serve/city/routes.py",
+        "fastest = _stated(metres, {cell: known[cell].interval[1] for cell in metres})",
+        "fastest = _stated(metres, {cell: (known[cell].value + known[cell].interval[1]) / 2 for cell in metres})",
+        "tests/stream/serve/test_routes_and_means.py",
+        "however_the_errors",
+    ),
+    Bug(
         "areas: the noise of a cell does not count by its weight",
         "stream/serve/city/combining.py",
         "variance += weight**2 * _variance(cell.mean, cell)",
