@@ -113,6 +113,8 @@ def _text(report: dict[str, Any], trusted: list[str]) -> Iterator[str]:
         )
         if first > 1:
             yield f"  The first {first - 1} windows are not here."
+        if feed["faded"]:
+            yield f"  Of the first {feed['faded']} windows here only the close markers are left, so their messages were not checked."
         if feed["chained"] < feed["windows"]:
             yield f"  {feed['windows'] - feed['chained']} close markers are of an earlier version and not chained."
         if feed["signed"]:

@@ -139,7 +139,8 @@ class Verification:
         if numbers != sorted(numbers):
             self._found("order", feed, "the close markers do not stand in the order of their numbers")
         markers = sorted(known.markers, key=lambda marker: int(marker.body["sequence"]))
-        for marker in markers:
+        faded = _faded(markers, known.parts)
+        for marker in markers[faded:]:
             self._check_messages(feed, marker, known.parts.pop(marker.window, {}))
         for window in sorted(known.parts):
             self._found("unmarked", feed, f"window {utc_text(window.start)} has messages and no close marker")
@@ -156,6 +157,7 @@ class Verification:
             "first": first["window"]["start"],
             "last": last["window"]["start"],
             "numbers": [first["sequence"], last["sequence"]],
+            "faded": faded,
             "chained": sum("previous" in marker.body for marker in markers),
             "signed": sum("signer" in marker.body for marker in markers),
             "signers": list(dict.fromkeys(marker.body["signer"] for marker in markers if "signer" in marker.body)),
@@ -305,6 +307,12 @@ def _allowances(body: Mapping[str, Any], budgets: dict[str, float]) -> Iterator[
     if body["budget"] > budgets.get(key, body["budget"]):
         yield "the budget of its period was lower before; it may not rise within a period"
     budgets[key] = min(body["budget"], budgets.get(key, body["budget"]))
+
+
+def _faded(markers: list[_Marker], parts: Mapping[Window, object]) -> int:
+    """The number of windows, oldest first, of which only the close marker is left: topics keep markers for ever, messages do not."""
+    whole = [at for at, marker in enumerate(markers) if marker.window in parts or not marker.body["messages"]]
+    return whole[0] if whole else len(markers)
 
 
 def _succession(body: Mapping[str, Any]) -> Succession | None:

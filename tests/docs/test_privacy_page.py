@@ -121,4 +121,4 @@ def test_every_piece_of_evidence_exists_and_holds_tests() -> None:
 
 
 def test_the_page_stays_readable() -> None:
-    assert len(PAGE.splitlines()) <= 285
+    assert len(PAGE.splitlines()) <= 310

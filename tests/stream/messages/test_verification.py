@@ -182,6 +182,16 @@ def test_a_shortened_file_is_found_by_whoever_holds_a_later_marker(honest: tuple
     assert kinds(without(lines, 3), trusted=[key], held=[last]) == {"held"}
 
 
+def test_of_old_windows_markers_alone_are_enough_and_of_later_ones_not(honest: tuple[list[str], str]) -> None:
+    """Topics delete messages by age, and keep close markers for ever."""
+    lines, key = honest
+    first, second, third = (marker_at(lines, nth) for nth in range(3))
+    report = verified(lines[first:], trusted=[key])
+    assert report["sound"]
+    assert report["feeds"][0]["faded"] == 1
+    assert kinds(lines[: second + 1] + lines[third:], trusted=[key]) == {"messages"}
+
+
 def test_another_key_than_the_readers_is_found(honest: tuple[list[str], str]) -> None:
     assert kinds(honest[0], trusted=[new_signer().public]) == {"signature"}
 
@@ -249,20 +259,23 @@ async def test_a_crash_after_any_step_and_a_rival_leave_one_chain(step: str, red
     assert report["feeds"][0]["windows"] == 4
 
 
-async def test_a_window_that_is_overtaken_between_draw_and_commit_is_composed_anew_as_the_next_of_the_chain(
+async def test_a_link_that_changes_between_draw_and_commit_is_followed_with_the_same_noise(
     redis: Redis, tmp_path: Path
 ) -> None:
-    released = Released(redis, signing(tmp_path))
-    await Ledger.of(redis, released.config).start_generation(birth=0)
+    """An operator gives up a lost key just then."""
+    released, redraws = Released(redis, signing(tmp_path)), list[int]()
+    await released.close(SLOTS[0])
+    store = ReleaseStore.of(redis, released.config)
 
-    async def overtaken(step: str) -> None:
-        if step == "draw":
-            await released.close(SLOTS[0])
+    async def given_up(step: str) -> None:
+        stored = (await store.carried()).link
+        if step == "draw" and (last := decode_link(stored)) is not None:
+            assert await store.replace_link(stored, encode_link(last.unsigned()))
 
-    await released.protocol(after_step=overtaken).close(SLOTS[1])
-    report = verified(released.lines)
-    assert report["sound"], report["problems"]
-    assert report["feeds"][0]["chained"] == 2
+    other = signing(tmp_path)
+    await released.protocol(other, after_step=given_up, on_redraw=lambda: redraws.append(1)).close(SLOTS[1])
+    assert not redraws
+    assert {problem["kind"] for problem in verified(released.lines)["problems"]} == {"signature"}, "the break alone"
 
 
 async def test_the_topics_are_verified_as_a_file_is(kafka: str, redis: Redis, tmp_path: Path, topic_name: str) -> None:
