@@ -9,7 +9,7 @@ import structlog
 from stream.app.looking import RETRY_SECONDS, Looking
 from stream.app.process import ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
-from stream.protocol.close_process import PUBLICATION_LEAD_SECONDS, forget_everything, publish_in_process
+from stream.protocol.close_process import PUBLICATION_LEAD_SECONDS, begin_anew, publish_in_process
 
 log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ class Publishing(Looking):
         if self.worker.config.publication is None:
             return False
         with suppress(ProcessDiedError):
-            await self._process.run(forget_everything)
+            await self._process.run(begin_anew)
         return True
 
     async def look(self) -> float:

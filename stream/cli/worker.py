@@ -26,8 +26,8 @@ def register(app: typer.Typer) -> None:
         from aiokafka.errors import KafkaError
         from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
+        from stream.app.awaiting import TopicMissingError
         from stream.app.running import run_worker
-        from stream.awaiting import TopicMissingError
         from stream.config import ConfigError
         from stream.connection import kafka_options
         from stream.ingestion.pseudonyms import UserKeyError

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dpcore.earth import EARTH_M
 from stream.config.deployment import ConfigError
-from stream.geojson import Polygon, Position, polygons_of, shapes
+from stream.config.geojson import Polygon, Position, polygons_of, shapes
 
 
 class Box(NamedTuple):

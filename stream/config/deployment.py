@@ -13,9 +13,8 @@ from dpcore.relation import NeighbouringRelation
 from stream.config.addresses import Address, check_apart
 from stream.config.feed import FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
-from stream.config.ledger import LedgerConfig
 from stream.config.live_rules import live_problems
-from stream.config.privacy import PrivacyConfig
+from stream.config.privacy import LedgerConfig, PrivacyConfig
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.signing import SigningConfig

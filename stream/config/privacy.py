@@ -1,4 +1,4 @@
-"""Section ``[privacy]``: the most that one user may lose in a window and in a period, and the unit in which it is counted."""
+"""Sections ``[privacy]`` and ``[ledger]``: the most that one user may lose in a window and in a period, and the unit in which it is counted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dpcore.accounting import MAX_RHO, NANO, epsilon_of_rho, rho_of, to_nano
 from dpcore.budget import MICRO, from_micro, to_micro
 from dpcore.errors import BudgetError, DPError
 from stream.config.durations import PositiveDuration
+from stream.config.feed import FeedName
 from stream.config.section import Section
 
 MAX_DELTA = 1e-5
@@ -181,3 +182,9 @@ class PrivacyConfig(Section):
     def ledger_unit(self) -> tuple[str, int]:
         """Name of the ledger's unit (µε, or nρ under zCDP), and how many of them make 1."""
         return LEDGER_UNITS[self.accounting]
+
+
+class LedgerConfig(Section):
+    """The ledger that this feed shares with all feeds that name it. Without this section a feed has a ledger of its own."""
+
+    name: FeedName

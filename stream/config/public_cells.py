@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stream.config.area import Box, bounding_km2, read_area
 from stream.config.deployment import Config, ConfigError
-from stream.geojson import Polygon
+from stream.config.geojson import Polygon
 
 IdArray = npt.NDArray[np.uint64]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpcore.earth import great_circle_m
 from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.earth import great_circle_m
 from stream.storage.row_store import ROW
 
 FloatArray = NDArray[np.float64]

@@ -95,8 +95,8 @@ def publish_in_process(config: Config, slots: list[int], lead_seconds: float) ->
     return asyncio.run(publish_windows(config, slots, lead_seconds))
 
 
-def forget_everything() -> None:
-    """Forget what this process knows, as if it were new."""
+def begin_anew() -> None:
+    """Know nothing yet, as in a new process. Calling it imports what closing needs, so that the first window need not wait."""
     _known.clear()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import h3
 from aiohttp import web
 
-from stream.geojson import Position, polygons_of
+from stream.config.geojson import Position, polygons_of
 from stream.messages.range_query import Box
 from stream.serve.ogc.selection import Bounds, read_interval, read_item_id
 from stream.serve.responses import Problem

@@ -9,7 +9,7 @@ import h3
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.earth import great_circle_m
+from dpcore.earth import great_circle_m
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

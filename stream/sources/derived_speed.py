@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.earth import great_circle_m
+from dpcore.earth import great_circle_m
 from stream.sources.snapshots import SnapshotError
 from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import EARLIEST_US

@@ -14,8 +14,8 @@ from typing import Any
 
 import h3
 
+from stream.config.geojson import by_number
 from stream.config.section import BoundingBox
-from stream.route_order import by_number
 from stream.sources.route_lines import route_lines
 from stream.sources.schedule import Point, Schedule, ScheduleError, Stop
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stream.earth import great_circle_m
+from dpcore.earth import great_circle_m
 from stream.terms import FixRules
 
 IntArray = npt.NDArray[np.int64]

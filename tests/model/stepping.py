@@ -240,7 +240,7 @@ class Steps:
         return same
 
     def _begin(self, slot: int) -> Coroutine[Any, Any, Any]:
-        close_process.forget_everything()
+        close_process.begin_anew()
         return close_process.close_windows(self._configs[slot], [slot])
 
     def _new(self, slot: int, before: tuple[Step, Any, int] | None) -> Step:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from stream.doctor import examine
+from stream.app.doctor import examine
 from stream.local import REPO_ROOT, LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.messages.topics import create_topics
 from stream.server_version import NEEDED, REMEDY, ServerVersion, ServerVersionError, require_supported

@@ -65,7 +65,7 @@ class City:
 
     def set_back(self) -> None:
         set_back(self.server, self.folder / "backup")
-        close_process.forget_everything()
+        close_process.begin_anew()
 
 
 @pytest.fixture
@@ -76,5 +76,5 @@ async def city(kafka: str, redis_binary: str | None, tmp_path: Path, topic_name:
         for config in both:
             await create_topics(config)
             load_user_key(config.privacy.user_key_file)  # as a worker that starts does
-        close_process.forget_everything()
+        close_process.begin_anew()
         yield City(*both, server, tmp_path)

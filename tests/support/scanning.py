@@ -163,7 +163,7 @@ async def observe(
 ) -> Transcript:
     """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API too."""
     await redis.flushall()
-    close_process.forget_everything()
+    close_process.begin_anew()
     await Ledger(redis, config.feed.name).start_generation(birth=0)
     await redis.set(FeedKeys(config.feed.name).generation, GENERATION)
     await _clear(config.kafka.bootstrap)

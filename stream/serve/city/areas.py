@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config import ConfigError
-from stream.geojson import Polygon, polygons_of, shown
+from stream.config.geojson import Polygon, by_number, polygons_of, shown
 from stream.messages.shapes import centre_of
-from stream.route_order import by_number
 from stream.serve.city.files import check_name, read_bytes
 from stream.serve.city.places import Places
 

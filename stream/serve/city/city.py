@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 from stream.config import Config
-from stream.geojson import Position
+from stream.config.geojson import Position
 from stream.messages.shapes import places_of
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of

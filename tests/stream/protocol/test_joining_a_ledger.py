@@ -14,9 +14,9 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from redis.asyncio import Redis
 
+from stream.app.doctor import ledger_finding
 from stream.config.privacy import PrivacyConfig
 from stream.config.servers import KafkaConfig
-from stream.doctor import ledger_finding
 from stream.ingestion.pseudonyms import load_user_key
 from stream.local import KafkaServer
 from stream.local.kafka import write_identity

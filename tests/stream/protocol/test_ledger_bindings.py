@@ -13,9 +13,9 @@ import pytest
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
+from stream.app.doctor import ledger_finding
 from stream.cli import app
 from stream.config import Config
-from stream.doctor import ledger_finding
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics

@@ -23,8 +23,8 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from redis.asyncio import Redis
 
+from stream.app.doctor import retention_finding
 from stream.config import Config
-from stream.doctor import retention_finding
 from stream.local import REPO_ROOT, RedisServer, free_port
 from stream.messages.message import WINDOW, Message
 from stream.messages.topics import create_topics
@@ -124,7 +124,7 @@ async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the
     assert [report.failure for report in await deployment.release(1, 2)] == [None, None]
     if set_back:
         deployment.set_back()
-    close_process.forget_everything()  # as in another process, which has not seen the markers
+    close_process.begin_anew()  # as in another process, which has not seen the markers
     before = await deployment.spent()
     reports = await deployment.release(3)
     markers_now = await deployment.published()

@@ -160,7 +160,7 @@ async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another
     assert await city.release(city.tram, 0) is None
     async with Redis.from_url(city.server.url) as client:
         await client.flushall()
-        close_process.forget_everything()
+        close_process.begin_anew()
         for config in (city.bus, city.tram):
             with pytest.raises(
                 LedgerError, match=f"feed '{city.tram.feed.name}'.*Redis holds none.*and the ledger, too"

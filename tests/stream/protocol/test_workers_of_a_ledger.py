@@ -10,11 +10,11 @@ from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.app.closing import Closing
+from stream.app.doctor import ledger_finding
 from stream.app.worker import Worker
 from stream.cli import app
 from stream.config import Config, load_config
 from stream.config.privacy import PrivacyConfig
-from stream.doctor import ledger_finding
 from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpcore.earth import EARTH_M
-from stream.earth import great_circle_m
+from dpcore.earth import EARTH_M, great_circle_m
 from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 
 START = 1_757_583_600

@@ -18,7 +18,7 @@ import redis as blocking
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from stream.earth import great_circle_m
+from dpcore.earth import great_circle_m
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import LOOPBACK, RedisServer
 from stream.sources import fix_memory as module

@@ -13,8 +13,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from dpcore.earth import great_circle_m
 from stream.cli import app
-from stream.earth import great_circle_m
 from stream.serve.city.places import read_places
 from stream.sources.along_line import line_of, positions
 from stream.sources.modes import mode_of

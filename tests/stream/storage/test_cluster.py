@@ -20,8 +20,8 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
 from dpcore.noise import Noise
+from stream.app.doctor import examine
 from stream.config import Config
-from stream.doctor import examine
 from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck

@@ -74,3 +74,8 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer with more digits than Python formats
         return "too large"
     return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def by_number(route: str) -> tuple[int, str]:
+    """A key for sorting: numbered routes by number, before the others."""
+    return (int(route) if route.isdecimal() and len(route) < 10 else 1 << 40), route

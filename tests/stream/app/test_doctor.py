@@ -15,9 +15,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
+from stream.app.doctor import Finding, examine, replication_finding
 from stream.cli import app
 from stream.config import Config
-from stream.doctor import Finding, examine, replication_finding
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.topics import INPUT_SETTINGS
 from tests.support import hourly
