@@ -21,9 +21,12 @@ from dpcore.spatial import (
     AdaptiveGrid,
     Auto,
     KdTree,
+    Privlet,
     QuadTree,
+    Singular,
     SparseHierarchy,
     SpatialMechanism,
+    Uniform,
     UniformGrid,
 )
 from research.papers.questions import Questions, mixed, squares
@@ -60,7 +63,7 @@ FULL = Sizes(
     queries=2_000,
     sigmas=(20.0, 50.0, 100.0),
     heights=(6, 10, 14, 18),
-    stop_counts=(0.0, 20.0, 100.0, 500.0),
+    stop_counts=(0.0, 10.0, 20.0, 50.0, 100.0, 500.0),
 )
 QUICK = Sizes(
     side=64,
@@ -100,8 +103,13 @@ def mechanisms() -> dict[str, SpatialMechanism]:
         "htf published, exact cuts": replace(published, split="exponential", rounds=0),
         "ag": AdaptiveGrid(),
         "ug": UniformGrid(),
+        "htf published, 10⁻³ a level": replace(published, level_epsilon_micro=1_000),
         "kdtree": KdTree(),
+        "kdtree, 15 % for medians": KdTree(split_share=0.15),
         "quadtree": QuadTree(),
+        "privlet": Privlet(),
+        "singular": Singular(),
+        "uniform": Uniform(),
         "auto": Auto(),
         "sparse relative": SparseHierarchy(goal="relative"),
     }

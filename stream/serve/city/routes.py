@@ -37,7 +37,7 @@ def pieces_of(line: Sequence[Position], resolution: int) -> list[Piece]:
     pieces: list[Piece] = []
     at = 0.0
     for a, b in pairwise(line):
-        waiting = [(a, b, _cell(a, resolution), _cell(b, resolution))]
+        waiting, begun = [(a, b, _cell(a, resolution), _cell(b, resolution))], len(pieces)
         while waiting:
             a, b, first, last = waiting.pop()
             length = _distance(a, b)
@@ -46,7 +46,9 @@ def pieces_of(line: Sequence[Position], resolution: int) -> list[Piece]:
                 between = _cell(middle, resolution)
                 waiting += [(middle, b, between, last), (a, middle, first, between)]
                 continue
-            pieces.append((first, at, at + length))
+            # Parts of one straight line in one cell are one piece.
+            start = pieces.pop()[1] if len(pieces) > begun and pieces[-1][0] == first else at
+            pieces.append((first, start, at + length))
             at += length
     return pieces
 

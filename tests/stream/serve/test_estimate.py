@@ -53,12 +53,16 @@ def test_the_smoothed_mean_leads_then_the_modelled_one_then_the_released_one() -
     modelled = {"method": "m", "value": 25.0, "interval": [22.0, 28.0], "unit": "km/h"}
     body: dict[str, Any] = {"status": "published", "users": 5, "mean": drawn, "p50": drawn}
     leading = []
-    for models in ({}, {"mean": modelled | {"method": "shrunk"}}, {"mean": modelled, "mean_smoothed": modelled}):
+    for models in (
+        {},
+        {"mean": modelled | {"method": "shrunk"}},
+        {"mean": modelled, "mean_smoothed": modelled | {"method": "smoothed", "value": 24.0}},
+    ):
         estimates = estimates_of(body | {"post_processed": models})
         assert estimates is not None
         leading.append((estimates["mean"]["method"], estimates["mean"]["value"]))
         assert estimates["p50"] == {"value": 30.0, "interval": [20.0, 40.0], "unit": "km/h", "method": "released"}
-    assert leading == [("released", 30.0), ("shrunk", 25.0), ("m", 25.0)]
+    assert leading == [("released", 30.0), ("shrunk", 25.0), ("smoothed", 24.0)]
     assert estimates_of(body | {"status": "suppressed"}) is None
 
 

@@ -15,6 +15,7 @@ export interface Pieces {
 /** The pieces of lines; what several lines share, piece by piece, is there once. */
 export function piecesOf(lines: Position[][], resolution: number): Pieces {
   const [ends, cells, seen]: [number[], string[], Set<string>] = [[], [], new Set()];
+  let begun = 0;
   const cellOf = ([lng, lat]: Position) => latLngToCell(lat!, lng!, resolution);
   const add = (a: Position, b: Position, from: string, to: string): void => {
     if (from !== to && Math.abs(a[0]! - b[0]!) + Math.abs(a[1]! - b[1]!) > SHORTEST) {
@@ -23,6 +24,8 @@ export function piecesOf(lines: Position[][], resolution: number): Pieces {
       add(a, middle, from, between);
       return add(middle, b, between, to);
     }
+    // Parts of one straight line in one cell are one piece.
+    if (cells.length > begun && cells.at(-1) === from) return void ends.splice(-2, 2, b[0]!, b[1]!);
     ends.push(a[0]!, a[1]!, b[0]!, b[1]!);
     cells.push(from);
   };
@@ -31,6 +34,7 @@ export function piecesOf(lines: Position[][], resolution: number): Pieces {
     for (let at = 1; at < line.length; at += 1) {
       const [a, b] = [line[at - 1]!, line[at]!];
       const to = cellOf(b);
+      begun = cells.length;
       const key = [a, b].map(String).sort().join(' ');
       if (!seen.has(key)) add(a, b, from, to);
       seen.add(key);

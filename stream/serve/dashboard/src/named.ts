@@ -57,7 +57,7 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
 function meanOf({ estimate }: AreaStatistics): Shown | null {
   if (!estimate) return null;
   const [low, high] = estimate.interval;
-  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, method: estimate.method, outside: low === high };
+  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high, ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
 }
 
 /** The mean, or why there is none. */

@@ -93,6 +93,8 @@ export class View {
   private others = new Map<string, Hexagon>();
   private overlaps = overlapping(this.others);
   private resolutions: number[] = [];
+  /** Of which statistics any cell of the window has what: asked for every cell. */
+  private has = contentsOf([]);
   /** The chance up to which a difference is clear, of the cells as they were last coloured. */
   private level = NONE;
 
@@ -105,6 +107,7 @@ export class View {
   setWindow(window: WindowCells, usual: Usual): void {
     this.window = window;
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
+    this.has = contentsOf(window.hexagons);
     const finest = finestOf(window.hexagons);
     for (const hexagon of window.hexagons) if (hexagon.resolution < finest) hexagon.finest = finest;
     this.resolutions = [...new Set([finest, ...window.hexagons.map((hexagon) => hexagon.resolution)])].sort((a, b) => b - a);
@@ -169,8 +172,7 @@ export class View {
     return this.window?.marker?.statistics.includes(STATISTICS[statistic]) || this.isModelled(statistic);
   }
 
-  private isModelled = (statistic: Statistic) =>
-    this.window?.hexagons.some(({ estimate }) => (estimate?.[STATISTICS[statistic]]?.method ?? 'released') !== 'released') ?? false;
+  private isModelled = (statistic: Statistic) => this.has.modelled.has(STATISTICS[statistic]);
 
   statistics(): Statistic[] {
     return (Object.keys(STATISTICS) as Statistic[]).filter((statistic) => this.available(statistic));
@@ -183,13 +185,12 @@ export class View {
 
   /** Whether the window holds modelled values of the statistic, and none as released. */
   get modelledAlone(): boolean {
-    return this.modelled && !this.window!.hexagons.some((hexagon) => hexagon[STATISTICS[this.statistic]]);
+    return this.modelled && !this.has.released.has(STATISTICS[this.statistic]);
   }
 
   /** Whether what is shown has no intervals. */
   get unbounded(): boolean {
-    const name = STATISTICS[this.statistic];
-    return this.shownKind === 'estimate' && this.window!.hexagons.some(({ estimate }) => estimate?.[name] && !estimate[name].interval);
+    return this.shownKind === 'estimate' && this.has.unbounded.has(STATISTICS[this.statistic]);
   }
 
   /** How the numbers that are shown are marked. */
@@ -322,6 +323,19 @@ export class View {
       return { hexagon, index, opacity: opacity(spans), hatched: false };
     });
   }
+}
+
+/** The statistics of which any cell has a leading number of a model, one without an interval, and a released value. */
+function contentsOf(hexagons: Hexagon[]): Record<'modelled' | 'unbounded' | 'released', Set<string>> {
+  const has = { modelled: new Set<string>(), unbounded: new Set<string>(), released: new Set<string>() };
+  for (const hexagon of hexagons) {
+    for (const name of Object.values(STATISTICS)) if (hexagon[name]) has.released.add(name);
+    for (const [name, leading] of Object.entries(hexagon.estimate ?? {})) {
+      if (leading.method !== 'released') has.modelled.add(name);
+      if (!leading.interval) has.unbounded.add(name);
+    }
+  }
+  return has;
 }
 
 /** Class and strength of a difference; a class of its own where noise explains it. */

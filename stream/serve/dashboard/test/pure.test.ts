@@ -480,11 +480,28 @@ test('a line is cut where it leaves a cell, and each piece has the place of the 
   const pieces = cells.map((cell, at) => ({ cell, from: [...ends.slice(4 * at, 4 * at + 2)], to: [...ends.slice(4 * at + 2, 4 * at + 4)] }));
   assert.ok(new Set(cells).size > 4, 'it crosses many cells');
   const long = pieces.filter(({ from, to }) => length(from, to) > 3e-4);
-  for (const { cell, from, to } of long) assert.deepEqual([from, to].map(([lng, lat]) => latLngToCell(lat! , lng!, 7)), [cell, cell]);
+  for (const { cell, from, to } of long) {
+    for (const share of [0.02, 0.5, 0.98]) assert.equal(latLngToCell(from[1]! + share * (to[1]! - from[1]!), from[0]! + share * (to[0]! - from[0]!), 7), cell);
+  }
+  assert.ok(pieces.length < 2 * new Set(cells).size, 'a straight line is one piece in a cell');
   const whole = length(line[0]!, line[1]!) + length(line[1]!, line[2]!);
   assert.ok(Math.abs(pieces.reduce((sum, { from, to }) => sum + length(from, to), 0) - whole) < 1e-9, 'what two lines share is there once');
   const merged = cellToParent(cells[0]!, 6);
   const places = placesIn(cells, [merged, cells.at(-1)!]);
   assert.deepEqual([places[0], places.at(-1)], [0, 1]);
   cells.forEach((cell, at) => assert.equal(places[at], cell === cells.at(-1) ? 1 : cellToParent(cell, 6) === merged ? 0 : -1));
+});
+
+test('what a window holds is looked up once and not for every cell', () => {
+  let asked = 0;
+  const cells = [...new Set(gridDisk('87489e342ffffff', 12))].map((cell) => {
+    const one = hexagon({ cell });
+    const { estimate } = one;
+    return Object.defineProperty(one, 'estimate', { get: () => ((asked += 1), estimate), enumerable: true });
+  });
+  const view = new View();
+  view.setWindow({ hexagons: cells, window: WINDOW, marker: { statistics: ['mean'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells, { earlier_windows: 9, days: 'any', cells: [] } as unknown as Usual);
+  view.looks();
+  cells.forEach((one) => view.read(one));
+  assert.ok(asked < 20 * cells.length, `${asked} for ${cells.length} cells`);
 });
