@@ -111,7 +111,9 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "over_days": {str(bound.days): bound.epsilon for bound in bounds(settings)},
         "speeds": settings.feed.speeds,
         "windows_of_longest_period": settings.slotting.most_slots(int(time.time())),
-        "windows_with_full_epsilon": min(settings.privacy.ledger_budget // settings.window_grant, windows),
+        "windows_with_full_epsilon": windows
+        if settings.privacy.admission == "rolling"
+        else min(settings.privacy.ledger_budget // settings.window_grant, windows),
     }
     if settings.publication is not None:
         instants = settings.publication
@@ -202,6 +204,10 @@ def _over_days(settings: Config) -> Iterator[str]:
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
     if settings.privacy.admission == "rolling":
+        yield (
+            "Grants roll: in each window a user may spend what they have left, divided by the windows left of the period; with nothing "
+            f"spent, {_amount(settings, settings.privacy.ledger_budget // (settings.privacy.period // settings.window.slot))} of rho in the first."
+        )
         return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
     full = settings.privacy.ledger_budget // settings.window_grant

@@ -52,6 +52,7 @@ class Combined:
     """The integers of every statistic of a window, in the order of the plan's scales."""
 
     integers: list[np.ndarray] = field(default_factory=list)
+    noise: list[np.ndarray] = field(default_factory=list)
 
 
 @contextmanager
@@ -65,6 +66,7 @@ def combined() -> Any:
             def draw(self: Any, kept: Any, noise: Any, original: Any = original) -> Any:
                 result = original(self, kept, noise)
                 seen.integers.append(np.asarray(result - noise))
+                seen.noise.append(np.asarray(noise))
                 return result
 
             patch.setattr(kind, "draw", draw)
@@ -151,6 +153,17 @@ def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path: P
         losses, world = worst_losses(live_config(tmp_path, **SETTINGS[name]), 10 * seed)
         assert not overspent(losses, world)
         assert max(losses.values()) > 0.2 * max(world.spent.values()), "the audit found next to nothing"
+
+
+def test_the_noise_that_is_drawn_has_the_law_that_was_charged_for(tmp_path: Path) -> None:
+    """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace noise 2."""
+    plan, read = World(live_config(tmp_path)).plan(random_rows(3, 40, users=7), SLOT)
+    contributions, noise = read.as_planned(plan).in_cells_of(plan), recorded(8)
+    with combined() as seen:
+        for _ in range(400):
+            speed_of(plan.terms).draw(plan, contributions, noise)
+    squares = np.square(np.array(seen.noise) / plan.scales.values)
+    assert squares.mean() == pytest.approx(1.0, abs=5 * np.sqrt(2 / squares.size))
 
 
 def half_the_scale(*given: Any, **named: Any) -> Plan:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.noise import Noise
+from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.messages.message import HEXAGON_SPEED, Message
 from stream.statistics.pacing import spendable
@@ -21,7 +23,7 @@ from stream.statistics.residual_clipping import response_of
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
-from tests.support.builders import SLOT, live_config, random_rows
+from tests.support.builders import LIVE, SLOT, live_config, random_rows
 from tests.support.releasing import due_of
 from tests.support.schemas import validate
 
@@ -51,6 +53,19 @@ def test_a_budget_is_the_most_rho_that_converts_to_it(tmp_path: Path) -> None:
     assert privacy.budget <= 12.0 < epsilon_of_rho(privacy.ledger_budget + 10**6, 1e-6)
     first_come = live_config(tmp_path, **{"privacy.admission": "first-come", "privacy.windows": 24}).privacy
     assert first_come.ledger_grant == rho_of(12.0, 1e-6) // 24
+
+
+def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path: Path) -> None:
+    live_config(tmp_path)
+    overrides = {
+        f"HEXVEIL_{key.replace('.', '__').upper()}": value if isinstance(value, str) else json.dumps(value)
+        for key, value in LIVE.items()
+        if value is not None
+    }
+    said = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "live.toml")], env=overrides).output
+    assert "12.0, 1e-06" in said
+    assert "Grants roll" in said
+    assert "go dark" not in said
 
 
 @pytest.mark.parametrize(
