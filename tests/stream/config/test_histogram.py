@@ -217,7 +217,7 @@ def test_a_grid_of_1024_cells_a_side_is_accepted_where_what_is_released_fits_a_m
     config = with_histograms("values", tmp_path, [name], **fine | settings)
     rows = located_rows(1, 2_000, users=1_500)
     plan, contributions, fixes = planned_with_fixes(config, rows)
-    messages, _ = build_messages(plan, contributions, Noise(), config, None, fixes)
+    messages, _ = build_messages(plan, contributions, Noise(), None, fixes)
     (histogram,) = [message for message in messages if message.topic == SPATIAL_HISTOGRAM]
     assert config.histogram is not None
     assert len(histogram.value) <= config.histogram.largest_message(name) <= MAX_MESSAGE_BYTES
