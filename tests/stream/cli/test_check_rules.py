@@ -43,7 +43,7 @@ def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning
     assert f"or set budget to 12, or {longer} of the longest period.\n" in said
     monkeypatch.setenv("HEXVEIL_PRIVACY__ADMISSION", "paced")
     said = output("--config", shipped)
-    assert "Warning" not in said
+    assert "Warning: budget" not in said
     assert "spread over it (privacy.admission 'paced'). To pay for all of them, lower epsilon" in said
     monkeypatch.delenv("HEXVEIL_PRIVACY__ADMISSION")
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "12")
@@ -59,7 +59,7 @@ def test_the_recommended_budget_is_exact_and_sufficient(monkeypatch: pytest.Monk
     assert "or set budget to 35.555328, or 37.0368 for the 300 of the longest period.\n" in output("--config", BUS)
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "35.555328")
     said = output("--config", BUS)
-    assert "Warning" not in said
+    assert "Warning: budget" not in said
     assert "has 300 windows instead of 288" in said
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "37.0368")
     assert "Note" not in output("--config", BUS)
