@@ -60,7 +60,8 @@ class _Connections:
         web.Server.connection_made(self._server, handler, transport)
         site = site_of(str((transport.get_extra_info("peername") or ("",))[0]))
         if len(self._site) >= self._most or self._of_site[site] >= self._most // 2:
-            transport.abort()
+            # After the handler's own start, which fails with a traceback if its connection is gone by then.
+            asyncio.get_running_loop().call_soon(transport.abort)
             return
         self._site[handler] = site
         self._of_site[site] += 1

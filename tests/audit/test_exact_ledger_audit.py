@@ -31,7 +31,7 @@ HISTORIES = tuple(
 USERS = np.array([7, 8], dtype=np.uint64)
 BUS = FeedKeys("bus")
 PLANTED = {
-    "admit while anything is left": ("if spent > budget then", "if spent - due >= budget then"),
+    "admit while anything is left": ("if spent > budget or", "if spent - due >= budget or"),
     "give back what a smaller plan does not need": ("if due > 0 then", "if due ~= 0 then"),
     "draw first, charge later": (
         "spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)",

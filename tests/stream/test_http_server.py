@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -55,6 +56,8 @@ async def answered(link: Link) -> bool:
 
 
 async def test_an_address_has_at_most_half_of_the_connections_and_others_are_answered() -> None:
+    faults: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
     async with served(8, 3600) as port:
         links = await connect(port, 20)
         assert await open_of(links) == 4
@@ -64,6 +67,8 @@ async def test_an_address_has_at_most_half_of_the_connections_and_others_are_ans
             writer.transport.abort()
         await asyncio.sleep(0.1)
         assert await answered((await connect(port, 1))[0])
+        gc.collect()
+        assert not faults, "each refused connection would be a traceback in the log"
 
 
 @pytest.mark.parametrize("sent", [b"", ASKED[:20], ASKED], ids=["nothing", "half a head", "a request long ago"])
