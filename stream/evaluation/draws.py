@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.noise import Noise
+from stream.evaluation.cell_coverage import means_of
 from stream.evaluation.scores import Errors
 from stream.statistics.columns import CDF, PERCENTS, Columns, Derived
 from stream.statistics.merging import by_planned_cells
@@ -91,13 +92,20 @@ class Places:
         return estimate[self.answering] - truth[self.shown]
 
 
-def score_draw(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Memory | None:
-    """Add the errors of one draw of one window to ``tables``; returns the memory after it."""
+def score_draw(
+    plan: Plan, contributions: Contributions, measured: Contributions, tables: Tables, memory: Memory | None
+) -> Memory | None:
+    """Add the errors of one draw of one window to ``tables``; returns the memory after it.
+
+    ``measured``: the contributions before speeds were clipped.
+    """
     score = _score_participation if plan.values is None else _score_values
-    return score(plan, contributions, tables, memory)
+    return score(plan, contributions, measured, tables, memory)
 
 
-def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Memory | None:
+def _score_values(
+    plan: Plan, contributions: Contributions, measured: Contributions, tables: Tables, memory: Memory | None
+) -> Memory | None:
     """Errors are each hexagon's against its own truth; intervals are judged cell by cell."""
     places, noise = Places.of(plan, contributions), _Witness()
     kept = places.cells.retain(plan.retained)
@@ -118,12 +126,38 @@ def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memo
         tables[name, "released"].add_worst_error(worst)
     derived, memory = post_process(plan, bodies, memory)
     pooled = exact_values(plan, places.cells)
+    truths = np.stack([means_of(places.cells), means_of(by_planned_cells(plan, measured))])
+    judged_cells = places.cells.counts.cells, _events(places.cells), truths
+    if "mean" in columns:
+        drawn = columns["mean"]
+        released = Derived("released", drawn.value, (drawn.low, drawn.high))
+        _judge_cells(tables, plan, released, places.published, places.published, judged_cells)
     for name, estimate in _by_statistic(derived):
         table = tables[name, estimate.method]
         table.add(places.ids, places.errors(estimate.value, truth[name]), places.weight)
         if estimate.interval is not None:
             table.covered.append(_covers(estimate.interval, pooled[name])[places.published])
+            if name == "mean":
+                _judge_cells(tables, plan, estimate, places.published, places.published, judged_cells)
     return memory
+
+
+def _judge_cells(
+    tables: Tables,
+    plan: Plan,
+    estimate: Derived,
+    at: IntArray,
+    visited: IntArray,
+    judged: tuple[IdArray, FloatArray, FloatArray],
+) -> None:
+    """Judge the intervals of means that are released, by cell. ``at``: where the estimate lists the cells (n,) that are
+    released, ``visited``: where ``judged`` does: cells, events, and the means of clipped and of measured speeds, (2, C).
+    """
+    assert estimate.interval is not None
+    (cells, events, truths), interval = judged, np.clip(estimate.interval, 0.0, plan.terms.speed.upper)
+    tables["mean", estimate.method].verdicts.add(
+        cells[visited], events[visited], estimate.value[at], interval[:, at], truths[:, visited]
+    )
 
 
 def _judged(plan: Plan) -> tuple[str, ...]:
@@ -189,7 +223,7 @@ def _distribution_of(plan: Plan) -> Distribution:
 
 
 def _score_participation(
-    plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None
+    plan: Plan, contributions: Contributions, measured: Contributions, tables: Tables, memory: Memory | None
 ) -> Memory | None:
     """Errors in the visited cells of the public list; coverage of the truth before any cap."""
     counts = contributions.counts
@@ -202,6 +236,8 @@ def _score_participation(
     bodies = speed.body(plan, counts, columns)
     derived, memory = post_process(plan, bodies, memory, area_body(columns))
     released = {name: Derived("released", each.value, (each.low, each.high)) for name, each in columns.items()}
+    visited = np.flatnonzero(listed)
+    judged = counts.cells, _events(contributions), np.stack([means_of(contributions), means_of(measured)])
     for name, estimate in itertools.chain(released.items(), _by_statistic(derived)):
         if name not in truth:
             continue  # of the counts of events and users: they have no value of their own to be judged by
@@ -209,4 +245,6 @@ def _score_participation(
         table.add(plan.cells[at], estimate.value[at] - true, weight)
         if estimate.interval is not None:
             table.covered.append(_covers(np.array(estimate.interval)[:, at], true))
+            if name == "mean":
+                _judge_cells(tables, plan, estimate, at, visited, judged)
     return memory

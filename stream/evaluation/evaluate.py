@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -37,12 +38,15 @@ NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust 
 
 @dataclass(frozen=True)
 class PlannedWindow:
-    """One window as the service would plan it, with the ledger after the earlier windows."""
+    """One window as the service would plan it, with the ledger after the earlier windows. ``measured``: its contributions as
+    they are before clipping.
+    """
 
     plan: Plan
     contributions: Contributions
     fixes: Fixes | None
     after: Callable[[Memory | None], Plan]
+    measured: Callable[[], Contributions]
 
     def remembering(self, memory: Memory | None) -> Plan:
         """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are carried over."""
@@ -69,7 +73,12 @@ def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) ->
         users, charged = plan.charged_users()
         for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
             ledger[user] = ledger.get(user, 0) + charge
-        yield PlannedWindow(plan, rows.contributions, rows.fixes, after)
+        yield PlannedWindow(plan, rows.contributions, rows.fixes, after, partial(_measured, rows))
+
+
+def _measured(rows: WindowRows) -> Contributions:
+    unbounded = msgspec.structs.replace(rows.reading, upper_quanta=int(np.iinfo(np.int32).max))
+    return WindowRows.of(rows.rows, unbounded).contributions
 
 
 # long: one pass over the windows adds up everything that the report states
@@ -97,9 +106,8 @@ def evaluate(
         most_cells = max(most_cells, (0, 0) if plan.values is None else plan.values.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
-        memories = [
-            score_draw(planned.remembering(memory), planned.contributions, tables, memory) for memory in memories
-        ]
+        samples = planned.contributions, planned.measured()
+        memories = [score_draw(planned.remembering(memory), *samples, tables, memory) for memory in memories]
         on_window()
     run = Run(
         mechanism=mechanism,

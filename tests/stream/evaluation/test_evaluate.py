@@ -44,6 +44,25 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
                 assert stats.binomtest(round(0.78 * n), n, 0.95).pvalue < 1e-7, "planted: half the width"
 
 
+def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_events_are_in_it(tmp_path: Path) -> None:
+    """Speeds of 85 km/h at a bound of 65: intervals hold the clipped mean and, clamped to the bound, never the measured one."""
+    config = bus_config(tmp_path, **{"privacy.epsilon": 50.0, "privacy.budget": 1200.0, "speed.post_processing": []})
+    rows = random_rows(1, 400)
+    rows["value"] %= 5000
+    motorway = np.unique(rows["cell"])[2]
+    chosen = np.flatnonzero(rows["cell"] == motorway)
+    rows["value"][chosen] = 8500
+    kept = np.delete(rows, chosen[15:])
+    (score,) = (s for s in evaluate(config, {SLOT: kept}, 10) if (s.statistic, s.estimator) == ("mean", "released"))
+    assert score.coverage is not None
+    assert score.coverage > 0.8
+    worst, *others = score.cell_coverage
+    assert (worst.cell, worst.releases, worst.events) == (f"{motorway:x}", 10, 150)
+    assert (worst.clipped, worst.measured) == (config.speed.upper_bound, 85.0)
+    assert (worst.covers_clipped, worst.covers_measured) == (pytest.approx(1.0, abs=0.4), 0.0)
+    assert all(one.covers_measured == one.covers_clipped > 0.5 for one in others)
+
+
 def test_more_epsilon_means_less_error(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.post_processing": []})
     windows = {SLOT: random_rows(1, 300)}
