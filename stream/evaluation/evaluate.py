@@ -59,21 +59,31 @@ class PlannedWindow:
 
 
 def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) -> Iterator[PlannedWindow]:
-    """Plans of ``windows`` (slot -> rows) in order of time."""
+    """Plans of ``windows`` (slot -> rows) in order of time. Users pay from the budget of the period and, with a horizon, from
+    that of its block, as :meth:`stream.protocol.planning.Planning.make` has them pay.
+    """
     terms, cells = Terms.of(config), public_cells(config)
-    spent: dict[str, dict[int, int]] = {}
+    spent: dict[str, Counter[int]] = defaultdict(Counter)
     for slot in sorted(windows):
         due = Due(terms, terms.window_at(slot), "evaluation")
         rows = WindowRows.of(windows[slot], terms.reading)
         users, budget = rows.counts.users, terms.privacy.budget
-        ledger = spent.setdefault(due.period.key, {})
-        left = np.array([budget - ledger.get(user, 0) for user in users.tolist()], dtype=np.int64)
-        after = partial(plan_window, rows, due, Allowance(spendable(left, users, due, budget), budget), cells)
+        ledgers = [(spent[due.period.key], budget)]
+        left = spendable(_left(*ledgers[0], users), users, due, budget)
+        if (block := due.period.block) is not None:
+            ledgers.append((spent[block.key], block.budget))
+            left = np.minimum(left, _left(*ledgers[1], users))
+        after = partial(plan_window, rows, due, Allowance(left, budget), cells)
         plan = after()
         users, charged = plan.charged_users()
-        for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
-            ledger[user] = ledger.get(user, 0) + charge
+        for ledger, _ in ledgers:
+            ledger.update(dict(zip(users.tolist(), charged.tolist(), strict=True)))
         yield PlannedWindow(plan, rows.contributions, rows.fixes, after, partial(_measured, rows))
+
+
+def _left(ledger: Counter[int], budget: int, users: npt.NDArray[np.uint64]) -> IntArray:
+    """What each of ``users`` has left of ``budget``, shape (L,)."""
+    return np.array([budget - ledger[user] for user in users.tolist()], dtype=np.int64)
 
 
 def _measured(rows: WindowRows) -> Contributions:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
-from stream.evaluation.evaluate import evaluate, report
+from stream.evaluation.evaluate import evaluate, planned_windows, report
 from stream.evaluation.leading import released
 from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed
 from tests.support import hourly
@@ -61,6 +61,21 @@ def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_ev
     assert (worst.clipped, worst.measured) == (config.speed.upper_bound, 85.0)
     assert (worst.covers_clipped, worst.covers_measured) == (pytest.approx(1.0, abs=0.4), 0.0)
     assert all(one.covers_measured == one.covers_clipped > 0.5 for one in others)
+
+
+def test_who_has_spent_the_budget_of_a_block_is_absent_from_its_later_days(tmp_path: Path) -> None:
+    """A day pays for one window, a block of 28 days for two: the third day of the block is empty, the next block is not."""
+    budgets = {"privacy.epsilon": 1.0, "privacy.budget": 1.0, "speed.suppression": "none"}
+    horizon = {"privacy.horizon": {"period": "28d", "budget": 2.0}}
+    admitted = {}
+    for terms in (budgets, budgets | horizon):
+        config = bus_config(tmp_path, **terms)
+        block = bus_config(tmp_path, **budgets, **horizon).slotting.block_of(SLOT)
+        assert block is not None
+        starts = [block.start + 86_400 * day + 43_200 for day in (0, 1, 2, 28)]
+        windows = {start: random_rows(1, 200, users=2, slot=start) for start in starts}
+        admitted[len(terms)] = [int((one.plan.charges > 0).sum()) for one in planned_windows(config, windows)]
+    assert admitted == {3: [2, 2, 2, 2], 4: [2, 2, 0, 2]}
 
 
 def test_more_epsilon_means_less_error(tmp_path: Path) -> None:
