@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bench.fuzzing.agreements import FORMS as FILES_OF
+from bench.fuzzing.agreements import Agreements
 from bench.fuzzing.batches import Batches
 from bench.fuzzing.brokers import MqttBroker
 from bench.fuzzing.configuration import Configuration
@@ -23,6 +25,7 @@ from bench.fuzzing.timetables import Timetables
 TARGETS: dict[str, Callable[[], Target]] = {
     **{f"messages-{name}": lambda name=name: Messages(name) for name in FORMATS},  # type: ignore[misc]
     **{f"recordings-{kind}": lambda kind=kind: Recordings(kind) for kind in ("csv", "ndjson")},  # type: ignore[misc]
+    **{f"agreement-{form}": lambda form=form: Agreements(form) for form in FILES_OF},  # type: ignore[misc]
     **{
         kind.name: kind
         for kind in (

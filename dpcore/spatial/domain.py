@@ -43,6 +43,8 @@ class PointCounts:
 class Domain:
     """Public box [south, north) × [west, east) cut into ``rows`` × ``columns`` equal half-open cells.
 
+    In degrees, ``west`` may be greater than ``east``: the box then lies across the meridian of 180 degrees.
+
     Raises :class:`DomainError` for bounds that are not finite, zero or negative area, or grid sizes below 1.
     """
 
@@ -57,7 +59,8 @@ class Domain:
         bounds = (self.south, self.west, self.north, self.east)
         if not all(math.isfinite(bound) for bound in bounds):
             raise DomainError(f"box {bounds} has a bound that is not finite; give four finite numbers")
-        if self.south >= self.north or self.west >= self.east:
+        crosses = self.west > self.east and max(abs(self.west), abs(self.east)) <= 180
+        if self.south >= self.north or not (self.west < self.east or crosses):
             raise DomainError(
                 f"box {bounds} (south, west, north, east) has no area; give south < north and west < east"
             )
@@ -75,7 +78,7 @@ class Domain:
         """This box in degrees as one in metres from its south-west corner (equirectangular), with the same grid."""
         across = math.cos(math.radians((self.south + self.north) / 2))
         north = math.radians(self.north - self.south) * EARTH_M
-        east = math.radians(self.east - self.west) * EARTH_M * across
+        east = math.radians(self.width) * EARTH_M * across
         return Domain(0.0, 0.0, north, east, self.rows, self.columns)
 
     @property
@@ -84,21 +87,31 @@ class Domain:
         return self.rows, self.columns
 
     @property
+    def width(self) -> float:
+        """From west to east."""
+        return self.east - self.west + (360.0 if self.west > self.east else 0.0)
+
+    def offsets(self, latitude: FloatArray, longitude: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Distances from the south-west corner, northwards and eastwards, in the unit of the box."""
+        north = np.asarray(latitude, dtype=np.float64) - self.south
+        east = np.asarray(longitude, dtype=np.float64) - self.west
+        return north, np.where(east < 0, east + 360.0, east) if self.west > self.east else east
+
+    @property
     def cells(self) -> int:
         """rows · columns."""
         return self.rows * self.columns
 
     def cell_coordinates(self, latitude: FloatArray, longitude: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Positions in units of cells from the south-west corner; not clipped to the box."""
-        x = (np.asarray(latitude, dtype=np.float64) - self.south) * (self.rows / (self.north - self.south))
-        y = (np.asarray(longitude, dtype=np.float64) - self.west) * (self.columns / (self.east - self.west))
-        return x, y
+        north, east = self.offsets(latitude, longitude)
+        return north * (self.rows / (self.north - self.south)), east * (self.columns / self.width)
 
     def contains(self, latitude: FloatArray, longitude: FloatArray) -> npt.NDArray[np.bool_]:
         """Which positions lie in the half-open box."""
-        return np.asarray(
-            (latitude >= self.south) & (latitude < self.north) & (longitude >= self.west) & (longitude < self.east)
-        )
+        from_west, to_east = longitude >= self.west, longitude < self.east
+        across = from_west | to_east if self.west > self.east else from_west & to_east
+        return np.asarray((latitude >= self.south) & (latitude < self.north) & across)
 
     def count(self, points: FloatArray) -> PointCounts:
         """Counts of ``points``, shape (N, 2) of (latitude, longitude) or (x, y).

@@ -10,7 +10,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.app.worker import Worker
 from stream.config.addresses import redacted
 from stream.connection import connect
-from stream.diagnosis.live import DOUBTFUL_SPEED, KINDS, FeedDoubts
+from stream.diagnosis.live import KINDS, MAY_BE_RIGHT, FeedDoubts
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
 from stream.ingestion.reader import Ingestor
@@ -92,7 +92,7 @@ class Ingesting(Service):
             for kind in KINDS:
                 self._worker.metrics.feed_misread.labels(kind).set(kind in reasons)
                 if kind in reasons and kind not in said:
-                    say = log.warning if kind == DOUBTFUL_SPEED else log.error
+                    say = log.warning if kind in MAY_BE_RIGHT else log.error
                     say("the feed seems to be misread", kind=kind, reason=reasons[kind])
             said = reasons
 

@@ -63,7 +63,12 @@ def _check_inside(positions: list[Position], domain: Box) -> None:
 
 def _inside(position: Position, domain: Box) -> bool:
     longitude, latitude = position
-    return domain.south <= latitude <= domain.north and domain.west <= longitude <= domain.east
+    across = (
+        longitude >= domain.west or longitude <= domain.east
+        if domain.west > domain.east
+        else domain.west <= longitude <= domain.east
+    )
+    return domain.south <= latitude <= domain.north and across
 
 
 def bounding_km2(polygon: Polygon) -> float:
@@ -71,4 +76,6 @@ def bounding_km2(polygon: Polygon) -> float:
     longitudes, latitudes = [x for x, _ in polygon[0]], [y for _, y in polygon[0]]
     south, north = min(latitudes), max(latitudes)
     middle = math.cos(math.radians((south + north) / 2))
-    return (north - south) * (max(longitudes) - min(longitudes)) * middle * (math.radians(1) * EARTH_M / 1000) ** 2
+    width = max(longitudes) - min(longitudes)
+    width = 360 - width if width > 180 else width  # H3 takes the shorter way around the globe
+    return (north - south) * width * middle * (math.radians(1) * EARTH_M / 1000) ** 2

@@ -32,6 +32,8 @@ DOUBTFUL_SPEED = "doubtful-speed"
 """Speeds that may be right, and would agree with the positions only in another unit. Every other kind is clear."""
 KINDS = ("epoch", "zone", "speed", DOUBTFUL_SPEED, "bound", "users", "fields", "refused")
 """What may be wrong. ``refused``: most events are, for a reason that none of the others is about."""
+MAY_BE_RIGHT = frozenset({DOUBTFUL_SPEED, "bound"})
+"""Kinds that are no fault for certain."""
 _PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
 """Messages whose fields are looked at: of a batch, until the next judgement, kept, and without which nothing is said."""
 _NO_UNIT = "no known unit fits: let speeds be derived where the feed is read, feed.speeds = 'derived'"

@@ -26,6 +26,8 @@ _FAR_TIMES, _FAR_DEG = 3.0, 0.5
 _MOVES_KMH, _MOSTLY = 3.0, 1.5
 """Steps whose direction is judged: the slowest, and how much longer they are along one axis than along the other."""
 _AT_A_TIME_US = 900_000_000
+_LARGEST = 1e300
+"""Larger numbers are infinite in another unit."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _late(time_us: NDArray[np.int64], arrived_us: NDArray[np.int64]) -> dict[str
 
 
 def _speeds(speed: FloatArray, moves: Steps) -> Speeds:
-    n, known = max(len(speed), 1), np.isfinite(speed)
+    n, known = max(len(speed), 1), np.isfinite(speed) & (np.abs(speed) < _LARGEST)
     values = speed[known]
     positive = np.where(known & (speed >= 0), speed, np.nan)
     checks = {unit: check_speeds(moves, positive * kmh, unit) for unit, kmh in SPEED_TO_KMH.items()}

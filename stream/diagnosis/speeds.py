@@ -24,7 +24,8 @@ IntArray = NDArray[np.int64]
 LEAST_S, MOST_S, FASTEST_KMH = 8.0, 300.0, 130.0
 """Pairs of fixes that are compared: seconds between them, and the highest speed that is not an error of position."""
 LEAST_PAIRS = 200
-_MOVES_KMH = 3.0
+MOVES_KMH = 3.0
+"""Vehicles that are slower in the mean stand."""
 _LARGEST_REPORTED = 650.0
 """Higher reported speeds count as this, so that one absurd value does not decide."""
 _WRONG_BELOW, _WRONG_ABOVE = 0.6, 1.75
@@ -88,7 +89,7 @@ class SpeedCheck:
     @property
     def is_compared(self) -> bool:
         """Whether there are enough steps, and vehicles move."""
-        return self.pairs >= LEAST_PAIRS and self.derived >= _MOVES_KMH
+        return self.pairs >= LEAST_PAIRS and self.derived >= MOVES_KMH
 
     @property
     def contradicts(self) -> bool:

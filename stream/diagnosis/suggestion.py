@@ -19,6 +19,7 @@ from stream.config.fleets import DAY_BUDGET, fleet_map
 from stream.config.section import BoundingBox
 from stream.diagnosis.measures import Measures
 from stream.diagnosis.observations import Observations
+from stream.diagnosis.speeds import LEAST_PAIRS, MOVES_KMH
 from stream.ingestion.formats import known_fields
 
 _SPREAD = 0.1
@@ -49,7 +50,8 @@ def speed_source(seen: Observations, measures: Measures) -> tuple[SpeedSource, s
 def fit_in_no_unit(measures: Measures) -> bool:
     """Whether the vehicles move, and no unit brings their reported speeds near to that."""
     speeds = measures.speeds
-    return bool(speeds.pairs and not speeds.fits and speeds.derived_kmh is not None and speeds.derived_kmh >= 3)
+    is_compared = speeds.pairs >= LEAST_PAIRS and speeds.derived_kmh is not None and speeds.derived_kmh >= MOVES_KMH
+    return is_compared and not speeds.fits
 
 
 def speed_unit(seen: Observations, measures: Measures) -> tuple[SpeedUnit, str]:

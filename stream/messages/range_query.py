@@ -40,9 +40,10 @@ def parse_box(text: str) -> Box:
         west, south, east, north = (float(part) for part in text.split(","))
     except ValueError:
         raise RangeError(f"bbox {text!r} is not four numbers", "write west,south,east,north in degrees") from None
-    if not (-180 <= west < east <= 180 and -90 <= south < north <= 90):
+    if not (max(abs(west), abs(east)) <= 180 and west != east and -90 <= south < north <= 90):
         raise RangeError(
-            f"bbox {text} is not a box", "give -180 <= west < east <= 180 and -90 <= south < north <= 90, west first"
+            f"bbox {text} is not a box",
+            "give longitudes from -180 to 180, west first, and -90 <= south < north <= 90; west > east lies across 180 degrees",
         )
     return west, south, east, north
 
@@ -92,8 +93,16 @@ def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = No
 
 def _require_inside(bbox: Box, domain: Domain) -> None:
     limits = (domain.west, domain.south, domain.east, domain.north)
-    for k, name in enumerate(("west", "south", "east", "north")):
-        if bbox[k] < limits[k] if k < 2 else bbox[k] > limits[k]:
+    west, south, east, north = bbox
+    _, (begin, end) = domain.offsets(np.array([south, north]), np.array([west, east]))
+    inside = {
+        "west": domain.west > domain.east or west >= domain.west,
+        "south": south >= domain.south,
+        "east": begin < end <= domain.width,
+        "north": north <= domain.north,
+    }
+    for k, name in enumerate(inside):
+        if not inside[name]:
             raise RangeError(
                 f"bbox {name} {bbox[k]:g} lies outside the histogram's domain, whose {name} is {limits[k]:g}",
                 f"cut the range to bbox={','.join(f'{limit:g}' for limit in limits)}",
@@ -109,9 +118,13 @@ def _degrees(ranges: Rectangles, domain: Domain) -> Box:
     def at(cells: float, start: float, end: float, size: int) -> float:
         return round(start + cells * (end - start) / size, _DECIMALS)
 
+    def longitude(cells: float) -> float:
+        degrees = at(cells, domain.west, domain.west + domain.width, domain.columns)
+        return degrees - 360 if degrees > 180 else degrees
+
     return (
-        at(float(ranges.y0[0]), domain.west, domain.east, domain.columns),
+        longitude(float(ranges.y0[0])),
         at(float(ranges.x0[0]), domain.south, domain.north, domain.rows),
-        at(float(ranges.y1[0]), domain.west, domain.east, domain.columns),
+        longitude(float(ranges.y1[0])),
         at(float(ranges.x1[0]), domain.south, domain.north, domain.rows),
     )

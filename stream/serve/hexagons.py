@@ -150,5 +150,11 @@ def _wanted(value: bytes, box: Box | None, resolution: int | None) -> bool:
         return False
     if box is None:
         return True
-    lat, lng = centre_of(place.cell, place.excludes)
-    return bool(box[0] <= lng <= box[2] and box[1] <= lat <= box[3])
+    return within(box, *centre_of(place.cell, place.excludes))
+
+
+def within(box: Box, lat: float, lng: float) -> bool:
+    """Whether a place lies in the box, which lies across 180 degrees if its west is greater than its east."""
+    west, south, east, north = box
+    across = lng >= west or lng <= east if west > east else west <= lng <= east
+    return bool(across and south <= lat <= north)

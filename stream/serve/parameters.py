@@ -154,8 +154,8 @@ def _box(text: str) -> Box:
     if not _BOX.fullmatch(text):
         raise ValueError("is not four numbers west,south,east,north")
     west, south, east, north = (float(part) for part in text.split(","))
-    if not (-180 <= west < east <= 180 and -90 <= south < north <= 90):
-        raise ValueError("is no box: needs -180 <= west < east <= 180 and -90 <= south < north <= 90")
+    if not (max(abs(west), abs(east)) <= 180 and west != east and -90 <= south < north <= 90):
+        raise ValueError("is no box: needs longitudes from -180 to 180 and -90 <= south < north <= 90")
     return west, south, east, north
 
 

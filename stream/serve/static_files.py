@@ -120,7 +120,7 @@ class Pages:
             "build": self._assets["index.html"].tag,
             "feed": config.feed.name,
             "derived_speeds": config.feed.derivation,
-            "domain": [domain.west, domain.south, domain.east, domain.north],
+            "domain": [domain.west, domain.south, domain.unrolled_east, domain.north],
             "basemap": basemap is not None,
             "parquet": can_write_parquet(),
             "alerting": bool(config.public.alerts),

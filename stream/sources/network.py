@@ -44,10 +44,11 @@ class Site:
 
 def site_in(domain: BoundingBox) -> Site:
     """The city in the middle of ``domain``, with a margin around it; its radius is at most 15 km."""
-    lat, lng = (domain.south + domain.north) / 2, (domain.west + domain.east) / 2
+    lat, lng = (domain.south + domain.north) / 2, (domain.west + domain.unrolled_east) / 2
     km = _KM_PER_DEGREE_LAT, _KM_PER_DEGREE_LNG * float(np.cos(np.radians(lat)))
     radius = min(
-        LARGEST_RADIUS_KM, 0.45 * min((domain.north - domain.south) * km[0], (domain.east - domain.west) * km[1])
+        LARGEST_RADIUS_KM,
+        0.45 * min((domain.north - domain.south) * km[0], (domain.unrolled_east - domain.west) * km[1]),
     )
     return Site(lat, lng, radius, km)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,35 +17,17 @@ import pytest
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
-from stream.config import Config
-from stream.config.speed import SPEED_QUANTUM_KMH
-from stream.statistics.columns import VARIANCE_GRID
-from stream.statistics.plan import Plan, counts_digest
+from stream.statistics.plan import Plan
 from stream.statistics.values.draw import draw_distributions
-from stream.statistics.window_rows import contributions_of
 from tests.audit.blackbox import FloatArray, Pooled, assert_caught_within, assert_private, epsilon_lower_bound
 from tests.audit.shipped import Event, HalfTheScale, Towns, drawn, recorded
+from tests.audit.values_losses import SETTINGS, U, fleet, integers, worst_share
 from tests.dpcore.silence import Silence
-from tests.support.builders import bus_config, random_rows
+from tests.support.builders import random_rows
 from tests.support.releasing import draw, planned
 from tests.support.tapes import tape
 
 TOWNS, DRAWS = 800, 25
-U = 6500
-SETTINGS: dict[str, dict[str, Any]] = {
-    "as configured": {},
-    "mean": {"speed.statistics": ["mean"]},
-    "uniform": {"speed.allocation": "uniform", "speed.clipping": "none", "speed.suppression": "none"},
-    "no cap": {"speed.sum_cap": 0},
-    "as shipped, unmerged": {"speed.statistics": ["mean"], "speed.sum_cap": 1.5},
-    "a tight cap": {"speed.sum_cap": 0.4, "speed.clipping": "none"},
-    "three users at least": {"speed.min_users": 3},
-}
-
-
-def fleet(tmp_path: Path, **settings: Any) -> Config:
-    """The hourly bus-fleet.toml at ε = 1 per window."""
-    return bus_config(tmp_path, **{"privacy.epsilon": 1.0, "privacy.budget": 24.0} | settings)
 
 
 def town(own: int) -> list[Event]:
@@ -108,57 +89,12 @@ def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(
     assert_caught_within(40, lambda draws: outputs(half, draws), towns.charge(plan, 1))
 
 
-class Asked(Silence):
-    """Adds no noise and records the scales that the draw requests, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales: list[tuple[int, int]] = []
-
-    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
-        t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
-        self.scales += zip(t.ravel().tolist(), s.ravel().tolist(), strict=True)
-        return super().discrete_laplace(numerator, denominator, size)
-
-
-def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """The integers to which noise was added, recovered from the draw, (2, C), and the noise scales in the order of the
-    plan.
-    """
-    noise = Asked()
-    columns = draw(plan, contributions, noise)
-    n = np.maximum(contributions.counts.by_cell(plan.retained), 1)
-    assert n.max() < 10, "a mean of more values is rounded too coarsely to show its integer"
-    sums = np.round(columns["mean"].raw * n / SPEED_QUANTUM_KMH).astype(np.int64)
-    variances = np.round(columns["variance"].raw / (VARIANCE_GRID * SPEED_QUANTUM_KMH**2)).astype(np.int64)
-    return np.array([sums, variances]), noise.scales
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", [name for name in SETTINGS if "speed.statistics" not in SETTINGS[name]])
 def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
     tmp_path: Path, seed: int, name: str
 ) -> None:
-    """Exact, for all values of a user at 0, at U and at random: Σ |Δ|·s/t over the scales that the draw requested."""
-    config = fleet(tmp_path, **SETTINGS[name])
-    rows = random_rows(seed, 28, users=7)
-    plan, contributions = planned(config, rows)
-    exact, scales = integers(plan, contributions)
-    noisy = np.flatnonzero(plan.scales.numerator)
-    assert len(scales) == len(noisy), "a number without noise that has a scale, or the reverse"
-    ratio = {int(at): Fraction(s, t) for at, (t, s) in zip(noisy, scales, strict=True)}
-    rng = np.random.default_rng(seed)
-    for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
-        mine = rows["user"] == user
-        for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
-            changed = rows.copy()
-            changed["value"][mine] = values
-            other = contributions_of(changed, config.speed.upper_quanta)
-            assert counts_digest(other.counts) == counts_digest(contributions.counts), "a plan is made of counts alone"
-            moved = np.abs(exact - integers(plan, other)[0]).ravel()
-            loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))
-            assert loss * 1_000_000 <= charge <= config.privacy.epsilon_micro
-        assert planned(config, changed)[0].digest == plan.digest, "the plan looked at values"
+    assert worst_share(fleet(tmp_path, **SETTINGS[name]), seed) <= 1
 
 
 def test_the_exact_comparison_refutes_a_plan_that_charges_for_half_its_noise(tmp_path: Path) -> None:

@@ -91,3 +91,9 @@ def test_sums_beyond_the_proof_of_exactness_are_refused_as_those_of_values_are()
         group(MAX_TOTAL // UPPER + 1, 0, 0)
     with pytest.raises(OverflowBoundError):
         group(MAX_TOTAL // UPPER**2 + 1, 0, 0).cell_squares()
+
+
+def test_parts_with_different_bounds_have_the_largest_of_them() -> None:
+    """A smaller one would scale the noise to values that are no bound of the others."""
+    narrow, wide = (group(2, 6, 20, upper=upper) for upper in (5, 50))
+    assert PairSums.merged(narrow, wide).upper == PairSums.merged(wide, narrow).upper == 50

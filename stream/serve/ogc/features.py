@@ -52,7 +52,8 @@ class Features:
         ``service-doc``.
         """
         self._feed, self._view, self._answers, self._described = feed, view, answers, described
-        self._domain = Bounds(domain.west, domain.south, domain.east, domain.north)
+        west, east = (-180.0, 180.0) if domain.crosses_180 else (domain.west, domain.east)
+        self._domain = Bounds(west, domain.south, east, domain.north)
         self._bounding = asyncio.Lock()
         self._turns = Turns("pages", MOST_WAITING)
 

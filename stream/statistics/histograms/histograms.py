@@ -165,9 +165,9 @@ def _in_metres(terms: HistogramTerms, points: FloatArray) -> tuple[FloatArray, F
     """``points`` in degrees, (n, 2), on :func:`region_domain`."""
     domain, box = region_domain(terms), terms.box
     latitude, longitude = points.T
-    x = (latitude - box.south) * (domain.north / (box.north - box.south))
-    y = (longitude - box.west) * (domain.east / (box.east - box.west))
-    return x, y
+    degrees = domain_of(terms)
+    north, east = degrees.offsets(latitude, longitude)
+    return north * (domain.north / (box.north - box.south)), east * (domain.east / degrees.width)
 
 
 def _draw_regions(terms: HistogramTerms, fixes: Fixes, epsilon: int, noise: Noise) -> Histogram:

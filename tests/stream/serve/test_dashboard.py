@@ -562,7 +562,7 @@ async def test_about_the_noise_says_what_the_marker_promises(shown: Shown) -> No
     for text in (
         marker["relation"],
         f"{marker['epsilon']:g} for one user, over all cells",
-        f"{marker['budget']:g} for one user: nothing published in 24 hours",
+        f"{marker['budget']:g} for one user: everything published in 24 hours is",
         f"above {marker['clipping']['upper']:g} km/h",
         "one user (vehicle or device) for one period of 24 hours",
         'Relation "values" does not hide where users were.',

@@ -54,7 +54,7 @@ async def test_ranges_are_answered_as_the_release_itself_answers_them(
 REFUSED = {
     "bbox=-98.2,30,-97.4,30.6&mechanism=ug": "west -98.2",
     "bbox=-98,30,-97.4,31&mechanism=ug": "north 31",
-    "bbox=-97.4,30,-98,30.6&mechanism=ug": "west < east",
+    "bbox=-97.4,30,-97.4,30.6&mechanism=ug": "longitudes from -180 to 180",
     "bbox=-98,30.6,-97.4,30&mechanism=ug": "south < north",
     "bbox=-98,30,-97.4&mechanism=ug": "four numbers",
     "bbox=-98,30,-97.4,nan&mechanism=ug": "four numbers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,18 +76,19 @@ def around(x: float, y: float, reach: float = 0.2) -> list[Corner]:
     return [(x - reach, y), (x + reach, y), (x, y - reach), (x, y + reach)]
 
 
-def planned(config: Config, rows: np.ndarray) -> tuple[Plan, Fixes]:
+def planned(config: Config, rows: np.ndarray, broke: Sequence[int] = ()) -> tuple[Plan, Fixes]:
+    """``broke``: users whose budget pays for nothing."""
     due = due_of(config)
     read = WindowRows.of(rows, due.terms.reading)
     assert read.fixes is not None
-    left = np.full(read.counts.n_users, config.privacy.ledger_budget)
+    left = np.where(np.isin(read.counts.users, broke), 0, config.privacy.ledger_budget)
     allowance = Allowance(left, config.privacy.ledger_budget)
     return plan_window(read, due, allowance, public_cells(config)), read.fixes
 
 
-def components(config: Config, rows: np.ndarray) -> np.ndarray:
+def components(config: Config, rows: np.ndarray, broke: Sequence[int] = ()) -> np.ndarray:
     """The counts before noise of the users who pay."""
-    plan, fixes = planned(config, rows)
+    plan, fixes = planned(config, rows, broke)
     assert plan.terms.histogram is not None
     assert plan.terms.histogram.regions is not None
     domain = region_domain(plan.terms.histogram)
@@ -106,6 +108,17 @@ def city(seed: int) -> np.ndarray:
             parts.append(declared(user, minute, corners))
     rows = np.concatenate(parts)
     return rows[rng.permutation(len(rows))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_users_who_cannot_pay_add_nothing_to_regions_and_fixes(tmp_path: Path, seed: int) -> None:
+    config, rows, broke = declaring(tmp_path, 2), city(seed), (2, 5, 7)
+    paying = rows[~np.isin(rows["user"], broke)]
+    assert np.array_equal(components(config, rows, broke), components(config, paying))
+    plan, fixes = planned(config, rows, broke)
+    counted = contributing(plan, fixes)
+    assert counted.corners is not None
+    assert not np.isin([*counted.user, *counted.corners.user], broke).any()
 
 
 @pytest.mark.parametrize("per_user", [1, 2, 3])

@@ -132,6 +132,15 @@ def test_no_user_decides_about_another_and_under_values_no_speed_does() -> None:
     assert not any(changes_with_values(kept(BY_PLACE), seed) for seed in range(20))
 
 
+def test_no_rule_that_a_values_feed_can_have_reads_a_speed(tmp_path: Path) -> None:
+    """Else it would follow from a speed, which is protected, whether a fix counts, which is public."""
+    rules = FixRules.of(bus_config(tmp_path, **{"feed.quality.frozen": "20m", "feed.quality.teleport_km_h": 200.0}))
+    assert rules == BY_PLACE
+    stuck = changed(drive(1), "lat", slice(10, 50), 302_270_000)
+    assert reasons(stuck, rules) == reasons(changed(stuck, "value", slice(5, 55), 0), rules) != {}
+    assert not any(changes_with_values(kept(rules), seed) for seed in range(20))
+
+
 def test_a_rule_that_reads_others_or_speeds_is_caught() -> None:
     """The planted bugs: fixes far from where most are; the rule on zeros, which "values" must not have."""
 

@@ -14,7 +14,7 @@ from stream.statistics.window_rows import WindowRows
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
-from stream.terms import UserLimits
+from stream.terms import Terms
 from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, located_rows, with_histograms
 from tests.support.releasing import planned_with_fixes
@@ -67,6 +67,6 @@ def test_histograms_that_were_planned_meanwhile_are_not_drawn_from_rows_without_
     rows = located_rows(5, 200)
     plan, _, _ = planned_with_fixes(with_histograms("values", tmp_path, ["ug"]), rows)
     placeless = rows[["cell", "user", "time", "value"]]
-    window = WindowRows.of(placeless, bus_config(tmp_path), UserLimits(0, 0), None)
+    window = WindowRows.of(placeless, Terms.of(bus_config(tmp_path)).reading)
     with pytest.raises(PlanError, match="without positions"):
-        window.as_planned(plan, bus_config(tmp_path))
+        window.as_planned(plan)

@@ -1,0 +1,85 @@
+"""What the shipped draw of relation "values" adds noise to, and what it costs each user: exact, for their values at 0, at U and at random."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcore.contributions import Contributions
+from stream.config import Config
+from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.statistics.columns import VARIANCE_GRID
+from stream.statistics.plan import Plan, counts_digest
+from stream.statistics.window_rows import contributions_of
+from tests.dpcore.silence import Silence
+from tests.support.builders import bus_config, random_rows
+from tests.support.releasing import draw, planned
+
+U = 6500
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as configured": {},
+    "mean": {"speed.statistics": ["mean"]},
+    "uniform": {"speed.allocation": "uniform", "speed.clipping": "none", "speed.suppression": "none"},
+    "no cap": {"speed.sum_cap": 0},
+    "as shipped, unmerged": {"speed.statistics": ["mean"], "speed.sum_cap": 1.5},
+    "a tight cap": {"speed.sum_cap": 0.4, "speed.clipping": "none"},
+    "three users at least": {"speed.min_users": 3},
+}
+
+
+def fleet(tmp_path: Path, **settings: Any) -> Config:
+    """The hourly bus-fleet.toml at ε = 1 per window."""
+    return bus_config(tmp_path, **{"privacy.epsilon": 1.0, "privacy.budget": 24.0} | settings)
+
+
+class Asked(Silence):
+    """Adds no noise and records the scales that the draw requests, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales: list[tuple[int, int]] = []
+
+    def discrete_laplace(self, numerator: Any, denominator: Any = 1, size: int | None = None) -> Any:
+        t, s = np.broadcast_arrays(np.asarray(numerator), np.asarray(denominator))
+        self.scales += zip(t.ravel().tolist(), s.ravel().tolist(), strict=True)
+        return super().discrete_laplace(numerator, denominator, size)
+
+
+def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """The integers to which noise was added, recovered from the draw, (2, C), and the noise scales in the order of the
+    plan.
+    """
+    noise = Asked()
+    columns = draw(plan, contributions, noise)
+    n = np.maximum(contributions.counts.by_cell(plan.retained), 1)
+    assert n.max() < 10, "a mean of more values is rounded too coarsely to show its integer"
+    sums = np.round(columns["mean"].raw * n / SPEED_QUANTUM_KMH).astype(np.int64)
+    variances = np.round(columns["variance"].raw / (VARIANCE_GRID * SPEED_QUANTUM_KMH**2)).astype(np.int64)
+    return np.array([sums, variances]), noise.scales
+
+
+def worst_share(config: Config, seed: int) -> Fraction:
+    """The largest part of their charge that any user of a random window loses: Σ |Δ|·s/t over the scales that the draw requested."""
+    rows, worst = random_rows(seed, 28, users=7), Fraction(0)
+    plan, contributions = planned(config, rows)
+    exact, scales = integers(plan, contributions)
+    noisy = np.flatnonzero(plan.scales.numerator)
+    assert len(scales) == len(noisy), "a number without noise that has a scale, or the reverse"
+    ratio = {int(at): Fraction(s, t) for at, (t, s) in zip(noisy, scales, strict=True)}
+    rng = np.random.default_rng(seed)
+    for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
+        mine = rows["user"] == user
+        for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
+            changed = rows.copy()
+            changed["value"][mine] = values
+            other = contributions_of(changed, config.speed.upper_quanta)
+            assert counts_digest(other.counts) == counts_digest(contributions.counts), "a plan is made of counts alone"
+            moved = np.abs(exact - integers(plan, other)[0]).ravel()
+            loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))
+            assert charge <= config.privacy.epsilon_micro
+            worst = max(worst, loss * 1_000_000 / charge if charge else 1_000_000 * loss)
+        assert planned(config, changed)[0].digest == plan.digest, "the plan looked at values"
+    return worst
