@@ -29,6 +29,8 @@ IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 Tables = defaultdict[tuple[str, str], Errors]
 """Errors by (statistic, estimator)."""
+Drawn = tuple[dict[str, Columns], dict[str, Derived], Memory | None]
+"""What was drawn, what models made of it, and the memory after it."""
 
 _ROUNDING = 1e-9
 """Tolerance for floats: a number this close to the end of an interval counts as inside."""
@@ -100,12 +102,12 @@ def score_draw(
     ``measured``: the contributions before speeds were clipped.
     """
     score = _score_participation if plan.values is None else _score_values
-    return score(plan, contributions, measured, tables, memory)
+    columns, derived, memory = score(plan, contributions, tables, memory)
+    _judge_means(plan, (contributions, measured), columns, derived, tables)
+    return memory
 
 
-def _score_values(
-    plan: Plan, contributions: Contributions, measured: Contributions, tables: Tables, memory: Memory | None
-) -> Memory | None:
+def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Drawn:
     """Errors are each hexagon's against its own truth; intervals are judged cell by cell."""
     places, noise = Places.of(plan, contributions), _Witness()
     kept = places.cells.retain(plan.retained)
@@ -126,38 +128,33 @@ def _score_values(
         tables[name, "released"].add_worst_error(worst)
     derived, memory = post_process(plan, bodies, memory)
     pooled = exact_values(plan, places.cells)
-    truths = np.stack([means_of(places.cells), means_of(by_planned_cells(plan, measured))])
-    judged_cells = places.cells.counts.cells, _events(places.cells), truths
-    if "mean" in columns:
-        drawn = columns["mean"]
-        released = Derived("released", drawn.value, (drawn.low, drawn.high))
-        _judge_cells(tables, plan, released, places.published, places.published, judged_cells)
     for name, estimate in _by_statistic(derived):
         table = tables[name, estimate.method]
         table.add(places.ids, places.errors(estimate.value, truth[name]), places.weight)
         if estimate.interval is not None:
             table.covered.append(_covers(estimate.interval, pooled[name])[places.published])
-            if name == "mean":
-                _judge_cells(tables, plan, estimate, places.published, places.published, judged_cells)
-    return memory
+    return columns, derived, memory
 
 
-def _judge_cells(
-    tables: Tables,
+def _judge_means(
     plan: Plan,
-    estimate: Derived,
-    at: IntArray,
-    visited: IntArray,
-    judged: tuple[IdArray, FloatArray, FloatArray],
+    samples: tuple[Contributions, Contributions],
+    columns: Mapping[str, Columns],
+    derived: Mapping[str, Derived],
+    tables: Tables,
 ) -> None:
-    """Judge the intervals of means that are released, by cell. ``at``: where the estimate lists the cells (n,) that are
-    released, ``visited``: where ``judged`` does: cells, events, and the means of clipped and of measured speeds, (2, C).
-    """
-    assert estimate.interval is not None
-    (cells, events, truths), interval = judged, np.clip(estimate.interval, 0.0, plan.terms.speed.upper)
-    tables["mean", estimate.method].verdicts.add(
-        cells[visited], events[visited], estimate.value[at], interval[:, at], truths[:, visited]
-    )
+    """Judge the intervals of means cell by cell. ``samples``: clipped and as measured, by hexagon."""
+    clipped, measured = (by_planned_cells(plan, each) for each in samples)
+    cells, events = clipped.counts.cells, _events(clipped)
+    at = np.minimum(np.searchsorted(plan.cells, cells), len(plan.cells) - 1)
+    shown = np.flatnonzero((plan.cells[at] == cells) & plan.published[at])
+    truths, at = np.stack([means_of(clipped), means_of(measured)])[:, shown], at[shown]
+    released = {name: Derived("released", each.value, (each.low, each.high)) for name, each in columns.items()}
+    for name, estimate in itertools.chain(released.items(), _by_statistic(derived)):
+        if name == "mean" and estimate.interval is not None:
+            interval = np.clip(estimate.interval, 0.0, plan.terms.speed.upper)[:, at]
+            verdicts = tables[name, estimate.method].verdicts
+            verdicts.add(cells[shown], events[shown], estimate.value[at], interval, truths)
 
 
 def _judged(plan: Plan) -> tuple[str, ...]:
@@ -222,9 +219,7 @@ def _distribution_of(plan: Plan) -> Distribution:
     return Distribution(speed.upper_quanta, speed.cdf_bins, speed.cdf_shape)
 
 
-def _score_participation(
-    plan: Plan, contributions: Contributions, measured: Contributions, tables: Tables, memory: Memory | None
-) -> Memory | None:
+def _score_participation(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Drawn:
     """Errors in the visited cells of the public list; coverage of the truth before any cap."""
     counts = contributions.counts
     listed = np.isin(counts.cells, plan.cells)
@@ -236,8 +231,6 @@ def _score_participation(
     bodies = speed.body(plan, counts, columns)
     derived, memory = post_process(plan, bodies, memory, area_body(columns))
     released = {name: Derived("released", each.value, (each.low, each.high)) for name, each in columns.items()}
-    visited = np.flatnonzero(listed)
-    judged = counts.cells, _events(contributions), np.stack([means_of(contributions), means_of(measured)])
     for name, estimate in itertools.chain(released.items(), _by_statistic(derived)):
         if name not in truth:
             continue  # of the counts of events and users: they have no value of their own to be judged by
@@ -245,6 +238,4 @@ def _score_participation(
         table.add(plan.cells[at], estimate.value[at] - true, weight)
         if estimate.interval is not None:
             table.covered.append(_covers(np.array(estimate.interval)[:, at], true))
-            if name == "mean":
-                _judge_cells(tables, plan, estimate, at, visited, judged)
-    return memory
+    return columns, derived, memory
