@@ -1,6 +1,6 @@
 """How good a live map of a fleet is, by accounting, grants and clipping (mechanisms S15 to S19). NOT PRIVATE: it knows the truth.
 
-``python -m research.live_map [DAY[:CLONES] …]``: CapMetro's days in ``$HEXVEIL_DATA``, as they are or as so many clones whose
+``python -m research live_map``: CapMetro's days in ``$HEXVEIL_DATA``, as they are or as so many clones whose
 times are shifted by up to six minutes. 15 minutes, H3 resolution 7, (12, 10⁻⁶) a day, U = 65 km/h, relation "values". Noise is
 drawn by numpy with the scales that :mod:`dpcore` charges for; everything else is the product's own mathematics. Of each mechanism:
 half width of the 95 % interval (median by events), share of events within 5 km/h, MAE, coverage by events and by cells, skill against
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -313,25 +312,18 @@ def seen(events: Events, mechanism: Mechanism, seeds: int = 2) -> list[float]:
     return [float(share) for share in shown / true]
 
 
-def main(asked: list[str]) -> None:
-    """Print a table for each feed."""
-    for name in asked or DAYS:
+def run(quick: bool) -> dict[str, Any]:
+    """Figures of each feed of :data:`DAYS` (quick: of one) for each mechanism, and for the oracle."""
+    figures: dict[str, Any] = {}
+    for name in DAYS[3:4] if quick else DAYS:
         day, _, times = name.partition(":")
         events = cloned(read(day), float(times)) if times else read(day)
         windows = windows_of(events)
         typical = others(windows)
-        print(f"{name}: {np.median([len(w.users) for w in windows]):.0f} vehicles on the road", flush=True)
+        feed: dict[str, Any] = {"vehicles_on_the_road": float(np.median([len(w.users) for w in windows]))}
         for mechanism in MECHANISMS:
             drawn = maps(windows, mechanism, 0)
-            figures = scores(windows, drawn, typical)
-            row = "  ".join(f"{key} {value:.3g}" for key, value in figures.items())
-            print(
-                f"  {mechanism.name:20s} {row}  seen {' '.join(f'{s:.2f}' for s in seen(events, mechanism))}",
-                flush=True,
-            )
+            feed[mechanism.name] = scores(windows, drawn, typical) | {"seen_15_30_60_min": seen(events, mechanism)}
         best = oracle(windows, [each[3] for each in drawn], typical, 0)
-        print("  oracle               " + "  ".join(f"{k} {v:.3g}" for k, v in scores(windows, best, typical).items()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        figures[name] = feed | {"oracle": scores(windows, best, typical)}
+    return figures

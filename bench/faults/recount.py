@@ -171,14 +171,14 @@ class Recount:
 
 
 def _loosely(value: bytes) -> tuple[_Event, float] | None:
-    """An event whose user is a number, or whose time is RFC 3339 text or a fraction; None for anything else."""
+    """An event whose user is a number, whose time is RFC 3339 text or a fraction, or whose numbers are texts; else None."""
     try:
         tree = msgspec.json.decode(value)
         user, time, *numbers = (tree[name] for name in ("user", "time", "lat", "lng", "speed"))
         if isinstance(user, bool) or not isinstance(user, str | int):
             return None
         moment = _milliseconds(time)
-        if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
+        if any(isinstance(number, bool) or not isinstance(number, int | float | str) for number in numbers):
             return None
         lat, lng, speed = map(float, numbers)
         sound = math.isfinite(moment) and all(map(math.isfinite, (lat, lng, speed)))

@@ -71,6 +71,44 @@ def print_scores(scores: list[Score]) -> None:
     console = Console(width=None if Console().is_terminal else 160)
     console.print(errors)
     console.print(runs)
+    _print_cells(console, scores)
+
+
+_WORST = 5
+"""Cells that are named of each estimator."""
+
+
+def _print_cells(console: Console, scores: list[Score]) -> None:
+    """The cells whose intervals miss the mean most often; clipped speeds are those that a release can speak of at all."""
+    table = Table(
+        title="Worst cells: 95 % intervals of the mean that hold the truth, clipped and measured (NOT PRIVATE)"
+    )
+    for name in ("mechanism", "estimator", "cell"):
+        table.add_column(name)
+    for name in ("ε", "releases", "events", "shown", "clipped", "measured", "covers clipped", "covers measured"):
+        table.add_column(name, justify="right")
+    for score in scores:
+        known = score.cell_coverage
+        if not known:
+            continue
+        missed = sum(one.covers_measured < 0.5 for one in known)
+        for one in known[:_WORST]:
+            table.add_row(
+                score.mechanism,
+                score.estimator,
+                one.cell,
+                f"{score.epsilon:g}",
+                str(one.releases),
+                str(one.events),
+                *(f"{speed:.1f}" for speed in (one.shown, one.clipped, one.measured)),
+                _percent(one.covers_clipped),
+                _percent(one.covers_measured),
+            )
+        table.add_row(
+            score.mechanism, score.estimator, f"{missed} of {len(known)} cells miss most times", end_section=True
+        )
+    if table.row_count:
+        console.print(table)
 
 
 def _errors(score: Score) -> list[str]:

@@ -70,6 +70,7 @@ def tune_recording(
     if figure is not None:
         check_plot(figure)
     chosen_file, settings = choose_settings(config, relation)
+    _check_no_horizon(settings)
     source = chosen_file.file.read_text(encoding="utf-8")
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
@@ -91,6 +92,16 @@ def tune_recording(
     finally:
         if figure is not None:
             write_plot(tuning, wanted, figure)
+
+
+def _check_no_horizon(settings: Config) -> None:
+    """Exit 2 with a horizon: which of its periods a user is in decides what they have left, and a search knows one period."""
+    if settings.privacy.horizon is not None:
+        stop(
+            "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, put it back "
+            "with at least the budget that tune chooses, and see by hexveil evaluate what it costs",
+            USAGE,
+        )
 
 
 def _wanted(text: str, settings: Config) -> Want:

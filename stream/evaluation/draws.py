@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.noise import Noise
+from stream.evaluation.cell_coverage import means_of
 from stream.evaluation.scores import Errors
 from stream.statistics.columns import CDF, PERCENTS, Columns, Derived
 from stream.statistics.merging import by_planned_cells
@@ -28,6 +29,8 @@ IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 Tables = defaultdict[tuple[str, str], Errors]
 """Errors by (statistic, estimator)."""
+Drawn = tuple[dict[str, Columns], dict[str, Derived], Memory | None]
+"""What was drawn, what models made of it, and the memory after it."""
 
 _ROUNDING = 1e-9
 """Tolerance for floats: a number this close to the end of an interval counts as inside."""
@@ -91,13 +94,20 @@ class Places:
         return estimate[self.answering] - truth[self.shown]
 
 
-def score_draw(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Memory | None:
-    """Add the errors of one draw of one window to ``tables``; returns the memory after it."""
+def score_draw(
+    plan: Plan, contributions: Contributions, measured: Contributions, tables: Tables, memory: Memory | None
+) -> Memory | None:
+    """Add the errors of one draw of one window to ``tables``; returns the memory after it.
+
+    ``measured``: the contributions before speeds were clipped.
+    """
     score = _score_participation if plan.values is None else _score_values
-    return score(plan, contributions, tables, memory)
+    columns, derived, memory = score(plan, contributions, tables, memory)
+    _judge_means(plan, (contributions, measured), columns, derived, tables)
+    return memory
 
 
-def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Memory | None:
+def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Drawn:
     """Errors are each hexagon's against its own truth; intervals are judged cell by cell."""
     places, noise = Places.of(plan, contributions), _Witness()
     kept = places.cells.retain(plan.retained)
@@ -123,7 +133,28 @@ def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memo
         table.add(places.ids, places.errors(estimate.value, truth[name]), places.weight)
         if estimate.interval is not None:
             table.covered.append(_covers(estimate.interval, pooled[name])[places.published])
-    return memory
+    return columns, derived, memory
+
+
+def _judge_means(
+    plan: Plan,
+    samples: tuple[Contributions, Contributions],
+    columns: Mapping[str, Columns],
+    derived: Mapping[str, Derived],
+    tables: Tables,
+) -> None:
+    """Judge the intervals of means cell by cell. ``samples``: clipped and as measured, by hexagon."""
+    clipped, measured = (by_planned_cells(plan, each) for each in samples)
+    cells, events = clipped.counts.cells, _events(clipped)
+    at = np.minimum(np.searchsorted(plan.cells, cells), len(plan.cells) - 1)
+    shown = np.flatnonzero((plan.cells[at] == cells) & plan.published[at])
+    truths, at = np.stack([means_of(clipped), means_of(measured)])[:, shown], at[shown]
+    released = {name: Derived("released", each.value, (each.low, each.high)) for name, each in columns.items()}
+    for name, estimate in itertools.chain(released.items(), _by_statistic(derived)):
+        if name == "mean" and estimate.interval is not None:
+            interval = np.clip(estimate.interval, 0.0, plan.terms.speed.upper)[:, at]
+            verdicts = tables[name, estimate.method].verdicts
+            verdicts.add(cells[shown], events[shown], estimate.value[at], interval, truths)
 
 
 def _judged(plan: Plan) -> tuple[str, ...]:
@@ -188,9 +219,7 @@ def _distribution_of(plan: Plan) -> Distribution:
     return Distribution(speed.upper_quanta, speed.cdf_bins, speed.cdf_shape)
 
 
-def _score_participation(
-    plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None
-) -> Memory | None:
+def _score_participation(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Drawn:
     """Errors in the visited cells of the public list; coverage of the truth before any cap."""
     counts = contributions.counts
     listed = np.isin(counts.cells, plan.cells)
@@ -209,4 +238,4 @@ def _score_participation(
         table.add(plan.cells[at], estimate.value[at] - true, weight)
         if estimate.interval is not None:
             table.covered.append(_covers(np.array(estimate.interval)[:, at], true))
-    return memory
+    return columns, derived, memory

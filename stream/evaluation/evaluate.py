@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -37,12 +38,15 @@ NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust 
 
 @dataclass(frozen=True)
 class PlannedWindow:
-    """One window as the service would plan it, with the ledger after the earlier windows."""
+    """One window as the service would plan it, with the ledger after the earlier windows. ``measured``: its contributions as
+    they are before clipping.
+    """
 
     plan: Plan
     contributions: Contributions
     fixes: Fixes | None
     after: Callable[[Memory | None], Plan]
+    measured: Callable[[], Contributions]
 
     def remembering(self, memory: Memory | None) -> Plan:
         """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are carried over."""
@@ -55,21 +59,36 @@ class PlannedWindow:
 
 
 def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) -> Iterator[PlannedWindow]:
-    """Plans of ``windows`` (slot -> rows) in order of time."""
+    """Plans of ``windows`` (slot -> rows) in order of time. Users pay from the budget of the period and, with a horizon, from
+    that of its block, as :meth:`stream.protocol.planning.Planning.make` has them pay.
+    """
     terms, cells = Terms.of(config), public_cells(config)
-    spent: dict[str, dict[int, int]] = {}
+    spent: dict[str, Counter[int]] = defaultdict(Counter)
     for slot in sorted(windows):
         due = Due(terms, terms.window_at(slot), "evaluation")
         rows = WindowRows.of(windows[slot], terms.reading)
         users, budget = rows.counts.users, terms.privacy.budget
-        ledger = spent.setdefault(due.period.key, {})
-        left = np.array([budget - ledger.get(user, 0) for user in users.tolist()], dtype=np.int64)
-        after = partial(plan_window, rows, due, Allowance(spendable(left, users, due, budget), budget), cells)
+        ledgers = [(spent[due.period.key], budget)]
+        left = spendable(_left(*ledgers[0], users), users, due, budget)
+        if (block := due.period.block) is not None:
+            ledgers.append((spent[block.key], block.budget))
+            left = np.minimum(left, _left(*ledgers[1], users))
+        after = partial(plan_window, rows, due, Allowance(left, budget), cells)
         plan = after()
         users, charged = plan.charged_users()
-        for user, charge in zip(users.tolist(), charged.tolist(), strict=True):
-            ledger[user] = ledger.get(user, 0) + charge
-        yield PlannedWindow(plan, rows.contributions, rows.fixes, after)
+        for ledger, _ in ledgers:
+            ledger.update(dict(zip(users.tolist(), charged.tolist(), strict=True)))
+        yield PlannedWindow(plan, rows.contributions, rows.fixes, after, partial(_measured, rows))
+
+
+def _left(ledger: Counter[int], budget: int, users: npt.NDArray[np.uint64]) -> IntArray:
+    """What each of ``users`` has left of ``budget``, shape (L,)."""
+    return np.array([budget - ledger[user] for user in users.tolist()], dtype=np.int64)
+
+
+def _measured(rows: WindowRows) -> Contributions:
+    unbounded = msgspec.structs.replace(rows.reading, upper_quanta=int(np.iinfo(np.int32).max))
+    return WindowRows.of(rows.rows, unbounded).contributions
 
 
 # long: one pass over the windows adds up everything that the report states
@@ -97,9 +116,8 @@ def evaluate(
         most_cells = max(most_cells, (0, 0) if plan.values is None else plan.values.most_cells)
         cells += planned.contributions.counts.n_cells
         events += int(planned.contributions.counts.samples.sum())
-        memories = [
-            score_draw(planned.remembering(memory), planned.contributions, tables, memory) for memory in memories
-        ]
+        samples = planned.contributions, planned.measured()
+        memories = [score_draw(planned.remembering(memory), *samples, tables, memory) for memory in memories]
         on_window()
     run = Run(
         mechanism=mechanism,

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from stream.evaluation.cell_coverage import CellCoverage, Verdicts
 from stream.messages.message import cell_text
 
 FloatArray = npt.NDArray[np.float64]
@@ -64,7 +65,8 @@ class Score:
     ±5 km/h of the truth, ``useful_cells``: share of all cells with events; what has no value counts as missed.
     ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``plans``: windows by what
     their plans retained; ``most_cells``: most cells of one user before and after, in the window where they are most.
-    ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell (means only).
+    ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell, ``cell_coverage``: whether the
+    intervals of each cell hold the truth, the worst cells first (both of means only).
     """
 
     mechanism: str
@@ -89,6 +91,7 @@ class Score:
     most_cells: tuple[int, int]
     seconds: float
     map: tuple[CellError, ...] = field(repr=False)
+    cell_coverage: tuple[CellCoverage, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class Errors:
         self.noise: list[FloatArray] = []
         self.noise_weight: list[FloatArray] = []
         self.covered: list[npt.NDArray[np.bool_]] = []
+        self.verdicts = Verdicts()
         self.worst_error: float | None = None
 
     def add(self, cells: IdArray, error: FloatArray, weight: FloatArray) -> None:
@@ -185,6 +189,7 @@ class Errors:
             most_cells=run.most_cells,
             seconds=run.seconds,
             map=self._map(error, weight, run.trials) if statistic == "mean" else (),
+            cell_coverage=self.verdicts.by_cell(),
         )
 
     def _noise(self) -> float | None:

@@ -1,7 +1,8 @@
 """The most that clipping can bias a release under "values". With the mean size of the noise it is the worst-case error E.
 
 A function of public counts and of the plan, so stating it costs nothing; the largest E of all cells is what [C] tells a client.
-Of the mean: U·(1 − n/N) for N − n samples that are not retained, and Σ_ℓ max(0, U·Γ_ℓ − T)/n for a cap T of users' sums. Of
+Of the mean: U·(1 − n/N) for N − n samples that are not retained, and Σ_ℓ max(0, U·Γ_ℓ − T)/n for a cap T of users' sums; U where
+residual clipping narrows the range, because all vehicles may be outside it. Of
 the variance: the two cases of :func:`dpcore.variance.clipping_bias`. Means of a single-cell mechanism: the bound of its own.
 Source: the talk on [M] and [C], E_g = Σ (max bias) + E|Z|.
 """
@@ -35,7 +36,10 @@ def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
 
 
 def _of_caps(plan: Plan, counts: Counts) -> FloatArray:
-    """The most that caps take from the mean of retained samples, in quanta, (C,)."""
+    """The most that caps or ranges take from the mean of retained samples, in quanta, (C,)."""
+    if plan.ranges is not None:
+        upper = plan.terms.speed.upper_quanta
+        return np.where(plan.ranges[1] - plan.ranges[0] < upper, float(upper), 0.0)
     if plan.caps is None:
         return np.zeros(counts.n_cells)
     above = np.maximum(plan.retained * plan.terms.speed.upper_quanta - plan.caps[counts.pair_cell], 0)

@@ -32,7 +32,7 @@ def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     shipped = str(REPO_ROOT / "config" / name)
-    assert "Warning" not in output("--config", shipped)
+    assert "Warning: budget" not in output("--config", shipped)
     longer = {"bus-fleet.toml": "13.5 for the 9", "riders.toml": "14 for the 7"}[name]
     assert "has 9 windows instead of 8" in output("--config", shipped) or name == "riders.toml"
     assert f"set budget to {longer.split()[0]}.\n" in output("--config", shipped)
@@ -43,7 +43,7 @@ def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning
     assert f"or set budget to 12, or {longer} of the longest period.\n" in said
     monkeypatch.setenv("HEXVEIL_PRIVACY__ADMISSION", "paced")
     said = output("--config", shipped)
-    assert "Warning" not in said
+    assert "Warning: budget" not in said
     assert "spread over it (privacy.admission 'paced'). To pay for all of them, lower epsilon" in said
     monkeypatch.delenv("HEXVEIL_PRIVACY__ADMISSION")
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "12")
@@ -59,7 +59,7 @@ def test_the_recommended_budget_is_exact_and_sufficient(monkeypatch: pytest.Monk
     assert "or set budget to 35.555328, or 37.0368 for the 300 of the longest period.\n" in output("--config", BUS)
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "35.555328")
     said = output("--config", BUS)
-    assert "Warning" not in said
+    assert "Warning: budget" not in said
     assert "has 300 windows instead of 288" in said
     monkeypatch.setenv("HEXVEIL_PRIVACY__BUDGET", "37.0368")
     assert "Note" not in output("--config", BUS)

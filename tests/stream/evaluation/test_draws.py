@@ -47,7 +47,7 @@ def test_a_merged_cell_answers_for_each_of_its_hexagons_which_keep_their_own_tru
 def test_a_draw_adds_one_error_per_shown_hexagon_and_one_verdict_per_noisy_cell(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **{"speed.statistics": ["mean"], "speed.post_processing": []})
     window, tables = planned_window(config), Tables(Errors)
-    assert score_draw(window.plan, window.contributions, tables, None) is None
+    assert score_draw(window.plan, window.contributions, window.measured(), tables, None) is None
     assert isinstance(tables, defaultdict)
     places, errors = Places.of(window.plan, window.contributions), tables["mean", "released"]
     assert [len(column) for column in (errors.error[0], errors.weight[0], errors.cell[0])] == [len(places.shown)] * 3

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
-from stream.evaluation.evaluate import evaluate, report
+from stream.evaluation.evaluate import evaluate, planned_windows, report
 from stream.evaluation.leading import released
 from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed
 from tests.support import hourly
@@ -42,6 +42,40 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
                 n = 60 * score.cells
                 assert stats.binomtest(round(score.coverage * n), n, 0.95).pvalue > 1e-7, score
                 assert stats.binomtest(round(0.78 * n), n, 0.95).pvalue < 1e-7, "planted: half the width"
+
+
+def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_events_are_in_it(tmp_path: Path) -> None:
+    """Speeds of 85 km/h at a bound of 65: intervals hold the clipped mean and, clamped to the bound, never the measured one."""
+    config = bus_config(tmp_path, **{"privacy.epsilon": 50.0, "privacy.budget": 1200.0, "speed.post_processing": []})
+    rows = random_rows(1, 400)
+    rows["value"] %= 5000
+    motorway = np.unique(rows["cell"])[2]
+    chosen = np.flatnonzero(rows["cell"] == motorway)
+    rows["value"][chosen] = 8500
+    kept = np.delete(rows, chosen[15:])
+    (score,) = (s for s in evaluate(config, {SLOT: kept}, 10) if (s.statistic, s.estimator) == ("mean", "released"))
+    assert score.coverage is not None
+    assert score.coverage > 0.8
+    worst, *others = score.cell_coverage
+    assert (worst.cell, worst.releases, worst.events) == (f"{motorway:x}", 10, 150)
+    assert (worst.clipped, worst.measured) == (config.speed.upper_bound, 85.0)
+    assert (worst.covers_clipped, worst.covers_measured) == (pytest.approx(1.0, abs=0.4), 0.0)
+    assert all(one.covers_measured == one.covers_clipped > 0.5 for one in others)
+
+
+def test_who_has_spent_the_budget_of_a_block_is_absent_from_its_later_days(tmp_path: Path) -> None:
+    """A day pays for one window, a block of 28 days for two: the third day of the block is empty, the next block is not."""
+    budgets = {"privacy.epsilon": 1.0, "privacy.budget": 1.0, "speed.suppression": "none"}
+    horizon = {"privacy.horizon": {"period": "28d", "budget": 2.0}}
+    admitted = {}
+    for terms in (budgets, budgets | horizon):
+        config = bus_config(tmp_path, **terms)
+        block = bus_config(tmp_path, **budgets, **horizon).slotting.block_of(SLOT)
+        assert block is not None
+        starts = [block.start + 86_400 * day + 43_200 for day in (0, 1, 2, 28)]
+        windows = {start: random_rows(1, 200, users=2, slot=start) for start in starts}
+        admitted[len(terms)] = [int((one.plan.charges > 0).sum()) for one in planned_windows(config, windows)]
+    assert admitted == {3: [2, 2, 2, 2], 4: [2, 2, 0, 2]}
 
 
 def test_more_epsilon_means_less_error(tmp_path: Path) -> None:

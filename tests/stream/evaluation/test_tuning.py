@@ -148,6 +148,13 @@ def test_a_wrong_argument_is_named_with_an_example(city: Path, arguments: tuple[
     assert named in done.stderr.replace("\n", "")
 
 
+def test_a_horizon_is_refused_because_a_search_knows_one_period(city: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEXVEIL_PRIVACY__HORIZON", '{"period": "28d", "budget": 200.0}')
+    done = tune(city, "values")
+    assert done.exit_code == 2
+    assert "does not know privacy.horizon" in done.stderr.replace("\n", " ")
+
+
 def test_wants_are_read_in_several_spellings() -> None:
     for text in ("±5 km/h for 80 % of events", "+-5km/h for 80% of events", " +/- 5.0 KM/H for 80 percent of events "):
         assert Want.parse(text, 65.0) == Want(5.0, 0.8)

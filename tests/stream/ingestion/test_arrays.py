@@ -180,7 +180,7 @@ def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list
         update={
             "format": "declared",
             "fields": type(config.feed)
-            .model_validate(config.feed.model_dump() | {"format": "declared", "fields": fields})
+            .model_validate(config.feed.model_dump(by_alias=True) | {"format": "declared", "fields": fields})
             .fields,
         }
     )
@@ -294,7 +294,7 @@ async def test_the_events_of_a_message_are_in_time_by_the_moment_when_it_was_app
         assert ingesting.count("events_late_total") == 1
     values, arrived_us, _ = await newest_messages(KafkaConfig(bootstrap=kafka), topic_name, 100)
     seen = observe_messages(values, arrived_us, 100)
-    assert (len(seen), seen.kind) == (3, "JSON, arrays of objects")
+    assert (len(seen), seen.kind) == (3, "JSON, messages of a topic")
     assert len(set(seen.arrived_us.tolist())) == 1
 
 

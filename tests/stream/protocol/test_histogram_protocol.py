@@ -87,6 +87,7 @@ async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_
             "{bus}:closed",
             "{bus}:generation",
             "{bus}:ledger:2017-03-21",
+            "{bus}:link",
             "{bus}:opened",
             "{bus}:planned",
             "{bus}:sealed",

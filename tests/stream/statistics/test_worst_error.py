@@ -53,7 +53,7 @@ def test_users_alike_have_the_error_that_check_states(tmp_path: Path) -> None:
     rows = random_rows(1, 60, places=3)
     rows["cell"], rows["user"] = np.repeat(np.unique(rows["cell"]), 20), np.tile(np.arange(1, 21), 3)
     plan, contributions = planned(config, rows)
-    messages, _ = build_messages(plan, contributions, Noise(), config, None)
+    messages, _ = build_messages(plan, contributions, Noise(), None)
     marker = json.loads(messages[-1].value)
     assert marker["worst_error"]["mean"] == pytest.approx(65 * 2 * 3 / (2 * 20), abs=0.01)
 
