@@ -6,6 +6,8 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
+
 from dpcore.errors import BudgetError
 
 Amount = float | str | Decimal | Fraction
@@ -17,7 +19,7 @@ def exact_amount(name: str, amount: Amount) -> Fraction:
     Raises :class:`BudgetError`, which calls it ``name``, unless it is a finite number.
     """
     try:
-        return Fraction(repr(amount)) if isinstance(amount, float) else Fraction(amount)
+        return Fraction(str(amount)) if isinstance(amount, float | np.floating) else Fraction(amount)
     except (ValueError, OverflowError, ZeroDivisionError):
         raise BudgetError(f"{name} {amount!r} is not a finite number; give a positive one") from None
 

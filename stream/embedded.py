@@ -299,7 +299,8 @@ async def _close(config: Config, slot: int, out: Path) -> None:
 def _initialise(parent: int) -> None:
     die_with_parent(parent)
     configure_logs()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and lets the current window finish
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent lets the current window finish
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _initialised() -> None:

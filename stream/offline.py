@@ -45,12 +45,13 @@ class OfflineSummary:
     """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span.
 
     ``notes``: what is odd about the events, like speeds that cannot be right. ``derived``: events with a speed derived from positions.
-    ``set_aside``: why windows were not released, which failed for their content in this run or an earlier one.
+    ``withheld``: windows of which a close marker alone was released. ``set_aside``: why windows were not released, which failed for their content in this run or an earlier one.
     """
 
     events: int
     rejected: dict[str, int]
     windows: list[str]
+    withheld: list[str]
     already_released: int
     messages: int
     charged: dict[str, tuple[int, int]]
@@ -84,18 +85,20 @@ class MemoryRows:
 
 @dataclass
 class LinePublisher:
-    """Writes each message as one line."""
+    """Writes each message as one line. ``windows`` and ``withheld``: starts of the windows whose close markers it wrote."""
 
     out: TextIO
     messages: int = 0
     windows: list[str] = field(default_factory=list)
+    withheld: list[str] = field(default_factory=list)
 
     async def publish(self, messages: Sequence[Message]) -> None:
         """Write all messages in order."""
         for message in messages:
             self.out.write(line_of(message))
             if message.topic == WINDOW:
-                self.windows.append(json.loads(message.value)["window"]["start"])
+                marker = json.loads(message.value)
+                (self.withheld if "withheld" in marker else self.windows).append(marker["window"]["start"])
         self.messages += len(messages)
 
     async def confirm(self, messages: Sequence[Message]) -> None:
@@ -256,6 +259,7 @@ async def _release(
         events=events - refused.total(),
         rejected=dict(refusals.counts + refused),
         windows=publisher.windows,
+        withheld=publisher.withheld,
         already_released=already,
         messages=publisher.messages,
         charged=charged,

@@ -39,6 +39,7 @@ def run_worker(config: Config) -> None:
         override_logging=False,
         loop=loop,
     )
+    faust_worker.spinner = None  # it writes escape sequences into the log, also where that is no terminal
     try:
         faust_worker.execute_from_commandline()
     except SystemExit as ended:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import platform
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -122,4 +124,6 @@ def main() -> None:
     atexit.register(gc.freeze)  # or Python would look through all of them three times more before it ends
     configure_logs()
     log_clients(False)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: what cannot be shown is written as its number
     app()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -102,9 +103,13 @@ def release_offline(
         raise refuse(error) from None
     except (LedgerError, PlanError, StateError, LocalServerError) as error:
         raise refuse(error, FAILED) from None
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python would try again at its end, and complain
+        lost = "" if options.state is None else ", and what was written before is not written again"
+        raise refuse(f"stdout: its reader ended before all was written{lost}; name a file with --out", FAILED) from None
     except OSError as error:
         raise refuse(
-            f"{error.filename or out or options.state or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
+            f"{error.filename or out or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
         ) from None
     _end(summary, file, options, reading())
 
@@ -140,8 +145,9 @@ def _tell(summary: OfflineSummary, out: Path | None) -> None:
     for note in summary.notes:
         typer.echo(f"Note: {note}", err=True)
     derived = f", {summary.derived} with a derived speed" if summary.derived else ""
+    withheld = f"{len(summary.withheld)} withheld, " if summary.withheld else ""
     typer.echo(
-        f"{summary.events} events ({rejected} rejected){derived}, {len(summary.windows)} windows released, "
+        f"{summary.events} events ({rejected} rejected){derived}, {len(summary.windows)} windows released, {withheld}"
         f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"
         + ("" if out is None else f": {out}"),
         err=True,

@@ -26,8 +26,14 @@ Encoding = Literal["utf-8", "utf-16", "cp1252", "latin-1"]
 """How the text of a recording is encoded."""
 
 
+_NO_ZONES = ("localtime", "posixrules", "Factory", "posix", "right")
+"""Files and folders beside the zones: what they mean differs from machine to machine, and no browser knows them."""
+
+
 def _known_timezone(name: str) -> str:
     try:
+        if name.partition("/")[0] in _NO_ZONES:
+            raise ZoneInfoNotFoundError
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: a folder of zones, like 'America'
         raise ValueError(f"{name!r} is not an IANA time zone; write one like 'Europe/Paris' or 'UTC'") from None

@@ -146,7 +146,8 @@ def test_sums_that_could_leave_int64_are_refused() -> None:
 def test_charges_round_up_and_allowances_round_down(epsilon: Decimal) -> None:
     exact = Fraction(epsilon) * 1_000_000
     assert to_micro(epsilon, round_up=False) <= exact <= to_micro(epsilon, round_up=True)
-    assert to_micro(0.1, round_up=False) == to_micro(0.1, round_up=True) == 100_000
+    for tenth in (0.1, np.float64(0.1), np.float32(0.1), "0.1"):
+        assert to_micro(tenth, round_up=False) == to_micro(tenth, round_up=True) == 100_000
 
 
 @pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), float("inf"), "x", 1e-9])

@@ -41,12 +41,12 @@ class RunningWorker:
             [*hexveil, "worker", "--config", BUS],
             env=worker_environment(folder, bootstrap, redis_url, port, **settings),
             cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=self.log.open("w"),
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
         )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its log; every line must be JSON."""
+        """Its log and all that it prints; every line must be JSON."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def told(self, event: str) -> list[dict[str, Any]]:

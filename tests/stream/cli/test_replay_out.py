@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,10 +40,14 @@ def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def replay(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stream", "replay", str(file), "--offline", "--config", BUS, *arguments]
-    environment = {"PYTHONPATH": str(REPO_ROOT), "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def hexveil(*arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stream", *arguments, "--config", BUS]
+    environment = {"PYTHONPATH": str(REPO_ROOT), "PATH": "/usr/bin:/bin"} | variables
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+
+
+def replay(file: Path, *arguments: str, **given: Any) -> subprocess.CompletedProcess[str]:
+    return hexveil("replay", str(file), "--offline", *arguments, **given)
 
 
 def csv_rows(file: Path) -> list[Any]:
@@ -145,3 +150,23 @@ async def test_the_lines_of_a_run_that_was_killed_before_its_table_are_kept_from
     with pytest.raises(ReleaseFileError, match=r"r\.csv\.lines\.ndjson exists"), release_file(tmp_path / "r.csv"):
         pass
     assert len(left.read_text().splitlines()) == len(messages)
+
+
+def test_windows_of_which_only_the_marker_is_written_are_counted_as_withheld(day: Path) -> None:
+    done = replay(day, HEXVEIL_PRIVACY__EPSILON="0.000001")
+    assert [json.loads(line)["value"]["withheld"] for line in done.stdout.splitlines()] == [True, True]
+    assert "0 windows released, 2 withheld" in done.stderr
+
+
+def test_a_reader_of_stdout_that_ends_early_is_named_not_the_folder_of_the_ledger(day: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = replay(day, "--state", "ledger", stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("hexveil: stdout: its reader ended before all was written, and what was written")
+
+
+def test_what_a_terminal_cannot_show_is_written_as_its_number(day: Path) -> None:
+    done = hexveil("inspect", str(day), PYTHONIOENCODING="latin-1")
+    assert (done.returncode, "hexveil inspect \\u2026 --write" in done.stdout) == (0, True), done.stderr

@@ -97,6 +97,7 @@ def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic(path: tu
         ("feed.domain", "Austin", "feed.domain: found 'Austin'; write a section with south, west, north, east"),
         ("privacy.epsilon", True, "epsilon is true or false"),
         ("feed.timezone", "America", "IANA"),
+        ("feed.timezone", "localtime", "IANA"),
         ("window.slot", "1ms", "once per second"),
         ("window.slot", "1500ms", "whole number of seconds"),
         ("privacy.period", "36h", "give whole days"),

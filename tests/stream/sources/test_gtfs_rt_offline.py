@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -25,6 +29,7 @@ from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import DELHI, Agency, answer, fetch, fleet, reader
 from tests.stream.sources.gtfs import START, snapshot_bytes
 from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows
+from tests.support.environment import environment
 
 
 @pytest.fixture
@@ -91,6 +96,32 @@ def test_a_live_feed_is_released_without_kafka(buses: Path, tmp_path: Path) -> N
     with Agency([answer(200, body)]) as agency:
         code, _, said = run(agency.url, "--once", "--offline", "--config", str(buses), "--out", str(out))
     assert code == 0, said
+    assert events_of(out.read_text()) == 20
+
+
+def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(
+    hexveil: Sequence[str], buses: Path, tmp_path: Path
+) -> None:
+    """As ``timeout``, a service manager and a closing terminal send it."""
+    now, out = int(time.time()), tmp_path / "releases.ndjson"
+    body = snapshot_bytes([(f"v{k}", now - 1, 28.6, 77.2, 8.0) for k in range(20)], now)
+    with Agency([answer(200, body)]) as agency:
+        follow = [*hexveil, "gtfs-rt", agency.url, "--interval", "1s", "--offline", "--out", str(out)]
+        process = subprocess.Popen(
+            [*follow, "--config", str(buses)],
+            env=environment({}),
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            while len(agency.requests) < 2 and process.poll() is None:
+                time.sleep(0.1)
+            os.killpg(process.pid, signal.SIGTERM)
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
     assert events_of(out.read_text()) == 20
 
 
