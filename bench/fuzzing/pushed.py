@@ -1,4 +1,4 @@
-"""Bodies that vehicles push by HTTP."""
+"""What vehicles push by HTTP: bodies, and bytes on connections to the port of ``hexveil push``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,29 @@ import json
 import random
 import time
 
+from aiohttp import web
+
 from bench.fuzzing.hunting import Hunt, LoopTarget
 from bench.fuzzing.messages import feed_config, sound_event
 from bench.fuzzing.mutation import Mutator
+from bench.fuzzing.requests import Requests, request
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.messages import Messages
-from stream.sources.pushed import MOST_BYTES, Intake, PushError, read_body
+from stream.sources.pushed import (
+    MOST_BYTES,
+    PATH,
+    Allowance,
+    Intake,
+    PushError,
+    application,
+    read_body,
+    runner_of,
+)
+
+_TOKEN = "a token of the fuzzer"
+_IDLE = 260
+"""Connections that ask for nothing: more than the port holds of one address."""
 
 
 class _Judging(Intake):
@@ -58,3 +74,35 @@ class PushedBodies(LoopTarget):
         assert not len(self._decoder.decode(passed.values, time.time_ns() // 1000).rejected), (
             "an accepted event is refused"
         )
+
+
+def _post(body: bytes, more: str = "") -> bytes:
+    """A request with the token."""
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {_TOKEN}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+def _event(rng: random.Random) -> bytes:
+    return json.dumps(sound_event("canonical", rng)).encode()
+
+
+class PushPort(Requests):
+    """Odd requests, and sound ones with mutated bodies, to a port of its own bounds. The broker takes everything."""
+
+    name = "http-push"
+    paths = (PATH, "/", "/{}", f"{PATH}/{{}}", f"{PATH}?{{}}")
+    idle = _IDLE
+    sound, answer = _post(_event(random.Random(0)), "Connection: close\r\n"), b"HTTP/1.1 202"
+
+    def request(self, rng: random.Random) -> bytes:
+        """One request; of those with the token the body alone is mutated."""
+        return request(rng, self.paths) if rng.random() < 0.5 else _post(Mutator(rng).octets(_event(rng)))
+
+    async def application(self) -> web.Application:
+        """The application of ``hexveil push``; what is refused never empties its allowance."""
+        intake = _Judging(feed_config("canonical", lateness="event-time"))
+        return application(intake, _TOKEN, Allowance(1e9))
+
+    def runner(self, application: web.Application) -> web.AppRunner:
+        """Its own."""
+        return runner_of(application)

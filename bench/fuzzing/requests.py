@@ -1,4 +1,7 @@
-"""HTTP: bytes on connections to the read API of ``hexveil serve``, and to the operator's port of a worker."""
+"""HTTP: bytes on connections to the read API of ``hexveil serve``, and to the operator's port of a worker.
+
+The port of ``hexveil push`` is in :mod:`bench.fuzzing.pushed`.
+"""
 
 from __future__ import annotations
 
@@ -96,6 +99,13 @@ class Requests(Target):
 
     contract = "answers without a 500, or a closed connection; the next request is answered"
     paths: tuple[str, ...] = _PATHS
+    idle = _IDLE
+    sound, answer = _LAST, b"HTTP/1.1 200"
+    """A request that is always answered, and how its answer begins."""
+
+    def request(self, rng: random.Random) -> bytes:
+        """One request, with mutations."""
+        return request(rng, self.paths)
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -126,17 +136,20 @@ class Requests(Target):
         """Sixty connections, then idle ones beyond the bound, and a sound request from another address after them."""
         mutator = Mutator(rng)
         for _ in range(60):
-            data = b"".join(request(rng, self.paths) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+            data = b"".join(self.request(rng) for _ in range(rng.choice((1, 1, 1, 2, 3))))
             data = (mutator.octets(data) if rng.random() < 0.5 else data) + _LAST
             hunt.attempt(data, lambda sent: self._loop.run_until_complete(self._check(sent)))
         answer = self._loop.run_until_complete(self._beside_idle_ones())
-        hunt.attempt(answer, _is_sound, mutated=())
+        hunt.attempt(answer, self._is_sound, mutated=())
+
+    def _is_sound(self, answer: bytes) -> None:
+        assert answer.startswith(self.answer), "a sound request is no longer answered"
 
     async def _beside_idle_ones(self) -> bytes:
         """The answer to another address while this one holds as many connections as it may, and has tried to open more."""
-        idle = [await asyncio.open_connection(LOOPBACK, self._port) for _ in range(_IDLE)]
+        idle = [await asyncio.open_connection(LOOPBACK, self._port) for _ in range(self.idle)]
         try:
-            return await self._exchange(_LAST, ("127.0.0.2", 0))
+            return await self._exchange(self.sound, ("127.0.0.2", 0))
         finally:
             for _, writer in idle:
                 writer.transport.abort()
@@ -162,10 +175,6 @@ class Requests(Target):
                 return bytes(answer)
             finally:
                 writer.transport.abort()
-
-
-def _is_sound(answer: bytes) -> None:
-    assert answer.startswith(b"HTTP/1.1 200"), "a sound request is no longer answered"
 
 
 class _Loaded:

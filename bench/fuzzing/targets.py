@@ -14,7 +14,7 @@ from bench.fuzzing.hunting import Target
 from bench.fuzzing.inspections import Inspections
 from bench.fuzzing.messages import FORMATS, Messages
 from bench.fuzzing.parquet import ParquetFiles
-from bench.fuzzing.pushed import PushedBodies
+from bench.fuzzing.pushed import PushedBodies, PushPort
 from bench.fuzzing.recordings import Recordings
 from bench.fuzzing.releases import Files, IntakeOfMessages, Query, Readers
 from bench.fuzzing.requests import OperatorPort, PublicApi
@@ -45,6 +45,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
             Query,
             PublicApi,
             OperatorPort,
+            PushPort,
         )
     },
 }

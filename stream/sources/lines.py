@@ -18,7 +18,7 @@ from stream.sources.standard_input import STDIN, StandardInput
 LONGEST_LINE = 16 << 20
 """Only so many bytes of a line are kept, because a file without line ends must not fill the memory."""
 LARGEST_DOCUMENT = 256 << 20
-"""Bytes of a JSON document of which a list is read."""
+"""Bytes of a JSON document of which a list is read, and of a text in which no line ends: a device may never end one."""
 _AT_ONCE = 4096
 _KEPT = 1024
 _LOOKED_AT = 1_000
@@ -187,7 +187,7 @@ class Lines:
 
     def _cut(self) -> Iterator[list[bytes]]:
         cut: _Lines | _Values | None = None if self._over_lines else _Lines()
-        beginning = b""
+        beginning, unended = b"", 0
         damage: RecordingError | None = None
         try:
             for block in self._text():
@@ -198,6 +198,11 @@ class Lines:
                     block = beginning if block else b""
                 lines = cut.feed(block) if cut and block else []
                 self.read += len(lines)
+                unended = 0 if lines else unended + len(block)
+                if unended > LARGEST_DOCUMENT:
+                    raise RecordingError(
+                        f"{self.path}: no line ends in {LARGEST_DOCUMENT >> 20} MiB; write one event a line."
+                    )
                 if lines or not block:
                     yield lines
         except RecordingError as error:

@@ -121,17 +121,15 @@ def _sampled(line: list[Point], step: float) -> Iterator[Point]:
 
 
 def _name(schedule: Schedule, cell: str, stops: list[str]) -> str | None:
-    names = Counter(schedule.stops[stop].name for stop in stops if schedule.stops[stop].name)
-    if not names:
-        return None
-    centre = h3.cell_to_latlng(cell)
-
-    def metres(name: str) -> float:
-        near = (schedule.stops[stop] for stop in stops if schedule.stops[stop].name == name)
-        return float(min(h3.great_circle_distance(centre, (stop.lat, stop.lng), unit="m") for stop in near))
-
-    most = max(names.values())
-    return min((name for name, count in names.items() if count == most), key=lambda name: (metres(name), name))
+    """In one pass: a cell may hold all stops of a schedule, each with a name of its own."""
+    named = [stop for stop in map(schedule.stops.__getitem__, stops) if stop.name]
+    names, centre = Counter(stop.name for stop in named), h3.cell_to_latlng(cell)
+    most, nearest = max(names.values(), default=0), dict[str, float]()
+    for stop in named:
+        if names[stop.name] == most:
+            metres = h3.great_circle_distance(centre, (stop.lat, stop.lng), unit="m")
+            nearest[stop.name] = min(metres, nearest.get(stop.name, math.inf))
+    return min(nearest, key=lambda name: (nearest[name], name), default=None)
 
 
 def is_inside(cell: str, domain: BoundingBox) -> bool:

@@ -247,6 +247,11 @@ async def _answer_refusals(request: web.Request, handler: Callable[[web.Request]
     return response
 
 
+def runner_of(app: web.Application) -> BoundedRunner:
+    """What runs the application, with its bounds of connections."""
+    return BoundedRunner(app, _CONNECTIONS, _IDLE_SECONDS)
+
+
 async def serve_push(app: web.Application, port: int, stopping: asyncio.Event) -> None:
     """Listen on 127.0.0.1 until ``stopping`` is set. Raises :class:`OSError` if it cannot."""
-    await serve_until(stopping, BoundedRunner(app, _CONNECTIONS, _IDLE_SECONDS), (LOOPBACK, port))
+    await serve_until(stopping, runner_of(app), (LOOPBACK, port))

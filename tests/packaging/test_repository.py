@@ -101,12 +101,13 @@ def test_what_the_repository_host_reads_is_well_formed(schema: str, pattern: str
 def test_ci_runs_the_commands_of_every_machine() -> None:
     (workflow,) = GITHUB.glob("workflows/*.yml")
     jobs = read_yaml(workflow)["jobs"]
-    assert jobs.keys() == {"test", "ratios"}
+    assert jobs.keys() == {"test", "ratios", "nightly"}
     for job in jobs.values():
         assert set(job["steps"][0]) == {"uses"}
         assert job["steps"][0]["uses"].startswith("actions/checkout@")
     assert jobs["test"]["steps"][1:] == [{"run": ".ci/run"}]
     assert jobs["ratios"]["steps"][-1] == {"run": "make bench-quick"}
+    assert jobs["nightly"]["steps"][-1] == {"run": "make test-all"}
 
 
 def test_the_hooks_before_a_commit_are_local_and_are_those_of_make_lint() -> None:

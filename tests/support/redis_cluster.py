@@ -1,18 +1,24 @@
-"""A Redis Cluster on loopback: three masters with a replica each, whose servers a test may kill or stop."""
+"""A Redis Cluster on loopback: three masters with a replica each, whose servers a test may kill or stop.
+
+Clients and replicas log in with a password, so that other users of the machine read no rows. The bus between the servers has no
+login: whoever joins by it gets no rows without the password. With TLS its servers also show each other their certificates.
+"""
 
 from __future__ import annotations
 
+import secrets
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import redis
 
 from stream.local import LOOPBACK, end_process, find_redis, free_port, spawn
+from tests.support.secret_files import write_secret
 
 MASTERS = 3
 _NODE_TIMEOUT_MS = 700
@@ -30,22 +36,24 @@ class Certificates(NamedTuple):
 class Node:
     """One server of the cluster."""
 
-    def __init__(self, folder: Path, binary: str, files: Certificates | None = None) -> None:
-        self.folder, self._binary, self._files = folder, binary, files
-        folder.mkdir(parents=True)
+    def __init__(self, folder: Path, binary: str, password: str, files: Certificates | None = None) -> None:
+        self.folder, self._binary, self._password, self._files = folder, binary, password, files
+        folder.mkdir(mode=0o700, parents=True)
         self.begin()
 
     def begin(self) -> None:
         """Start the server on ports that are free now."""
         self.port, self._bus = free_port(), free_port()
         encrypted = {} if self._files is None else {"ssl": True, "ssl_ca_certs": str(self._files.authority)}
-        self.client = redis.Redis(LOOPBACK, self.port, **encrypted)
+        self.client = redis.Redis(LOOPBACK, self.port, password=self._password, **encrypted)
         self.start()
 
     def start(self) -> None:
         """Start the server, with what it stored before."""
         settings = {
             "bind": LOOPBACK,
+            "requirepass": self._password,
+            "masterauth": self._password,
             **self._ports(),
             "cluster-port": self._bus,
             "dir": self.folder,
@@ -58,8 +66,9 @@ class Node:
             "maxmemory-policy": "noeviction",
             "save": "",
         }
-        command = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-        self.process: subprocess.Popen[bytes] = spawn([self._binary, *command], self.folder / "log")
+        lines = "".join(f'{name} "{value}"\n' for name, value in settings.items())
+        file = write_secret(self.folder / "redis.conf", lines)  # a command line is for everybody to read
+        self.process: subprocess.Popen[bytes] = spawn([self._binary, str(file)], self.folder / "log")
 
     def _ports(self) -> dict[str, object]:
         if self._files is None:
@@ -83,8 +92,10 @@ class LocalCluster:
     """Three masters, each with a third of the hash slots and a replica. With ``files``, all of them speak TLS only."""
 
     def __init__(self, folder: Path, binary: str | None = None, files: Certificates | None = None) -> None:
-        self._scheme = "redis" if files is None else "rediss"
-        self.nodes = [Node(folder / str(number), binary or find_redis(), files) for number in range(2 * MASTERS)]
+        self._scheme, self._password = "redis" if files is None else "rediss", secrets.token_hex(16)
+        server = binary or find_redis()
+        self.nodes = [Node(folder / str(number), server, self._password, files) for number in range(2 * MASTERS)]
+        self._password_file = write_secret(folder / "password", self._password)
 
     def __enter__(self) -> Self:
         try:
@@ -98,14 +109,15 @@ class LocalCluster:
         self.stop()
 
     @property
-    def url(self) -> str:
-        """Address of the first node, for ``redis.url``."""
-        return f"{self._scheme}://{LOOPBACK}:{self.nodes[0].port}/0"
+    def one_node(self) -> dict[str, Any]:
+        """Settings of a client that knows one node and no cluster."""
+        url = f"{self._scheme}://{LOOPBACK}:{self.nodes[0].port}/0"
+        return {"redis.url": url, "redis.password_file": str(self._password_file)}
 
     @property
-    def others(self) -> list[str]:
-        """Addresses of the other nodes, for ``redis.cluster``."""
-        return [f"{LOOPBACK}:{node.port}" for node in self.nodes[1:]]
+    def settings(self) -> dict[str, Any]:
+        """Settings of a client that may do everything."""
+        return self.one_node | {"redis.cluster": [f"{LOOPBACK}:{node.port}" for node in self.nodes[1:]]}
 
     def stop(self) -> None:
         """End every server."""
@@ -143,8 +155,9 @@ class LocalCluster:
         of_source, of_target = (node.client.execute_command("CLUSTER MYID") for node in (source, target))
         target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", of_source)
         source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", of_target)
+        login = "AUTH", self._password
         while keys := source.client.execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
-            source.client.execute_command("MIGRATE", LOOPBACK, target.port, "", 0, 5_000, "KEYS", *keys)
+            source.client.execute_command("MIGRATE", LOOPBACK, target.port, "", 0, 5_000, *login, "KEYS", *keys)
             time.sleep(pause)
         for node in (target, source):
             node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", of_target)

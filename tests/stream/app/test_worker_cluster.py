@@ -52,13 +52,13 @@ async def test_a_worker_releases_every_event_once_although_a_master_is_killed_wh
             "feed.topic": topic_name,
             "kafka.bootstrap": kafka,
             "kafka.group": topic_name,
-            "redis.url": cluster.url,
+            **cluster.settings,
             "privacy.user_key_file": str(tmp_path / "user.key"),
             "window.lateness": "event-time",
             "window.idle_timeout": "2s",
         }
-        config = bus_config(tmp_path, **settings, **{"redis.cluster": cluster.others})
-        words = {"redis.cluster": json.dumps(cluster.others), "operator.port": str(free_port())}
+        config = bus_config(tmp_path, **settings)
+        words = {"redis.cluster": json.dumps(settings["redis.cluster"]), "operator.port": str(free_port())}
         given = environment({**settings, **words, "config": str(hourly.BUS)})
         await create_topic(kafka, topic_name, PARTITIONS)
         await create_topics(config)

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from stream.config.histogram import MAX_MESSAGE_BYTES
+from stream.config.speed import ParticipationConfig
 from stream.messages.message import HEXAGON_SPEED, encode_outbox
+from stream.protocol.content import ContentError
 from stream.statistics import storable
 from stream.statistics.distributions import MAX_NUMBERS
 from stream.storage.ledger import Ledger
@@ -44,6 +47,24 @@ async def test_a_window_too_large_to_store_is_withheld_by_name_and_nobody_is_cha
     assert json.loads(marker.value)["withheld"]
     assert await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key) == (0, 0)
     assert await ReleaseStore.of(redis, config).plan(SLOT) is None
+
+
+async def test_under_participation_a_plan_too_large_to_store_is_set_aside_unseen_and_nobody_is_charged(
+    redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users and their samples alone can make it too large: a public list has at most as many cells as can be stored."""
+    with pytest.raises(ValidationError, match="max_cells"):
+        ParticipationConfig(cells_per_user=1, max_cells=storable.MOST_CELLS + 1)
+    monkeypatch.setattr(storable, "LARGEST_VALUE", 100)
+    config = riders(tmp_path, **{"feed.name": topic_name})
+    await fill(redis, config, 1)
+    publisher, store = Collected(), ReleaseStore.of(redis, config)
+    with pytest.raises(ContentError, match="Redis can store 100; nobody was charged"):
+        await protocol_of(redis, config, publisher).close(SLOT)
+    assert await store.slots_set_aside() == {SLOT}
+    assert publisher.messages == [], "whether a window is too large depends on its users, so nothing tells of it"
+    assert await Ledger.of(redis, config).total(config.slotting.period_of(SLOT).key) == (0, 0)
+    assert await store.plan(SLOT) is None
 
 
 def test_the_messages_of_the_most_cells_fit_into_one_value_of_redis(tmp_path: Path) -> None:

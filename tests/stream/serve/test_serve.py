@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from stream.local import REPO_ROOT
+from stream.messages.estimate import with_estimates
 from stream.messages.message import HEXAGON_SPEED, LARGEST_NUMBER, WINDOW, digest, schema
 from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
@@ -112,7 +113,8 @@ async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, t
         assert (await (await client.get(f"/api/v1/windows/{start}")).json()) == windows[0]
         query = {"window": start}
         answer = await client.get("/api/v1/hexagons", params=query)
-        assert (await answer.json())["hexagons"] == [json.loads(message.value) for message in cells]
+        hexagons = (await answer.json())["hexagons"]
+        assert hexagons == [json.loads(with_estimates(message.value)) for message in cells]
         shape = await (await client.get("/api/v1/hexagons", params=query | {"format": "geojson"})).json()
         assert [feature["properties"]["cell"] for feature in shape["features"]] == [m.key.decode() for m in cells]
         for restriction, count in (
@@ -126,7 +128,7 @@ async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, t
         newest = await (await client.get("/api/v1/hexagons")).json()
         assert newest["window"]["start"] == start
         history = await (await client.get(f"/api/v1/cells/{cells[0].key.decode()}")).json()
-        assert history["releases"] == [json.loads(cells[0].value)]
+        assert history["releases"] == [json.loads(with_estimates(cells[0].value))]
         metrics = await (await client.get("/metrics")).text()
         assert "hexveil_public_messages_duplicate_total" in metrics
         assert "hexveil_events" not in metrics

@@ -195,6 +195,23 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
         assert [line for block in lines for line in block] == [b"first", b"x" * 1024, b"last"]
 
 
+@pytest.mark.parametrize("begin", [b"", b"{}\n", b"[\n{},\n["], ids=["nothing", "a line", "an array"])
+def test_a_text_in_which_no_line_ends_any_more_is_refused_like_a_device_that_never_ends(
+    begin: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_module, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(lines_module, "LARGEST_DOCUMENT", 4 << 20)
+    endless = tmp_path / "endless.ndjson"
+    with endless.open("wb") as file:
+        file.write(begin)
+        file.truncate(1 << 40)  # a hole, which takes no space on the disk
+    for path in (endless, Path("/dev/zero")):
+        with Lines(path) as text:
+            with pytest.raises(RecordingError, match="no line ends in 4 MiB; write one event a line"):
+                list(text)
+            assert text.position < 8 << 20
+
+
 def blocks_of(due: np.ndarray, size: int) -> Iterator[Messages]:
     for at in range(0, len(due), size):
         part = due[at : at + size]

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import trustme
+from aiohttp.test_utils import TestClient, TestServer
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
 from dpcore.noise import Noise
 from stream.app.doctor import examine
+from stream.app.worker import Worker
 from stream.config import Config
 from stream.local import LOOPBACK, REPO_ROOT, free_port
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
@@ -32,7 +34,7 @@ from stream.storage.client import blocking_client, redis_client
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
-from stream.storage.partitions import ask_every_primary, each
+from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
@@ -61,8 +63,7 @@ def config(cluster: LocalCluster, tmp_path: Path, topic_name: str) -> Config:
     cluster.grant("worker", PASSWORD, *rights, "+cluster|slots", "+command", "+asking")
     write_secret(tmp_path / "password", PASSWORD)
     login = {"redis.username": "worker", "redis.password_file": str(tmp_path / "password")}
-    servers = {"redis.url": cluster.url, "redis.cluster": cluster.others}
-    return bus_config(tmp_path, **servers, **login, **{"feed.name": topic_name})
+    return bus_config(tmp_path, **cluster.settings | login, **{"feed.name": topic_name})
 
 
 @pytest.fixture
@@ -214,10 +215,11 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_
 
 async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path: Path) -> None:
     write_secret(tmp_path / "password", "guess")
-    refused = redis_client(config.redis)
-    with pytest.raises(AuthenticationError):
-        await refused.ping()
-    await refused.aclose()
+    for login in ({}, {"username": None, "password_file": None}):
+        refused = redis_client(config.redis.model_copy(update=login))
+        with pytest.raises(AuthenticationError):
+            await refused.ping()
+        await refused.aclose()
 
 
 async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is_closed(
@@ -257,26 +259,17 @@ async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
 ) -> None:
     """The configuration of its own has no broker, so the last finding is that Kafka does not answer."""
     away = {"kafka.bootstrap": f"{LOOPBACK}:{free_port()}"}
-    findings = {
-        finding.check: finding
-        for finding in await examine(
-            bus_config(tmp_path, **{"redis.url": cluster.url, "redis.cluster": cluster.others}, **away)
-        )
-    }
+    findings = {finding.check: finding for finding in await examine(bus_config(tmp_path, **cluster.settings, **away))}
     assert findings["redis cluster"].found == "3 masters, 3 replicas, state ok"
     # The node that is asked may not know the address of every replica in its first seconds.
     assert re.search(r"s between this machine and [3456] nodes of Redis$", findings["clock skew"].found)
     assert all(finding.ok for check, finding in findings.items() if check != "kafka")
     cluster.nodes[1].client.config_set("appendfsync", "everysec")
-    single = {
-        finding.check: finding for finding in await examine(bus_config(tmp_path, **{"redis.url": cluster.url}, **away))
-    }
+    single = {finding.check: finding for finding in await examine(bus_config(tmp_path, **cluster.one_node, **away))}
     assert not single["redis cluster"].ok
     assert "name other nodes of the cluster in redis.cluster" in single["redis cluster"].found
-    both = {"redis.url": cluster.url, "redis.cluster": cluster.others}
-    differs = next(
-        finding for finding in await examine(bus_config(tmp_path, **both, **away)) if finding.check == "redis fsync"
-    )
+    all_nodes = bus_config(tmp_path, **cluster.settings, **away)
+    differs = next(finding for finding in await examine(all_nodes) if finding.check == "redis fsync")
     assert not differs.ok
     assert f"{LOOPBACK}:{cluster.nodes[1].port} everysec" in differs.found
     cluster.nodes[1].client.config_set("appendfsync", "always")
@@ -296,7 +289,7 @@ async def test_over_tls_a_window_is_released_with_the_rows_of_one_server_and_a_f
     files.certificate.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
     issued.private_key_pem.write_to_path(str(files.key))
     with LocalCluster(tmp_path / "nodes", binary, files) as encrypted:
-        where = {"redis.url": encrypted.url, "redis.cluster": encrypted.others, "feed.name": topic_name}
+        where = encrypted.settings | {"feed.name": topic_name}
         config = bus_config(tmp_path, **where, **{"redis.ca_file": str(files.authority)})
         logs = [[batch(number, SLOT)] for number in range(len(PARTITIONS))]
         expected, publisher = await released_on_one_server(redis, config, logs, [SLOT]), Collected()
@@ -365,7 +358,22 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_m
     await assert_released_as_on_one_server(client, redis, config, publisher, expected)
 
 
-async def test_a_worker_is_ready_only_while_every_primary_answers(cluster: LocalCluster, client: Redis) -> None:
+async def ready(config: Config) -> tuple[int, list[str]]:
+    """What ``/readyz`` of a worker that has begun answers over HTTP: its status, and what is missing."""
+    worker = Worker(config)
+    worker.ready.set()
+    site: Any = worker.app.web
+    site.init_server()
+    try:
+        async with TestClient(TestServer(site.web_app)) as http, http.get("/readyz") as answer:
+            return answer.status, (await answer.json())["problems"]
+    finally:
+        await worker.redis.aclose()
+
+
+async def test_a_worker_is_ready_only_while_every_primary_answers(
+    cluster: LocalCluster, client: Redis, config: Config
+) -> None:
     """The last test here: one shard is dead at its end, while the others answer."""
     for node in cluster.nodes:
         node.process.send_signal(signal.SIGCONT)
@@ -374,8 +382,7 @@ async def test_a_worker_is_ready_only_while_every_primary_answers(cluster: Local
     for node in cluster.nodes:
         if node.port in replicas:
             kill(node)
-    await ask_every_primary(client)
+    assert await ready(config) == (200, [])
     kill(primary)
-    with pytest.raises(RedisError):
-        await ask_every_primary(client)
+    assert await ready(config) == (503, ["Redis does not answer on every primary"])
     assert any(node.answers() for node in cluster.nodes)

@@ -16,7 +16,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError
 
-from stream.local import RedisServer, end_process, find_redis, free_port, spawn
+from stream.local import RedisServer, end_process, find_redis, spawn
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import Carried, Outcome, ReleaseStore
@@ -79,12 +79,13 @@ class Loadable:
 
 
 @pytest.fixture
-async def loadable(tmp_path: Path) -> AsyncIterator[Loadable]:
-    port = free_port()
-    command = [find_redis(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(tmp_path), "--save", ""]
+async def loadable(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loadable]:
+    socket = tmp_path_factory.mktemp("redis") / "redis.sock"  # its path has at most 107 bytes
+    command = [find_redis(), "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"]
+    command += ["--dir", str(tmp_path), "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "local"]
     process = spawn(command, tmp_path / "server.log")
-    client = Redis.from_url(f"redis://127.0.0.1:{port}/0")
+    client = Redis.from_url(f"unix://{socket}")
     try:
         deadline = time.monotonic() + 30
         while True:
