@@ -25,18 +25,23 @@ RELEASED = "released"
 """``method`` of an estimate that no model made."""
 
 Estimates = dict[str, dict[str, Any]]
-"""By statistic: ``value``, ``interval`` (95 %; absent where the model gives none), ``unit`` and ``method``."""
+"""By statistic: ``value``, ``interval`` (95 %; absent where the model gives none), ``unit`` and ``method``; ``at_bound``, which
+is true, where the released value crowds the bound of speeds, whatever a model made of it."""
 
 
 def estimates_of(body: Mapping[str, Any]) -> Estimates | None:
     """The leading estimates of a cell's message; None where it was not published, and where nobody is estimated."""
-    if body["status"] != "published" or not _is_anybody(body):
+    if body["status"] != "published" or not is_anybody(body):
         return None
     modelled = body.get("post_processed", {})
     leading = {
         name: modelled.get(name + SMOOTHED) or modelled.get(name) or _released(body, name) for name in STATISTICS
     }
-    return {name: estimate for name, estimate in leading.items() if estimate is not None}
+    return {
+        name: estimate | ({"at_bound": True} if body.get(name, {}).get("at_bound") else {})
+        for name, estimate in leading.items()
+        if estimate is not None
+    }
 
 
 def with_estimates(value: bytes) -> bytes:
@@ -52,7 +57,7 @@ def _released(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return {part: drawn[part] for part in ("value", "interval", "unit")} | {"method": RELEASED}
 
 
-def _is_anybody(body: Mapping[str, Any]) -> bool:
+def is_anybody(body: Mapping[str, Any]) -> bool:
     """Whether the released number of users exceeds the standard deviation of its noise; an exact number does."""
     users = body.get("users", body.get("events"))
     if not isinstance(users, Mapping):

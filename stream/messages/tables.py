@@ -1,8 +1,9 @@
 """Releases as a table with one row per cell and window: CSV, GeoJSON and Parquet. Pure functions.
 
-A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the
-95 % interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``, what
-models made ``post_processed_``. Every field of a message has a column, so no file says less than the message.
+A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the 95 %
+interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``, what
+models made ``post_processed_``. ``_at_bound`` is true where a value crowds the bound of speeds, else empty. Every field of
+a message has a column, so no file says less than the message.
 
 A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save memory.
 """
@@ -40,8 +41,8 @@ FIRST = (
     "schema_version",
 )
 """The first columns of every file, in this order; the columns of the messages follow."""
-_ESTIMATE = tuple(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method"))
-_OF_A_MEAN = ("", "_raw", "_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism")
+_ESTIMATE = tuple(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method", "_at_bound"))
+_OF_A_MEAN = ("", "_raw", "_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism", "_at_bound")
 _MEAN = tuple(f"mean{part}" for part in _OF_A_MEAN)
 _MODELLED = tuple(
     f"post_processed_{name}{part}"
@@ -149,7 +150,7 @@ def _columns(rows: Iterable[Row]) -> list[str]:
 
 def _type(pa: Any, name: str) -> Any:
     """The type of a column of which no row has a value."""
-    if name.endswith("_clamped"):
+    if name.endswith(("_clamped", "_at_bound")):
         return pa.bool_()
     texts = ("_unit", "_method", "_mechanism", "status", "excludes")
     return pa.string() if name in FIRST or name.endswith(texts) else pa.float64()
@@ -161,6 +162,7 @@ _MEANINGS = {
     "_scale": "Scale of the noise.",
     "_low": "Lower end of the 95 % interval.",
     "_high": "Upper end of the 95 % interval.",
+    "_at_bound": "True where the value is to be read as 'or more': it crowds the bound that speeds are clipped to.",
 }
 """What a column holds, by the end of its name."""
 

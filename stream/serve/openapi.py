@@ -209,6 +209,10 @@ def _hexagon_schemas(message: Schema) -> Schema:
             "interval": interval,
             "unit": {"type": "string"},
             "method": {"type": "string", "description": method},
+            "at_bound": {
+                "type": "boolean",
+                "description": "The released value crowds the bound of speeds: read it as 'or more'.",
+            },
         },
         "required": ["value", "unit", "method"],
     }

@@ -57,6 +57,12 @@ class Columns:
         raw, step = np.round(estimate, DECIMALS[name]), 0.5 * 10.0 ** -DECIMALS[name]
         return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)
 
+    def crowds(self, lower: float | FloatArray, upper: float | FloatArray) -> npt.NDArray[np.bool_]:
+        """Whether each released value, (C,), crowds the ``upper`` end of its range: it is in the upper half, and its interval
+        reaches the end. Then true speeds may be higher. A rule on what is released and on public bounds, so it costs no budget.
+        """
+        return (self.high >= upper) & (self.raw >= (lower + upper) / 2)
+
 
 @dataclass(frozen=True)
 class Derived:

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
+from stream.messages.estimate import is_anybody
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
-from stream.statistics.columns import CDF, DECIMALS, Columns, Derived
+from stream.statistics.columns import CDF, DECIMALS, PERCENTS, Columns, Derived
 from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.histograms.histograms import DrawnHistogram, histogram_body
 from stream.statistics.merging import excluded
@@ -218,6 +219,20 @@ def _cut_short(plan: Plan) -> list[str]:
     planned = () if plan.values is None else plan.values.cut_short
     left_out = {"empirical-bayes": too_costly(plan), CDF: too_large(plan)}
     return [*planned, *(name for name, out in left_out.items() if out)]
+
+
+def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Columns], bodies: list[Body]) -> None:
+    """Mark the speeds that crowd the upper end of what they can be, where somebody is estimated. ``highest``: the largest mean
+    that a release can be of, in km/h, (C,) or of all cells. Ranges that are carried over are bounds of their own.
+    """
+    lower: float | FloatArray = 0.0
+    if plan.ranges is not None and plan.terms.speed.clipping == "carried":
+        lower, highest = plan.ranges * SPEED_QUANTUM_KMH
+    of = {"mean": (lower, highest)} | dict.fromkeys(PERCENTS, (0.0, plan.terms.speed.upper))
+    for name in of.keys() & columns.keys():
+        for body, crowds in zip(bodies, columns[name].crowds(*of[name]).tolist(), strict=True):
+            if crowds and name in body and is_anybody(body):
+                body[name]["at_bound"] = True
 
 
 def state_worst_errors(

@@ -16,13 +16,13 @@ from stream.statistics.carried_clipping import carry
 from stream.statistics.columns import Columns
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import plan_participation
-from stream.statistics.pipeline import exact_numbers, noisy_numbers, release_bodies, state_worst_errors
+from stream.statistics.pipeline import exact_numbers, mark_at_bound, noisy_numbers, release_bodies, state_worst_errors
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.gaussian_plan import plan_gaussian
 from stream.statistics.values.plan import plan_values
-from stream.statistics.values.worst_bias import worst_biases
+from stream.statistics.values.worst_bias import highest_means, worst_biases
 from stream.terms import Terms
 
 IntArray = npt.NDArray[np.int64]
@@ -54,6 +54,7 @@ class Values:
         """The body of every cell's message, with exact counts and worst-case errors."""
         bodies = release_bodies(plan, columns, exact_numbers(counts))
         state_worst_errors(plan, worst_biases(plan, counts), columns, bodies)
+        mark_at_bound(plan, highest_means(plan, counts), columns, bodies)
         return bodies
 
 
@@ -79,7 +80,9 @@ class Participation:
 
     def body(self, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[dict[str, Any]]:
         """The body of every cell's message; no true count is in it."""
-        return release_bodies(plan, columns, noisy_numbers(columns))
+        bodies = release_bodies(plan, columns, noisy_numbers(columns))
+        mark_at_bound(plan, plan.terms.speed.upper, columns, bodies)
+        return bodies
 
 
 def speed_of(terms: Terms, cells: IdArray = NO_IDS) -> Values | Participation:

@@ -35,6 +35,12 @@ def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
     return biases
 
 
+def highest_means(plan: Plan, counts: Counts) -> FloatArray:
+    """The mean of each cell in which everybody is as fast as counts, in km/h, (C,): U, and less where caps take from it. Public."""
+    highest = np.full(counts.n_cells, plan.terms.speed.upper)
+    return highest if plan.ranges is not None else highest - _of_caps(plan, counts) * SPEED_QUANTUM_KMH
+
+
 def _of_caps(plan: Plan, counts: Counts) -> FloatArray:
     """The most that caps or ranges take from the mean of retained samples, in quanta, (C,)."""
     if plan.ranges is not None:

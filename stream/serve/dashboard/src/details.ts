@@ -3,7 +3,7 @@
 import { alertsOf } from './alerts';
 import { ApiError, history } from './api';
 import { cellName, chip, isolated, make } from './dom';
-import { STATISTICS, comparison, countText, interval, isNobody, isNoisy, sentence, shown, speed, type Statistic } from './statistics';
+import { STATISTICS, comparison, countText, interval, isNobody, isNoisy, reading as read, sentence, shown, type Statistic } from './statistics';
 import { decimals, say } from './texts';
 import { when } from './times';
 import { inUnit, unit } from './units';
@@ -22,6 +22,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
   }
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
+    ...(now.atBound ? [make('p', { class: 'quiet' }, say('reading.at-bound', { upper: decimals(inUnit(hexagon.clipping?.upper ?? view.upper), 0), unit: unit() }))] : []),
     make('p', { class: 'quiet' }, say(`${view.statistic}.name`), verdict ? `, ${comparison(verdict, view.versus)}` : ''),
     ...(reading.scheme === 'scheduled' ? [] : beside(view, reading)),
     ...timetabled(view, cell),
@@ -100,8 +101,8 @@ function allStatistics(view: View, cell: string): HTMLElement {
     const estimate = hexagon[STATISTICS[statistic]];
     const clamped = estimate?.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
     const name = make('span', {}, say(`${statistic}.short`));
-    const lines = released ? [line([name, chip('raw')], speed(released.value, released), interval(released), clamped)] : [];
-    if (modelled?.method) lines.push(line([...(released ? [] : [name]), chip('modelled')], speed(modelled.value, modelled), interval(modelled), modelled.method));
+    const lines = released ? [line([name, chip('raw')], read(released), interval(released), clamped)] : [];
+    if (modelled?.method) lines.push(line([...(released ? [] : [name]), chip('modelled')], read(modelled), interval(modelled), modelled.method));
     return lines;
   });
   if (!rows.length) return make('span');

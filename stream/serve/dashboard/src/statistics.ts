@@ -27,6 +27,8 @@ export interface Shown {
   method?: string;
   outside?: boolean;
   unbounded?: boolean;
+  /** The released value crowds the bound of speeds: it is to be read as "or more". */
+  atBound?: boolean;
 }
 
 /** Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %. */
@@ -59,6 +61,7 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
   const found: Shown = { value: (derived ?? released).value, low, high, deviation, quantile };
   if (derived) found.method = derived.method;
   else if (low === high && released.scale > 0) found.outside = true;
+  if (released.at_bound) found.atBound = true;
   if (statistic !== 'spread') return found;
   return { ...found, value: root(found.value), low: root(found.low), high: root(found.high) };
 }
@@ -155,16 +158,19 @@ export function speed(value: number, now: { low: number; high: number; unbounded
   return decimals(inUnit(value), !now.unbounded && inUnit(now.high - now.low) < 4 ? 1 : 0);
 }
 
+/** "23" or, where the released value crowds the bound of speeds, "≥ 23". */
+export const reading = (now: Shown) => (now.atBound ? '≥\u00a0' : '') + speed(now.value, now);
+
 /** "19–27", or "–" where there is none. */
 export const interval = (now: Shown) => (now.unbounded ? '–' : `${speed(now.low, now)}–${speed(now.high, now)}`);
 
 /** "23 km/h, 95 % interval 19–27, noise from privacy", or "…, of a model". */
 export const sentence = (now: Shown) =>
   now.unbounded
-    ? say('reading.unbounded', { value: speed(now.value, now), unit: unit() })
+    ? say('reading.unbounded', { value: reading(now), unit: unit() })
     : now.outside
       ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
-      : say(now.method ? 'reading.modelled' : 'reading', { value: speed(now.value, now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
+      : say(now.method ? 'reading.modelled' : 'reading', { value: reading(now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
 /** How far the value is from another in km/h, and the 95 % error of that by noise. Both are as released. */
 export function difference(now: Shown, other: Reference): { value: number; error: number } {

@@ -1,7 +1,7 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, interval, isNobody, isNoisy, margin, relative, speed, type Verdict } from './statistics';
+import { countOf, countText, interval, isNobody, isNoisy, margin, reading as read, relative, speed, type Verdict } from './statistics';
 import { say } from './texts';
 import { unit } from './units';
 import type { Reading, View } from './view';
@@ -151,7 +151,7 @@ export class Table {
       ...(this.view.names ? cellName(this.view, hexagon.cell) : [hexagon.cell]));
     button.addEventListener('click', () => this.choose(hexagon.cell));
     const value = now
-      ? [make('td', { class: 'number' }, speed(now.value, now), now.method && chip('modelled')),
+      ? [make('td', { class: 'number' }, read(now), now.method && chip('modelled')),
          make('td', { class: 'number' }, interval(now))]
       : [make('td', { colspan: 2, class: 'none' }, say(isNobody(hexagon) ? 'table.nobody' : 'table.not-published'))];
     return make(

@@ -12,6 +12,8 @@ export interface Estimate {
   scale: number;
   interval: [number, number];
   unit: string;
+  /** The value crowds the bound of speeds, so true speeds may be higher. */
+  at_bound?: true;
 }
 
 /** The number to show first, and the model that made it, or `released`. */
@@ -20,6 +22,7 @@ export interface Leading {
   value: number;
   interval?: [number, number];
   unit: string;
+  at_bound?: true;
 }
 
 export type Measured = 'mean' | 'variance' | 'p15' | 'p50' | 'p85';

@@ -38,6 +38,13 @@ test('a reading says value, interval and where the uncertainty comes from', () =
   assert.equal(sentence(shown(hexagon(), 'mean', 'raw')!), '23 km/h, 95 % interval 19–27, noise from privacy');
 });
 
+test('a value that crowds the bound of speeds is so much or more, whatever a model made of it', () => {
+  const crowded = hexagon({ mean: { ...estimate(60, 50, 65), at_bound: true }, estimate: { mean: { ...led(24, 20, 28), at_bound: true } } });
+  assert.equal(sentence(shown(crowded, 'mean', 'raw')!), '≥\u00a060 km/h, 95 % interval 50–65, noise from privacy');
+  assert.equal(sentence(shown(crowded, 'mean', 'estimate')!), '≥\u00a024 km/h, 95 % interval 20–28, of a model');
+  assert.equal(shown(crowded, 'spread', 'raw')!.atBound, undefined);
+});
+
 test('spread is the root of the variance, interval and all', () => {
   const found = shown(hexagon(), 'spread', 'raw')!;
   assert.deepEqual([found.value, found.low, found.high], [5, 4, 6]);

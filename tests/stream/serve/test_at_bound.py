@@ -1,0 +1,74 @@
+"""Cells whose released speeds crowd ``speed.upper_bound`` are marked in messages, files, table and card: a planner who prints a
+modelled 24 km/h of a motorway sees that it is "24 or more".
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.async_api import Browser, expect
+from pyarrow import parquet
+
+from dpcore.noise import Noise
+from stream.messages.estimate import estimates_of
+from stream.messages.message import HEXAGON_SPEED, Message, validator
+from stream.messages.tables import table_of
+from tests.stream.serve.browser import needs_chromium
+from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, USUAL_DAY, Cell, city_config, rows_of_city
+from tests.stream.serve.pages import page_of
+from tests.support.participating import riders
+from tests.support.releasing import released
+
+MOTORWAY = {**USUAL_DAY, UNCERTAIN: Cell(6, 2, 85.0)}
+
+
+def motorway(tmp_path: Path) -> list[Message]:
+    """Means that are shrunk towards those of the other cells, of which one is on a motorway."""
+    config = city_config(tmp_path, **{"speed.post_processing": ["empirical-bayes"]})
+    return released(config, rows_of_city(0, MOTORWAY), Noise(np.random.default_rng(2).bytes))
+
+
+def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is(tmp_path: Path) -> None:
+    values = [message.value for message in motorway(tmp_path) if message.topic == HEXAGON_SPEED]
+    bodies = {body["cell"]: body for body in map(json.loads, values)}
+    for cell, body in bodies.items():
+        validator(HEXAGON_SPEED).validate(body)
+        assert body.get("mean", {}).get("at_bound", False) == (cell == UNCERTAIN), body
+    leading = estimates_of(bodies[UNCERTAIN])
+    assert leading is not None
+    assert (leading["mean"]["method"], leading["mean"]["at_bound"]) == ("empirical-bayes", True)
+    (row,) = (row for row in csv.DictReader(io.StringIO(table_of(values, "csv").decode())) if row["cell"] == UNCERTAIN)
+    assert row["estimate_mean_at_bound"] == row["mean_at_bound"] == "true"
+    flags = parquet.read_table(io.BytesIO(table_of(values, "parquet"))).column("estimate_mean_at_bound").to_pylist()
+    assert sorted(map(str, flags)) == ["None", "None", "None", "True"]
+    unmarked = parquet.read_table(io.BytesIO(table_of([values[0]], "parquet")))
+    assert str(unmarked.schema.field("mean_at_bound").type) == "bool"
+
+
+def test_cells_where_nobody_is_estimated_are_never_marked(tmp_path: Path) -> None:
+    """Their means are noise: the released ones of some 150 empty cells lie anywhere in the range."""
+    messages = released(riders(tmp_path), rows_of_city(0, {BUSY: Cell(400, 2, 85.0), STEADY: Cell(400, 2, 20.0)}))
+    bodies = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
+    marked = {body["cell"] for body in bodies if body["mean"].get("at_bound")}
+    assert BUSY in marked
+    assert STEADY not in marked
+    assert all(estimates_of(body) is not None for body in bodies if body["cell"] in marked)
+
+
+@needs_chromium
+@pytest.mark.asyncio(loop_scope="session")
+async def test_table_and_card_say_that_it_is_so_much_or_more(browser: Browser, tmp_path: Path) -> None:
+    config = city_config(tmp_path)
+    async with page_of(browser, config, motorway(tmp_path), color_scheme="light") as (page, _):
+        await page.locator("#table-button").click()
+        rows = page.locator("#table-scroll tbody tr")
+        await expect(rows.filter(has_text="≥")).to_have_count(1)
+        await rows.filter(has_text="≥").locator("button").click()
+        card = page.locator("#details")
+        await expect(card.locator(".reading").first).to_contain_text("≥")
+        await expect(card).to_contain_text("so true speeds may be higher. Speeds above 65 km/h count as 65.")
