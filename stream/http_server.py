@@ -7,14 +7,16 @@ others out, and the process itself from files and servers that it needs.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import resource
 from collections import Counter
+from contextlib import suppress
 from ipaddress import IPv6Address, IPv6Network, ip_address
+from pathlib import Path
 
 import structlog
 from aiohttp import web
-
-from stream.local import LOOPBACK
 
 log = structlog.get_logger()
 
@@ -99,12 +101,28 @@ class BoundedRunner(web.AppRunner):
 
 
 async def serve_until(
-    stopping: asyncio.Event, runner: web.AppRunner, port: int, host: str = LOOPBACK, backlog: int = 128
+    stopping: asyncio.Event, runner: web.AppRunner, at: tuple[str, int] | Path, backlog: int = 128
 ) -> None:
-    """Serve what ``runner`` holds until ``stopping`` is set. Raises :class:`OSError` if it cannot listen."""
+    """Serve what ``runner`` holds until ``stopping`` is set. Raises :class:`OSError` if it cannot listen.
+
+    ``at``: host and port, or a Unix socket to make, to which its owner and its group alone may connect.
+    """
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=backlog).start()
+        if isinstance(at, Path):
+            await _refuse_to_replace(at)
+            await web.UnixSite(runner, at, backlog=backlog).start()
+            at.chmod(0o660)
+        else:
+            await web.TCPSite(runner, *at, backlog=backlog).start()
         await stopping.wait()
     finally:
         await runner.cleanup()
+
+
+async def _refuse_to_replace(socket: Path) -> None:
+    """Raise :class:`OSError` if another process listens at ``socket``; one that ended leaves it, and it is made anew."""
+    with suppress(ConnectionRefusedError, FileNotFoundError):
+        _, writer = await asyncio.open_unix_connection(socket)
+        writer.close()
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

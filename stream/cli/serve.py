@@ -68,13 +68,13 @@ def register(app: typer.Typer) -> None:
         except (BasemapError, ConfigError, ReleaseSourceError) as error:
             stop_service(str(error), USAGE)
         logging.getLogger("aiohttp.server").addFilter(worth_a_log)
-        structlog.get_logger().info("serving", url=f"http://{public.host}:{public.port}/")
+        structlog.get_logger().info("serving", url=public.url)
         try:
             asyncio.run(_serve(served, settings, source.open_files))
         except OSError as error:
-            where = f"{public.host}:{public.port} (public.host, public.port)"
+            keys = "public.socket" if public.socket else "public.host, public.port"
             remedy = "choose another address, or stop the process that listens there"
-            stop_service(f"cannot listen on {where}: {error.strerror}; {remedy}", USAGE)
+            stop_service(f"cannot listen on {public.url} ({keys}): {error.strerror or error}; {remedy}", USAGE)
 
 
 async def _serve(served: web.Application, settings: Config, open_files: int) -> None:
@@ -84,7 +84,7 @@ async def _serve(served: web.Application, settings: Config, open_files: int) -> 
     public, stopping = settings.public, stopped_by_signals()
     most = 2 * public.max_streams + _OTHER_CONNECTIONS
     runner = BoundedRunner(served, most, _IDLE_SECONDS, OTHER_FILES + open_files)
-    await serve_until(stopping, runner, public.port, public.host, backlog=1024)
+    await serve_until(stopping, runner, public.socket or (public.host, public.port), backlog=1024)
 
 
 def _of_feed(settings: Config, feed: str | None) -> Config:

@@ -167,8 +167,10 @@ class PublicConfig(SurfaceConfig):
 
     ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the dashboard in a
     frame; none by default. ``places``: file that ``hexveil gtfs`` wrote; ``areas``: GeoJSON file of named polygons;
-    ``basemap``: PMTiles archive to draw under the hexagons.
+    ``basemap``: PMTiles archive to draw under the hexagons. ``socket``: Unix socket to listen on, in place of host and port.
     """
+
+    socket: Path | None = None
 
     cors_origins: tuple[str, ...] = ()
     frame_ancestors: tuple[str, ...] = ()
@@ -179,6 +181,11 @@ class PublicConfig(SurfaceConfig):
     basemap: Path | None = None
     alerts: tuple[AlertRule, ...] = Field(default=(), max_length=32)
     webhook: WebhookConfig | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, for people."""
+        return f"http://{self.host}:{self.port}/" if self.socket is None else f"unix:{self.socket}"
 
     @model_validator(mode="after")
     def _rules_have_names_of_their_own(self) -> Self:

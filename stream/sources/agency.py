@@ -15,6 +15,7 @@ from aiohttp import web
 from google.transit import gtfs_realtime_pb2
 
 from stream.http_server import BoundedRunner, serve_until
+from stream.local import LOOPBACK
 from stream.sources.simulate import VEHICLE_POSITIONS, Simulation, simulated_fleet
 
 _CONNECTIONS, _IDLE_SECONDS = 64, 15.0
@@ -71,4 +72,4 @@ async def serve_agency(agency: SimulatedAgency, clock: Callable[[], int], port: 
 
     application = web.Application()
     application.router.add_get(VEHICLE_POSITIONS, answer)
-    await serve_until(stopping, BoundedRunner(application, _CONNECTIONS, _IDLE_SECONDS), port)
+    await serve_until(stopping, BoundedRunner(application, _CONNECTIONS, _IDLE_SECONDS), (LOOPBACK, port))

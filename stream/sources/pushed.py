@@ -26,6 +26,7 @@ from stream.http_server import BoundedRunner, serve_until
 from stream.ingestion.decoding import REASONS, Decoder
 from stream.ingestion.formats import feed_format
 from stream.ingestion.pseudonyms import KEY_BYTES
+from stream.local import LOOPBACK
 from stream.sources.delivery import DeliveryError, KafkaSender
 from stream.sources.messages import Messages
 
@@ -253,4 +254,4 @@ def runner_of(app: web.Application) -> BoundedRunner:
 
 async def serve_push(app: web.Application, port: int, stopping: asyncio.Event) -> None:
     """Listen on 127.0.0.1 until ``stopping`` is set. Raises :class:`OSError` if it cannot."""
-    await serve_until(stopping, runner_of(app), port)
+    await serve_until(stopping, runner_of(app), (LOOPBACK, port))

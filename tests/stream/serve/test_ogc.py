@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -20,12 +17,12 @@ import h3
 import pyogrio
 import pytest
 import shapely
-from aiohttp import ClientConnectionError, ClientSession
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream.local import REPO_ROOT, free_port
+from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.shapes import ring_of
 from stream.serve.ogc import features as ogc
@@ -43,6 +40,7 @@ from tests.docs.pages import blocks
 from tests.stream.serve.made_windows import windows_of
 from tests.stream.serve.serving import serving_file
 from tests.support.builders import bus_config
+from tests.support.nginx import needs_nginx, nginx
 
 FEED = {"feed.name": "bus"}
 WINDOWS = 3
@@ -114,55 +112,27 @@ async def test_gdal_gets_the_cells_that_meet_a_box_and_no_other(client: TestClie
     assert [row["cell"] for row in (await gdal(client, "bus.newest", box))["rows"]] == expected
 
 
-NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-SERVER = """
-daemon off; pid nginx.pid; error_log stderr warn; worker_processes 1;
-events {{ }}
-http {{ access_log off; {temporary}
-  server {{ listen 127.0.0.1:{port}; {location} }} }}
-"""
-
-
-@pytest.mark.skipif(NGINX is None, reason="no nginx here (Debian: apt-get install nginx-light)")
+@needs_nginx
 async def test_gdal_reads_through_nginx_below_a_path(client: TestClient, tmp_path: Path) -> None:
     """With the configuration that the page on the API gives; every link stays below the path."""
-    assert NGINX is not None
-    page = (REPO_ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    location = re.search(r"^location .*?^\}$", page, re.MULTILINE | re.DOTALL)
-    assert location is not None
-    port, kinds = free_port(), ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    settings = {"location": location[0].replace("127.0.0.1:8080", client.make_url("/").authority), "port": port}
-    settings["temporary"] = " ".join(f"{kind}_temp_path {tmp_path / kind};" for kind in kinds)
-    (tmp_path / "nginx.conf").write_text(SERVER.format(**settings))
-    nginx = await asyncio.create_subprocess_exec(NGINX, "-p", tmp_path, "-c", tmp_path / "nginx.conf")
-    try:
-        top = f"http://127.0.0.1:{port}/traffic"
-        async with ClientSession() as session:
-            await _until_it_answers(session, f"{top}/readyz")
-            async with session.get(f"{top}/ogc/collections/bus.all/items?limit=2") as answer:
-                links = {link["rel"]: link["href"] for link in (await answer.json(content_type=None))["links"]}
-            assert all(href.startswith(f"{top}/") for href in links.values()), links
-            async with session.get(links["next"]) as answer:
-                assert (await answer.json(content_type=None))["numberReturned"] == 2
-            async with session.get(f"{top}/api/v1/openapi.json") as answer:
-                assert (await answer.json())["servers"][0]["url"] == "/traffic"
-            async with session.get(f"{top}/ogc/") as answer:
-                assert str(answer.url) == f"{top}/ogc"
+    async with (
+        nginx(tmp_path, "api.md", **{"127.0.0.1:8080": client.make_url("/").authority}) as address,
+        ClientSession() as session,
+    ):
+        top = f"{address}/traffic"
+        async with session.get(f"{top}/readyz") as answer:
+            assert answer.status == 200
+        async with session.get(f"{top}/ogc/collections/bus.all/items?limit=2") as answer:
+            links = {link["rel"]: link["href"] for link in (await answer.json(content_type=None))["links"]}
+        assert all(href.startswith(f"{top}/") for href in links.values()), links
+        async with session.get(links["next"]) as answer:
+            assert (await answer.json(content_type=None))["numberReturned"] == 2
+        async with session.get(f"{top}/api/v1/openapi.json") as answer:
+            assert (await answer.json())["servers"][0]["url"] == "/traffic"
+        async with session.get(f"{top}/ogc/") as answer:
+            assert str(answer.url) == f"{top}/ogc"
         read = await gdal(client, "bus.all", at=f"{top}/ogc")
         assert len(read["rows"]) == WINDOWS * len((await get(client, "/api/v1/hexagons"))["hexagons"])
-    finally:
-        nginx.terminate()
-        await nginx.wait()
-
-
-async def _until_it_answers(session: ClientSession, address: str) -> None:
-    for _ in range(600):
-        with contextlib.suppress(ClientConnectionError):
-            async with session.get(address) as answer:
-                assert answer.status == 200
-                return
-        await asyncio.sleep(0.1)
-    raise AssertionError("nginx never answered")
 
 
 @pytest.mark.skipif(shutil.which("ogr2ogr") is None, reason="no ogr2ogr here (Debian: apt-get install gdal-bin)")
