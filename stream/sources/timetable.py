@@ -26,6 +26,8 @@ FloatArray = NDArray[np.float64]
 
 MOST_CALLS = 10_000_000
 """Calls at stops that are kept, those of repeated departures included; each takes about 40 bytes."""
+MOST_TRIPS = MOST_CALLS // 2
+"""Trips whose names are kept, also those of other routes; one that goes anywhere has two calls, and a name takes about 150 bytes."""
 _MOST_DAYS = 3_660
 """Days of a service's span; a longer one is a wrong year."""
 _MOST_HOURS = 168
@@ -140,6 +142,8 @@ class _Reading:
         trips, shapes, services = (self._numbers[name] for name in ("trip", "shape", "service"))
         shape_of, service_of = array("q"), array("q")
         for trip, service, shape, route in self._rows("trips", ("trip_id", "service_id"), ("shape_id", "route_id")):
+            if len(trips) + len(self._elsewhere) >= MOST_TRIPS:
+                raise ScheduleError(f"trips.txt has more than {MOST_TRIPS} trips; divide the schedule by agency")
             if self._routes is not None and route not in self._routes:
                 self._elsewhere.add(trip)
             elif service not in services:

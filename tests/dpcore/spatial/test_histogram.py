@@ -12,9 +12,7 @@ from dpcore.spatial.partition import split_boxes, whole
 from dpcore.spatial.queries import QueryError, answer, integral_image, overlap_norms
 
 
-@pytest.mark.parametrize(
-    "box", [(0, 0, 0, 1), (1, 0, 0, 1), (0, 2, 1, 1), (float("nan"), 0, 1, 1), (0, 0, float("inf"), 1)]
-)
+@pytest.mark.parametrize("box", [(0, 0, 0, 1), (1, 0, 0, 1), (float("nan"), 0, 1, 1), (0, 0, float("inf"), 1)])
 def test_a_box_without_area_is_refused(box: tuple[float, float, float, float]) -> None:
     with pytest.raises(DomainError):
         Domain(*box)

@@ -18,6 +18,7 @@ from stream.sources.route_lines import route_lines, simplified
 from stream.sources.schedule import Schedule, Stop, read_schedule
 from stream.sources.simulate import Simulation
 from tests.stream.sources.made_schedules import AUSTIN, FILES, archive
+from tests.support.counting_calls import calls_in
 
 METRES = 111_195.0
 """Metres of a degree of latitude."""
@@ -55,6 +56,24 @@ def test_more_lines_than_fit_are_simplified_further_and_then_left_out() -> None:
     for most in (1_000, 30):
         kept = route_lines(schedule, box, most)["1"]
         assert 0 < sum(map(len, kept)) <= most
+
+
+class Counted(dict[str, Stop]):
+    """Stops of which each look at one is a call."""
+
+    def __getitem__(self, key: str) -> Stop:
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("count", [500, 2_000])
+def test_more_lines_or_stops_in_one_cell_than_a_city_has_cost_work_by_their_number_alone(count: int) -> None:
+    """Each line is a route of its own, and each stop has a name of its own."""
+    box = BoundingBox(south=-1, west=-1, north=1, east=1)
+    lines = {f"{k}": [[(0.5, 0.5), (0.5, k / count)]] for k in range(count)}
+    many = Schedule(routes={k: k for k in lines}, lines=lines)  # type: ignore[arg-type]
+    stops = Counted({f"{k}": Stop(f"stop {k}", 0.1, 0.1 + k * 1e-9) for k in range(count)})
+    assert calls_in(lambda: route_lines(many, box, 100)) < 200 * count
+    assert calls_in(lambda: places(Schedule(stops=stops), box, 5)) < 40 * count
 
 
 def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from dpcore.earth import great_circle_m
 from stream.cli import app
 from stream.serve.city.places import read_places
+from stream.sources import timetable
 from stream.sources.along_line import line_of, positions
 from stream.sources.modes import mode_of
 from stream.sources.schedule import ScheduleError
@@ -272,6 +273,17 @@ def test_the_cost_grows_with_the_timetable_and_not_faster(tmp_path: Path) -> Non
 
     cost(100)
     assert cost(2_000) < 5 * cost(500)
+
+
+def test_more_trips_than_calls_could_use_are_refused_whatever_their_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timetable, "MOST_TRIPS", 3)
+    trips = "route_id,service_id,trip_id\nr,w,1\nr,w,2\nr,w,3\nr,w,4\n"
+    file = archive(tmp_path / "gtfs.zip", schedule("7:00:00,7:02:00", trips=trips))
+    for routes in (None, {"another"}):
+        with pytest.raises(ScheduleError, match=r"trips.txt has more than 3 trips; divide the schedule by agency"):
+            read_timetable(file, routes)
 
 
 def test_mutated_timetables_are_refused_or_read_and_never_end_in_another_error(tmp_path: Path) -> None:
