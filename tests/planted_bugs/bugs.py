@@ -855,14 +855,6 @@ COMMIT = (
 _PARTITIONS = "tests/stream/storage/test_partitions.py"
 STATE = (
     Bug(
-        "embedded: a signal to the group ends the process that closes windows",
-        "stream/embedded.py",
-        "for number in (signal.SIGINT, signal.SIGTERM):",
-        "for number in (signal.SIGINT,):",
-        "tests/stream/sources/test_gtfs_rt_offline.py",
-        "whole_group",
-    ),
-    Bug(
         "serve: a socket is taken from the process that listens there",
         "stream/http_server.py",
         "            await _refuse_to_replace(at)\n",
