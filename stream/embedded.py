@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -50,6 +51,7 @@ log = structlog.get_logger()
 
 PARTITION = "embedded/0"
 _LOOK_SECONDS = 0.2
+_FOR_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 AT_ONCE = 10_000
 """Messages that are decoded at a time, within about 30 ms."""
 
@@ -262,7 +264,13 @@ class EmbeddedSink:
 
 async def _close_due(config: Config, feed: EmbeddedFeed, pool: ProcessPoolExecutor, out: Path) -> None:
     loop = asyncio.get_running_loop()
-    await loop.run_in_executor(pool, _initialised)
+    # The process inherits what is blocked here, until it has left the group.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
+    try:
+        started = loop.run_in_executor(pool, _initialised)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    await started
     while not feed.abandoned:
         ended = feed.ended
         for slot in await feed.due_slots():
@@ -299,8 +307,11 @@ async def _close(config: Config, slot: int, out: Path) -> None:
 def _initialise(parent: int) -> None:
     die_with_parent(parent)
     configure_logs()
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent lets the current window finish
-        signal.signal(number, signal.SIG_IGN)
+    os.setsid()  # what is sent to the whole group is for the parent, which lets the current window finish
+    for number in _FOR_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)  # forgets what came before
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_PARENT)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool ends it
 
 
 def _initialised() -> None:

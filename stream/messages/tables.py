@@ -2,7 +2,8 @@
 
 A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the 95 %
 interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``, what
-models made ``post_processed_``. ``_at_bound`` is true where a value crowds the bound of speeds, else empty. Every field of
+models made ``post_processed_``. ``_at_bound`` is true where a value crowds the bound of speeds, else empty. Every row
+repeats the totals of its window, ``window_users`` and ``window_events`` (CSV has no place for them besides). Every field of
 a message has a column, so no file says less than the message.
 
 A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save memory.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
@@ -20,6 +22,7 @@ from typing import IO, Any
 import h3
 import msgspec
 
+from dpcore.cdf import ONE_SIDED
 from stream.messages.estimate import estimates_of
 from stream.messages.message import HEXAGON_SPEED
 from stream.messages.shapes import Place, centre_of, geometry_of
@@ -53,6 +56,12 @@ ALWAYS = (*FIRST, *_ESTIMATE, "status", "excludes", *_MEAN, *_MODELLED)
 """Columns that every file has, so that the files of all windows can be put together. Others come by the configuration alone."""
 PURE = "pure"
 """The accounting of a message that names none: pure ε, with delta = 0."""
+COUNTED = ("users", "events")
+"""Numbers of which every row of a file has the window's total."""
+TOTALS = tuple(f"window_{name}{part}" for name in COUNTED for part in ("", "_low", "_high"))
+"""Columns of the totals and of their 95 % intervals, which are empty where they are exact."""
+_NORMAL = 1.96
+"""Standard deviations within which 95 % of Gaussian noise lies."""
 _ROWS_AT_ONCE = 10_000
 
 
@@ -74,22 +83,24 @@ def rows_of(values: Sequence[bytes]) -> list[Row]:
 
 def write_csv(rows: Iterable[Row], out: IO[bytes]) -> None:
     """CSV by RFC 4180 in UTF-8 with one header line. A field is empty if the cell has no such number."""
-    columns = _columns(rows)
+    columns, totals = [*_columns(rows), *TOTALS], _totals(rows)
     text = io.TextIOWrapper(out, encoding="utf-8", newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
-    writer.writerows([_plain(row.get(name)) for name in columns] for row in rows)
+    for row in rows:
+        complete = row | totals[row["window_start"]]
+        writer.writerow([_plain(complete.get(name)) for name in columns])
     text.detach()
 
 
 def write_geojson(rows: Iterable[Row], out: IO[bytes]) -> None:
     """A GeoJSON FeatureCollection (RFC 7946) of hexagons, with the flat rows as properties."""
-    columns, finest = _columns(rows), _finest(rows)
+    columns, totals, finest = [*_columns(rows), *TOTALS], _totals(rows), _finest(rows)
     out.write(b'{"type":"FeatureCollection","features":[')
     between = b""
     for row in rows:
         place = Place(row["cell"], _apart(row), finest[row["window_start"]])
-        out.write(between + msgspec.json.encode(feature(place, _filled(row, columns))))
+        out.write(between + msgspec.json.encode(feature(place, _filled(row | totals[row["window_start"]], columns))))
         between = b","
     out.write(b"]}")
 
@@ -100,8 +111,9 @@ def write_parquet(rows: Iterable[Row], out: IO[bytes]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    columns = _columns(rows)
-    parts = [_arrow(pa, part, columns) for part in _batched(rows)] or [_arrow(pa, [], columns)]
+    columns, totals = [*_columns(rows), *TOTALS], _totals(rows)
+    complete = (row | totals[row["window_start"]] for row in rows)
+    parts = [_arrow(pa, part, columns) for part in _batched(complete)] or [_arrow(pa, [], columns)]
     table = pa.concat_tables(parts, promote_options="permissive")
     described = [field.with_metadata(_description(field.name)) for field in table.schema]
     table = table.cast(pa.schema(described, metadata={"hexveil.schema_version": HEXAGON_SPEED}))
@@ -148,6 +160,46 @@ def _columns(rows: Iterable[Row]) -> list[str]:
     return list(columns)
 
 
+def _totals(rows: Iterable[Row]) -> dict[str, Row]:
+    """By start of each window the columns of its totals."""
+    windows: dict[str, dict[str, _Sum]] = {}
+    for row in rows:
+        for name, one in windows.setdefault(row["window_start"], {name: _Sum() for name in COUNTED}).items():
+            one.add(name, row)
+    return {
+        start: {f"window_{name}{part}": number for name, one in sums.items() for part, number in one.stated().items()}
+        for start, sums in windows.items()
+    }
+
+
+class _Sum:
+    """The sum of one number of a window's cells, from raw values: sums of clamped ones are too large where cells are empty.
+
+    Noise of cells is independent, so variances add.
+    """
+
+    def __init__(self) -> None:
+        self._total, self._variance, self._quantile, self._any = 0.0, 0.0, ONE_SIDED, False
+
+    def add(self, name: str, row: Row) -> None:
+        if row.get(name) is None:
+            return
+        noisy, gaussian = f"{name}_raw" in row, row["accounting"] == "zcdp"
+        self._any = True
+        self._total += row[f"{name}_raw"] if noisy else row[name]
+        if noisy:
+            self._variance += row[f"{name}_scale"] ** 2 * (1.0 if gaussian else 2.0)
+            self._quantile = _NORMAL if gaussian else ONE_SIDED
+
+    def stated(self) -> dict[str, float | None]:
+        """The sum and its 95 % interval, which an exact sum has not; nothing where no row has the number."""
+        half = self._quantile * math.sqrt(self._variance)
+        if not self._any or not half:
+            return {"": round(self._total) if self._any else None, "_low": None, "_high": None}
+        ends = (round(max(self._total + end, 0.0), 1) for end in (-half, half))
+        return {"": round(max(self._total, 0.0), 1), **dict(zip(("_low", "_high"), ends, strict=True))}
+
+
 def _type(pa: Any, name: str) -> Any:
     """The type of a column of which no row has a value."""
     if name.endswith(("_clamped", "_at_bound")):
@@ -169,9 +221,14 @@ _MEANINGS = {
 
 def _description(name: str) -> dict[str, str]:
     """The metadata of a Parquet field, which readers show beside its name."""
+    if name.startswith("window_") and name not in FIRST:
+        what = "a user counts in each of their cells, unless users are divided over them"
+        return {"description": f"Of all cells of the window in this file, the same in each row ({what}): never add it."}
     ends = [meaning for end, meaning in _MEANINGS.items() if name.endswith(end)]
     if not ends and name in ("mean", "variance", "p15", "p50", "p85"):
         ends = ["Clamped to the public range: show this one. Averages and sums of it are biased; take the raw one."]
+    if not ends and name in COUNTED:
+        ends = ["Where there is a raw column, add that one: this is clamped to 0, so empty cells add up to many."]
     return {"description": ends[0]} if ends else {}
 
 

@@ -53,5 +53,4 @@ class DecodedApart:
 
 def _begin(parent: int) -> None:
     die_with_parent(parent)
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent handles them
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent

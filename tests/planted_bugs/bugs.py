@@ -871,14 +871,6 @@ COMMIT = (
 _PARTITIONS = "tests/stream/storage/test_partitions.py"
 STATE = (
     Bug(
-        "embedded: a signal to the group ends the process that closes windows",
-        "stream/embedded.py",
-        "for number in (signal.SIGINT, signal.SIGTERM):",
-        "for number in (signal.SIGINT,):",
-        "tests/stream/sources/test_gtfs_rt_offline.py",
-        "whole_group",
-    ),
-    Bug(
         "serve: a socket is taken from the process that listens there",
         "stream/http_server.py",
         "            await _refuse_to_replace(at)\n",
@@ -1432,6 +1424,48 @@ LIVE = (
         "add_up",
     ),
 )
+PLANNER = (
+    Bug(
+        "bound: cells without a user are marked by their noise",
+        "stream/statistics/pipeline.py",
+        "if crowds and name in body and is_anybody(body):",
+        "if crowds and name in body:",
+        "tests/stream/serve/test_at_bound.py",
+        "follows_from",
+    ),
+    Bug(
+        "bound: caps of sums lower a mean without a mark",
+        "stream/statistics/values/worst_bias.py",
+        "highest - _of_caps(plan, counts) * SPEED_QUANTUM_KMH",
+        "highest - 0 * _of_caps(plan, counts)",
+        "tests/stream/serve/test_at_bound.py",
+        "motorway",
+    ),
+    Bug(
+        "totals: clamped counts are added",
+        "stream/messages/tables.py",
+        'self._total += row[f"{name}_raw"] if noisy else row[name]',
+        "self._total += row[name]",
+        "tests/stream/messages/test_tables.py",
+        "total_of_its_window",
+    ),
+    Bug(
+        "evaluate: only clipped speeds judge an interval",
+        "stream/evaluation/evaluate.py",
+        "upper_quanta=int(np.iinfo(np.int32).max)",
+        "upper_quanta=rows.reading.upper_quanta",
+        "tests/stream/evaluation/test_evaluate.py",
+        "mostly_above_the_bound",
+    ),
+    Bug(
+        "evaluate: what a block has spent is forgotten",
+        "stream/evaluation/evaluate.py",
+        "left = np.minimum(left, _left(*ledgers[1], users))",
+        "left = left",
+        "tests/stream/evaluation/test_evaluate.py",
+        "budget_of_a_block",
+    ),
+)
 BUGS = (
     *PLAN,
     *CHARGE,
@@ -1447,6 +1481,7 @@ BUGS = (
     *AREAS,
     *SUMS,
     *LIVE,
+    *PLANNER,
 )
 QUICK = (
     "mean: half the cap in the sensitivity",

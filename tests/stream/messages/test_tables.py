@@ -10,11 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyarrow import parquet
 
 from stream.messages.message import HEXAGON_SPEED, Message
-from stream.messages.tables import ALWAYS, rows_of, table_of
+from stream.messages.tables import ALWAYS, TOTALS, rows_of, table_of
 from tests.stream.serve.serving import released
 
 START = "2017-03-21T12:00:00Z"
@@ -69,13 +70,48 @@ def test_the_three_formats_hold_the_same_table(tmp_path: Path) -> None:
     read = list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
     table = parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
     features = json.loads(table_of(messages, "geojson"))["features"]
-    assert list(rows[0]) == list(read[0]) == table.column_names
-    assert [feature["properties"] for feature in features] == rows
+    assert [*rows[0], *TOTALS] == list(read[0]) == table.column_names
+    assert [{name: feature["properties"][name] for name in rows[0]} for feature in features] == rows
     for row, line, column in zip(rows, read, table.to_pylist(), strict=True):
         assert float(line["mean_raw"]) == row["mean_raw"] == column["mean_raw"]
         assert line["mean_clamped"] == str(row["mean_clamped"]).lower()
         assert column["window_start"] == datetime(2017, 3, 21, 12, tzinfo=UTC)
         assert column["events"] == row["events"] == int(line["events"])
+
+
+def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cells_are_clamped_to_zero(
+    tmp_path: Path,
+) -> None:
+    """Laplace noise of scale 3 in 300 empty cells: clamped values add up to some 300 · 3/2; 95 % of raw sums are within 2.12 · σ."""
+    (body,) = [json.loads(value) for value in values(released(tmp_path))][:1]
+    raws = np.random.default_rng(7).laplace(0.0, 3.0, 300).round(1).tolist()
+    noisy = [
+        body
+        | {
+            "users": {
+                "value": max(raw, 0.0),
+                "raw": raw,
+                "clamped": raw < 0,
+                "scale": 3.0,
+                "interval": [0, 9],
+                "unit": "1",
+            }
+        }
+        for raw in raws
+    ]
+    messages = [json.dumps(one).encode() for one in noisy]
+    table = parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
+    (total,) = {(row["window_users"], row["window_users_low"], row["window_users_high"]) for row in table.to_pylist()}
+    reach = 2.12 * 3.0 * (2 * 300) ** 0.5
+    assert total[0] == pytest.approx(max(sum(raws), 0.0), abs=0.1)
+    assert total[2] == pytest.approx(sum(raws) + reach, abs=0.2)
+    assert total[1] == 0.0
+    assert sum(one["users"]["value"] for one in noisy) > total[2], "what a planner would get"
+    read = list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
+    assert {float(row["window_users"]) for row in read} == {total[0]}
+    assert {(row["window_events"], row["window_events_low"]) for row in read} == {(str(300 * body["events"]), "")}
+    for name, said in (("users_raw", "sum"), ("users", "add that one"), ("window_users", "never add it")):
+        assert said in table.schema.field(name).metadata[b"description"].decode()
 
 
 def test_fields_that_are_yet_to_come_have_columns_too(tmp_path: Path) -> None:
@@ -131,6 +167,6 @@ def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path: P
 
 
 def test_a_window_without_cells_is_a_table_without_rows() -> None:
-    assert table_of([], "csv").decode().strip().split(",") == list(ALWAYS)
+    assert table_of([], "csv").decode().strip().split(",") == [*ALWAYS, *TOTALS]
     assert json.loads(table_of([], "geojson")) == {"type": "FeatureCollection", "features": []}
     assert parquet.read_table(io.BytesIO(table_of([], "parquet"))).num_rows == 0

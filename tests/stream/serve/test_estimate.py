@@ -182,3 +182,19 @@ async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobod
         assert sorted(await pixels(page, empty), key=sum)[128] == LAND
         await page.mouse.move(*await place_of(page, empty))
         await expect(page.locator("#tooltip .reading")).to_have_text("Nobody is estimated here in this window.")
+
+
+@needs_chromium
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_foot_of_the_table_adds_raw_users_not_clamped_ones(browser: Browser, tmp_path: Path) -> None:
+    config, messages = few_riders(tmp_path)
+    bodies = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
+    users = [body["users"] for body in bodies]
+    total = sum(one["raw"] for one in users)
+    error = 2.12 * np.sqrt(sum(2 * one["scale"] ** 2 for one in users))
+    assert sum(one["value"] for one in users) > total + error, "what a planner would add up to"
+    async with page_of(browser, config, messages, color_scheme="light") as (page, _):
+        await page.locator("#table-button").click()
+        foot = page.locator("#table-scroll tfoot tr")
+        await expect(foot.locator("td").last).to_have_text(f"{total:,.0f} ± {error:,.0f}")
+        await expect(foot.locator("th")).to_have_text(re.compile(f"^All {len(bodies)} cells"))

@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -99,14 +99,23 @@ def test_a_live_feed_is_released_without_kafka(buses: Path, tmp_path: Path) -> N
     assert events_of(out.read_text()) == 20
 
 
-def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(
-    hexveil: Sequence[str], buses: Path, tmp_path: Path
-) -> None:
+def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(buses: Path, tmp_path: Path) -> None:
     """As ``timeout``, a service manager and a closing terminal send it."""
     now, out = int(time.time()), tmp_path / "releases.ndjson"
     body = snapshot_bytes([(f"v{k}", now - 1, 28.6, 77.2, 8.0) for k in range(20)], now)
     with Agency([answer(200, body)]) as agency:
-        follow = [*hexveil, "gtfs-rt", agency.url, "--interval", "1s", "--offline", "--out", str(out)]
+        follow = [
+            sys.executable,
+            "-m",
+            "stream",
+            "gtfs-rt",
+            agency.url,
+            "--interval",
+            "1s",
+            "--offline",
+            "--out",
+            str(out),
+        ]
         process = subprocess.Popen(
             [*follow, "--config", str(buses)],
             env=environment({}),

@@ -158,6 +158,24 @@ export function speed(value: number, now: { low: number; high: number; unbounded
   return decimals(inUnit(value), !now.unbounded && inUnit(now.high - now.low) < 4 ? 1 : 0);
 }
 
+/** The sum of a number of several cells, from raw values, with its 95 % error by noise (0: exact); null where it is not released. */
+export function totalOf(cells: Iterable<Hexagon>, name: 'events' | 'users'): { value: number; error: number } | null {
+  let [value, variance, quantile, known] = [0, 0, LAPLACE, false];
+  for (const hexagon of cells) {
+    const count = hexagon[name];
+    if (count === undefined) continue;
+    known = true;
+    if (!isNoisy(count)) value += count;
+    else {
+      const gaussian = hexagon.accounting === 'zcdp';
+      if (gaussian) quantile = NORMAL;
+      value += count.raw;
+      variance += count.scale ** 2 * (gaussian ? 1 : 2);
+    }
+  }
+  return known ? { value: Math.max(value, 0), error: quantile * Math.sqrt(variance) } : null;
+}
+
 /** "23" or, where the released value crowds the bound of speeds, "≥ 23". */
 export const reading = (now: Shown) => (now.atBound ? '≥\u00a0' : '') + speed(now.value, now);
 

@@ -1,8 +1,8 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, interval, isNobody, isNoisy, margin, reading as read, relative, speed, type Verdict } from './statistics';
-import { say } from './texts';
+import { countOf, countText, interval, isNobody, isNoisy, margin, reading as read, relative, speed, totalOf, type Verdict } from './statistics';
+import { decimals, say } from './texts';
 import { unit } from './units';
 import type { Reading, View } from './view';
 import { hours } from './times';
@@ -98,7 +98,7 @@ export class Table {
           kind: say(`chip.${this.view.mark}`),
         })
       : say('empty.title');
-    byId('table-scroll').replaceChildren(this.table(rows));
+    byId('table-scroll').replaceChildren(this.table(rows, readings));
     byId('table-pager').replaceChildren(...(pages > 1 ? this.pager(pages) : []));
     refocus();
   }
@@ -113,7 +113,7 @@ export class Table {
     return () => (all().find(isSame) ?? all().find(({ dataset }) => step && dataset.step) ?? this.buttons()[0] ?? byId('table-close')).focus();
   }
 
-  private table(readings: Reading[]): HTMLTableElement {
+  private table(readings: Reading[], all: Reading[]): HTMLTableElement {
     const day = this.view.dayName;
     const heads: [Column, string][] = [
       ['cell', say(this.view.names ? 'search.place' : 'table.cell')],
@@ -129,7 +129,20 @@ export class Table {
       const selected = reading.hexagon.cell === this.view.selected;
       return this.row(reading, selected, selectedHere ? selected : index === 0);
     });
-    return make('table', { 'aria-labelledby': 'table-title' }, make('thead', {}, head), make('tbody', {}, ...body));
+    return make('table', { 'aria-labelledby': 'table-title' }, make('thead', {}, head), make('tbody', {}, ...body), this.foot(heads.length - 2, all));
+  }
+
+  /** Sums over all cells, also of the other pages. Clamped values must not be added, so readers find the sum here. */
+  private foot(columns: number, all: Reading[]): HTMLElement {
+    const cells = all.map(({ hexagon }) => hexagon);
+    const divided = cells.some(({ weight }) => weight === 'share');
+    const sums = (['events', 'users'] as const).map((name) => {
+      const total = totalOf(cells, name);
+      const value = total && decimals(total.value, 0);
+      return make('td', { class: 'number' }, !total ? '–' : total.error ? say('table.sum', { value: value!, error: decimals(total.error, 0) }) : value!);
+    });
+    const label = [say('table.total', { count: cells.length }), !divided && make('span', {}, say('table.total-users'))];
+    return make('tfoot', {}, make('tr', {}, make('th', { scope: 'row', colspan: columns }, ...label), ...sums));
   }
 
   private head(column: Column, label: string): HTMLElement {
