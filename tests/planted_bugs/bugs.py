@@ -612,6 +612,22 @@ LEDGER = (
 )
 COMMIT = (
     Bug(
+        "storable: a plan that Redis cannot store is stored",
+        "stream/protocol/planning.py",
+        "                require_storable_plan(len(stored))",
+        "                pass",
+        "tests/stream/protocol/test_storable.py",
+        "under_participation",
+    ),
+    Bug(
+        "storable: a window of more cells than can be stored is planned",
+        "stream/statistics/window_release.py",
+        "require_storable(len(plan.cells))",
+        "require_storable(0)",
+        "tests/stream/protocol/test_storable.py",
+        "withheld_by_name",
+    ),
+    Bug(
         "commit: the last writer wins",
         "stream/storage/lua/commit.lua",
         "if redis.call('EXISTS', KEYS[1]) == 1 then",
@@ -1408,6 +1424,48 @@ LIVE = (
         "add_up",
     ),
 )
+PLANNER = (
+    Bug(
+        "bound: cells without a user are marked by their noise",
+        "stream/statistics/pipeline.py",
+        "if crowds and name in body and is_anybody(body):",
+        "if crowds and name in body:",
+        "tests/stream/serve/test_at_bound.py",
+        "follows_from",
+    ),
+    Bug(
+        "bound: caps of sums lower a mean without a mark",
+        "stream/statistics/values/worst_bias.py",
+        "highest - _of_caps(plan, counts) * SPEED_QUANTUM_KMH",
+        "highest - 0 * _of_caps(plan, counts)",
+        "tests/stream/serve/test_at_bound.py",
+        "motorway",
+    ),
+    Bug(
+        "totals: clamped counts are added",
+        "stream/messages/tables.py",
+        'self._total += row[f"{name}_raw"] if noisy else row[name]',
+        "self._total += row[name]",
+        "tests/stream/messages/test_tables.py",
+        "total_of_its_window",
+    ),
+    Bug(
+        "evaluate: only clipped speeds judge an interval",
+        "stream/evaluation/evaluate.py",
+        "upper_quanta=int(np.iinfo(np.int32).max)",
+        "upper_quanta=rows.reading.upper_quanta",
+        "tests/stream/evaluation/test_evaluate.py",
+        "mostly_above_the_bound",
+    ),
+    Bug(
+        "evaluate: what a block has spent is forgotten",
+        "stream/evaluation/evaluate.py",
+        "left = np.minimum(left, _left(*ledgers[1], users))",
+        "left = left",
+        "tests/stream/evaluation/test_evaluate.py",
+        "budget_of_a_block",
+    ),
+)
 BUGS = (
     *PLAN,
     *CHARGE,
@@ -1423,6 +1481,7 @@ BUGS = (
     *AREAS,
     *SUMS,
     *LIVE,
+    *PLANNER,
 )
 QUICK = (
     "mean: half the cap in the sensitivity",

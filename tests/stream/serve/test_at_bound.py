@@ -8,6 +8,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,14 +51,25 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
     assert str(unmarked.schema.field("mean_at_bound").type) == "bool"
 
 
-def test_cells_where_nobody_is_estimated_are_never_marked(tmp_path: Path) -> None:
-    """Their means are noise: the released ones of some 150 empty cells lie anywhere in the range."""
-    messages = released(riders(tmp_path), rows_of_city(0, {BUSY: Cell(400, 2, 85.0), STEADY: Cell(400, 2, 20.0)}))
+def test_where_users_are_protected_the_mark_follows_from_the_released_message_and_the_public_range(
+    tmp_path: Path,
+) -> None:
+    """So it tells nothing more. Where nobody is estimated, means are noise anywhere in the range, and none is marked."""
+    city = {BUSY: Cell(400, 2, 85.0), STEADY: Cell(400, 2, 20.0), UNCERTAIN: Cell(25, 1, 60.0)}
+    messages = released(riders(tmp_path), rows_of_city(0, city), Noise(np.random.default_rng(3).bytes))
     bodies = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
+    assert sum(estimates_of(body) is None for body in bodies) > 100
     marked = {body["cell"] for body in bodies if body["mean"].get("at_bound")}
+    follows = {body["cell"] for body in bodies if estimates_of(body) is not None and _crowds(body)}
+    assert marked == follows
     assert BUSY in marked
     assert STEADY not in marked
-    assert all(estimates_of(body) is not None for body in bodies if body["cell"] in marked)
+
+
+def _crowds(body: dict[str, Any]) -> bool:
+    bounds = body.get("clipping", {"lower": 0.0, "upper": 65.0})
+    middle = (bounds["lower"] + bounds["upper"]) / 2
+    return bool(body["mean"]["interval"][1] >= bounds["upper"] and body["mean"]["raw"] >= middle)
 
 
 @needs_chromium
