@@ -186,7 +186,7 @@ class Intake:
         if count == len(values) or (count and not self._each_alone):
             raise PushError(422, f"{count} of {len(values)} events are refused, so none was taken", details=refused)
         user, sound = self._format.getters[0], [values[at] for at in batch.index.tolist()]
-        keys: list[bytes | None] = [str(user(self._format.decode(value))).encode() for value in sound]
+        keys: list[bytes | None] = [str(user(self._format.read(value))).encode() for value in sound]
         return Messages(batch.rows["time"].astype(np.int64), keys, sound), refused
 
 

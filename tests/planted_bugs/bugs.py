@@ -612,6 +612,22 @@ LEDGER = (
 )
 COMMIT = (
     Bug(
+        "storable: a plan that Redis cannot store is stored",
+        "stream/protocol/planning.py",
+        "                require_storable_plan(len(stored))",
+        "                pass",
+        "tests/stream/protocol/test_storable.py",
+        "under_participation",
+    ),
+    Bug(
+        "storable: a window of more cells than can be stored is planned",
+        "stream/statistics/window_release.py",
+        "require_storable(len(plan.cells))",
+        "require_storable(0)",
+        "tests/stream/protocol/test_storable.py",
+        "withheld_by_name",
+    ),
+    Bug(
         "commit: the last writer wins",
         "stream/storage/lua/commit.lua",
         "if redis.call('EXISTS', KEYS[1]) == 1 then",

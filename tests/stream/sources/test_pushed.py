@@ -76,6 +76,7 @@ async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(
     config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
     async with receiving(config) as url, aiohttp.ClientSession() as session:
         sound = [event(f"v{k % 3}", time=round(time.time() * 1000) - 1000 * k) for k in range(9)]
+        sound[1]["lat"] = "30.2"  # as the service reads it, too
         assert await post(session, url, lines(*sound[:3])) == (202, {"accepted": 3})
         assert await post(session, url, json.dumps(sound[3:8]).encode()) == (202, {"accepted": 5})
         assert await post(session, url, json.dumps(sound[8]).encode()) == (202, {"accepted": 1})
