@@ -28,7 +28,7 @@ def riders(tmp_path: Path, **overrides: object) -> Config:
 
 def skeleton(body: dict[str, Any]) -> dict[str, Any]:
     """A message without its noisy numbers, what is made of them, and the digests over them and over the memory they leave."""
-    noisy = ("value", "raw", "clamped", "scale", "interval")
+    noisy = ("value", "raw", "clamped", "scale", "interval", "at_bound")
 
     def bare(part: Any) -> Any:
         if not isinstance(part, dict):
