@@ -115,7 +115,7 @@ def _agree(report: Inspection, path: Path, config: Config) -> None:
     else:
         rows, refusals = read_recording(config, path, config.feed.recorded_format, key=_KEY)
         refused = refusals.counts
-    assert FixRules.of(config) is None, "the shipped bus fleet has no rules for faulty fixes"
+    assert FixRules.of(config) == FixRules(), "the shipped bus fleet has no rules for faulty fixes"
     assert len(rows) == report.usable, "another number of usable events"
     assert +refused == +report.refused, "other reasons"
 

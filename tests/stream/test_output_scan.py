@@ -228,9 +228,9 @@ async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(
 
 
 def public_part(body: Any) -> Any:
-    """A message without its noisy numbers and their digest."""
+    """A message without its noisy numbers and their digests, also that of the marker before."""
     if isinstance(body, dict):
-        noisy = {"value", "raw", "clamped", "scale", "interval", "at_bound", "digest"}
+        noisy = {"value", "raw", "clamped", "scale", "interval", "at_bound", "digest", "previous"}
         return {name: public_part(value) for name, value in body.items() if name not in noisy}
     return body
 
