@@ -41,13 +41,15 @@ def or_null(schema: Schema, description: str) -> Schema:
 def hexagon(properties: Schema) -> Schema:
     """A GeoJSON feature of one cell."""
     position = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
-    ring = {"type": "array", "items": position, "minItems": 4}
-    polygon = members({"type": {"type": "string", "const": "Polygon"}, "coordinates": {"type": "array", "items": ring}})
+    rings = {"type": "array", "items": {"type": "array", "items": position, "minItems": 4}}
+    polygon = members({"type": {"type": "string", "const": "Polygon"}, "coordinates": rings})
+    polygons = {"type": "array", "items": rings}
+    apart = members({"type": {"type": "string", "const": "MultiPolygon"}, "coordinates": polygons})
     return members(
         {
             "type": {"type": "string", "const": "Feature"},
             "id": {"type": "string", "description": "H3 index."},
-            "geometry": polygon,
+            "geometry": {"anyOf": [polygon, apart], "description": "What is left of a merged cell may lie apart."},
             "properties": properties,
         }
     )
