@@ -156,10 +156,6 @@ class Tree:
         """Indices of the nodes of every level."""
         return [np.arange(a, b) for a, b in zip(self.starts[:-1], self.starts[1:], strict=True)]
 
-    def areas_of(self, nodes: IntArray) -> IntArray:
-        """Cells of each of ``nodes``, of their shape."""
-        return areas(self.boxes[nodes])
-
     def upward(self) -> tuple[FloatArray, FloatArray]:
         """Best unbiased estimate of each node from its own subtree, with its variance, each of shape (M,)."""
         z, v = self.counts.copy(), self.variances.copy()

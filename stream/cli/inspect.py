@@ -129,7 +129,10 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
                     copy.write_bytes(asyncio.run(_fetched(source)))
                 else:
                     _copy_standard_input(copy)
-                return inspect(observe_file(copy, limit, given), copy, given, limit)
+                try:
+                    return inspect(observe_file(copy, limit, given), copy, given, limit)
+                except (InspectionError, RecordingError) as error:
+                    raise InspectionError(str(error).replace(f"{folder}{os.sep}", "")) from None
         if os.path.exists(source):  # Path.exists raises for a name that is too long
             return inspect(observe_file(path, limit, given), path, given, limit)
         if "/" in source or path.suffix in (".csv", ".ndjson", ".json", ".parquet", ".pb", ".gz"):

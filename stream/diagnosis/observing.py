@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import secrets
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
@@ -91,17 +90,6 @@ def observe_file(path: Path, limit: int, given: Config | None = None) -> Observa
         return _observe_recording(path, limit, given)
     except (RecordingError, OSError) as error:
         raise InspectionError(str(error)) from None
-
-
-def observe_answer(body: bytes, limit: int, given: Config | None = None) -> Observations:
-    """Observations of the answer of a server, whatever its format. Raises :class:`InspectionError`."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(body)
-        file.flush()
-        try:
-            return observe_file(Path(file.name), limit, given)
-        except InspectionError as error:
-            raise InspectionError(str(error).replace(file.name, "the answer")) from None
 
 
 def _observe_recording(path: Path, limit: int, given: Config | None) -> Observations:

@@ -10,8 +10,6 @@ from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
-from stream.storage.keys import FeedKeys, PartKeys
-
 Call = tuple[Sequence[str], Sequence[str | int | bytes]]
 """Keys and arguments of a script."""
 
@@ -81,8 +79,3 @@ def known_partitions(opened: dict[bytes, bytes], listed: Iterable[bytes], gone: 
 def restart_of(note: bytes) -> int | None:
     """The offset in a note of ``opened``; None if it is not known yet."""
     return int(note.split(b" ")[0]) if note else None
-
-
-def part_keys(keys: FeedKeys, partitions: Iterable[str]) -> list[PartKeys]:
-    """The keys of each of ``partitions``."""
-    return [PartKeys(keys, partition) for partition in partitions]

@@ -27,7 +27,7 @@ from stream.diagnosis.columns import guess_fields, paths_of
 from stream.diagnosis.inspection import inspect
 from stream.diagnosis.measures import measure
 from stream.diagnosis.observations import InspectionError, Observations
-from stream.diagnosis.observing import observe_answer, observe_file, observe_messages
+from stream.diagnosis.observing import observe_file, observe_messages
 from stream.diagnosis.suggestion import suggested_feed
 from stream.diagnosis.topic import TopicUnreachableError, newest_messages
 from stream.sources.lines import RecordingError
@@ -409,9 +409,9 @@ def snapshot(vehicles: int = 20) -> Any:
 
 def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
     body = snapshot().SerializeToString()
-    seen = observe_answer(body, 100)
-    assert "below 0.01" in problems(seen)[0]
     (tmp_path / "a.pb").write_bytes(body)
+    seen = observe_file(tmp_path / "a.pb", 100)
+    assert "below 0.01" in problems(seen)[0]
     (tmp_path / "b.pb.gz").write_bytes(gzip.compress(body))
     assert len(observe_file(tmp_path, 10**6)) == 40
     assert len(observe_file(tmp_path / "a.pb", 10**6)) == 20
