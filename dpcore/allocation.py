@@ -101,12 +101,12 @@ class Sensitivities:
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """Scales b_r = ``numerator``/``denominator`` (quanta of row r) and what they cost every user.
+class AllocatedScales:
+    """Noise scales ``numerator``/``denominator`` (quanta of row r) and what they cost every user, in the ledger's unit.
 
-    ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), µε, exact upper
-    bound of each user's loss, never above their allowance. ``objective`` = Σ w·b of the handed-out scales, ``bound`` a
-    lower bound of the optimum, ``gap`` = objective/bound − 1. ``prices``: dual price of each user's allowance.
+    ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), exact upper bound of each
+    user's loss, never above their allowance. ``objective`` = Σ w·scale of the handed-out scales, ``bound`` a lower bound of
+    the optimum.
     """
 
     numerator: IntArray
@@ -114,18 +114,24 @@ class Allocation:
     charges: IntArray
     objective: float
     bound: float
-    iterations: int
-    prices: FloatArray = field(repr=False)
 
     @property
     def scales(self) -> FloatArray:
-        """b, shape (R,), quanta; for reports and intervals, never for drawing."""
+        """The scale of each row, shape (R,), quanta; for reports and intervals, never for drawing."""
         return self.numerator / self.denominator
 
     @property
     def gap(self) -> float:
-        """Relative distance to the proved lower bound of the optimum."""
+        """Relative distance to the proved lower bound of the optimum, objective/bound − 1."""
         return self.objective / self.bound - 1 if self.bound > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Allocation(AllocatedScales):
+    """Scales b of discrete Laplace noise; charges in µε. ``prices``: dual price of each user's allowance."""
+
+    iterations: int
+    prices: FloatArray = field(repr=False)
 
 
 def checked_retained(counts: Counts, retained: IntArray) -> None:

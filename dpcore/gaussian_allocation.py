@@ -14,14 +14,12 @@ Source: mechanism S15; Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import scipy
 
 from dpcore.accounting import MAX_RHO, NANO
-from dpcore.allocation import MAX_CHARGE, MAX_NUMERATOR, Sensitivities
+from dpcore.allocation import MAX_CHARGE, MAX_NUMERATOR, AllocatedScales, Sensitivities
 from dpcore.contributions import IntArray
 from dpcore.errors import BudgetError, OverflowBoundError
 
@@ -33,30 +31,8 @@ _ROUNDING_ATTEMPTS = 60
 """Float error is about 2^-48 of a scale, so the second or third attempt succeeds; the last doubles the scales."""
 
 
-@dataclass(frozen=True)
-class GaussianAllocation:
-    """Scales σ_r = ``numerator``/``denominator`` (quanta of row r) and what they cost every user.
-
-    ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), nρ, exact upper bound of each
-    user's loss, never above their allowance. ``objective`` = Σ w·σ of the handed-out scales, ``bound`` a lower bound of
-    the optimum.
-    """
-
-    numerator: IntArray
-    denominator: IntArray
-    charges: IntArray
-    objective: float
-    bound: float
-
-    @property
-    def scales(self) -> FloatArray:
-        """σ, shape (R,), quanta; for reports and intervals, never for drawing."""
-        return self.numerator / self.denominator
-
-    @property
-    def gap(self) -> float:
-        """Relative distance to the proved lower bound of the optimum."""
-        return self.objective / self.bound - 1 if self.bound > 0 else 0.0
+class GaussianAllocation(AllocatedScales):
+    """Scales σ of discrete Gaussian noise; charges in nρ."""
 
 
 def allocate_gaussian(sensitivities: Sensitivities, allowances: IntArray) -> GaussianAllocation:
