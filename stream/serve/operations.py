@@ -218,6 +218,15 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             tag="Places",
         ),
         Operation(
+            f"{BASE}/streets",
+            "listStreets",
+            "Lines of streets, and points of sensors, which carry the colours of the map",
+            city.streets,
+            (),
+            {GEOJSON: "StreetFeatures"},
+            tag="Places",
+        ),
+        Operation(
             f"{BASE}/routes/{{route}}/speed",
             "getRouteSpeed",
             "Speed and travel time along each line of a route in one window, by the estimates of the cells that it crosses",

@@ -77,6 +77,26 @@ def schemas_of_city(window: Schema) -> Schema:
             {"resolution": or_null(count, "Of all cells."), "cells": array(ref("Place"), "In order of the file.")}
         ),
         "RouteFeatures": _shapes("MultiLineString", line, {"route": text}),
+        "StreetFeatures": members(
+            {
+                "type": {"type": "string", "const": "FeatureCollection"},
+                "features": array(
+                    members(
+                        {
+                            "type": {"type": "string", "const": "Feature"},
+                            "geometry": {
+                                "oneOf": [
+                                    _shape("MultiLineString", line),
+                                    _shape("MultiPoint", array(position, "Sensors.")),
+                                ]
+                            },
+                            "properties": {"type": "object"},
+                        }
+                    ),
+                    "In order of the file.",
+                ),
+            }
+        ),
         "StopFeatures": _shapes("Point", position, {"name": text}),
         "Area": members(area),
         "AreaList": members({"areas": array(ref("Area"), "Polygons in order of the file, then corridors.")}),
