@@ -1,4 +1,4 @@
-"""Reads the file that ``public.streets`` names: GeoJSON of streets, as lines, and of sensors, as points. They carry the colours."""
+"""Reads the file that ``public.streets`` names: GeoJSON of streets and sensors, which carry the colours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def read_streets(path: Path | None) -> list[list[list[Position]]]:
             raise ValueError(f"it has {points} points, more than {MOST_POINTS}; leave out minor streets")
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"public.streets {path} is no file of streets: {error}; write a GeoJSON FeatureCollection of lines or points"
+            f"public.streets {path} is no file of streets: {error}; write a GeoJSON FeatureCollection of lines or "
+            "points"
         ) from None
     return features
 
