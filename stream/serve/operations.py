@@ -93,6 +93,7 @@ def operations(
         ),
         *_of_downloads(hexagons, ranges, named),
         *_of_places(city, named),
+        *_of_routes(city, named),
         *_of_areas(city, named),
         *_of_features(features),
     ]
@@ -208,6 +209,31 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             {JSON: "PlaceList"},
             tag="Places",
         ),
+        Operation(f"{BASE}/stops", "listStops", "Stops", city.stops, (), {GEOJSON: "StopFeatures"}, tag="Places"),
+        Operation(
+            f"{BASE}/scheduled",
+            "listScheduledSpeeds",
+            "Scheduled speeds of cells by kind of day and local hour",
+            city.scheduled,
+            (),
+            {JSON: "ScheduledTable"},
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/windows/{{window}}/scheduled",
+            "getScheduledSpeeds",
+            "Scheduled speeds of the released cells of one window, in its hours",
+            city.scheduled_in,
+            (p.WINDOW_PATH, feed),
+            {JSON: "ScheduledSpeeds"},
+            (404,),
+            tag="Places",
+        ),
+    ]
+
+
+def _of_routes(city: City, feed: p.Parameter) -> list[Operation]:
+    return [
         Operation(
             f"{BASE}/routes",
             "listRoutes",
@@ -234,26 +260,6 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             city.route_speed,
             (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP),
             {JSON: "RouteSpeed"},
-            (404,),
-            tag="Places",
-        ),
-        Operation(f"{BASE}/stops", "listStops", "Stops", city.stops, (), {GEOJSON: "StopFeatures"}, tag="Places"),
-        Operation(
-            f"{BASE}/scheduled",
-            "listScheduledSpeeds",
-            "Scheduled speeds of cells by kind of day and local hour",
-            city.scheduled,
-            (),
-            {JSON: "ScheduledTable"},
-            tag="Places",
-        ),
-        Operation(
-            f"{BASE}/windows/{{window}}/scheduled",
-            "getScheduledSpeeds",
-            "Scheduled speeds of the released cells of one window, in its hours",
-            city.scheduled_in,
-            (p.WINDOW_PATH, feed),
-            {JSON: "ScheduledSpeeds"},
             (404,),
             tag="Places",
         ),
