@@ -1,4 +1,5 @@
-"""Compares releases of a recording with its true values. NOT PRIVATE: it uses true values and prints results about them.
+"""Compares releases of a recording with its true values. NOT PRIVATE: it uses true values and prints results about
+them.
 
 It runs the service's own plan and draw many times, with a ledger that continues from window to window.
 """
@@ -38,8 +39,8 @@ NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust 
 
 @dataclass(frozen=True)
 class PlannedWindow:
-    """One window as the service would plan it, with the ledger after the earlier windows. ``measured``: its contributions as
-    they are before clipping.
+    """One window as the service would plan it, with the ledger after the earlier windows. ``measured``: its
+    contributions as they are before clipping.
     """
 
     plan: Plan
@@ -49,11 +50,13 @@ class PlannedWindow:
     measured: Callable[[], Contributions]
 
     def remembering(self, memory: Memory | None) -> Plan:
-        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are carried over."""
+        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are
+        carried over."""
         return self.after(memory) if self.plan.terms.speed.clipping in ("carried", "residual") else self.plan
 
     def duality_gaps(self) -> list[float]:
-        """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were optimised."""
+        """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were
+        optimised."""
         gap = duality_gap(self.plan, by_planned_cells(self.plan, self.contributions).counts)
         return [] if gap is None else [gap]
 
