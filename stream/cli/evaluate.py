@@ -62,8 +62,8 @@ def evaluate_recording(
         Path | None,
         typer.Option(
             "--plot",
-            help="Draw the error against epsilon and a map of errors, or with --live busy cells over the day, into this file "
-            "(PNG, SVG or PDF).",
+            help="Draw the error against epsilon and a map of errors, or with --live busy cells over the day, into "
+            "this file (PNG, SVG or PDF).",
         ),
     ] = None,
     histograms: Annotated[
@@ -199,7 +199,8 @@ def _judge_live(
 ) -> None:
     from stream.cli.evaluate_live import plot_live, print_live_scores
     from stream.evaluation.evaluate import NOT_PRIVATE
-    from stream.evaluation.live import LiveScore, evaluate_live, exact_windows
+    from stream.evaluation.live import LiveScore, evaluate_live
+    from stream.evaluation.living import exact_windows
 
     if "mean" not in runs[0][1].speed.statistics:
         stop("speed.statistics has no mean, which --live is about; add it", USAGE)

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from stream.evaluation.live import LiveScore, Response
+    from stream.evaluation.incident import Response
+    from stream.evaluation.live import LiveScore
 
 
 def print_live_scores(scores: Sequence[LiveScore]) -> None:
@@ -63,14 +64,16 @@ def _number(value: float | None, form: str, before: str = "") -> str:
 def _explained(score: LiveScore) -> str:
     """The last sentences of the table."""
     told = (
-        f"{score.windows} windows with a median of {score.vehicles:g} users, {score.draws} draws; km/h. skill: 0 says no more than the "
-        f"exact mean of the {score.against}, 1 is exact. oracle: an estimate of the same noise that knows this mean."
+        f"{score.windows} windows with a median of {score.vehicles:g} users, {score.draws} draws; km/h. skill: 0 says "
+        f"no more than the exact mean of the {score.against}, 1 is exact. oracle: an estimate of the same noise that "
+        "knows this mean."
     )
     if score.incident is None:
         return told + " No cell is busy enough in a whole hour to plant an incident."
     return told + (
-        f" Minutes: a planted incident, {score.incident.drop:.1f} km/h slower in {score.incident.cells} cells; share of the drop on the "
-        "screen so long after it began, and share of its cells whose interval lies below what they had without it."
+        f" Minutes: a planted incident, {score.incident.drop:.1f} km/h slower in {score.incident.cells} cells; share "
+        "of the drop on the screen so long after it began, and share of its cells whose interval lies below what they "
+        "had without it."
     )
 
 

@@ -1,4 +1,5 @@
-"""The typical map that a live map must beat: exact means of earlier days, or of the other windows of a single day. NOT PRIVATE."""
+"""The typical map that a live map must beat: exact means of earlier days, or of the other windows of a single day. NOT
+PRIVATE."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ Means = tuple[int, IdArray, FloatArray, FloatArray]
 
 @dataclass(frozen=True)
 class Typical:
-    """Of each window the typical mean of its cells, (H,), in km/h; whether it has one that it may be compared with; and what
-    they are means of.
+    """Of each window the typical mean of its cells, (H,), in km/h; whether it has one that it may be compared with; and
+    what they are means of.
     """
 
     maps: list[FloatArray]
@@ -28,14 +29,14 @@ class Typical:
 
 
 EVENTS = 100
-"""The mean of a cell over all hours counts as so many events beside its events of one hour. On CapMetro's 2016-11-24 to 27, 30 were
-worse than no hours at all, 100 were about as good."""
+"""The mean of a cell over all hours counts as so many events beside its events of one hour. On CapMetro's 2016-11-24 to
+27, 30 were worse than no hours at all, 100 were about as good."""
 
 
 def typical_of(windows: Sequence[Means], zone: ZoneInfo) -> Typical:
-    """Of a recording of several days: the mean of the cell in this hour of the days before, with :data:`EVENTS` of its mean over all
-    hours; the first day is not compared. Of a single day: its mean in the other windows. Where the cell has no events there,
-    the mean of all cells.
+    """Of a recording of several days: the mean of the cell in this hour of the days before, with :data:`EVENTS` of its
+    mean over all hours; the first day is not compared. Of a single day: its mean in the other windows. Where the cell
+    has no events there, the mean of all cells.
     """
     times = [datetime.fromtimestamp(slot, zone) for slot, *_ in windows]
     cells = np.unique(np.concatenate([ids for _, ids, _, _ in windows]))
