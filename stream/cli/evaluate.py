@@ -197,25 +197,23 @@ def _judge(
 def _judge_live(
     runs: list[tuple[str, Config]], windows: Windows, draws: int, source: str, figure: Path | None, as_json: bool
 ) -> None:
-    from stream.cli.evaluate_live import plot_live, print_live_scores
+    from stream.cli.evaluate_live import live_report, plot_live, print_live_scores
     from stream.evaluation.evaluate import NOT_PRIVATE
-    from stream.evaluation.live import LiveScore, evaluate_live
+    from stream.evaluation.live import evaluate_live
     from stream.evaluation.living import exact_windows
 
     if "mean" not in runs[0][1].speed.statistics:
         stop("speed.statistics has no mean, which --live is about; add it", USAGE)
-    scores: list[LiveScore] = []
     with progress_bars() as bars:
         task = bars.add_task("living", total=len(runs) * len(windows) * draws)
-        for name, variant in runs:
-            exact = exact_windows(variant, windows)
-            scores.append(evaluate_live(variant, exact, draws, name, lambda: bars.advance(task)))
+        scores = [
+            evaluate_live(variant, exact_windows(variant, windows), draws, name, lambda: bars.advance(task))
+            for name, variant in runs
+        ]
     if figure is not None:
-        drawn_into(figure, lambda: plot_live(max(scores, key=lambda score: score.skill), figure))
+        _draw_into(figure, lambda: plot_live(max(scores, key=lambda score: score.skill), figure))
     if as_json:
-        facts = [score.facts() for score in scores]
-        answer = {"private": False, "warning": NOT_PRIVATE, "recording": source, "trials": draws, "live": facts}
-        typer.echo(json.dumps(answer, allow_nan=False))
+        typer.echo(json.dumps(live_report(scores, source, draws), allow_nan=False))
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     print_live_scores(scores)
@@ -276,10 +274,10 @@ def _write_plot(scores: list[Score], path: Path) -> None:
 
     if all(score.mae is None for score in scores):
         stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users", USAGE)
-    drawn_into(path, lambda: plot(scores, path))
+    _draw_into(path, lambda: plot(scores, path))
 
 
-def drawn_into(path: Path, draw: Callable[[], None]) -> None:
+def _draw_into(path: Path, draw: Callable[[], None]) -> None:
     """Draw a figure into ``path``; exit 2 if it cannot be."""
     try:
         draw()

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from stream.evaluation.evaluate import NOT_PRIVATE
+
 if TYPE_CHECKING:
     from stream.evaluation.incident import Response
     from stream.evaluation.live import LiveScore
+
+
+def live_report(scores: Sequence[LiveScore], source: str, draws: int) -> dict[str, Any]:
+    """The scores as JSON, marked as not private."""
+    facts = [score.facts() for score in scores]
+    return {"private": False, "warning": NOT_PRIVATE, "recording": source, "trials": draws, "live": facts}
 
 
 def print_live_scores(scores: Sequence[LiveScore]) -> None:
@@ -63,14 +71,14 @@ def _number(value: float | None, form: str, before: str = "") -> str:
 
 def _explained(score: LiveScore) -> str:
     """The last sentences of the table."""
-    told = (
+    sentences = (
         f"{score.windows} windows with a median of {score.vehicles:g} users, {score.draws} draws; km/h. skill: 0 says "
         f"no more than the exact mean of the {score.against}, 1 is exact. oracle: an estimate of the same noise that "
         "knows this mean."
     )
     if score.incident is None:
-        return told + " No cell is busy enough in a whole hour to plant an incident."
-    return told + (
+        return sentences + " No cell is busy enough in a whole hour to plant an incident."
+    return sentences + (
         f" Minutes: a planted incident, {score.incident.drop:.1f} km/h slower in {score.incident.cells} cells; share "
         "of the drop on the screen so long after it began, and share of its cells whose interval lies below what they "
         "had without it."

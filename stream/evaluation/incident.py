@@ -55,16 +55,8 @@ def plant(windows: Sequence[Exact], slot_s: int, *, most: int, drop: float | Non
     ``drop``: mean speeds fall by so many km/h, in cells that are faster by at least 2 km/h; None: to 0.4 of what they
     are, in cells above 10 km/h. The cells are :data:`APART`.
     """
-    by_slot = {window.slot: window for window in windows}
-    touched, day = -(-INCIDENT_S // slot_s), windows[-1].slot - 86_400
-    hours = [
-        [by_slot[start + k * slot_s] for k in range(touched)]
-        for start in by_slot
-        if start > day and all(start + k * slot_s in by_slot for k in range(touched))
-    ]
-    if not hours:
+    if (busiest := _busiest_hour(windows, slot_s)) is None:
         return None
-    busiest = max(hours, key=lambda hour: sum(window.events.sum() for window in hour))
     cells, number = np.unique(np.concatenate([window.cells for window in busiest]), return_counts=True)
     events, total = np.zeros((2, len(cells)))
     for window in busiest:
@@ -72,15 +64,26 @@ def plant(windows: Sequence[Exact], slot_s: int, *, most: int, drop: float | Non
         events[at] += window.events
         total[at] += window.events * window.mean
     mean, chosen = total / events, dict[int, float]()
-    for at in np.lexsort((cells, -events)).tolist():
-        fast = mean[at] > (10.0 if drop is None else drop + 2)
-        if number[at] == touched and fast and len(chosen) < most and _apart(int(cells[at]), chosen):
-            chosen[int(cells[at])] = 0.4 if drop is None else 1 - drop / mean[at]
+    possible = (number == len(busiest)) & (mean > (10.0 if drop is None else drop + 2))
+    for i in np.lexsort((cells, -events)).tolist():
+        if possible[i] and len(chosen) < most and _apart(int(cells[i]), chosen):
+            chosen[int(cells[i])] = 0.4 if drop is None else 1 - drop / mean[i]
     if not chosen:
         return None
     ascending = sorted(chosen)
     factors = np.array([chosen[cell] for cell in ascending])
     return Incident(busiest[0].slot, np.array(ascending, dtype=np.uint64), factors)
+
+
+def _busiest_hour(windows: Sequence[Exact], slot_s: int) -> list[Exact] | None:
+    """The windows that an incident may touch of the hour of the last day with most events."""
+    by_slot, touched = {window.slot: window for window in windows}, range(0, INCIDENT_S, slot_s)
+    hours = [
+        [by_slot[start + later] for later in touched]
+        for start in by_slot
+        if start > windows[-1].slot - 86_400 and all(start + later in by_slot for later in touched)
+    ]
+    return max(hours, key=lambda hour: sum(window.events.sum() for window in hour), default=None)
 
 
 def _apart(cell: int, others: dict[int, float]) -> bool:

@@ -95,22 +95,12 @@ def evaluate_live(
     typical = typical_of([(w.slot, w.cells, w.events, w.mean) for w in windows], ZoneInfo(config.feed.timezone))
     incident = plant(windows, int(config.window.slot.total_seconds()), most=10)
     watch = None if incident is None else Watch(config, incident, windows)
-    scored = [k for k, known in enumerate(typical.known) if known]
-    maps: list[list[Shown]] = []
-    struck: dict[int, Shown] = {}
+    maps, struck = [], dict[int, Shown]()
     for seed in range(draws):
-        feed, other, living = Feed(config, seed), None, list[Shown]()
-        for window in windows:
-            if watch is not None and window.slot == watch.first:
-                other = feed.forked()
-            living.append(feed.release(window))
-            if watch is not None and other is not None and window.slot in watch.struck:
-                met = other.release(watch.struck[window.slot])
-                watch.add(window.slot, living[-1], met)
-                if seed == 0:
-                    struck[window.slot] = met
-            on_window()
+        living, met = _life(Feed(config, seed), windows, watch, on_window)
         maps.append(living)
+        struck = struck or met
+    scored = [k for k, known in enumerate(typical.known) if known]
     compared = [windows[k] for k in scored], [typical.maps[k] for k in scored], [[m[k] for k in scored] for m in maps]
     return LiveScore(
         mechanism=mechanism,
@@ -121,9 +111,27 @@ def evaluate_live(
         vehicles=float(np.median([windows[k].rows.counts.n_users for k in scored])),
         against=typical.against,
         incident=None if watch is None else watch.response(),
-        curves=_curves(windows, typical.maps, maps[0], struck, watch),
+        curves=_curves(
+            windows, typical.maps, [struck.get(w.slot, m) for w, m in zip(windows, maps[0], strict=True)], watch
+        ),
         **_Judged.of(*compared).figures(),
     )
+
+
+def _life(
+    feed: Feed, windows: Sequence[Exact], watch: Watch | None, on_window: Callable[[], None]
+) -> tuple[list[Shown], dict[int, Shown]]:
+    """What a feed shows of all ``windows``, and, by their start, of those that the incident touches with it."""
+    other, living, met = None, list[Shown](), dict[int, Shown]()
+    for window in windows:
+        if watch is not None and window.slot == watch.first:
+            other = feed.forked()
+        living.append(feed.release(window))
+        if watch is not None and other is not None and window.slot in watch.struck:
+            met[window.slot] = other.release(watch.struck[window.slot])
+            watch.add(window.slot, living[-1], met[window.slot])
+        on_window()
+    return living, met
 
 
 @dataclass(frozen=True)
@@ -150,14 +158,14 @@ class _Judged:
         wrong, half = np.abs(value - self.true), (self.shown.high - self.shown.low) / 2
         covers = (self.shown.low - _ROUNDING <= self.true) & (self.true <= self.shown.high + _ROUNDING)
         off, weight = share @ np.square(self.typical - self.true), float(share[known].sum())
-        some = weight > 0
+        any_shown = weight > 0
         return {
             "shown": weight,
-            "mae": float(share[known] @ wrong[known] / weight) if some else None,
+            "mae": float(share[known] @ wrong[known] / weight) if any_shown else None,
             "useful": float(share[known & (wrong <= USEFUL_KMH)].sum()),
-            "half_width": _median(half[known], share[known]) if some else None,
-            "covers_events": float(share[known & covers].sum() / weight) if some else None,
-            "covers_cells": float(covers[known].mean()) if some else None,
+            "half_width": _median(half[known], share[known]) if any_shown else None,
+            "covers_events": float(share[known & covers].sum() / weight) if any_shown else None,
+            "covers_cells": float(covers[known].mean()) if any_shown else None,
             "skill": float(1 - share @ np.square(wrong) / off),
             "oracle": float(1 - share @ np.square(self._oracle() - self.true) / off),
         }
@@ -183,31 +191,29 @@ def _median(values: FloatArray, weights: FloatArray) -> float:
 
 
 def _curves(
-    windows: Sequence[Exact],
-    typical: Sequence[FloatArray],
-    shown: Sequence[Shown],
-    struck: dict[int, Shown],
-    watch: Watch | None,
+    windows: Sequence[Exact], typical: Sequence[FloatArray], shown: Sequence[Shown], watch: Watch | None
 ) -> tuple[Curve, ...]:
-    """The busiest cells of the last day, those of the incident first."""
+    """The busiest cells of the last day, those of the incident first. ``shown``: with the incident."""
     day = [k for k, window in enumerate(windows) if window.slot > windows[-1].slot - 86_400]
     cells, index = np.unique(np.concatenate([windows[k].cells for k in day]), return_inverse=True)
     events = np.bincount(index, weights=np.concatenate([windows[k].events for k in day]))
-    order = np.lexsort((-events, np.ones(len(cells)) if watch is None else ~np.isin(cells, watch.incident.cells)))
-    curves = []
-    begin = windows[day[0]].slot
-    for cell in cells[order][:CURVES].tolist():
-        rows = []
-        for k in day:
-            window, seen = windows[k], struck.get(windows[k].slot, shown[k])
-            true = window if watch is None else watch.struck.get(window.slot, window)
-            here = np.flatnonzero(window.cells == cell)
-            columns = (true.mean, typical[k], seen.value, seen.low, seen.high)
-            numbers = [float(column[here[0]]) if len(here) else np.nan for column in columns]
-            rows.append([(window.slot - begin) / 3600, *numbers])
-        hours = None
-        if watch is not None and cell in watch.incident.cells:
-            since = (watch.incident.start - begin) / 3600
-            hours = since, since + INCIDENT_S / 3600
-        curves.append(Curve(cell, utc_text(begin), hours, *np.array(rows).T))
-    return tuple(curves)
+    struck = np.zeros(len(cells), dtype=bool) if watch is None else np.isin(cells, watch.incident.cells)
+    true = [w if watch is None else watch.struck.get(w.slot, w) for w in windows]
+    drawn = [(true[k], typical[k], shown[k]) for k in day]
+    since = 0 if watch is None else watch.incident.start
+    return tuple(
+        _curve(int(cells[i]), drawn, since if struck[i] else None) for i in np.lexsort((-events, ~struck))[:CURVES]
+    )
+
+
+def _curve(cell: int, drawn: Sequence[tuple[Exact, FloatArray, Shown]], since: int | None) -> Curve:
+    """Of the windows ``drawn``: as it was, typical means, what is shown. ``since``: the begin of an incident, epoch
+    seconds."""
+    begin, rows = drawn[0][0].slot, []
+    for window, typical, seen in drawn:
+        here = np.flatnonzero(window.cells == cell)
+        columns = (window.mean, typical, seen.value, seen.low, seen.high)
+        numbers = [float(column[here[0]]) if len(here) else np.nan for column in columns]
+        rows.append([(window.slot - begin) / 3600, *numbers])
+    struck = None if since is None else ((since - begin) / 3600, (since - begin + INCIDENT_S) / 3600)
+    return Curve(cell, utc_text(begin), struck, *np.array(rows).T)

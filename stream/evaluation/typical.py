@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 Means = tuple[int, IdArray, FloatArray, FloatArray]
 """Of a window: its start in epoch seconds; ids, events and exact means of its cells, (H,) each."""
@@ -42,24 +43,34 @@ def typical_of(windows: Sequence[Means], zone: ZoneInfo) -> Typical:
     cells = np.unique(np.concatenate([ids for _, ids, _, _ in windows]))
     places = [np.searchsorted(cells, ids) for _, ids, _, _ in windows]
     sums = [np.stack([n, n * mean]) for _, _, n, mean in windows]
-    total = np.zeros((2, 24, len(cells)))
     if times[0].date() == times[-1].date():
-        for at, own in zip(places, sums, strict=True):
-            total[:, 0, at] += own
-        level = total[1].sum() / total[0].sum()
-        rest = [_mean(total[:, 0, at] - own, level) for at, own in zip(places, sums, strict=True)]
+        rest = _other_windows(places, sums, len(cells))
         return Typical(rest, [True] * len(rest), "other windows of the day")
-    maps, today = [], list[int]()
-    for k, time in enumerate(times):
+    known = [time.date() != times[0].date() for time in times]
+    return Typical(_days_before(times, places, sums, len(cells)), known, "earlier days")
+
+
+def _other_windows(places: Sequence[IntArray], sums: Sequence[FloatArray], cells: int) -> list[FloatArray]:
+    total = np.zeros((2, cells))
+    for at, own in zip(places, sums, strict=True):
+        total[:, at] += own
+    level = total[1].sum() / total[0].sum()
+    return [_mean(total[:, at] - own, level) for at, own in zip(places, sums, strict=True)]
+
+
+def _days_before(
+    times: Sequence[datetime], places: Sequence[IntArray], sums: Sequence[FloatArray], cells: int
+) -> list[FloatArray]:
+    total, maps, today = np.zeros((2, 24, cells)), [], list[int]()
+    for k, (time, at) in enumerate(zip(times, places, strict=True)):
         if today and time.date() != times[today[0]].date():
             for before in today:
                 total[:, times[before].hour, places[before]] += sums[before]
             today = []
         today.append(k)
-        everywhere = total.sum(axis=(1, 2))
-        whole = _mean(total.sum(axis=1), float(_mean(everywhere, 0.0)))[places[k]]
-        maps.append(_mean(total[:, time.hour, places[k]] + EVENTS * np.stack([np.ones_like(whole), whole]), 0.0))
-    return Typical(maps, [time.date() != times[0].date() for time in times], "earlier days")
+        whole = _mean(total.sum(axis=1), float(_mean(total.sum(axis=(1, 2)), 0.0)))[at]
+        maps.append(_mean(total[:, time.hour, at] + EVENTS * np.stack([np.ones_like(whole), whole]), 0.0))
+    return maps
 
 
 def _mean(sums: FloatArray, level: float) -> FloatArray:
