@@ -140,8 +140,8 @@ class Usual:
 
     def means(self, window: WindowView, earlier: list[WindowView]) -> dict[str, UsualValue]:
         """Of the same values, those of the means over :data:`ENOUGH` windows, by cell. Safe to call from any thread."""
-        found = ((cell.cell, cell.raw.get("mean")) for cell in self._values(window, earlier).values())
-        return {cell: mean for cell, mean in found if mean is not None and mean.windows >= ENOUGH}
+        means = ((cell.cell, cell.raw.get("mean")) for cell in self._values(window, earlier).values())
+        return {cell: mean for cell, mean in means if mean is not None and mean.windows >= ENOUGH}
 
     def _values(self, window: WindowView, earlier: list[WindowView]) -> dict[int, _UsualCell]:
         rests = _rests(_bodies(window))

@@ -99,8 +99,8 @@ def stops_along(line: Sequence[Position], stops: Mapping[str, Sequence[Position]
         for place in places
         if min(lngs) - slack <= place[0] <= max(lngs) + slack and min(lats) - slack <= place[1] <= max(lats) + slack
     ]
-    found = [(at, name) for name, place in near if (at := along(line, place, BESIDE_M)) is not None]
-    return list(dict.fromkeys(name for _, name in sorted(found)))
+    passed = [(at, name) for name, place in near if (at := along(line, place, BESIDE_M)) is not None]
+    return list(dict.fromkeys(name for _, name in sorted(passed)))
 
 
 def travel(
