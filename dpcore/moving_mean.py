@@ -1,22 +1,23 @@
-"""Mean of moving reports under relation "values": both the sum and the number of them are protected, so both carry noise.
+"""Mean of moving reports under relation "values": both the sum and the number of them are protected, so both carry
+noise.
 
-A report moves if its value is at least the public threshold v. With Δ = U − v, two integers of a cell are released, summed over
-its retained samples that move: S = Σ (2x − v − U) and M = Σ Δ. The mean of moving reports is (v + U)/2 + Δ·S/(2M), their number
-M/Δ.
+A report moves if its value is at least the public threshold v. With Δ = U − v, two integers of a cell are released,
+summed over its retained samples that move: S = Σ (2x − v − U) and M = Σ Δ. The mean of moving reports is (v + U)/2 +
+Δ·S/(2M), their number M/Δ.
 
 To be proved: if all values of one user change, (S, M) of cell g moves in L1 norm, and hence in L2 norm, by at most
-:meth:`MovingMean.sensitivities` of their pair there, 2·Δ·Γ. With independent discrete Laplace noise of one scale b_g on both they
-therefore lose at most Σ_g 2ΔΓ/b_g, and :meth:`MovingMean.charges` is never below that; with discrete Gaussian noise of scale
-σ_g at most Σ_g (2ΔΓ)²/(2σ_g²).
-Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ where it moves. From standing to moving that is a change of
-|s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <= 2Δ. Γ samples: the triangle inequality. Noise of scale b on two
-integers that move by (d, e) costs (|d| + |e|)/b, Gaussian noise (d² + e²)/(2σ²), and cells' noises are independent, so costs add
-up. So the number costs nothing beside the sum; alone, S would need the same noise.
-Tested: by brute force in ``tests/dpcore/test_moving_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py`` and
-``tests/audit/test_values_zcdp_audit.py``.
+:meth:`MovingMean.sensitivities` of their pair there, 2·Δ·Γ. With independent discrete Laplace noise of one scale b_g on
+both they therefore lose at most Σ_g 2ΔΓ/b_g, and :meth:`MovingMean.charges` is never below that; with discrete Gaussian
+noise of scale σ_g at most Σ_g (2ΔΓ)²/(2σ_g²).
+Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ where it moves. From standing to moving that is
+a change of |s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <= 2Δ. Γ samples: the triangle inequality. Noise of
+scale b on two integers that move by (d, e) costs (|d| + |e|)/b, Gaussian noise (d² + e²)/(2σ²), and cells' noises are
+independent, so costs add up. So the number costs nothing beside the sum; alone, S would need the same noise.
+Tested: by brute force in ``tests/dpcore/test_moving_mean.py``, on the shipped path in
+``tests/audit/test_values_audit.py`` and ``tests/audit/test_values_zcdp_audit.py``.
 
-Neighbours differ in the values of one user; Γ and the scales are functions of public counts, and v is a constant. Which of their
-reports move is protected, as values are. Source: mechanism S7 for a pair of numbers.
+Neighbours differ in the values of one user; Γ and the scales are functions of public counts, and v is a constant. Which
+of their reports move is protected, as values are. Source: mechanism S7 for a pair of numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MovingMean:
-    """``upper``: U in quanta. ``least``: v, from which on a value moves. Raises :class:`ParameterError` unless 0 < v < U."""
+    """``upper``: U in quanta. ``least``: v, from which on a value moves. Raises :class:`ParameterError` unless 0 < v <
+    U."""
 
     upper: int
     least: int
@@ -64,7 +66,8 @@ class MovingMean:
         return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C,) on both numbers, (L,): Σ over their cells of 2ΔΓ/b, rounded up."""
+        """µε of each user for noise of ``scales`` (C,) on both numbers, (L,): Σ over their cells of 2ΔΓ/b, rounded
+        up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
     def integers(self, kept: Contributions) -> IntArray:
@@ -86,7 +89,8 @@ class MovingMean:
         return np.asarray(noisy[1] / self.span)
 
     def mean(self, noisy: IntArray, deviations: FloatArray, quantile: float) -> Ratio:
-        """Share of the way from v to U at which the mean lies, from the noisy (2, C); Fieller's interval. Post-processing.
+        """Share of the way from v to U at which the mean lies, from the noisy (2, C); Fieller's interval.
+        Post-processing.
 
         ``deviations``: standard deviation of the noise of each number, (C,); ``quantile``: of them on each side.
         """
@@ -98,5 +102,6 @@ class MovingMean:
         return np.maximum(counts.by_cell(retained) * (2 * self.span), 1).astype(np.float64)
 
     def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
-        """Bias 1 − n/N of a mean over n of N samples if as many of both move, in ranges, (C,): for predictions alone."""
+        """Bias 1 − n/N of a mean over n of N samples if as many of both move, in ranges, (C,): for predictions
+        alone."""
         return clipping_bias(total, retained)

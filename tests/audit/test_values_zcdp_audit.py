@@ -1,9 +1,9 @@
 """Relation "values" under zCDP on the shipped path: forced transcripts over three windows, in exact arithmetic.
 
-One world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript is forced on
-worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same bytes, and what
-they add noise to may differ by no more than that user is charged: Σ Δ²·s²/(2t²) over the integers and scales that the shipped draw
-combines. No sampling; power 1. Planted bugs must show.
+One world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript is
+forced on worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same
+bytes, and what they add noise to may differ by no more than that user is charged: Σ Δ²·s²/(2t²) over the integers and
+scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 
 from dpcore.accounting import NANO
 from dpcore.mean import Mean
+from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.variance import Variance
@@ -33,6 +34,7 @@ from stream.statistics.smoothing_state import Memory
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
+from tests.audit.values_losses import of_each_number
 from tests.support.builders import SLOT, live_config, random_rows
 from tests.support.releasing import due_of
 
@@ -41,6 +43,10 @@ WINDOWS = 3
 SETTINGS: dict[str, dict[str, Any]] = {
     "rolling and residual": {},
     "rolling, mean and variance": {"speed.clipping": "none", "speed.statistics": ["mean", "variance"]},
+    "moving reports, in another order": {
+        "speed.clipping": "none",
+        "speed.statistics": ["variance", "moving_mean", "mean"],
+    },
     "first come": {"privacy.admission": "first-come", "privacy.windows": 2, "speed.clipping": "none"},
     "merged": {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 5},
 }
@@ -60,7 +66,7 @@ def combined() -> Any:
     """While the block runs, records what the shipped draw adds its noise to."""
     seen = Combined()
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (Mean, ResidualMean, Variance):
+        for kind in (Mean, ResidualMean, MovingMean, Variance):
             original = kind.draw
 
             def draw(self: Any, kept: Any, noise: Any, original: Any = original) -> Any:
@@ -99,7 +105,7 @@ def integers_of(plan: Plan, read: WindowRows, noise: Noise) -> tuple[np.ndarray,
     contributions = read.as_planned(plan).in_cells_of(plan)
     with combined() as seen:
         columns = speed_of(plan.terms).draw(plan, contributions, noise)
-    return np.concatenate(seen.integers), columns, contributions
+    return np.concatenate([exact.ravel() for exact in seen.integers]), columns, contributions
 
 
 def others(rows: np.ndarray, user: int, seed: int) -> list[np.ndarray]:
@@ -112,8 +118,9 @@ def others(rows: np.ndarray, user: int, seed: int) -> list[np.ndarray]:
 
 
 def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> tuple[dict[int, Fraction], World]:
-    """The worst loss of each user over three windows, in nρ, and the world in which they lost it. The user who is changed
-    has all other values in one window, and again in the next: losses of windows add up under a forced transcript.
+    """The worst loss of each user over three windows, in nρ, and the world in which they lost it. The user who is
+    changed has all other values in one window, and again in the next: losses of windows add up under a forced
+    transcript.
     """
     world, total, noise = World(config, planner), dict[int, Fraction](), recorded(seed)
     for number in range(WINDOWS):
@@ -123,7 +130,7 @@ def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> t
         exact, columns, contributions = integers_of(plan, read, noise)
         ratio = [
             Fraction(int(s), int(t)) ** 2 / 2 if t else None
-            for t, s in zip(plan.scales.numerator, plan.scales.denominator, strict=True)
+            for t, s in zip(*(of_each_number(plan, part) for part in (plan.numerators, plan.denominators)), strict=True)
         ]
         for user in plan.users.tolist():
             worst = Fraction(0)
@@ -156,7 +163,8 @@ def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path: P
 
 
 def test_the_noise_that_is_drawn_has_the_law_that_was_charged_for(tmp_path: Path) -> None:
-    """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace noise 2."""
+    """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace
+    noise 2."""
     plan, read = World(live_config(tmp_path)).plan(random_rows(3, 40, users=7), SLOT)
     contributions, noise = read.as_planned(plan).in_cells_of(plan), recorded(8)
     with combined() as seen:

@@ -22,7 +22,8 @@ VALUES = (0, 2, 3, 5, 7, 10)
 
 
 def worst(number: MovingMean, rows: list[tuple[int, int, int, int]], user: int) -> Fraction:
-    """Largest L1 change of both integers of one cell by the values of one user, whatever the others' are (they add up)."""
+    """Largest L1 change of both integers of one cell by the values of one user, whatever the others' are (they add
+    up)."""
     mine = [at for at, (_, owner, _, _) in enumerate(rows) if owner == user]
     seen = set()
     for own in itertools.product(VALUES, repeat=len(mine)):
@@ -58,7 +59,8 @@ def test_without_noise_the_mean_is_that_of_moving_reports_alone_and_the_number_t
 
 
 def test_the_interval_of_the_mean_holds_it_in_95_of_100_draws_also_where_few_move() -> None:
-    """16 cells of 4 to 64 moving reports and as many standing, 4 000 draws: 64 000 intervals, at least 95 % less 5 standard errors."""
+    """16 cells of 4 to 64 moving reports and as many standing, 4 000 draws: 64 000 intervals, at least 95 % less 5
+    standard errors."""
     number, movers, rng = MovingMean(6500, 500), np.arange(4, 65, 4), np.random.default_rng(1)
     cell = np.repeat(np.arange(len(movers)), 2 * movers)
     value = np.where(np.arange(len(cell)) % 2, rng.integers(500, 6500, len(cell)), 0)

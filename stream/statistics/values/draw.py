@@ -33,12 +33,13 @@ FloatArray = npt.NDArray[np.float64]
 def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """Draw all noise of the window, for every statistic and all cells, including those that are not published.
 
-    The noise of mean and variance is one batch, that of the distributions another; means of a single-cell mechanism are
-    drawn cell by cell. Raises :class:`PlanError` if the rows are not those that were planned and charged.
+    The noise of means and variance is one batch, that of the distributions another; means of a single-cell mechanism
+    are drawn cell by cell. Raises :class:`PlanError` if the rows are not those that were planned and charged.
     """
     check_rows(plan, contributions)
     kept = contributions.retain(plan.retained)
-    statistics, columns = planned_statistics(plan), {}
+    statistics = planned_statistics(plan)
+    columns: dict[str, Columns] = {}
     scales = scales_by_statistic(plan.scales, statistics, kept.counts.n_cells)
     numbers = {name: number for name, number in statistics.items() if not isinstance(number, Distribution)}
     if numbers:
@@ -49,14 +50,14 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
             np.array([scales[name].denominator for name in names]),
         ).draw(noise)
         for name, number in numbers.items():
-            added = drawn[names.index(name)]
+            first = names.index(name)
             if isinstance(number, MovingMean):
-                columns |= _moving(plan, number, kept, drawn[names.index(name) :][:2])
+                columns |= _moving(plan, number, kept, drawn[first : first + 2])
             elif name == "mean" and plan.values is not None and plan.values.mean_epsilon_micro:
                 columns[name] = _cell_means(plan, kept, noise)
             else:
                 scaled = law(scales[name].numerator, scales[name].denominator)
-                columns[name] = _numbers(name, number, plan, kept, scaled, added)
+                columns[name] = _numbers(name, number, plan, kept, scaled, drawn[first])
     if "distribution" in statistics:
         columns |= _distribution(plan, kept, noise)
     return {name: columns[name] for name in dict.fromkeys([*plan.terms.speed.statistics, *columns]) if name in columns}
@@ -152,8 +153,8 @@ def exact_values(
 ) -> dict[str, FloatArray]:
     """Every number without noise, per cell, in released units: for evaluation inside the boundary only.
 
-    ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``statistics``: None for those
-    of the plan.
+    ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``statistics``: None
+    for those of the plan.
     """
     numbers: dict[str, Mean | Variance] = {
         "mean": Mean(plan.terms.speed.upper_quanta, caps),
