@@ -209,11 +209,16 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
             lower, upper = ranges[g].round(2).tolist()
             body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
         if published[g]:
-            names = [*(name for name in terms.speed.statistics if name != CDF), *({MOVING} & columns.keys())]
-            body |= {name: _estimate(name, columns[name], g) for name in names}
+            body |= {name: _estimate(name, columns[name], g) for name in _numbers_of(plan)}
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
     return bodies
+
+
+def _numbers_of(plan: Plan) -> list[str]:
+    """The numbers of a published cell; that of moving reports comes with their mean."""
+    statistics = [name for name in plan.terms.speed.statistics if name != CDF]
+    return [*statistics, MOVING] if MOVING_MEAN in statistics else statistics
 
 
 def _window_text(plan: Plan) -> dict[str, str]:

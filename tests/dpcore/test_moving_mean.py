@@ -28,8 +28,8 @@ def worst(number: MovingMean, rows: list[tuple[int, int, int, int]], user: int) 
     seen = set()
     for own in itertools.product(VALUES, repeat=len(mine)):
         values = dict(zip(mine, own, strict=True))
-        told = [(c, u, k, values.get(at, 10)) for at, (c, u, k, _) in enumerate(rows)]
-        seen.add(tuple(number.integers(group(told, 10))[:, 0].tolist()))
+        changed = [(c, u, k, values.get(at, 10)) for at, (c, u, k, _) in enumerate(rows)]
+        seen.add(tuple(number.integers(group(changed, 10))[:, 0].tolist()))
     return max(Fraction(abs(a - c) + abs(b - d)) for (a, b), (c, d) in itertools.product(seen, repeat=2))
 
 
