@@ -100,7 +100,7 @@ def rows_of(feed: str, config: Config) -> Rows:
     if name == "city":
         return _simulated(config, int(times))
     if name == "taxis":
-        return read_recording(config, recordings() / "tdrive/tdrive-600.csv.gz", "canonical")[0]
+        return read_recording(config, recordings() / "tdrive/tdrive-600.csv.gz", config.feed.recorded_format)[0]
     days = [read_recording(config, recordings() / path_of_day(day), config.feed.format)[0] for day in name.split("+")]
     return cloned(np.concatenate(days), float(times or 1), ZoneInfo(config.feed.timezone))
 
