@@ -199,17 +199,17 @@ def lived(
         raise ConfigError("no cell has events in a whole hour and a mean speed that could fall so far")
     watch = Watch(config, incident, windows)
     until = [window for window in windows if window.slot <= incident.slots(slot_s)[-1]]
-    held, cells = 0, 0
+    covered, cells = 0, 0
     for draw in range(draws):
         shown, _ = life(Feed(config, seed + draw), until, watch, lambda: None)
         for window, map_ in zip(until, shown, strict=True):
-            held += _held(window, map_)
+            covered += _covers(window, map_)
             cells += int(np.isfinite(map_.value).sum())
     response: Response = watch.response()
-    return *response.after(want.minutes), held / max(cells, 1)
+    return *response.after(want.minutes), covered / max(cells, 1)
 
 
-def _held(window: Exact, shown: Shown) -> int:
+def _covers(window: Exact, shown: Shown) -> int:
     return int(((shown.low - 1e-9 <= window.mean) & (window.mean <= shown.high + 1e-9)).sum())
 
 
