@@ -8,7 +8,7 @@ from typing import Any
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
 from stream.serve.alerts.watching import MOST_TOLD
-from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule
+from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule, schemas_of_series
 from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
 from stream.serve.other_day import REASONS
@@ -139,6 +139,7 @@ def _schemas() -> Schema:
             **_alert_schemas(),
             **schemas_of_city(_window_fields()),
             **schemas_of_means(),
+            **schemas_of_series(),
             **schemas_of_schedule(_window_fields()),
             **schemas_of_features(),
             "EventStream": {

@@ -20,6 +20,7 @@ from stream.serve.means import Means
 from stream.serve.ogc.features import MOST_FEATURES, ROOT, Features
 from stream.serve.ranges import Ranges
 from stream.serve.responses import CSV, GEOJSON, JSON
+from stream.serve.series import TEXT, Series
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
@@ -50,6 +51,7 @@ def operations(
     hexagons: Hexagons,
     ranges: Ranges,
     means: Means,
+    series: Series,
     histograms: Histograms,
     broadcast: Broadcast,
     alerts: Alerts,
@@ -70,6 +72,7 @@ def operations(
         ),
         *_of_windows(hexagons, named),
         *_of_cells(hexagons, means, named),
+        *_of_series(series, named),
         *_of_histograms(histograms, named),
         Operation(
             f"{BASE}/alerts",
@@ -160,6 +163,31 @@ def _of_cells(hexagons: Hexagons, means: Means, feed: p.Parameter) -> list[Opera
             {JSON: "MeanList"},
             (404, 413),
             tag="Hexagons",
+        ),
+    ]
+
+
+def _of_series(series: Series, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/series",
+            "listSeries",
+            "Leading mean speeds of areas, routes and cells in the windows of a range, a row for each",
+            series.rows,
+            (feed, p.FROM, p.TO, p.NAMES),
+            {JSON: "SeriesList"},
+            (404, 413),
+            tag="Series",
+        ),
+        Operation(
+            f"{BASE}/series/newest",
+            "scrapeSeries",
+            "The same of the newest complete window, in the text format of Prometheus",
+            series.newest,
+            (feed, p.NAMES),
+            {TEXT: None},
+            (404,),
+            tag="Series",
         ),
     ]
 

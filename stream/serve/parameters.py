@@ -23,6 +23,8 @@ _RING_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{5,}}$"
 _RING = re.compile(_RING_PATTERN[1:-1])
 MOST_CORNERS = 100
 """Corners of a drawn area, which has to fit into an address."""
+MOST_NAMES = 200
+"""Series of a request at most."""
 _REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,2})?")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -140,6 +142,13 @@ def _cell(text: str) -> str:
     if len(text) != 15 or text != text.lower() or not h3.is_valid_cell(text):
         raise ValueError("is no H3 cell of 15 lower-case hexadecimal digits")
     return text
+
+
+def _names(text: str) -> list[str]:
+    names = text.split("|")
+    if len(names) > MOST_NAMES or not all(names):
+        raise ValueError(f"is no list of 1 to {MOST_NAMES} names")
+    return names
 
 
 def _hours(text: str) -> tuple[int, int]:
@@ -262,6 +271,14 @@ AREA_QUERY = Parameter(
     {"type": "string", "minLength": 1, "maxLength": 300},
     "route:10",
     str,
+)
+NAMES = Parameter(
+    "of",
+    f"Names of areas or H3 cells, or all, with | between them; at most {MOST_NAMES}. Default: all areas and routes.",
+    {"type": "string", "minLength": 1, "maxLength": 600},
+    "all|route:10",
+    _names,
+    argument="names",
 )
 ROUTE_PATH = Parameter(
     "route",
