@@ -265,6 +265,7 @@ def _histogram_schemas(released: Schema) -> Schema:
             | {"histograms": array(ref("HistogramSummary"), "In order of mechanism.")}
         ),
         "HistogramList": members({"windows": array(ref("WindowHistograms"), "Newest first.")}),
+        "HeatFeatures": _heat(),
         "RangeCount": members(
             {
                 "value": {"type": "number", "description": "Estimate: raw, moved into the interval."},
@@ -285,6 +286,29 @@ def _histogram_schemas(released: Schema) -> Schema:
             }
         ),
     }
+
+
+def _heat() -> Schema:
+    """A GeoJSON FeatureCollection of boxes."""
+    ring = array(numbers(2, "Longitude and latitude in degrees."), "A closed ring.")
+    end = {"anyOf": [{"type": "integer"}, {"type": "null"}], "description": "Of the 95 % interval; null where unknown."}
+    number = {"type": "number", "minimum": 0}
+    properties = {
+        "value": number | {"description": "Users, or regions of users; at least 0 and within the interval."},
+        "low": end,
+        "high": end,
+        "density": number | {"description": "Per square kilometre."},
+    }
+    polygon = {"type": {"type": "string", "const": "Polygon"}, "coordinates": array(ring, "One ring.")}
+    box = {"type": {"type": "string", "const": "Feature"}} | {
+        "geometry": members(polygon),
+        "properties": members(properties),
+    }
+    about = {"feed": {"type": "string"}, "window": ref("Bounds"), "mechanism": {"type": "string"}}
+    about |= {"epsilon": {"type": "number", "exclusiveMinimum": 0}, "relation": {"type": "string"}}
+    listed = array(members(box), "From south to north.")
+    kind = {"type": "string", "const": "FeatureCollection"}
+    return members({"type": kind, "about": members(about), "features": listed})
 
 
 def _file_schemas() -> Schema:

@@ -214,6 +214,16 @@ def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]
             tag="Histograms",
         ),
         Operation(
+            f"{BASE}/heat",
+            "getHeat",
+            "A spatial histogram as boxes on the map, with numbers, intervals and densities",
+            histograms.heat,
+            (feed, p.WINDOW_QUERY, p.MECHANISM_QUERY),
+            {GEOJSON: "HeatFeatures"},
+            (404,),
+            tag="Histograms",
+        ),
+        Operation(
             f"{BASE}/histograms/{{window}}/{{mechanism}}",
             "getHistogram",
             "A spatial histogram as released",

@@ -178,9 +178,7 @@ def schemas_of_series() -> Schema:
     }
     return {
         "SeriesRow": members(row),
-        "SeriesList": members(
-            _OF_WINDOWS | {"rows": array(ref("SeriesRow"), "Those with an estimate.")}
-        ),
+        "SeriesList": members(_OF_WINDOWS | {"rows": array(ref("SeriesRow"), "Those with an estimate.")}),
     }
 
 
