@@ -110,7 +110,7 @@ def _wanted(text: str, settings: Config) -> Want:
     if "mean" not in settings.speed.statistics:
         stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it", USAGE)
     try:
-        return Want.parse(text, settings.speed.upper_bound)
+        return Want.parse(text, settings.value.upper - settings.value.lower, settings.value.unit)
     except ValueError as error:
         stop(f"--want: {error}", USAGE)
 

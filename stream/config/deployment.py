@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Self
@@ -19,6 +20,7 @@ from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZ
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.signing import SigningConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
+from stream.config.value import ValueConfig
 from stream.windows import Horizon, PublicationTimes, Slotting
 
 _PARTICIPATION_MARGIN = timedelta(minutes=1)
@@ -46,7 +48,8 @@ class Config(BaseModel):
     privacy: PrivacyConfig
     ledger: LedgerConfig | None = None
     hexagons: HexagonConfig
-    speed: SpeedConfig
+    value: ValueConfig
+    speed: SpeedConfig = SpeedConfig()
     participation: ParticipationConfig | None = None
     histogram: HistogramConfig | None = None
     signing: SigningConfig | None = None
@@ -54,6 +57,45 @@ class Config(BaseModel):
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
     public: PublicConfig = PublicConfig(port=8080)
+
+    @model_validator(mode="after")
+    def _the_tree_fits_its_bins(self) -> Self:
+        factors, wanted = self.speed.cdf_factors, self.speed.cdf_bins
+        if not factors:
+            return self
+        from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
+
+        bins, leaves = len(bin_edges(self.value.upper_quanta, wanted)) - 1, math.prod(factors)
+        if not bins <= leaves < 2 * bins:
+            raise ValueError(
+                f"speed.cdf_factors {list(factors)} make {leaves} leaves, but speed.cdf_bins {wanted} and value.upper "
+                f"{self.value.upper:g} make {bins} bins; their product must be at least {bins} and below {2 * bins}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _only_speeds_are_explained_by_distance(self) -> Self:
+        if self.value.is_speed:
+            return self
+        feed, quality = self.feed, self.feed.quality
+        given = {
+            "speed.sum_cap": self.speed.sum_cap,
+            "feed.speeds": feed.derives_speeds,
+            "feed.speed_unit": feed.given_speed_unit,
+            "feed.quality.fastest_km_h": quality.fastest_km_h,
+            "feed.quality.teleport_km_h": quality.teleport_km_h,
+            "feed.quality.standing_m": quality.standing_m,
+            "feed.quality.frozen": quality.frozen,
+        }
+        wrong = [key for key, used in given.items() if used]
+        if feed.recorded_format not in ("canonical", "declared"):
+            wrong.append(f"feed.format {feed.format!r}")
+        if wrong:
+            raise ValueError(
+                f"value.name {self.value.name!r} is no speed, and {', '.join(wrong)} argue{'s' * (len(wrong) == 1)} with distance "
+                "by time; leave that out (format: 'canonical' or 'declared')"
+            )
+        return self
 
     @model_validator(mode="after")
     def _participation_reads_no_counts(self) -> Self:
@@ -90,8 +132,8 @@ class Config(BaseModel):
                 "empirical-bayes needs exact counts",
                 "['kalman'] or []",
             ),
-            "hexagons.merge_until_km_h": (
-                self.hexagons.merge_until_km_h is not None,
+            "hexagons.merge_until": (
+                self.hexagons.merge_until is not None,
                 "merging depends on true counts; for larger hexagons choose a coarser hexagons.resolution",
                 "nothing",
             ),
@@ -126,7 +168,7 @@ class Config(BaseModel):
             if given:
                 raise ValueError(
                     f"feed.quality.{given[0]}: under relation 'values' the number of events is public, so refusing some by their "
-                    "speed would publish that speed; leave it out. speed.upper_bound clips speeds that are too high"
+                    "speed would publish that speed; leave it out. value.upper clips speeds that are too high"
                 )
         return self
 
@@ -143,7 +185,7 @@ class Config(BaseModel):
     @property
     def fastest_km_h(self) -> float | None:
         """Events that are faster are refused; None: none are. Under "values" no event is refused by its speed."""
-        if self.relation == NeighbouringRelation.VALUES:
+        if self.relation == NeighbouringRelation.VALUES or not self.value.is_speed:
             return None
         fastest = self.feed.quality.fastest_km_h
         return (PARTICIPATION_FASTEST_KM_H if fastest is None else fastest) or None
@@ -151,14 +193,16 @@ class Config(BaseModel):
     @property
     def teleport_km_h(self) -> float:
         """Fixes that are reached and left faster are refused; 0: none are."""
-        default = 0.0 if self.relation == NeighbouringRelation.VALUES else PARTICIPATION_FASTEST_KM_H
+        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
+        default = PARTICIPATION_FASTEST_KM_H if reads else 0.0
         given = self.feed.quality.teleport_km_h
         return default if given is None else given
 
     @property
     def frozen(self) -> timedelta:
         """What is reported from one position for longer is refused, under "participation" at a speed above 0 only; 0: nothing is."""
-        possible = self.relation == NeighbouringRelation.PARTICIPATION and self.window.slot > PARTICIPATION_FROZEN
+        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
+        possible = reads and self.window.slot > PARTICIPATION_FROZEN
         given = self.feed.quality.frozen
         return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
 
@@ -313,10 +357,10 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _merging_predicts_the_mean(self) -> Self:
-        wanted = self.hexagons.merge_until_km_h is not None
+        wanted = self.hexagons.merge_until is not None
         if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
             raise ValueError(
-                "hexagons.merge_until_km_h needs an allocated mean, whose interval it predicts; put 'mean' into speed.statistics "
+                "hexagons.merge_until needs an allocated mean, whose interval it predicts; put 'mean' into speed.statistics "
                 "and set speed.mean_mechanism to 'allocated'"
             )
         return self
@@ -354,7 +398,7 @@ class Config(BaseModel):
                 f"speed.mean_mechanism {speed.mean_mechanism!r} draws the range of values with noise that its scale does not "
                 f"describe, so no bound on false alarms holds; set it to one of {', '.join(_ONE_NOISE)}, or leave out the rules"
             )
-        coarsest = finest if self.hexagons.merge_until_km_h is None else self.hexagons.coarsest_resolution
+        coarsest = finest if self.hexagons.merge_until is None else self.hexagons.coarsest_resolution
         sizes = f"{finest}" if coarsest == finest else f"{coarsest} to {finest}"
         for rule in self.public.alerts:
             wrong = [cell for cell in rule.cells if not coarsest <= h3.get_resolution(cell) <= finest]

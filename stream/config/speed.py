@@ -11,9 +11,6 @@ from pydantic import Field, model_validator
 from dpcore.level_tree import Sharing, TreeShape
 from stream.config.section import Section
 
-SPEED_QUANTUM_KMH = 0.01
-"""Public grid of speeds: values are integers of this many km/h before anything is summed."""
-
 Statistic = Literal["mean", "variance", "p15", "p50", "p85", "cdf"]
 
 _USE = {
@@ -37,15 +34,15 @@ class HexagonConfig(Section):
     """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is narrow."""
 
     resolution: int = Field(ge=0, le=15)
-    merge_until_km_h: float | None = Field(default=None, gt=0, le=1000)
+    merge_until: float | None = Field(default=None, gt=0, le=1000)
     coarsest_resolution: int = Field(default=0, ge=0, le=15)
 
     @model_validator(mode="after")
     def _coarser_than_the_finest(self) -> Self:
-        if self.merge_until_km_h is not None and self.coarsest_resolution >= self.resolution:
+        if self.merge_until is not None and self.coarsest_resolution >= self.resolution:
             raise ValueError(
                 f"coarsest_resolution {self.coarsest_resolution} is not below resolution {self.resolution}, so nothing "
-                "could be merged; lower it or remove merge_until_km_h"
+                "could be merged; lower it or remove merge_until"
             )
         return self
 
@@ -56,11 +53,10 @@ class SpeedConfig(Section):
     ``mean_capacity``: m_UB, the most samples in an array of the mechanisms that pack samples into arrays, within what users of a
     cell have; without it each mechanism's own rule decides. ``mean_quantile_percent``: where "fixed-quantile" sets the ends of
     its range. ``cdf_factors``: branching of the tree over the bins from the root down, without it that of least error.
-    ``cdf_sharing``: how its levels share ε. ``typical_km_h``: the mean speed that is expected before any release; smoothed means
-    lie near it while the noise of releases hides more; without it, near U/2. All are public, and charges hold for every value.
+    ``cdf_sharing``: how its levels share ε. All are public, and charges
+    hold for every value.
     """
 
-    upper_bound: float = Field(gt=0, le=1000)
     statistics: tuple[Statistic, ...] = Field(default=("mean", "variance"), min_length=1)
     mean_mechanism: Literal[
         "allocated",
@@ -76,7 +72,6 @@ class SpeedConfig(Section):
     keep: Literal["epsilon", "error"] = "epsilon"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "carried", "residual", "none"] = "joint"
-    typical_km_h: float | None = Field(default=None, gt=0, le=1000)
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["empirical-bayes", "kalman", "clipped-normal"], ...] = ("empirical-bayes",)
     min_users: int = Field(default=1, ge=1)
@@ -87,11 +82,9 @@ class SpeedConfig(Section):
     cdf_sharing: Sharing = "optimal"
 
     @model_validator(mode="after")
-    def _on_the_grid(self) -> Self:
+    def _each_statistic_once(self) -> Self:
         if len(set(self.statistics)) != len(self.statistics):
             raise ValueError(f"statistics {list(self.statistics)} names a statistic twice; name each once")
-        if abs(self.upper_bound / SPEED_QUANTUM_KMH - self.upper_quanta) > 1e-6:
-            raise ValueError(f"upper_bound {self.upper_bound} is not a multiple of {SPEED_QUANTUM_KMH} km/h; round it")
         return self
 
     @model_validator(mode="after")
@@ -120,17 +113,7 @@ class SpeedConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _tree_fits_its_bins(self) -> Self:
-        if not self.cdf_factors:
-            return self
-        from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
-
-        bins, leaves = len(bin_edges(self.upper_quanta, self.cdf_bins)) - 1, math.prod(self.cdf_factors)
-        if not bins <= leaves < 2 * bins:
-            raise ValueError(
-                f"cdf_factors {list(self.cdf_factors)} make {leaves} leaves, but cdf_bins {self.cdf_bins} and upper_bound "
-                f"{self.upper_bound} make {bins} bins; their product must be at least {bins} and below {2 * bins}"
-            )
+    def _tree_is_small_enough(self) -> Self:
         nodes = sum(math.prod(self.cdf_factors[: i + 1]) for i in range(len(self.cdf_factors)))
         if nodes > MAX_TREE_NODES:
             raise ValueError(
@@ -143,11 +126,6 @@ class SpeedConfig(Section):
     def cdf_shape(self) -> TreeShape:
         """The shape of the tree over the bins."""
         return TreeShape(self.cdf_factors, self.cdf_sharing)
-
-    @property
-    def upper_quanta(self) -> int:
-        """U in quanta of :data:`SPEED_QUANTUM_KMH`."""
-        return round(self.upper_bound / SPEED_QUANTUM_KMH)
 
 
 class ParticipationShares(Section):

@@ -201,7 +201,8 @@ def _fields(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tu
     times = time_form(_values(sample, roles["time"]))
     name = "rfc3339" if times is None or times.time_format == "epoch-ns" else times.time_format
     zone = "UTC" if times is not None and times.local else None
-    return FeedFields(**roles, time_format=name, timezone=zone, units_per_degree=units), times
+    paths = {"value" if role == "speed" else role: path for role, path in roles.items()}
+    return FeedFields(**paths, time_format=name, timezone=zone, units_per_degree=units), times
 
 
 def known_format(paths: Iterable[str], fields: FeedFields) -> str | None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.diagnosis.measures import Measures, measure
 from stream.diagnosis.observations import Observations
 from stream.diagnosis.observing import inspection_config
@@ -198,8 +198,8 @@ def _speed_problems(seen: Observations, measures: Measures, config: Config) -> l
             f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
         )
     unit, _ = speed_unit(seen, measures)
-    quanta = seen.speed[np.isfinite(seen.speed)] * SPEED_TO_KMH[unit] / SPEED_QUANTUM_KMH
-    if above := bound_problem(quanta, config.speed.upper_quanta):
+    quanta = seen.speed[np.isfinite(seen.speed)] * SPEED_TO_KMH[unit] / QUANTUM
+    if above := bound_problem(quanta, config.value):
         sentences.append(above)
     if seen.speed_unit is not None and unit != seen.speed_unit:
         fixed = "GTFS-realtime prescribes" if seen.is_live else f"format {seen.format!r} fixes"
@@ -212,7 +212,7 @@ def _speed_problems(seen: Observations, measures: Measures, config: Config) -> l
     if impossible := speeds.impossible[unit]:
         sentences.append(
             f"{impossible} speeds are above 400 km/h, read in {unit}: errors. Under relation 'values' they count as "
-            "speed.upper_bound; under 'participation' feed.quality.fastest_km_h refuses them."
+            "value.upper; under 'participation' feed.quality.fastest_km_h refuses them."
         )
     if fit_in_no_unit(measures):
         sentences.append(

@@ -75,11 +75,12 @@ class FeedDoubts:
         """Take a sample of decoded messages. ``arrived_us``: when they arrived, µs UTC. Never raises."""
         with self._unharmed():
             self._sample(values[: batch.messages], arrived_us)
-            self._speeds.take(batch.rows)
+            if self._config.value.is_speed:
+                self._speeds.take(batch.rows)
             self._users.take(batch.rows)
             self._refusals.take(batch)
             if len(batch.rows) >= _PER_JUDGEMENT:
-                self._bound = bound_problem(batch.rows["value"], self._config.speed.upper_quanta)
+                self._bound = bound_problem(batch.rows["value"], self._config.value)
 
     def found(self) -> dict[str, str]:
         """What seems to be wrong now: for each kind a sentence with the remedy. Never raises."""

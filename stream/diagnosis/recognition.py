@@ -81,7 +81,7 @@ def notes_on(rows: NDArray[np.void], config: Config) -> list[str]:
     """What is odd about the events of a recording, and no reason to refuse it."""
     places = rows["lat"] * 1e-7, rows["lng"] * 1e-7
     odd = (
-        bound_problem(rows["value"], config.speed.upper_quanta),
+        bound_problem(rows["value"], config.value),
         everywhere_at_once(rows["user"], rows["time"].astype(np.int64), *places),
     )
     return [sentence for sentence in odd if sentence is not None]
@@ -96,7 +96,7 @@ def judged(
     """
     require_events(path, len(rows), refusals)
     require_users(path, rows, config.feed, file_format, accepted)
-    problem = unit_problem(rows, config.feed, file_format, accepted)
+    problem = unit_problem(rows, config.feed, file_format, accepted) if config.value.is_speed else None
     if problem is not None and problem[1] and config.relation == NeighbouringRelation.VALUES and not accepted.any_speed:
         raise RecordingError(f"{path}: {problem[0]} If they are right as they are, give --any-speed")
     return [*([] if problem is None else [problem[0]]), *notes_on(rows, config)]

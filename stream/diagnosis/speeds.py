@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpcore.earth import great_circle_m
 from stream.config.feed import SPEED_TO_KMH, SpeedUnit
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM, ValueConfig
 from stream.storage.row_store import ROW
 
 FloatArray = NDArray[np.float64]
@@ -32,7 +32,7 @@ _WRONG_BELOW, _WRONG_ABOVE = 0.6, 1.75
 _FITS_ABOVE, _FITS_BELOW = 0.8, 1.45
 _CHECKED_ROWS = 100_000
 ABOVE_BOUND = 0.1
-"""Share of speeds above ``speed.upper_bound`` that is said."""
+"""Share of speeds above ``value.upper`` that is said."""
 MOST_ROWS = 20_000
 """Rows that are taken between two judgements, and vehicles whose last fix is kept."""
 MOST_STEPS = 2 * LEAST_PAIRS
@@ -144,7 +144,7 @@ def check_rows(rows: NDArray[np.void], declared: SpeedUnit) -> SpeedCheck:
     rows = rows[:_CHECKED_ROWS]
     rows = rows[np.lexsort((rows["time"], rows["user"]))]
     moves = steps(rows["user"], rows["time"].astype(np.int64), rows["lat"] * 1e-7, rows["lng"] * 1e-7)
-    return check_speeds(moves, rows["value"] * SPEED_QUANTUM_KMH, declared)
+    return check_speeds(moves, rows["value"] * QUANTUM, declared)
 
 
 def speed_problem(rows: NDArray[np.void], declared: SpeedUnit, remedy: str) -> tuple[str, bool] | None:
@@ -161,15 +161,19 @@ def speed_problem(rows: NDArray[np.void], declared: SpeedUnit, remedy: str) -> t
     return f"{check.sentence(declared)}: {remedy}.", check.contradicts and check.unit is not None
 
 
-def bound_problem(quanta: NDArray[np.number], upper_quanta: int) -> str | None:
-    """Says so if a tenth of the speeds or more are above ``speed.upper_bound``."""
-    share = float((quanta > upper_quanta).mean()) if len(quanta) else 0.0
-    if share < ABOVE_BOUND:
-        return None
-    return (
-        f"{share:.0%} of the speeds are above speed.upper_bound, {upper_quanta * SPEED_QUANTUM_KMH:g} km/h, and count as it: "
-        "set it to what vehicles of the place may drive, or correct the unit."
-    )
+def bound_problem(quanta: NDArray[np.number], value: ValueConfig) -> str | None:
+    """Says so if a tenth of the values or more are above ``value.upper``, or below ``value.lower`` of another value than a speed."""
+    beyond = {"upper": ("above", float((quanta * QUANTUM > value.upper).mean()) if len(quanta) else 0.0)}
+    if not value.is_speed:
+        beyond["lower"] = "below", float((quanta * QUANTUM < value.lower).mean()) if len(quanta) else 0.0
+    for key, (side, share) in beyond.items():
+        if share >= ABOVE_BOUND:
+            remedy = "what vehicles of the place may drive" if value.is_speed else "what is measured there"
+            return (
+                f"{share:.0%} of the {'speeds' if value.is_speed else 'values'} are {side} value.{key}, "
+                f"{getattr(value, key):g} {value.unit}, and count as it: set it to {remedy}, or correct the unit."
+            )
+    return None
 
 
 class SpeedDoubts:
@@ -219,7 +223,7 @@ class SpeedDoubts:
         moves = steps(rows["user"], rows["time"], rows["lat"] * 1e-7, rows["lng"] * 1e-7)
         order = np.argsort(rows["time"][moves.at], kind="stable")
         order = order[moves.comparable[order]]
-        reported = rows["value"][moves.at] * SPEED_QUANTUM_KMH
+        reported = rows["value"][moves.at] * QUANTUM
         made = np.column_stack([moves.seconds, moves.metres, reported])[order]
         self._steps = np.concatenate([self._steps, made])[-MOST_STEPS:]
         self._newer += len(made)

@@ -24,7 +24,7 @@ from stream.ingestion.formats import known_fields
 
 _SPREAD = 0.1
 _MOST_KNOWN, _MOST_ZERO, _TINY = 0.99, 0.95, 0.2
-_FIELDS = ("user", "time", "lat", "lng", "speed", "time_format", "timezone", "units_per_degree")
+_FIELDS = ("user", "time", "lat", "lng", "value", "time_format", "timezone", "units_per_degree")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.evaluation.draws import Tables, score_draw
-from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score
+from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score, useful_error
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pacing import spendable
@@ -121,6 +121,8 @@ def evaluate(
         on_window()
     run = Run(
         mechanism=mechanism,
+        unit=config.value.unit,
+        useful=useful_error(config.value),
         epsilon=config.privacy.epsilon,
         trials=trials,
         windows=len(windows),

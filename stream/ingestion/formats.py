@@ -77,14 +77,14 @@ class _ItmsFix(msgspec.Struct, gc=False):
     speed: Number
 
 
-_CANONICAL_FIELDS = FeedFields(user="user", time="time", lat="lat", lng="lng", speed="speed")
-_CAPMETRO_FIELDS = FeedFields(user="vehicle_id", time="timestamp", lat="latitude", lng="longitude", speed="speed")
+_CANONICAL_FIELDS = FeedFields(user="user", time="time", lat="lat", lng="lng", value="speed")
+_CAPMETRO_FIELDS = FeedFields(user="vehicle_id", time="timestamp", lat="latitude", lng="longitude", value="speed")
 _ITMS_FIELDS = FeedFields(
     user="license_plate",
     time="observationDateTime",
     lat="location.coordinates.1",
     lng="location.coordinates.0",
-    speed="speed",
+    value="speed",
 )
 
 
@@ -132,7 +132,7 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
     configured = SPEED_TO_KMH[feed.speed_unit]
     if feed.format == "declared":
         assert feed.fields is not None
-        decode = _decoder_of(feed.fields, declared=True, any_speed=feed.fields.speed is None)
+        decode = _decoder_of(feed.fields, declared=True, any_speed=feed.fields.value is None)
         return FeedFormat(decode, _getters("user time lat lng speed"), feed.fields, configured)
     struct, fields, names, kmh = {
         "canonical": (Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
@@ -163,7 +163,7 @@ def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
     known = feed_format(feed.model_copy(update={"format": file_format}))
     if not feed.derives_speeds:
         return known
-    fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"speed": None})
+    fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"value": None})
     decode = _decoder_of(fields, declared=file_format == "declared", any_speed=True)
     return replace(known, decode=decode, lenient=None, getters=_getters("user time lat lng speed"), fields=fields)
 
@@ -195,7 +195,7 @@ def _decoder_of(fields: FeedFields, *, declared: bool, any_speed: bool = False) 
     is None. Raises for an event that cannot be read.
     """
     user, time, lat, lng = (field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng))
-    speed = None if fields.speed is None else field_path(fields.speed)
+    speed = None if fields.value is None else field_path(fields.value)
     instant, per_degree = time_reader(fields, declared=declared), fields.units_per_degree
 
     def decode(message: bytes) -> Fix | _FixOfAnySpeed:

@@ -11,7 +11,7 @@ import numpy as np
 
 from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.smoothing_state import Memory, intervals
-from stream.terms import SPEED_QUANTUM_KMH
+from stream.terms import QUANTUM
 
 SPREAD = 2.0
 """The range reaches from the cell's mean divided by this to the mean multiplied by this. Narrower ranges bias the mean more."""
@@ -29,5 +29,5 @@ def carry(plan: Plan, memory: Memory | None) -> Plan:
     middle = np.clip((low + high) / 2, NARROWEST_KMH / 2, max(top - NARROWEST_KMH / 2, NARROWEST_KMH / 2))
     low = np.maximum(np.minimum(low, middle - NARROWEST_KMH / 2), 0.0)
     high = np.minimum(np.maximum(high, middle + NARROWEST_KMH / 2), top)
-    lower, upper = (np.round(end / SPEED_QUANTUM_KMH).astype(np.int64) for end in (low, high))
+    lower, upper = (np.round(end / QUANTUM).astype(np.int64) for end in (low, high))
     return msgspec.structs.replace(plan, participation=ParticipationPart(lower=lower, upper=upper))

@@ -165,7 +165,7 @@ def foretold_of(
         hours=window.start / 3600,
         hour_of_day=datetime.fromtimestamp(window.start, ZoneInfo(due.terms.timezone)).hour,
         upper=speed.upper,
-        typical=None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper),
+        typical=speed.typical,
     )
 
 

@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rolling and residual": {},
     "rolling, mean and variance": {"speed.clipping": "none", "speed.statistics": ["mean", "variance"]},
     "first come": {"privacy.admission": "first-come", "privacy.windows": 2, "speed.clipping": "none"},
-    "merged": {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 5},
+    "merged": {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 5},
 }
 Planner = Callable[..., Plan]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpcore.contributions import Contributions
 from stream.config import Config
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.statistics.columns import VARIANCE_GRID
 from stream.statistics.plan import Plan, counts_digest
 from stream.statistics.window_rows import contributions_of
@@ -56,8 +56,8 @@ def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list
     columns = draw(plan, contributions, noise)
     n = np.maximum(contributions.counts.by_cell(plan.retained), 1)
     assert n.max() < 10, "a mean of more values is rounded too coarsely to show its integer"
-    sums = np.round(columns["mean"].raw * n / SPEED_QUANTUM_KMH).astype(np.int64)
-    variances = np.round(columns["variance"].raw / (VARIANCE_GRID * SPEED_QUANTUM_KMH**2)).astype(np.int64)
+    sums = np.round(columns["mean"].raw * n / QUANTUM).astype(np.int64)
+    variances = np.round(columns["variance"].raw / (VARIANCE_GRID * QUANTUM**2)).astype(np.int64)
     return np.array([sums, variances]), noise.scales
 
 
@@ -75,7 +75,7 @@ def worst_share(config: Config, seed: int) -> Fraction:
         for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
             changed = rows.copy()
             changed["value"][mine] = values
-            other = contributions_of(changed, config.speed.upper_quanta)
+            other = contributions_of(changed, config.value.upper_quanta)
             assert counts_digest(other.counts) == counts_digest(contributions.counts), "a plan is made of counts alone"
             moved = np.abs(exact - integers(plan, other)[0]).ravel()
             loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))

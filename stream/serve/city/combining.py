@@ -25,7 +25,7 @@ import msgspec
 
 from dpcore.bernstein import MEAN_OF
 from dpcore.cdf import ONE_SIDED
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.messages.estimate import RELEASED, estimates_of
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
@@ -185,7 +185,7 @@ def _mean_of_ratios(published: Sequence[CellNumbers], upper: float) -> dict[str,
 
 def _range(clipping: _Range) -> tuple[float, float]:
     """Lower end and width; a range of one value has the width of a quantum."""
-    return clipping.lower, max(clipping.upper - clipping.lower, SPEED_QUANTUM_KMH)
+    return clipping.lower, max(clipping.upper - clipping.lower, QUANTUM)
 
 
 def _stated(raw: float, low: float, high: float, upper: float) -> dict[str, Any]:

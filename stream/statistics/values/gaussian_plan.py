@@ -27,7 +27,7 @@ from stream.statistics.merging import merge_hexagons
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
 from stream.statistics.residual_clipping import Ranges, ranges_of
 from stream.statistics.smoothing_state import Memory
-from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms
+from stream.terms import QUANTUM, SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -113,4 +113,4 @@ def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArra
 def _half_width(pooled: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArray:
     """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without samples."""
     noise = _mean_noise(pooled, granted, speed)
-    return np.asarray(noise * float(gaussian_half_width(2**20)) / 2**20 * SPEED_QUANTUM_KMH)
+    return np.asarray(noise * float(gaussian_half_width(2**20)) / 2**20 * QUANTUM)

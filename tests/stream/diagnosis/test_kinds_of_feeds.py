@@ -118,7 +118,7 @@ def local(form: str) -> Callable[[int, Row], str]:
     return lambda n, row: datetime.fromisoformat(row["time"]).strftime(form)
 
 
-PORTUGUESE = {"user": "codigo", "time": "timestamp", "lat": "latitude", "lng": "longitude", "speed": "velocidade"}
+PORTUGUESE = {"user": "codigo", "time": "timestamp", "lat": "latitude", "lng": "longitude", "value": "velocidade"}
 KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "the field `id` counts rows": (lambda p: table(p, renamed(PORTUGUESE, id=lambda n: n + 1)), N, "'codigo' is taken for the user"),
     "an identifier of messages": (
@@ -166,7 +166,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "across 180 degrees": (
         lambda p: ndjson(p, changed(lng=lambda n, row: round((row["lng"] + 97.75 + 360) % 360 - 180, 6))), N, "",
     ),
-    "faster than the bound": (lambda p: ndjson(p, changed(speed=lambda n, row: 3 * row["speed"])), 400, "are above speed.upper_bound"),
+    "faster than the bound": (lambda p: ndjson(p, changed(speed=lambda n, row: 3 * row["speed"])), 400, "are above value.upper"),
     "placeholders": (
         lambda p: ndjson(p, changed(user=lambda n, row: "null" if n % 2 else " " if n % 20 == 0 else row["user"])), 399, "name their user 'null'",
     ),

@@ -194,7 +194,7 @@ HOSTILE = [
 def test_no_value_of_a_field_makes_the_judgement_raise_or_ends_a_sound_feed(zone: str | None, tmp_path: Path) -> None:
     config, now = bus_config(tmp_path), time.time()
     if zone is not None:
-        fields = {name: name for name in ("user", "time", "lat", "lng", "speed")} | {"timezone": zone}
+        fields = {name: name for name in ("user", "time", "lat", "lng")} | {"value": "speed", "timezone": zone}
         config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": fields})
     decoder = Decoder(config, bytes(32))
     sound = fleet(now, SOUND["texts" if zone else "as declared"])[:12]

@@ -1,4 +1,4 @@
-"""Cells whose released speeds crowd ``speed.upper_bound`` are marked in messages, files, table and card: a planner who prints a
+"""Cells whose released speeds crowd ``value.upper`` are marked in messages, files, table and card: a planner who prints a
 modelled 24 km/h of a motorway sees that it is "24 or more".
 """
 

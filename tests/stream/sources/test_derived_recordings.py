@@ -294,7 +294,7 @@ def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(
     known: list[Fix] = [fix for fix in fixes if fix[4] is not None]
     names = {
         "declared": NAMES,
-        "canonical": dict(zip(NAMES, NAMES, strict=True)),
+        "canonical": {role: role for role in NAMES} | {"value": "speed"},
         "capmetro-2015": dict(zip(NAMES, ("vehicle_id", "timestamp", "latitude", "longitude", "speed"), strict=True)),
     }[file_format]
     unit, scale = ("epoch-s", 1) if file_format == "declared" else ("epoch-ms", 1000)
