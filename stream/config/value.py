@@ -14,14 +14,16 @@ SPEED = "speed"
 """Name of the value of traffic: km/h, from 0. Rules that argue with distance are about it alone."""
 SPEED_UNIT = "km/h"
 WIDEST = 10_000.0
-"""Widest range of a value, in units: a million steps of the grid, of whose squares 9 million events fit into 64 bits."""
+"""Widest range of a value, in units: a million steps of the grid, of whose squares 9 million events fit into 64
+bits.
+"""
 
 
 class ValueConfig(Section):
     """The value of an event: ``name``, ``unit``, and the public bounds ``lower`` and ``upper`` that it is clipped to.
 
-    ``typical``: the mean that is expected before any release; smoothed means lie near it while the noise of releases hides more;
-    without it, near the middle of the range.
+    ``typical``: the mean that is expected before any release; smoothed means lie near it while the noise of releases
+    hides more; without it, near the middle of the range.
     """
 
     name: str = Field(
@@ -46,7 +48,8 @@ class ValueConfig(Section):
                 raise ValueError(f"{key} {bound} is not a multiple of {QUANTUM} {self.unit}; round it")
         if not 1 <= self.upper - self.lower <= WIDEST:
             raise ValueError(
-                f"upper {self.upper:g} must be 1 to {WIDEST:g} {self.unit} above lower {self.lower:g}: values are rounded to "
+                f"upper {self.upper:g} must be 1 to {WIDEST:g} {self.unit} above lower {self.lower:g}: values are "
+                "rounded to "
                 f"{QUANTUM}; correct the bounds, or choose another unit"
             )
         if self.typical is not None and not self.lower <= self.typical <= self.upper:
@@ -57,7 +60,8 @@ class ValueConfig(Section):
     def _speeds_are_in_km_h(self) -> Self:
         if self.is_speed and (self.unit != SPEED_UNIT or self.lower != 0 or self.upper > 1000):
             raise ValueError(
-                f"a value named {SPEED!r} is in {SPEED_UNIT}, from lower 0 to upper 1000 at most; leave out unit and lower (events "
+                f"a value named {SPEED!r} is in {SPEED_UNIT}, from lower 0 to upper 1000 at most; leave out unit and "
+                "lower (events "
                 "may be in another unit: feed.speed_unit), or give the value another name"
             )
         return self

@@ -16,8 +16,8 @@ _GRAMMAR = re.compile(
 
 @dataclass(frozen=True)
 class Want:
-    """The 95 % interval of the leading number reaches at most ``half_width`` to either side, in ``unit``, in cells that have at
-    least ``share`` (above 0, at most 1) of all events.
+    """The 95 % interval of the leading number reaches at most ``half_width`` to either side, in ``unit``, in cells
+    that have at least ``share`` (above 0, at most 1) of all events.
     """
 
     half_width: float
@@ -37,7 +37,8 @@ class Want:
         half_width, percent = float(match[1]), float(match[3])
         if not 0 < half_width < width / 2:
             raise ValueError(
-                f"±{half_width:g} {unit} in {text!r} must be above 0 and below {width / 2:g}, half of the range from value.lower to "
+                f"±{half_width:g} {unit} in {text!r} must be above 0 and below {width / 2:g}, half of the range from "
+                "value.lower to "
                 f"value.upper; write one like {example!r}"
             )
         if not 0 < percent <= 100:
