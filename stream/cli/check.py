@@ -215,8 +215,9 @@ def _over_days(settings: Config) -> Iterator[str]:
     if settings.relation == NeighbouringRelation.VALUES:
         yield (
             "Warning: this protects measured speeds, not where or when. Anybody can compute rough speeds from public "
-            "positions and times, "
-            "whatever is released."
+            "positions and times, whatever is released."
+            if settings.value.is_speed
+            else f"Warning: this protects what was measured ({settings.value.name}), not where or when."
         )
 
 

@@ -398,7 +398,7 @@ class Config(BaseModel):
             raise ValueError(
                 f"public.alerts: {', '.join(rules)} compares with usual; under relation 'participation' a mean is a "
                 "ratio of noisy "
-                "numbers, and no bound is known for the noise of an average of ratios; use below_km_h"
+                "numbers, and no bound is known for the noise of an average of ratios; use below or above"
             )
         return self
 
@@ -423,6 +423,14 @@ class Config(BaseModel):
         coarsest = finest if self.hexagons.merge_until is None else self.hexagons.coarsest_resolution
         sizes = f"{finest}" if coarsest == finest else f"{coarsest} to {finest}"
         for rule in self.public.alerts:
+            beyond = next((one for one in (rule.below, rule.above) if one is not None), None)
+            if beyond is not None and not self.value.lower < beyond < self.value.upper:
+                yield (
+                    f"rule {rule.name}: {beyond:g} is not between value.lower and value.upper, to which means are "
+                    "clipped"
+                )
+            if rule.relative and not self.value.is_speed:
+                yield f"rule {rule.name}: only a speed is slower than usual; of {self.value.name} give below or above"
             wrong = [cell for cell in rule.cells if not coarsest <= h3.get_resolution(cell) <= finest]
             if wrong:
                 yield (

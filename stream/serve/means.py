@@ -11,7 +11,7 @@ from aiohttp import web
 
 from stream.serve.city.areas import Area
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
-from stream.serve.close_marker import CloseMarker, marker_of
+from stream.serve.close_marker import Bounds, CloseMarker, marker_of
 from stream.serve.local_time import local_start
 from stream.serve.ranges import MAX_RANGE_BYTES, MAX_WAITING
 from stream.serve.responses import JSON, Answers, Problem, key_of
@@ -53,20 +53,20 @@ class Means:
         """Means over the complete windows that begin in [first, last), on such days and in such local hours."""
         if area is not None and area not in self._areas:
             raise Problem(404, f"there is no area {area[:80]!r}", "see /api/v1/areas for the names that are known")
-        chosen, upper = self._chosen(feed, (first, last), days, hours)
+        chosen, within = self._chosen(feed, (first, last), days, hours)
         said = {"feed": feed, "from": first, "to": last, "windows": len(chosen)}
         inside = None if area is None else self._areas[area]
 
         def make() -> bytes:
-            return msgspec.json.encode(said | _means(chosen, inside, upper))
+            return msgspec.json.encode(said | _means(chosen, inside, within))
 
         key = key_of("means", [window.tag for window in chosen], first, last, area)
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
     def _chosen(
         self, feed: str, within: tuple[str, str], days: str | None, hours: tuple[int, int] | None
-    ) -> tuple[list[WindowView], float]:
-        """The windows to put together, and the upper bound of their speeds; 404 without any, 413 for too many."""
+    ) -> tuple[list[WindowView], Bounds]:
+        """The windows to put together, and the bounds of their values; 404 without any, 413 for too many."""
         windows = [w for w in self._view.ordered(feed) if w.complete and within[0] <= w.start < within[1]]
         marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
         alike = [one for one in marked if _is_asked(*one, days, hours) and _settings(one[1]) == _settings(marked[0][1])]
@@ -77,7 +77,7 @@ class Means:
         if size > MAX_RANGE_BYTES:
             title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
             raise Problem(413, title, "ask for a shorter range, or for fewer hours")
-        return [window for window, _ in alike], alike[0][1].clipping.upper
+        return [window for window, _ in alike], alike[0][1].clipping
 
 
 def _is_asked(window: WindowView, marker: CloseMarker, days: str | None, hours: tuple[int, int] | None) -> bool:
@@ -88,10 +88,10 @@ def _is_asked(window: WindowView, marker: CloseMarker, days: str | None, hours: 
 
 def _settings(marker: CloseMarker) -> tuple[Any, ...]:
     """What must be alike: windows of other settings than the newest one are left out."""
-    return marker.relation, marker.clipping.lower, marker.clipping.upper
+    return marker.relation, marker.value, msgspec.structs.astuple(marker.clipping)
 
 
-def _means(windows: list[WindowView], area: Area | None, upper: float) -> dict[str, Any]:
+def _means(windows: list[WindowView], area: Area | None, within: Bounds) -> dict[str, Any]:
     releases: dict[tuple[str, tuple[str, ...]], list[CellNumbers]] = defaultdict(list)
     for window in windows:
         cells = numbers_of(window.in_order())
@@ -99,15 +99,15 @@ def _means(windows: list[WindowView], area: Area | None, upper: float) -> dict[s
         for cell in cells:
             if inside is None or cell.cell in inside:
                 releases[cell.cell, tuple(sorted(cell.excludes))].append(cell)
-    rows = [_row(cell, excludes, seen, upper) for (cell, excludes), seen in sorted(releases.items())]
+    rows = [_row(cell, excludes, seen, within) for (cell, excludes), seen in sorted(releases.items())]
     if area is None:
         return {"cells": rows, "together": None}
     everything = [cell for seen in releases.values() for cell in seen]
-    return {"cells": rows, "together": _of(combined(everything, upper))}
+    return {"cells": rows, "together": _of(combined(everything, within))}
 
 
-def _row(cell: str, excludes: tuple[str, ...], seen: list[CellNumbers], upper: float) -> dict[str, Any]:
-    return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, upper))
+def _row(cell: str, excludes: tuple[str, ...], seen: list[CellNumbers], within: Bounds) -> dict[str, Any]:
+    return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, within))
 
 
 def _of(together: dict[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.geojson import Position
+from stream.config.value import SPEED
 from stream.messages.shapes import places_of
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.city.routes import along, pieces_of, travel
 from stream.serve.city.scheduled import ScheduledService, hours_of
-from stream.serve.close_marker import marker_of
+from stream.serve.close_marker import Bounds, marker_of
 from stream.serve.hexagons import known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
@@ -89,6 +90,8 @@ class City:
             if name is not None and name not in self._stops_at:
                 raise Problem(404, f"there is no stop {name[:80]!r}", "see /api/v1/stops for the names that are known")
         known = known_window(self._view, window, feed)
+        if (marker := marker_of(known)) is not None and marker.value != SPEED:
+            raise Problem(404, f"{marker.value} of feed {feed!r} is no speed, so no time follows", "ask for its cells")
         key = key_of("route", route, from_stop, to_stop, known.tag)
         values, summary = known.in_order(), known.summary()
 
@@ -115,11 +118,16 @@ class City:
 
     def _planned(self, window: WindowView, cells: Iterable[CellNumbers]) -> dict[str, float]:
         """Scheduled km/h of released cells in the hours of a window."""
-        if window.feed != self._feed:
+        if not self._is_timed(window):
             return {}
         hours = hours_of(window.start, window.end, self._zone)
         rows = self._service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
         return {row["cell"]: row["value"] for row in rows}
+
+    def _is_timed(self, window: WindowView) -> bool:
+        """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
+        marker = marker_of(window)
+        return window.feed == self._feed and (marker is None or marker.value == SPEED)
 
     def _place(self, line: list[Position], stop: str | None, otherwise: float) -> float | None:
         """How far along the line a stop is; None if the line does not pass it."""
@@ -144,7 +152,7 @@ class City:
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            own = values if feed == self._feed else []
+            own = values if self._is_timed(known) else []
             cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(own)))
             said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": cells})
@@ -186,11 +194,11 @@ def _statistics(
     belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
     inside = [cell for cell in cells if cell.cell in belonging]
     marker = marker_of(window)
-    upper = float("inf") if marker is None else marker.clipping.upper
+    within = Bounds(0.0, float("inf")) if marker is None else marker.clipping
     said = {name: summary[name] for name in ("feed", "window", "complete")}
     return msgspec.json.encode(
         named
         | said
-        | combined(inside, upper)
+        | combined(inside, within)
         | {"hexagons": [cell.cell for cell in inside], "geometry": area.geometry()}
     )

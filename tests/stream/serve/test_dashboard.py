@@ -904,7 +904,7 @@ def outlined(seen: list[tuple[int, int, int]], colour: tuple[int, int, int]) -> 
 async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_reader(
     browser: Browser, kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
-    rule = {"name": "stau", "below_km_h": 18.0, "false_alarms_per_day": 0.5}
+    rule = {"name": "stau", "below": 18.0, "false_alarms_per_day": 0.5}
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.alerts": [rule]}
     config = city_config(tmp_path, **overrides)
     options: dict[str, Any] = {"locale": "pl-PL", "color_scheme": "dark"}

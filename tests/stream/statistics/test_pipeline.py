@@ -338,7 +338,6 @@ def test_levels_share_a_budget_equally_or_by_their_branching(tmp_path: Path) -> 
     [
         ({"cdf_factors": [3, 10]}, "product must be at least 32 and below 64"),
         ({"cdf_factors": [8, 8]}, "product must be at least 32 and below 64"),
-        ({"cdf_factors": [2] * 12, "cdf_bins": 4096}, "make 8190 nodes"),
         ({"cdf_factors": [2] * 12, "cdf_bins": 4096}, "make 8190 nodes, above 5500"),
         ({"cdf_factors": [2] * 5, "statistics": ["mean"]}, "leave cdf_factors out"),
         ({"cdf_sharing": "equal", "statistics": ["mean", "variance"]}, "leave cdf_sharing out"),
