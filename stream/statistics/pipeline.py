@@ -64,6 +64,7 @@ def _modelled_means(
         bodies,
         plan.window,
         upper=speed.upper,
+        lower=plan.terms.value.lower,
         timezone=plan.terms.timezone,
         shrinking=shrinking,
         typical=speed.typical,
