@@ -46,14 +46,13 @@ class ValueConfig(Section):
             bound = getattr(self, key)
             if abs(bound / QUANTUM - round(bound / QUANTUM)) > 1e-6:
                 raise ValueError(f"{key} {bound} is not a multiple of {QUANTUM} {self.unit}; round it")
-        if not 1 <= self.upper - self.lower <= WIDEST:
+        if not 0 < self.upper - self.lower <= WIDEST:
             raise ValueError(
-                f"upper {self.upper:g} must be 1 to {WIDEST:g} {self.unit} above lower {self.lower:g}: values are "
-                "rounded to "
-                f"{QUANTUM}; correct the bounds, or choose another unit"
+                f"upper {self.upper:g} must be at most {WIDEST:g} {self.unit} above lower {self.lower:g}, and not below it; "
+                "choose other bounds, or another unit"
             )
         if self.typical is not None and not self.lower <= self.typical <= self.upper:
-            raise ValueError(f"typical {self.typical:g} is not between lower {self.lower:g} and upper {self.upper:g}")
+            raise ValueError(f"typical {self.typical:g} is not between lower and upper; set one that is")
         return self
 
     @model_validator(mode="after")

@@ -40,6 +40,7 @@ def configure(window=None, resolution=7, **feed):
     )
 
 
+FIELDS = {name: name for name in ("user", "time", "lat", "lng")} | {"value": "speed"}
 CANONICAL = Decoder(configure(), KEY)
 
 
@@ -245,7 +246,7 @@ EVERY_DECODER = [
     DECLARED,
     Decoder(configure(format="itms"), KEY),
     *(
-        Decoder(configure(format="declared", fields=dict(zip(FIX, FIX, strict=True)) | {"time_format": name}), KEY)
+        Decoder(configure(format="declared", fields={**FIELDS, "time_format": name}), KEY)
         for name in ("epoch-s", "epoch-ms", "rfc3339")
     ),
 ]
