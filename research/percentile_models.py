@@ -141,7 +141,7 @@ def released(planned: list[PlannedWindow], draws: int) -> dict[str, FloatArray]:
             speed = speed_of(plan.terms)
             columns = speed.draw(plan, each.contributions, noise)
             bodies = speed.body(plan, counts, columns)
-            derived, memories[number] = post_process(plan, bodies, memory, area_body(columns))
+            derived, memories[number] = post_process(plan, bodies, memory, area_body(columns, plan.terms.value))
             at = np.searchsorted(plan.cells, counts.cells[np.isin(counts.cells, plan.cells)])
             names = [name for name in ALL[1:] if name in columns]
             parts.append(

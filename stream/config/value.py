@@ -48,8 +48,8 @@ class ValueConfig(Section):
                 raise ValueError(f"{key} {bound} is not a multiple of {QUANTUM} {self.unit}; round it")
         if not 0 < self.upper - self.lower <= WIDEST:
             raise ValueError(
-                f"upper {self.upper:g} must be at most {WIDEST:g} {self.unit} above lower {self.lower:g}, and not below it; "
-                "choose other bounds, or another unit"
+                f"upper {self.upper:g} must be at most {WIDEST:g} {self.unit} above lower {self.lower:g}, and not "
+                "below it; choose other bounds, or another unit"
             )
         if self.typical is not None and not self.lower <= self.typical <= self.upper:
             raise ValueError(f"typical {self.typical:g} is not between lower and upper; set one that is")
