@@ -23,11 +23,14 @@ from stream.config import Config
 from stream.config.histogram import HistogramConfig, Inference
 from stream.config.public_cells import MAX_NUMBERS
 from stream.config.section import BoundingBox
-from stream.config.speed import CLIPPED_NORMAL, MOMENTS
+from stream.config.speed import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H
 from stream.config.value import QUANTUM, SPEED, SPEED_UNIT
 from stream.windows import Horizon, Period, Slotting, Window
 
-__all__ = ["CLIPPED_NORMAL", "MAX_NUMBERS", "MOMENTS", "QUANTUM", "Box", "Terms"]
+__all__ = ["CLIPPED_NORMAL", "MAX_NUMBERS", "MOMENTS", "MOVING_KM_H", "MOVING_QUANTA", "QUANTUM", "Box", "Terms"]
+
+MOVING_QUANTA = round(MOVING_KM_H / QUANTUM)
+"""Quanta from which on a report moves."""
 
 Given = tuple[tuple[str, bool | int | float | str | None], ...]
 """Arguments of a mechanism by name, sorted: hashable."""

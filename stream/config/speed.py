@@ -12,7 +12,10 @@ from pydantic import Field, model_validator
 from dpcore.level_tree import Sharing, TreeShape
 from stream.config.section import Section
 
-Statistic = Literal["mean", "variance", "p15", "p50", "p85", "cdf"]
+MOVING_KM_H = 5.0
+"""A report moves if it is at least as fast: walking pace, above what positions of a standing vehicle drift. A constant,
+so that it is public, and the same in all feeds."""
+Statistic = Literal["mean", "moving_mean", "variance", "p15", "p50", "p85", "cdf"]
 
 _USE = {
     "mean_capacity": ("array-averaging", "levy", "fixed-quantile", "epsilon-quantile", "auto"),
@@ -23,7 +26,7 @@ CLIPPED_NORMAL = "clipped-normal"
 """Post-processing that models percentiles by means and variances."""
 MOMENTS = ("mean", "variance")
 """Statistics that it needs."""
-_FROM_BINS = ("p15", "p50", "p85", "cdf")
+FROM_BINS = ("p15", "p50", "p85", "cdf")
 """Statistics that are read from the distribution's tree."""
 MAX_TREE_NODES = 5_500
 """Most nodes of a tree that the configuration sets, over at most 4 096 bins. The constants of its intervals took at
@@ -102,9 +105,9 @@ class SpeedConfig(Section):
                 )
         for key in ("cdf_factors", "cdf_sharing"):
             value = getattr(self, key)
-            if value != type(self).model_fields[key].default and not set(self.statistics) & set(_FROM_BINS):
+            if value != type(self).model_fields[key].default and not set(self.statistics) & set(FROM_BINS):
                 raise ValueError(
-                    f"{key} {value!r} is for statistics {', '.join(_FROM_BINS)}, but those are "
+                    f"{key} {value!r} is for statistics {', '.join(FROM_BINS)}, but those are "
                     f"{list(self.statistics)}; leave {key} out"
                 )
         return self
