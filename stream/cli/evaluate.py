@@ -70,7 +70,8 @@ def evaluate_recording(
     users_are_events: UsersAreEvents = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish it."""
+    """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish
+    it."""
     settings = _settings(config, relation, statistics)
     names = _mechanisms(settings, mechanisms)
     file_format = file_format or settings.feed.recorded_format
@@ -120,7 +121,8 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
 
 
 def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) -> Windows:
-    """Rows of the recording by start of their window; only the window that begins at ``start`` if given. Exit 2 if none."""
+    """Rows of the recording by start of their window; only the window that begins at ``start`` if given. Exit 2 if
+    none."""
     from stream.offline import split_by_slot
     from stream.windows import utc_text
 

@@ -1,4 +1,5 @@
-"""What the commands that read snapshots of positions share: live or stored, they go to Kafka or a file, or are released here."""
+"""What the commands that read snapshots of positions share: live or stored, they go to Kafka or a file, or are released
+here."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         header: Annotated[
             list[str] | None,
             typer.Option(
-                help="Request header NAME=FILE. The file contains the value of the header, such as an API key, and nothing else."
+                help="Request header NAME=FILE. The file contains the value of the header, such as an API key, and "
+                "nothing else."
             ),
         ] = None,
         query: Annotated[

@@ -26,7 +26,8 @@ def shapes(document: Any) -> list[tuple[str, Any]]:
 
 
 def polygons_of(shape: Any, where: str) -> list[Polygon]:
-    """Polygons of the geometry at ``where``. Raises :class:`ValueError` that says what is wrong there, and the remedy."""
+    """Polygons of the geometry at ``where``. Raises :class:`ValueError` that says what is wrong there, and the
+    remedy."""
     kind = shape.get("type") if isinstance(shape, dict) else None
     if kind not in ("Polygon", "MultiPolygon"):
         raise ValueError(f"{where} is {shown(kind)}; give Polygons or MultiPolygons, each with an area")
@@ -59,7 +60,8 @@ def _position(position: Any, where: str) -> Position:
     longitude, latitude = numbers
     if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
         raise ValueError(
-            f"{where} is {shown(position)}, not a place on Earth; write longitude first, from -180 to 180, then latitude, "
+            f"{where} is {shown(position)}, not a place on Earth; write longitude first, from -180 to 180, then "
+            "latitude, "
             "from -90 to 90"
         )
     return float(longitude), float(latitude)

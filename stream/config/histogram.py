@@ -59,8 +59,8 @@ _BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 1
 """Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of draws;
 of its two counts for relative error; of one component of "euler" before and after inference."""
 MAX_SCALE = 1_000
-"""Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0, and
-numbers could exceed the assumed bytes."""
+"""Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0,
+and numbers could exceed the assumed bytes."""
 
 
 class EulerConfig(Section):
@@ -81,7 +81,8 @@ class EulerConfig(Section):
     def _fixes_make_one_region(self) -> Self:
         if self.origin == "fixes" and self.regions_per_user > 1:
             raise ValueError(
-                f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one region per "
+                f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one "
+                "region per "
                 'user; set origin = "declared", or leave regions_per_user out'
             )
         return self
@@ -120,18 +121,22 @@ class HistogramConfig(Section):
             epsilons = self.epsilons_micro
         except BudgetError:
             raise ValueError(
-                f"epsilon {self.epsilon} shared by {len(self.mechanisms)} mechanisms leaves one of them less than 1e-6; raise epsilon"
+                f"epsilon {self.epsilon} shared by {len(self.mechanisms)} mechanisms leaves one of them less than "
+                "1e-6; raise epsilon"
             ) from None
         for name, micro in epsilons.items():
             if micro * MAX_SCALE < self.fixes_per_user * MICRO:
                 raise ValueError(
-                    f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per user, so its "
-                    f"noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of mechanisms"
+                    f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per "
+                    "user, so its "
+                    f"noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of "
+                    "mechanisms"
                 )
         regions = 1 if self.euler is None else self.euler.regions_per_user
         if regions > 1 and epsilons["euler"] * MAX_SCALE < regions * MICRO:
             raise ValueError(
-                f"epsilon {self.epsilon} leaves 'euler' {from_micro(epsilons['euler'])} for {regions} regions per user, so its noise "
+                f"epsilon {self.epsilon} leaves 'euler' {from_micro(epsilons['euler'])} for {regions} regions per "
+                "user, so its noise "
                 f"would exceed {MAX_SCALE} regions; raise epsilon, or lower histogram.euler.regions_per_user"
             )
         return self
@@ -166,7 +171,8 @@ class HistogramConfig(Section):
         return self
 
     def check_regions(self, box: BoundingBox) -> None:
-        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users are charged before the draw."""
+        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users are charged before the
+        draw."""
         if self.euler is None:
             return
         from dpcore.spatial import Domain  # scipy comes with it
@@ -180,8 +186,10 @@ class HistogramConfig(Section):
             mechanism.shares(domain, micro)
         except DPError:
             raise ValueError(
-                f"[histogram.euler]: a user may change the counts by {mechanism.sensitivity(domain)}, and noise of that scale over its epsilon "
-                f"of {from_micro(micro)} cannot be drawn; lower diameter_m, regions_per_user, rows or columns, or raise epsilon"
+                f"[histogram.euler]: a user may change the counts by {mechanism.sensitivity(domain)}, and noise of "
+                "that scale over its epsilon "
+                f"of {from_micro(micro)} cannot be drawn; lower diameter_m, regions_per_user, rows or columns, or "
+                "raise epsilon"
             ) from None
 
     @property
@@ -232,7 +240,8 @@ class HistogramConfig(Section):
         return self.euler is not None and self.euler.origin == "declared"
 
     def largest_message(self, name: Mechanism) -> int:
-        """Largest possible size of a message of the mechanism, in bytes: of the finest grid, or the most parts, it may release."""
+        """Largest possible size of a message of the mechanism, in bytes: of the finest grid, or the most parts, it may
+        release."""
         if name == "euler":
             assert self.euler is not None
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]

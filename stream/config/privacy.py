@@ -1,4 +1,5 @@
-"""Sections ``[privacy]`` and ``[ledger]``: the most that one user may lose in a window and in a period, and the unit in which it is counted."""
+"""Sections ``[privacy]`` and ``[ledger]``: the most that one user may lose in a window and in a period, and the unit in
+which it is counted."""
 
 from __future__ import annotations
 
@@ -143,6 +144,7 @@ class PrivacyConfig(Section):
 
 
 class LedgerConfig(Section):
-    """The ledger that this feed shares with all feeds that name it. Without this section a feed has a ledger of its own."""
+    """The ledger that this feed shares with all feeds that name it. Without this section a feed has a ledger of its
+    own."""
 
     name: FeedName

@@ -1,4 +1,5 @@
-"""The public list of cells under relation "participation". Each of them gets a message in every window, visited or not."""
+"""The public list of cells under relation "participation". Each of them gets a message in every window, visited or
+not."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def _too_many(count: str, resolution: int) -> ConfigError:
 
 
 def _require_publishable(config: Config, cells: int) -> None:
-    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for so many public cells."""
+    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for so many public
+    cells."""
     speed = config.speed
     if "cdf" not in speed.statistics:
         return

@@ -1,4 +1,5 @@
-"""Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a journey."""
+"""Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a
+journey."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ class QualityConfig(Section):
     def _standing_is_no_walking_pace(self) -> Self:
         if self.fastest_km_h and self.fastest_km_h < 10:
             raise ValueError(
-                f"fastest_km_h {self.fastest_km_h:g} would refuse ordinary traffic; write 10 or more, or 0 for no such rule"
+                f"fastest_km_h {self.fastest_km_h:g} would refuse ordinary traffic; write 10 or more, or 0 for no such "
+                "rule"
             )
         return self

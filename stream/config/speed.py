@@ -1,4 +1,5 @@
-"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: the cells, the statistics of speed, and how they are made."""
+"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: the cells, the statistics of speed, and how they are
+made."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ CLIPPED_NORMAL = "clipped-normal"
 MOMENTS = ("mean", "variance")
 """Statistics that it needs."""
 class HexagonConfig(Section):
-    """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is narrow."""
+    """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is
+    narrow."""
 
     resolution: int = Field(ge=0, le=15)
     merge_until_km_h: float | None = Field(default=None, gt=0, le=1000)
@@ -76,7 +78,8 @@ class SpeedConfig(Section):
     def _moments_are_there_to_model(self) -> Self:
         if CLIPPED_NORMAL in self.post_processing and (missing := set(MOMENTS) - set(self.statistics)):
             raise ValueError(
-                f"post_processing {CLIPPED_NORMAL!r} models percentiles by mean and variance, but statistics {list(self.statistics)} "
+                f"post_processing {CLIPPED_NORMAL!r} models percentiles by mean and variance, but statistics "
+                f"{list(self.statistics)} "
                 f"are without {' and '.join(sorted(missing))}; add what is missing, or leave {CLIPPED_NORMAL!r} out"
             )
         return self

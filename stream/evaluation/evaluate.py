@@ -1,4 +1,5 @@
-"""Compares releases of a recording with its true values. NOT PRIVATE: it uses true values and prints results about them.
+"""Compares releases of a recording with its true values. NOT PRIVATE: it uses true values and prints results about
+them.
 
 It runs the service's own plan and draw many times, with a ledger that continues from window to window.
 """
@@ -38,8 +39,8 @@ NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust 
 
 @dataclass(frozen=True)
 class PlannedWindow:
-    """One window as the service would plan it, with the ledger after the earlier windows. ``measured``: its contributions as
-    they are before clipping.
+    """One window as the service would plan it, with the ledger after the earlier windows. ``measured``: its
+    contributions as they are before clipping.
     """
 
     plan: Plan
@@ -49,18 +50,20 @@ class PlannedWindow:
     measured: Callable[[], Contributions]
 
     def remembering(self, memory: Memory | None) -> Plan:
-        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are carried over."""
+        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are
+        carried over."""
         return self.after(memory) if self.plan.terms.speed.clipping in ("carried", "residual") else self.plan
 
     def duality_gaps(self) -> list[float]:
-        """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were optimised."""
+        """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were
+        optimised."""
         gap = duality_gap(self.plan, by_planned_cells(self.plan, self.contributions).counts)
         return [] if gap is None else [gap]
 
 
 def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) -> Iterator[PlannedWindow]:
-    """Plans of ``windows`` (slot -> rows) in order of time. Users pay from the budget of the period and, with a horizon, from
-    that of its block, as :meth:`stream.protocol.planning.Planning.make` has them pay.
+    """Plans of ``windows`` (slot -> rows) in order of time. Users pay from the budget of the period and, with a
+    horizon, from that of its block, as :meth:`stream.protocol.planning.Planning.make` has them pay.
     """
     terms, cells = Terms.of(config), public_cells(config)
     spent: dict[str, Counter[int]] = defaultdict(Counter)

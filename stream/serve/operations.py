@@ -220,7 +220,8 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
         Operation(
             f"{BASE}/routes/{{route}}/speed",
             "getRouteSpeed",
-            "Speed and travel time along each line of a route in one window, by the estimates of the cells that it crosses",
+            "Speed and travel time along each line of a route in one window, by the estimates of the cells that it "
+            "crosses",
             city.route_speed,
             (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP),
             {JSON: "RouteSpeed"},

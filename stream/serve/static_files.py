@@ -33,7 +33,8 @@ from stream.serve.window_store import View
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"
 MOST_READ = 4
-"""Parts of the basemap that are read at the same time, so that many requests do not fill the memory before any is answered."""
+"""Parts of the basemap that are read at the same time, so that many requests do not fill the memory before any is
+answered."""
 
 # MapLibre's worker is a file of our own, and map images are made in the page (data: and blob:). Nothing else is needed.
 POLICY = "; ".join(
@@ -168,7 +169,8 @@ class Pages:
         """The basemap by byte ranges, or as a whole where it is small."""
         if self._basemap is None:
             raise web.HTTPNotFound
-        # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a block.
+        # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a
+        # block.
         try:
             async with self._reading:
                 part = await asyncio.to_thread(part_of, self._basemap, request)

@@ -27,7 +27,8 @@ from stream.serve.window_store import View, WindowView
 MOST_CUT = 2_000
 """Lines of routes that are kept cut at the edges of cells."""
 MOST_DRAWN = 16
-"""Drawn areas that may be put together or wait at the same time. Anybody can draw any number, so their queue is their own and short."""
+"""Drawn areas that may be put together or wait at the same time. Anybody can draw any number, so their queue is their
+own and short."""
 DRAWN_BYTES = 4 << 20
 """Bytes of drawn areas that are kept: a share of their own, so that they push out nothing else."""
 
@@ -136,7 +137,8 @@ class City:
         return await self._answer(request, self._scheduled, JSON)
 
     async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """The scheduled speeds of the released cells of one window in its hours; none of feeds that the timetable was not made for."""
+        """The scheduled speeds of the released cells of one window in its hours; none of feeds that the timetable was
+        not made for."""
         known = known_window(self._view, window, feed)
         key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
 
