@@ -192,7 +192,9 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, spee
     )
     _tell_speeds(speeds)
     if config.participation is not None and crossed > MAX_CELLS:
-        typer.echo(f"Note: {crossed} cells are more than the {MAX_CELLS} that may be public; use larger cells.", err=True)
+        typer.echo(
+            f"Note: {crossed} cells are more than the {MAX_CELLS} that may be public; use larger cells.", err=True
+        )
 
 
 def _tell_speeds(speeds: _Speeds) -> None:

@@ -117,8 +117,8 @@ class Config(BaseModel):
         }
         if missing := [what for what, there in needs.items() if not there]:
             raise ValueError(
-                f"participation.area_share {settings.area_share} needs {' and '.join(missing)}: a user moves the area's mean by "
-                "all their weights, and only smoothing reads it; set that, or area_share = 0"
+                f"participation.area_share {settings.area_share} needs {' and '.join(missing)}: a user moves the "
+                "area's mean by all their weights, and only smoothing reads it; set that, or area_share = 0"
             )
         return self
 
@@ -225,11 +225,13 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _budget_covers_histograms(self) -> Self:
         if self.privacy.ledger_budget < self.window_grant:
-            unit, per_one = self.privacy.ledger_unit[0].split("_")[1], self.privacy.ledger_unit[1]
+            (unit, per_one), speed = self.privacy.ledger_unit, self.privacy.ledger_grant
+            all_units = (self.privacy.ledger_budget, self.window_grant, self.histogram_grant)
+            budget, window, rest = (f"{units / per_one:g}" for units in all_units)
             raise ValueError(
-                f"privacy.budget allows {unit} {self.privacy.ledger_budget / per_one:g}, below the {self.window_grant / per_one:g} "
-                f"of one window, {self.privacy.ledger_grant / per_one:g} for speed and {self.histogram_grant / per_one:g} for the "
-                "histograms, so no window could ever be released; raise budget or lower histogram.epsilon"
+                f"privacy.budget allows {unit.split('_')[1]} {budget}, below the {window} of one window, "
+                f"{speed / per_one:g} for speed and {rest} for the histograms, so no window could ever be released; "
+                "raise budget or lower histogram.epsilon"
             )
         if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
             raise ValueError(

@@ -19,8 +19,8 @@ _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
 MAX_FUTURE = timedelta(minutes=5)
 """How far ahead of its arrival an event may be."""
 MAX_CELLS_PER_USER = 1_000
-"""Most cells in which one user may count in a window: three hours at 130 km/h cross fewer than 150 hexagons of resolution 6,
-and 1 500 of resolution 9.
+"""Most cells in which one user may count in a window: three hours at 130 km/h cross fewer than 150 hexagons of
+resolution 6, and 1 500 of resolution 9.
 """
 MAX_EVENTS_PER_USER = 100_000
 """Most events with which one user may count in a window: one a second for a day, and some."""
@@ -228,9 +228,9 @@ class WindowConfig(Section):
     """The timeslots, and the rule for which events are in time.
 
     ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
-    ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read to
-    its end and brought nothing newer for ``idle_timeout`` is ignored. ``publication_margin``: windows are published at their end plus ``allowed_delay`` plus
-    this, or a multiple of it, however long their draw took.
+    ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read
+    to its end and brought nothing newer for ``idle_timeout`` is ignored. ``publication_margin``: windows are published
+    at their end plus ``allowed_delay`` plus this, or a multiple of it, however long their draw took.
     """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)

@@ -56,8 +56,8 @@ _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
 _READ_TWICE = ("auto", "htf", "sparse")
 """Mechanisms that also publish a sparse reading under goal "relative"."""
 _BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 18}
-"""Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of draws;
-of its two counts for relative error; of one component of "euler" before and after inference."""
+"""Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of
+draws; of its two counts for relative error; of one component of "euler" before and after inference."""
 MAX_SCALE = 1_000
 """Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0,
 and numbers could exceed the assumed bytes."""
@@ -66,9 +66,9 @@ and numbers could exceed the assumed bytes."""
 class EulerConfig(Section):
     """The grid of "euler", the bound on the diameter of a region, and where regions come from.
 
-    ``origin`` "fixes": the convex hull of the fixes around the place where a user mostly was. "declared": users declare their
-    regions by the corners, events with one time; of each user's the last ``regions_per_user`` of a window count, and the noise
-    is that of so many.
+    ``origin`` "fixes": the convex hull of the fixes around the place where a user mostly was. "declared": users declare
+    their regions by the corners, events with one time; of each user's the last ``regions_per_user`` of a window count,
+    and the noise is that of so many.
     """
 
     rows: int = Field(default=8, ge=1, le=64)
@@ -89,7 +89,7 @@ class EulerConfig(Section):
 
 
 class HistogramConfig(Section):
-    """Spatial histograms of every window, which share ``epsilon`` equally. Each protects participation, under either relation.
+    """Spatial histograms of every window, which share ``epsilon`` equally. Each protects participation.
 
     ``preset``: by mechanism, its parameters; "tuned" where none is named.
     """
@@ -154,8 +154,8 @@ class HistogramConfig(Section):
                 tree.path_budget(tree.parts(micro)[1], height)
         except DPError:
             raise ValueError(
-                f"preset of htf 'paper': an epsilon of {from_micro(micro)} does not pay for a tree of height {height}, which the noisy "
-                "number of points may ask for; raise epsilon, or choose 'tuned'"
+                f"preset of htf 'paper': an epsilon of {from_micro(micro)} does not pay for a tree of height {height}, "
+                "which the noisy number of points may ask for; raise epsilon, or choose 'tuned'"
             ) from None
         return self
 
@@ -165,8 +165,8 @@ class HistogramConfig(Section):
             size = self.largest_message(name)
             if size > MAX_MESSAGE_BYTES:
                 raise ValueError(
-                    f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} (brokers refuse "
-                    f"1 MiB); lower its rows and columns"
+                    f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} "
+                    "(brokers refuse 1 MiB); lower its rows and columns"
                 )
         return self
 
@@ -228,7 +228,7 @@ class HistogramConfig(Section):
         return tuple(size for size in powers if min(size, self.rows) * min(size, self.columns) <= most) or (1,)
 
     def _levels(self, name: Mechanism) -> int:
-        """Most levels of a tree below its root: fewer than it may have only where a message has no room for every cell."""
+        """Most levels of a tree below its root: fewer than it may have only where a message cannot hold every cell."""
         most = MAX_MESSAGE_BYTES // self._bytes_per_part(name)
         if self.rows * self.columns <= most:
             return _TALLEST[name]

@@ -33,11 +33,11 @@ class HorizonConfig(Section):
 class PrivacyConfig(Section):
     """The most that one user may lose per window and per period.
 
-    ``accounting`` "pure": ε-DP, δ = 0, counted in µε; ``epsilon`` is that of a window, ``budget`` that of a period. "zcdp":
-    ρ-zCDP, counted in nρ; ``budget`` is the ε of a period at ``delta``, counts as the most ρ that converts to it, and pays for so
-    many ``windows``. With ``admission`` "rolling" it pays for all of them, so ``windows`` is left out. "paced": a budget that is
-    too small for all windows of a period is spread over them (:mod:`stream.statistics.pacing`). ``horizon``: a second budget, for
-    blocks of several periods.
+    ``accounting`` "pure": ε-DP, δ = 0, counted in µε; ``epsilon`` is that of a window, ``budget`` that of a period.
+    "zcdp": ρ-zCDP, counted in nρ; ``budget`` is the ε of a period at ``delta``. It counts as the most ρ that converts
+    to it, and pays for so many ``windows``. With ``admission`` "rolling" it pays for all of them, so ``windows`` is
+    left out. "paced": a budget that is too small for all windows of a period is spread over them
+    (:mod:`stream.statistics.pacing`). ``horizon``: a second budget, for blocks of several periods.
     """
 
     accounting: Literal["pure", "zcdp"] = "pure"
@@ -78,14 +78,15 @@ class PrivacyConfig(Section):
             raise ValueError(f"budget: {error}") from None
         if self.given_epsilon is not None and budget < grant:
             raise ValueError(
-                f"budget {self.given_budget} is below epsilon {self.given_epsilon}, so no window could ever be released; "
-                "raise budget or lower epsilon"
+                f"budget {self.given_budget} is below epsilon {self.given_epsilon}, so no window could ever be "
+                "released; raise budget or lower epsilon"
             )
         if grant < 1:
             raise ValueError("one window gets less than the smallest unit of the ledger; raise budget or lower windows")
         if self.horizon is not None and block < budget:
             raise ValueError(
-                "privacy.horizon.budget is below privacy.budget, so no period could be spent; raise the former or lower the latter"
+                "privacy.horizon.budget is below privacy.budget, so no period could be spent; raise the former or "
+                "lower the latter"
             )
         return self
 
@@ -114,10 +115,6 @@ class PrivacyConfig(Section):
             raise BudgetError("this configuration counts nρ (accounting 'zcdp'); µε belong to accounting 'pure'")
         return given
 
-    def _units(self, budget: float) -> int:
-        """``budget`` in the ledger's unit, rounded down."""
-        return to_micro(budget, round_up=False) if self.delta is None else rho_of(budget, self.delta)
-
     @cached_property
     def ledger_grant(self) -> int:
         """The most that one user may lose in one window by statistics of speed, in the ledger's unit."""
@@ -126,12 +123,26 @@ class PrivacyConfig(Section):
     @cached_property
     def ledger_budget(self) -> int:
         """The most that one user may lose in one period, in the ledger's unit."""
-        return self._units(self.given_budget)
+        return self.units(self.given_budget)
 
     @cached_property
     def horizon_budget(self) -> int:
         """The most that one user may lose in one block of the horizon, in the ledger's unit; 0 without a horizon."""
-        return 0 if self.horizon is None else self._units(self.horizon.budget)
+        return 0 if self.horizon is None else self.units(self.horizon.budget)
+
+    def keys_for(self, grant: int, budget: int) -> dict[str, float | None]:
+        """The keys that give a window and a period these amounts of the ledger's unit.
+
+        Under zCDP ``windows`` is whole, so that a window has ``grant`` or little more.
+        """
+        stated = self.stated_epsilon(budget)
+        if self.delta is None:
+            return {"epsilon": self.stated_epsilon(grant), "budget": stated}
+        return {"budget": stated, "windows": None if self.admission == "rolling" else max(budget // grant, 1)}
+
+    def units(self, epsilon: float) -> int:
+        """``epsilon`` in the ledger's unit, rounded down; under zCDP the most ρ that converts to it at delta."""
+        return to_micro(epsilon, round_up=False) if self.delta is None else rho_of(epsilon, self.delta)
 
     def stated_epsilon(self, units: int) -> float:
         """An amount of the ledger's unit as ε; under zCDP converted at delta, rounded up."""

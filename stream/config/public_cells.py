@@ -26,8 +26,8 @@ def public_cells(config: Config) -> IdArray:
     """H3 ids (C,), ascending: cells whose centre lies in the configured polygon, or else in ``feed.domain``; none under
     relation "values", where cells are those that were visited.
 
-    Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells, or
-    more cells than :data:`MAX_CELLS` or than the messages of their distributions may have.
+    Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells,
+    or more cells than :data:`MAX_CELLS` or than the messages of their distributions may have.
     """
     settings = config.participation
     if settings is None:

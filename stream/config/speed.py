@@ -19,6 +19,8 @@ CLIPPED_NORMAL = "clipped-normal"
 """Post-processing that models percentiles by means and variances."""
 MOMENTS = ("mean", "variance")
 """Statistics that it needs."""
+
+
 class HexagonConfig(Section):
     """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is
     narrow."""
@@ -40,8 +42,8 @@ class HexagonConfig(Section):
 class SpeedConfig(Section):
     """Statistics of speed per hexagon and timeslot.
 
-    ``typical_km_h``: the mean speed that is expected before any release; smoothed means
-    lie near it while the noise of releases hides more; without it, near U/2. All are public, and charges hold for every value.
+    ``typical_km_h``: the mean speed that is expected before any release; smoothed means lie near it while the
+    noise of releases hides more; without it, near U/2. It is public, and charges hold for every value.
     """
 
     upper_bound: float = Field(gt=0, le=1000)
@@ -93,8 +95,8 @@ class SpeedConfig(Section):
 class ParticipationConfig(Section):
     """The area whose cells are public under relation "participation", limits per user, and what counts equally.
 
-    ``area_share``: what of epsilon the mean of all cells together gets, to which smoothing ties the cells' means, beside 4 for
-    moments; 0: it is not released.
+    ``area_share``: what of epsilon the mean of all cells together gets, to which smoothing ties the cells' means,
+    beside 4 for moments; 0: it is not released.
     """
 
     geojson: Path | None = None

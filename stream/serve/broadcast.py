@@ -104,9 +104,7 @@ class Broadcast:
             await response.prepare(request)
             return response
         if len(self._streams) >= MAX_STREAMS:
-            raise Problem(
-                503, f"all {MAX_STREAMS} event streams are taken", "try again later", {"Retry-After": "30"}
-            )
+            raise Problem(503, f"all {MAX_STREAMS} event streams are taken", "try again later", {"Retry-After": "30"})
         stream = _Stream(feed, asyncio.Queue(self.queue), request.transport)
         self._streams.add(stream)
         self._metrics.sse_clients.inc()
