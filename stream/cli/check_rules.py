@@ -134,7 +134,7 @@ def _of_windows(config: Config) -> Iterator[Rule]:
         yield Rule(window, "window.publication_margin", _seconds(config.publication.margin), "s", margin)
     if config.participation is not None:
         listed = "the public list may have up to this number of cells; each of them is published in every window"
-        yield Rule(window, "cells", MAX_CELLS, "cells", listed, fixed=True)
+        yield Rule(window, "public cells", MAX_CELLS, "cells", listed, fixed=True)
     if config.relation == NeighbouringRelation.VALUES:
         yield from _of_windows_by_counts(config, window)
 
