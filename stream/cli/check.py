@@ -221,7 +221,8 @@ def _unpaid(settings: Config) -> Iterator[str]:
         return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
     full, pure = settings.privacy.ledger_budget // settings.window_grant, settings.privacy.accounting == "pure"
-    allowance, of_one = "epsilon" if pure else "rho", _amount(settings, settings.privacy.ledger_grant)
+    allowance = "epsilon" if pure else "rho"
+    of_one = settings.privacy.epsilon if pure else _amount(settings, settings.privacy.ledger_grant)
     budget, besides = f"budget {settings.privacy.given_budget}", ""
     if settings.histogram_grant:
         besides = f" and {_amount(settings, settings.histogram_grant)} for histograms"

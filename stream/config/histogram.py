@@ -42,7 +42,7 @@ TUNING_QUERIES = 600
 """Ranges by which "e2epriv" judges its sizes."""
 PAPER_TUNING_AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
 """Shares of the box that the squares cover by which the paper of "e2epriv" judges them, in place of random ranges."""
-_REGIONS: dict[Preset, Parameters] = {
+REGIONS: dict[Preset, Parameters] = {
     "tuned": {"nearest": 12, "bandwidth_m": 300.0, "outliers": "shrink", "inference": "none", "total_share": 0.05},
     "paper": {"nearest": 5760, "bandwidth_m": 300.0, "outliers": "discard", "inference": "covert", "total_share": 0.0},
 }
@@ -195,7 +195,7 @@ class HistogramConfig(Section):
     @property
     def region_rules(self) -> Parameters:
         """How regions follow from fixes, and what "euler" makes of its draws."""
-        return _REGIONS[self.preset.get("euler", "tuned")]
+        return REGIONS[self.preset.get("euler", "tuned")]
 
     @property
     def parameters(self) -> dict[str, Parameters]:

@@ -53,7 +53,7 @@ class Tripled(Geometric):
 
 def on_the_map(tmp_path: Path, name: str) -> Config:
     """One mechanism at ε = 1 on 64 × 64 cells of Austin, regions on 8 × 8."""
-    grid = {"histogram.rows": 64, "histogram.columns": 64, "histogram.sizes": [], "histogram.domain": BOX}
+    grid = {"histogram.rows": 64, "histogram.columns": 64, "histogram.domain": BOX}
     settings = grid | {"histogram.epsilon": 1.0, "speed.suppression": "none", "speed.clipping": "none"}
     if name == "euler":
         settings["histogram.euler"] = {}

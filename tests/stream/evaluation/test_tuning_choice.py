@@ -11,6 +11,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from dpcore.accounting import epsilon_of_rho
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
 from stream.evaluation.leading import Outcome, Spending
@@ -65,8 +66,10 @@ def test_the_written_budget_is_rounded_up_but_never_above_the_limit() -> None:
 
 def test_under_zcdp_the_limit_is_of_the_converted_budget() -> None:
     config = load_config(hourly.RIDERS, **ZCDP)
-    terms = terms_of(config, trial_that_costs(config, 2_085_123_456), 12.0)
-    assert 11.9 < terms["privacy.budget"] <= 12.0, "three digits would be above the limit"
+    terms = terms_of(config, trial_that_costs(config, 2_085_123_456), 11.99)
+    assert terms["privacy.budget"] == epsilon_of_rho(2_085_123_456, 1e-6) < 11.99, (
+        "three digits would be above the limit"
+    )
     given = {key.partition(".")[2]: value for key, value in terms.items()}
     written = load_config(hourly.RIDERS, privacy=ZCDP["privacy"] | given)
     assert 2_085_123_456 <= written.privacy.ledger_budget < 2_085_124_000

@@ -225,7 +225,7 @@ def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> 
         ({"privacy.delta": 0}, "privacy.delta"),
         ({"privacy.windows": 0}, "privacy.windows"),
         ({"privacy.budget": 1e-8}, "less than 1 nρ"),
-        ({"privacy.budget": 1e-6, "privacy.windows": 100_000}, "smallest unit of the ledger"),
+        ({"privacy.budget": 1e-4, "privacy.windows": 100_000}, "smallest unit of the ledger"),
         ({"privacy.budget": 5000.0}, "5000.0 is outside"),
         ({"privacy.accounting": "renyi"}, "privacy.accounting"),
     ],
