@@ -148,8 +148,8 @@ def test_keys_of_a_configuration_do_not_become_more() -> None:
 
 def leaves(section: type[BaseModel], before: str = "") -> list[str]:
     """Dotted names of all keys that are no sections."""
-    found: list[str] = []
+    names: list[str] = []
     for name, field in fields_of(section).items():
         inner = section_of(field.annotation) or next(filter(None, map(section_of, get_args(field.annotation))), None)
-        found += [before + name] if inner is None else leaves(inner, f"{before}{name}.")
-    return found
+        names += [before + name] if inner is None else leaves(inner, f"{before}{name}.")
+    return names
