@@ -3,7 +3,6 @@ here."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Self
@@ -59,21 +58,6 @@ class Config(BaseModel):
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
     public: PublicConfig = PublicConfig(port=8080)
-
-    @model_validator(mode="after")
-    def _the_tree_fits_its_bins(self) -> Self:
-        factors, wanted = self.speed.cdf_factors, self.speed.cdf_bins
-        if not factors:
-            return self
-        from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
-
-        bins, leaves = len(bin_edges(self.value.upper_quanta, wanted)) - 1, math.prod(factors)
-        if not bins <= leaves < 2 * bins:
-            raise ValueError(
-                f"speed.cdf_factors {list(factors)} make {leaves} leaves, but speed.cdf_bins {wanted} and value.upper "
-                f"{self.value.upper:g} make {bins} bins; their product must be at least {bins} and below {2 * bins}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _only_speeds_are_explained_by_distance(self) -> Self:
@@ -158,7 +142,7 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _the_mean_of_the_area_is_smoothed(self) -> Self:
         settings = self.participation
-        if settings is None or not settings.shares.area:
+        if settings is None or not settings.area_share:
             return self
         needs = {
             "participation.weight 'share'": settings.weight == "share",
@@ -167,9 +151,8 @@ class Config(BaseModel):
         }
         if missing := [what for what, there in needs.items() if not there]:
             raise ValueError(
-                f"participation.shares.area {settings.shares.area} needs {' and '.join(missing)}: a user moves the "
-                "area's mean by "
-                "all their weights, and only smoothing reads it; set that, or area = 0"
+                f"participation.area_share {settings.area_share} needs {' and '.join(missing)}: a user moves the "
+                "area's mean by all their weights, and only smoothing reads it; set that, or area_share = 0"
             )
         return self
 
@@ -221,17 +204,6 @@ class Config(BaseModel):
         possible = reads and self.window.slot > PARTICIPATION_FROZEN
         given = self.feed.quality.frozen
         return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
-
-    @model_validator(mode="after")
-    def _limits_leave_room(self) -> Self:
-        settings, cells = self.participation, self.window.max_cells_per_user
-        if settings is not None and settings.cells_per_user > cells:
-            raise ValueError(
-                f"participation.cells_per_user {settings.cells_per_user} is above window.max_cells_per_user {cells}: "
-                "no user "
-                "could ever count in so many cells; raise the latter or lower the former"
-            )
-        return self
 
     @model_validator(mode="after")
     def _something_is_carried_over(self) -> Self:
@@ -290,14 +262,13 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _budget_covers_histograms(self) -> Self:
         if self.privacy.ledger_budget < self.window_grant:
-            _, per_one = self.privacy.ledger_unit
-            whole, most = ("rho", "rho_budget") if self.privacy.accounting == "zcdp" else ("epsilon", "budget")
+            (unit, per_one), speed = self.privacy.ledger_unit, self.privacy.ledger_grant
+            all_units = (self.privacy.ledger_budget, self.window_grant, self.histogram_grant)
+            budget, window, rest = (f"{units / per_one:g}" for units in all_units)
             raise ValueError(
-                f"privacy.{most} {self.privacy.ledger_budget / per_one} is below the {self.window_grant / per_one} of "
-                "one window, "
-                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the "
-                "histograms, so "
-                f"no window could ever be released; raise {most} or lower histogram.epsilon"
+                f"privacy.budget allows {unit.split('_')[1]} {budget}, below the {window} of one window, "
+                f"{speed / per_one:g} for speed and {rest} for the histograms, so no window could ever be released; "
+                "raise budget or lower histogram.epsilon"
             )
         if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
             raise ValueError(
