@@ -19,8 +19,9 @@ from stream.config.privacy import LedgerConfig, PrivacyConfig
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.signing import SigningConfig
-from stream.config.speed import MOVING_KM_H, HexagonConfig, ParticipationConfig, SpeedConfig
+from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
 from stream.config.value import ValueConfig
+from stream.config.value_rules import value_problems
 from stream.windows import Horizon, PublicationTimes, Slotting
 
 _PARTICIPATION_MARGIN = timedelta(minutes=1)
@@ -61,34 +62,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _only_speeds_are_explained_by_distance(self) -> Self:
-        moving = "moving_mean" in self.speed.statistics
-        if moving and self.value.upper <= MOVING_KM_H:
-            raise ValueError(
-                f"value.upper {self.value.upper:g} is not above {MOVING_KM_H:g} km/h, from which on a report moves; "
-                "raise it, or leave 'moving_mean' out of speed.statistics"
-            )
-        if self.value.is_speed:
-            return self
-        feed, quality = self.feed, self.feed.quality
-        given = {
-            "speed.statistics 'moving_mean'": moving,
-            "speed.sum_cap": self.speed.sum_cap,
-            "feed.speeds": feed.derives_speeds,
-            "feed.speed_unit": feed.given_speed_unit,
-            "feed.quality.fastest_km_h": quality.fastest_km_h,
-            "feed.quality.teleport_km_h": quality.teleport_km_h,
-            "feed.quality.standing_m": quality.standing_m,
-            "feed.quality.frozen": quality.frozen,
-        }
-        wrong = [key for key, used in given.items() if used]
-        if feed.recorded_format not in ("canonical", "declared"):
-            wrong.append(f"feed.format {feed.format!r}")
-        if wrong:
-            raise ValueError(
-                f"value.name {self.value.name!r} is no speed, and {', '.join(wrong)} argue{'s' * (len(wrong) == 1)} "
-                "with distance "
-                "by time; leave that out (format: 'canonical' or 'declared')"
-            )
+        for sentence in value_problems(self.value, self.feed, self.speed):
+            raise ValueError(sentence)
         return self
 
     @model_validator(mode="after")

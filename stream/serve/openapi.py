@@ -304,7 +304,8 @@ def _file_schemas() -> Schema:
 
 def _alert_schemas() -> Schema:
     """Components for rules and alerts."""
-    speed = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    number = {"type": "number"}
+    speed = {"anyOf": [number, {"type": "null"}]}
     rule = {
         "name": {"type": "string"},
         "below": speed | {"description": "The exact mean is below this; or null."},
@@ -312,10 +313,7 @@ def _alert_schemas() -> Schema:
         "slower_km_h": speed | {"description": "The exact mean is below usual by more than this, in km/h; or null."},
         "slower_percent": speed | {"description": "The same as a share of usual; or null."},
         "windows": {"type": "integer", "minimum": 1, "description": "In so many consecutive windows."},
-        "false_alarms_per_day": {
-            "type": "number",
-            "description": "Bound on the expected number, of all cells together.",
-        },
+        "false_alarms_per_day": number | {"description": "Bound on the expected number, of all cells together."},
         "unit": {"type": "string", "description": "Unit of the rule's limit and of its alerts: km/h of speeds."},
         "cells": {"type": "integer", "minimum": 0, "description": "Cells of the window that the rule covers."},
     }

@@ -96,10 +96,10 @@ def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"speed.sum_cap": 1.0}, "speed.sum_cap argues with distance"),
-        ({"feed.quality.teleport_km_h": 200.0}, "feed.quality.teleport_km_h argues with distance"),
-        ({"feed.quality.frozen": "20m", "feed.speed_unit": "m/s"}, "feed.speed_unit, feed.quality.frozen argue"),
-        ({"feed.format": "itms", "feed.fields": None}, "feed.format 'itms' argues"),
+        ({"speed.sum_cap": 1.0}, "speed.sum_cap is about speeds alone"),
+        ({"feed.quality.teleport_km_h": 200.0}, "feed.quality.teleport_km_h is about speeds alone"),
+        ({"feed.quality.frozen": "20m", "feed.speed_unit": "m/s"}, "feed.speed_unit, feed.quality.frozen are about"),
+        ({"feed.format": "itms", "feed.fields": None}, "feed.format 'itms' is about"),
         ({"value.lower": 70.0}, "must be at most 10000 s above lower 70, and not below"),
         ({"value.lower": 0.005}, "lower 0.005 is not a multiple"),
         ({"value.typical": -301.0}, "typical -301 is not between"),
