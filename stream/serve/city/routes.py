@@ -5,7 +5,8 @@ A line is cut where it leaves a cell. With L metres in a cell of v km/h the way 
 errors of cells may depend on each other, and one that a line crosses twice errs twice alike, so they are not averaged
 out: the interval of the time goes from all cells at the upper ends of their intervals to all at the lower ends. It
 holds if the errors of cells are jointly normal, whatever their correlation. Where a lower end is (nearly) 0, the time
-has no upper end.
+has no upper end. Where much of the way is in cells at the bound of speeds, the speed is to be read as "or more", the
+time as "or less" (``at_bound``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import h3
 
 from stream.config.geojson import Position
-from stream.serve.city.combining import CellNumbers, Modelled
+from stream.serve.city.combining import CellNumbers, Modelled, is_crowded
 
 SHORTEST_M = 20.0
 """A piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer."""
@@ -108,10 +109,16 @@ def _now(metres: Mapping[str, float], known: Mapping[str, Modelled]) -> dict[str
     fastest = _stated(metres, {cell: known[cell].interval[1] for cell in metres})
     lower = {cell: known[cell].interval[0] for cell in metres}
     slowest = _stated(metres, lower) if min(lower.values()) >= SLOWEST_KMH else {"minutes": None, "km_h": 0.0}
-    return _stated(metres, {cell: known[cell].value for cell in metres}) | {
-        f"{name}_interval": [one[name], other[name]]
-        for name, one, other in (("minutes", fastest, slowest), ("km_h", slowest, fastest))
-    }
+    crowded = is_crowded((length, known[cell].at_bound) for cell, length in metres.items())
+    marked = {"at_bound": True} if crowded else {}
+    return (
+        _stated(metres, {cell: known[cell].value for cell in metres})
+        | marked
+        | {
+            f"{name}_interval": [one[name], other[name]]
+            for name, one, other in (("minutes", fastest, slowest), ("km_h", slowest, fastest))
+        }
+    )
 
 
 def _stated(metres: Mapping[str, float], speeds: Mapping[str, float]) -> dict[str, Any]:

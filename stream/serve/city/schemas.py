@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream.serve.schema_parts import Schema, array, members, numbers, or_null, ref
+from stream.serve.schema_parts import Schema, array, members, numbers, or_null, ref, with_mark
 
 
 def schemas_of_schedule(window: Schema) -> Schema:
@@ -84,7 +84,7 @@ def schemas_of_city(window: Schema) -> Schema:
         "AreaCount": members(
             {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
         ),
-        "AreaMean": members(mean),
+        "AreaMean": with_mark(members(mean), "Many reports are in cells at the bound of speeds: read it as 'or more'."),
         "AreaStatistics": members(area | together),
         "DrawnAreaStatistics": members(together),
     }
@@ -142,7 +142,7 @@ def schemas_of_ways(window: Schema) -> Schema:
         "scheduled": or_null(ref("TravelScheduled"), "Null where the timetable does not know every such cell then."),
     }
     return {
-        "TravelNow": members(now),
+        "TravelNow": with_mark(members(now), "Much of the way is in cells at the bound: read the speed as 'or more'."),
         "TravelScheduled": members(minutes),
         "RouteWay": members(way),
         "RouteSpeed": members(

@@ -57,7 +57,8 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
 function meanOf({ estimate }: AreaStatistics): Shown | null {
   if (!estimate) return null;
   const [low, high] = estimate.interval;
-  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high, ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
+  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high, atBound: estimate.at_bound,
+    ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
 }
 
 /** The mean, or why there is none. */
@@ -88,8 +89,9 @@ function traveled(ways: RouteWay[]): HTMLElement[] {
     const [low, high] = now!.minutes_interval;
     const range = high === null ? say('route.open', { low: decimals(low, 0) }) : `${decimals(low, 0)}–${decimals(high, 0)}`;
     const share = say('route.measured', { km: decimals(metres / 1000, 1), percent: Math.round((100 * measured_metres) / metres) });
+    const [less, more] = now!.at_bound ? ['≤\u00a0', '≥\u00a0'] : ['', ''];
     return make('tr', {}, make('th', { scope: 'row' }, share),
-      make('td', { class: 'number' }, `${decimals(now!.minutes, 1)} (${range})`, make('br'), `${decimals(inUnit(now!.km_h), 0)} ${unit()}`),
+      make('td', { class: 'number' }, `${less}${decimals(now!.minutes, 1)} (${range})`, make('br'), `${more}${decimals(inUnit(now!.km_h), 0)} ${unit()}`),
       make('td', { class: 'number' }, scheduled ? decimals(scheduled.minutes, 1) : '–'));
   });
   return [

@@ -220,7 +220,7 @@ export interface RouteWay {
   line: number;
   metres: number;
   measured_metres: number;
-  now: { minutes: number; minutes_interval: [number, number | null]; km_h: number; km_h_interval: [number, number] } | null;
+  now: { minutes: number; minutes_interval: [number, number | null]; km_h: number; km_h_interval: [number, number]; at_bound?: true } | null;
   scheduled: { minutes: number; km_h: number } | null;
 }
 
