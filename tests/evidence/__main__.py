@@ -133,8 +133,9 @@ def _page(report: dict[str, Any]) -> str:
         "body{font:11pt system-ui,sans-serif;max-width:60em;margin:2em auto;color:#111;background:#fff}"
         "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #999;padding:.2em .5em;text-align:left}"
         f"</style></head><body><h1>Evidence of Hexveil {html.escape(report['version'])}</h1>\n<table>{rows}</table>\n"
-        "<h2>Worst loss beside what was charged</h2>\n<p>Over every small world of the audit. More than 1 would break "
-        "the promise.</p>"
+        "<h2>Worst loss beside what was charged</h2>\n<p>Under participation over every small world, beside "
+        "the budget; under values over random windows, of what each user was charged (1). More than 1 would break the "
+        "promise.</p>"
         "<table><tr><th>audit</th><th>worst loss</th><th>charged</th><th>loss / "
         f"charge</th></tr>{losses}</table></body></html>\n"
     )
