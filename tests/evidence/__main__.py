@@ -108,6 +108,11 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
+def _claim(test: str) -> str:
+    """The claim that a test is named for."""
+    return test.partition("::test_")[2].replace("_", " ")
+
+
 def _page(report: dict[str, Any]) -> str:
     power = report["power"]
     facts = {
@@ -124,7 +129,7 @@ def _page(report: dict[str, Any]) -> str:
     }
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in facts.items())
     losses = "".join(
-        f"<tr><td>{html.escape(loss['test'])}</td><td>{loss['worst']:.9g}</td><td>{loss['charged']:.9g}</td>"
+        f"<tr><td>{html.escape(_claim(loss['test']))}</td><td>{loss['worst']:.9g}</td><td>{loss['charged']:.9g}</td>"
         f"<td>{loss['worst'] / loss['charged']:.6f}</td></tr>"
         for loss in report["losses"]
     )
