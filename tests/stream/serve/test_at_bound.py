@@ -20,7 +20,7 @@ from stream.messages.estimate import estimates_of
 from stream.messages.message import HEXAGON_SPEED, Message, validator
 from stream.messages.tables import table_of
 from stream.serve.city.combining import combined, numbers_of
-from stream.serve.city.routes import travel
+from stream.serve.city.routes import estimates, travel
 from tests.stream.serve.browser import needs_chromium
 from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, USUAL_DAY, Cell, city_config, rows_of_city
 from tests.stream.serve.pages import page_of
@@ -61,7 +61,12 @@ def test_areas_and_ways_are_marked_where_a_tenth_of_them_is_at_the_bound(tmp_pat
     assert [part["at_bound"] for part in (many["mean"], many["estimate"])] == [True, True]
     for metres, marked in ((1_000.0, None), (1_200.0, True)):
         way = [(UNCERTAIN, 0.0, metres), (BUSY, metres, 11_000.0)]
-        assert travel(way, (0.0, 11_000.0), cells, {})["now"].get("at_bound") is marked
+        assert (
+            travel(way, (0.0, 11_000.0), cells.keys(), {"now": estimates(cells.values(), "mean")}, {})["now"].get(
+                "at_bound"
+            )
+            is marked
+        )
 
 
 def test_where_users_are_protected_the_mark_follows_from_the_released_message_and_the_public_range(
