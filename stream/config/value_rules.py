@@ -14,8 +14,8 @@ def value_problems(value: ValueConfig, feed: FeedConfig, speed: SpeedConfig) -> 
     moving, quality = "moving_mean" in speed.statistics, feed.quality
     if moving and value.upper <= MOVING_KM_H:
         yield (
-            f"value.upper {value.upper:g} is not above {MOVING_KM_H:g} km/h, from which on a report moves; raise it, or "
-            "leave 'moving_mean' out of speed.statistics"
+            f"value.upper {value.upper:g} is not above {MOVING_KM_H:g} km/h, from which on a report moves; raise it, "
+            "or leave 'moving_mean' out of speed.statistics"
         )
     if value.is_speed:
         return

@@ -176,7 +176,7 @@ class Sensors:
 
     def __init__(self, simulation: Simulation) -> None:
         rng = np.random.Generator(np.random.PCG64([simulation.seed, 1]))
-        self._value, self._box = simulation.value, simulation.feed.domain
+        self._measured, self._box = simulation.value, simulation.feed.domain
         self._zone = ZoneInfo(simulation.feed.timezone)
         self._off = rng.normal(0, 0.03, simulation.vehicles)
         self._rng = rng
@@ -196,7 +196,7 @@ class Sensors:
         """What the sensors of these fixes say, in the unit of the value, (n,)."""
         share = self.share(arrivals.time, arrivals.lat, arrivals.lng) + self._off[arrivals.vehicle]
         noisy = share + self._rng.normal(0, 0.02, len(share))
-        value = self._value
+        value = self._measured
         return np.asarray(value.lower + (value.upper - value.lower) * np.clip(noisy, 0.0, 1.0))
 
 
