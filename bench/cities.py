@@ -1,6 +1,7 @@
 """Generated cities of several kinds, as rows of the service: feeds that no constant was chosen for. Seeded, no clock.
 
-Vehicles drive straight, turn at random and turn back at the edge of a square. The kind says how fast traffic is where and when.
+Vehicles drive straight, turn at random and turn back at the edge of a square. The kind says how fast traffic is where
+and when.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ START = int(datetime(2026, 3, 3, 7, tzinfo=TIMEZONE).timestamp())
 
 @dataclass(frozen=True)
 class City:
-    """``vehicles`` in a square of ``side_km`` for ``hours``, a fix every ``interval`` seconds. ``spread``: standard deviation of
-    one speed as a share of the usual one; ``stops``: share of fixes at rest; ``upper``: U in km/h.
+    """``vehicles`` in a square of ``side_km`` for ``hours``, a fix every ``interval`` seconds. ``spread``: standard
+    deviation of one speed as a share of the usual one; ``stops``: share of fixes at rest; ``upper``: U in km/h.
     """
 
     vehicles: int
@@ -100,7 +101,8 @@ def rows_of(kind: str, seed: int) -> Rows:
 
 
 def bus_fleet(vehicles: int, start: int, seed: int, *, interval: float, tick: float) -> Fleet:
-    """The simulator's buses from ``start`` (epoch seconds) on, a line for each twelve, with a fix every ``interval`` seconds each."""
+    """The simulator's buses from ``start`` (epoch seconds) on, a line for each twelve, with a fix every ``interval``
+    seconds each."""
     rng = np.random.default_rng(seed)
     box = BoundingBox(south=SOUTH, west=WEST, north=SOUTH + 0.5, east=WEST + 0.5)
     network = build_network(box, max(2, vehicles // 12), rng)

@@ -1,9 +1,9 @@
 """What it costs to close the window of a big city: from its rows in Redis to its committed bytes, with a real Redis.
 
-Each window is closed in a process of its own, which reports its processor seconds by step and the most memory that it held
-until the end of each. A worker keeps its closing process for all windows, so importing scipy is a figure of its own. Redis
-reports the processor seconds and the longest command of the same time: while a command runs, nothing else is served. Its
-length is by the clock, so on a busy machine it includes waiting for a processor.
+Each window is closed in a process of its own, which reports its processor seconds by step and the most memory that it
+held until the end of each. A worker keeps its closing process for all windows, so importing scipy is a figure of its
+own. Redis reports the processor seconds and the longest command of the same time: while a command runs, nothing else is
+served. Its length is by the clock, so on a busy machine it includes waiting for a processor.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ _SETTLED = 0.25
 
 @dataclass(frozen=True)
 class Sizes:
-    """``steps`` doublings of what grows, in windows that are ``scale`` times as large; users and cells are divided by ``part``."""
+    """``steps`` doublings of what grows, in windows that are ``scale`` times as large; users and cells are divided by
+    ``part``."""
 
     steps: int
     scale: int
@@ -75,7 +76,8 @@ def window_rows(users: int, cells: int, cells_per_user: int, rows_per_pair: int,
 
 
 def hourly(name: str, folder: Path, **settings: Any) -> Config:
-    """An hourly configuration with hexagons small enough for thousands of them; smoothing over windows has its own cost."""
+    """An hourly configuration with hexagons small enough for thousands of them; smoothing over windows has its own
+    cost."""
     given: dict[str, Any] = {
         "privacy.user_key_file": str(folder / "user.key"),
         "hexagons.resolution": 9 if name == "bus-fleet" else 7,

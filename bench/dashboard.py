@@ -1,13 +1,14 @@
-"""Measures how long the dashboard takes to show a new window of 10 000 hexagons and 20 000 pieces of lines that carry their
-colours, in Chromium with software rendering.
+"""Measures how long the dashboard takes to show a new window of 10 000 hexagons and 20 000 pieces of lines that carry
+their colours, in Chromium with software rendering.
 
-Windows of generated cells go through a real broker and the real service to one open page. ``update`` is the time from the
-event of a new window until the map is painted; ``fetch`` the part of it until the values have arrived; ``change`` the time for
-other colours of the same window; ``longest_task`` the longest time in which the page did not react to input; ``first`` the
-time from opening the page, with nothing in its cache, until its first map is painted. ``first_processor`` and
-``update_processor``: the processor time of Chromium meanwhile, which says more where other work shares the machine.
-``frames_per_second``: how often the page was drawn while a pointer dragged the map; ``frame_page`` and ``frame_graphics``: the
-processor time of such a frame in the process of the page and in that of graphics. With a graphics processor, the first remains.
+Windows of generated cells go through a real broker and the real service to one open page. ``update`` is the time from
+the event of a new window until the map is painted; ``fetch`` the part of it until the values have arrived; ``change``
+the time for other colours of the same window; ``longest_task`` the longest time in which the page did not react to
+input; ``first`` the time from opening the page, with nothing in its cache, until its first map is painted.
+``first_processor`` and ``update_processor``: the processor time of Chromium meanwhile, which says more where other work
+shares the machine. ``frames_per_second``: how often the page was drawn while a pointer dragged the map; ``frame_page``
+and ``frame_graphics``: the processor time of such a frame in the process of the page and in that of graphics. With a
+graphics processor, the first remains.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _LONG_TASKS = """() => {
   window.longest = 0;
   new PerformanceObserver((list) => list.getEntries().forEach((task) => (window.longest = Math.max(window.longest, task.duration))))
     .observe({ entryTypes: ['longtask'] });
-}"""
+}"""  # noqa: E501
 _COUNT_FRAMES = """() => {
   window.frames_drawn = 0;
   window.counting_since = performance.now();
@@ -74,7 +75,8 @@ _FIRST = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """``lines``: streets across all hexagons, which leave one every 0.8 km. ``drags``: steps of 16 ms in which the map is dragged."""
+    """``lines``: streets across all hexagons, which leave one every 0.8 km. ``drags``: steps of 16 ms in which the map
+    is dragged."""
 
     hexagons: int
     lines: int
@@ -87,7 +89,8 @@ QUICK = Sizes(hexagons=500, lines=10, repeats=1, drags=20)
 
 
 def streets(count: int) -> dict[str, Any]:
-    """A file of places with as many lines of some 90 km, half of them from west to east and half from south to north."""
+    """A file of places with as many lines of some 90 km, half of them from west to east and half from south to
+    north."""
     at = np.linspace(-0.42, 0.42, max(count // 2, 1)).tolist()
     lines = [[(-97.74 - 0.48, 30.27 + y), (-97.74 + 0.48, 30.27 + y)] for y in at]
     lines += [[(-97.74 + x, 30.27 - 0.42), (-97.74 + x, 30.27 + 0.42)] for x in at]

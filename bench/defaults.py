@@ -1,10 +1,10 @@
 """Measures how useful the maps of the shipped configurations are, on recorded days and generated cities. NOT PRIVATE.
 
-For each feed: the share of events in cells whose leading number has a 95 % interval of ±8 km/h or better, how often that
-interval holds the true mean over samples, how often the number that the release is of (under "participation" a mean in
-which users count alike), and the first by the resolution of the cell. Each seed gives one figure, of all its draws; what is
-returned is the mean of the seeds, and their minimum and maximum. The settings of :mod:`bench.hourly`, and the shipped ones
-with one of them changed, are measured beside them.
+For each feed: the share of events in cells whose leading number has a 95 % interval of ±8 km/h or better, how often
+that interval holds the true mean over samples, how often the number that the release is of (under "participation" a
+mean in which users count alike), and the first by the resolution of the cell. Each seed gives one figure, of all its
+draws; what is returned is the mean of the seeds, and their minimum and maximum. The settings of :mod:`bench.hourly`,
+and the shipped ones with one of them changed, are measured beside them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fuzzes everything that reads bytes, each reader in a process of its own, with its own seeded mutators.
 
-A reader states its contract; an input breaks it by an error that the contract does not name, by a wrong answer to its neighbour or
-to a second reader, by more than :data:`bench.fuzzing.hunting.MAX_SECONDS` of processor time, by too much memory, or by the end of the
-process. Round n of a seed always tries the same inputs, so a find can be repeated.
+A reader states its contract; an input breaks it by an error that the contract does not name, by a wrong answer to its
+neighbour or to a second reader, by more than :data:`bench.fuzzing.hunting.MAX_SECONDS` of processor time, by too much
+memory, or by the end of the process. Round n of a seed always tries the same inputs, so a find can be repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shipped configurations with windows of an hour and ε = 2, by which most figures of the documents were measured.
 
-What depends on these settings stays as it is when better defaults are shipped. ``python -m bench.hourly`` writes them as
-hourly-bus-fleet.toml and hourly-riders.toml into the working folder.
+What depends on these settings stays as it is when better defaults are shipped. ``python -m bench.hourly`` writes them
+as hourly-bus-fleet.toml and hourly-riders.toml into the working folder.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Measures events per second and core from a Kafka topic into durable Redis state, and compares with a plain Faust agent.
+"""Measures events per second and core from a Kafka topic into durable Redis state, and compares with a plain Faust
+agent.
 
 Stream engines that are installed read the same topic in the same run, without durable state: see ``bench.peers``.
 
-Hexveil and the agent read the same topic (one partition, JSON of about 330 bytes) into the same kind of Redis (append-only file, synced on
-every write), each in its own process, with the same decoder, cells and pseudonyms. The agent does what a Faust program does
-by default: it handles one event at a time and appends each to Redis. Rates per core are events divided by the CPU seconds of
-the process; the CPU seconds of Redis and Kafka are not included.
+Hexveil and the agent read the same topic (one partition, JSON of about 330 bytes) into the same kind of Redis
+(append-only file, synced on every write), each in its own process, with the same decoder, cells and pseudonyms. The
+agent does what a Faust program does by default: it handles one event at a time and appends each to Redis. Rates per
+core are events divided by the CPU seconds of the process; the CPU seconds of Redis and Kafka are not included.
 """
 
 from __future__ import annotations
@@ -216,7 +217,8 @@ def _cpu_of(pid: int) -> float:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Measure every way on one topic: Hexveil as the best of several runs, the agent once for some seconds, each peer once."""
+    """Measure every way on one topic: Hexveil as the best of several runs, the agent once for some seconds, each peer
+    once."""
     sizes = QUICK if quick else FULL
     with KafkaServer() as kafka:
         size = asyncio.run(fill(kafka.bootstrap, sizes.events))

@@ -1,7 +1,9 @@
-"""Where ingestion spends its processor time: the cost of each step per event, and of other ways to do it, in one process.
+"""Where ingestion spends its processor time: the cost of each step per event, and of other ways to do it, in one
+process.
 
-The steps are measured apart, in turns, on batches of the events of ``bench.ingest``, and each figure is the least of its turns. So
-ratios mean something on a busy machine, and seconds do not. Network, rebalancing and waiting are in none of them.
+The steps are measured apart, in turns, on batches of the events of ``bench.ingest``, and each figure is the least of
+its turns. So ratios mean something on a busy machine, and seconds do not. Network, rebalancing and waiting are in none
+of them.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def stored_batches(values: list[bytes]) -> list[bytes]:
 
 
 def unpacked(batches: list[bytes], limits: Any) -> list[FeedRecord]:
-    """The records of stored batches, as the consumer makes them. ``limits``: its deserializer, which marks what is bounded."""
+    """The records of stored batches, as the consumer makes them. ``limits``: its deserializer, which marks what is
+    bounded."""
     records: list[FeedRecord] = []
     for stored in batches:
         reading: Any = fetcher.PartitionRecords(

@@ -1,12 +1,15 @@
-"""Measures how often 95 % intervals of modelled means contain the true mean, by class of events per cell, and their widths.
+"""Measures how often 95 % intervals of modelled means contain the true mean, by class of events per cell, and their
+widths.
 
-Constants of the calibration were chosen by scores of the recorded days that are not :data:`HELD_OUT`, and of generated cities of
-the other kinds with the seeds 11 and 12; the margin also by a look at the others. Rows, plans and noise are those of the service; noise comes from a tape, so that figures
-repeat. NOT PRIVATE: it compares releases with true values.
+Constants of the calibration were chosen by scores of the recorded days that are not :data:`HELD_OUT`, and of generated
+cities of the other kinds with the seeds 11 and 12; the margin also by a look at the others. Rows, plans and noise are
+those of the service; noise comes from a tape, so that figures repeat. NOT PRIVATE: it compares releases with true
+values.
 
-Whether 93 to 97 % can be had from releases at all is a matter of how loud they are: ``noise_to_error`` is the median scale of
-their noise beside the root mean square error of the model's values, and ``cells_needed`` the number of releases from which the
-factor on a model's variance can be known within 22 % (two standard errors), by the bound of Cramér and Rao.
+Whether 93 to 97 % can be had from releases at all is a matter of how loud they are: ``noise_to_error`` is the median
+scale of their noise beside the root mean square error of the model's values, and ``cells_needed`` the number of
+releases from which the factor on a model's variance can be known within 22 % (two standard errors), by the bound of
+Cramér and Rao.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ from stream.statistics.values.draw import exact_values
 FloatArray = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
 Columns = defaultdict[str, list[FloatArray]]
-"""By estimator: events, width, whether covered, absolute error, scale of the noise, cell, (6, C) of each window and draw."""
+"""By estimator: events, width, whether covered, absolute error, scale of the noise, cell, (6, C) of each window and
+draw."""
 
 DAYS = ("2016-11-25", "2017-03-16", "2015-09-06", "2016-11-26", "2017-03-21", "2016-11-24", "2016-11-27")
 FLEETS = {"fleet of 31": (31, 17), "fleet of 320": (320, 6), "fleet of 541": (541, 10)}
@@ -82,8 +86,8 @@ def path_of(day: str) -> str:
 
 
 def config_of(feed: str, folder: Path) -> Config:
-    """The hourly configuration with the mean alone, at ε = 2 for every hour. Its user key, in ``folder``, is always the same,
-    because pseudonyms order users, and so say which of them gets which number of the tape.
+    """The hourly configuration with the mean alone, at ε = 2 for every hour. Its user key, in ``folder``, is always the
+    same, because pseudonyms order users, and so say which of them gets which number of the tape.
     """
     upper, key = KINDS[feed].upper if feed in KINDS else 80.0, folder / "key"
     key.write_bytes(bytes(KEY_BYTES))
@@ -183,8 +187,8 @@ def _standard_error(covered: FloatArray, cell: FloatArray) -> float:
 
 
 def information(ratio: float) -> float:
-    """Fisher information of one release about the logarithm of the variance of a normal error of standard deviation 1, beside
-    Laplace noise of scale ``ratio``: the integral of (∂ log p)² p, by the difference of two densities.
+    """Fisher information of one release about the logarithm of the variance of a normal error of standard deviation 1,
+    beside Laplace noise of scale ``ratio``: the integral of (∂ log p)² p, by the difference of two densities.
     """
     y, step = np.linspace(-12 * ratio - 8, 12 * ratio + 8, 40_001, retstep=True)
     scale = np.full_like(y, max(ratio, 1e-3))

@@ -1,9 +1,10 @@
-"""How long an event takes: from the producer to durable state, and from the end of its window's delay to the readers of the map.
+"""How long an event takes: from the producer to durable state, and from the end of its window's delay to the readers of
+the map.
 
-Real Kafka, Redis, worker and ``hexveil serve``, each in a process of its own. First a burst measures the capacity; then events flow at
-10, 50 and 90 % of it. Every batch that is sent carries on: when it was given to the producer, and when Redis knew its last offset.
-A window's release cannot come before its end plus the allowed delay, so that is where its own clock begins; the last reader is a
-connection to the event stream. The producer shares the machine.
+Real Kafka, Redis, worker and ``hexveil serve``, each in a process of its own. First a burst measures the capacity; then
+events flow at 10, 50 and 90 % of it. Every batch that is sent carries on: when it was given to the producer, and when
+Redis knew its last offset. A window's release cannot come before its end plus the allowed delay, so that is where its
+own clock begins; the last reader is a connection to the event stream. The producer shares the machine.
 """
 
 from __future__ import annotations

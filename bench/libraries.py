@@ -1,10 +1,10 @@
 """Compares Hexveil with libraries for differential privacy: mean speed per hexagon for one hour of a simulated city.
 
-All use relation "participation" and pure ε, the same public list of cells, the same speed bound and the same number of cells
-per user. Hexveil runs as in service: windows, ledger, commit. The OpenDP program keeps a user's busiest cells, divides the user
-over them as Hexveil does, and adds noise to sums and to counts. PipelineDP bounds contributions by itself. The error is
-against the mean of all fixes of a cell, over cells with several users. OpenDP and PipelineDP spend the whole ε on the mean;
-Hexveil also releases count and variance from it.
+All use relation "participation" and pure ε, the same public list of cells, the same speed bound and the same number of
+cells per user. Hexveil runs as in service: windows, ledger, commit. The OpenDP program keeps a user's busiest cells,
+divides the user over them as Hexveil does, and adds noise to sums and to counts. PipelineDP bounds contributions by
+itself. The error is against the mean of all fixes of a cell, over cells with several users. OpenDP and PipelineDP spend
+the whole ε on the mean; Hexveil also releases count and variance from it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ QUICK = Sizes(vehicles=40, trials=1, samples=1_000)
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """CPU seconds, error and version by library, or that it is not installed; nanoseconds of one discrete Laplace sample."""
+    """CPU seconds, error and version by library, or that it is not installed; nanoseconds of one discrete Laplace
+    sample."""
     sizes = QUICK if quick else FULL
     with tempfile.TemporaryDirectory(prefix="hexveil-libraries-") as folder:
         file = Path(folder) / "hour.ndjson"
         _hexveil(
-            folder, "simulate", "--vehicles", str(sizes.vehicles), "--start", START, "--duration", "1h", "--pace", "max",
+            folder, "simulate", "--vehicles", str(sizes.vehicles), "--start", START, "--duration", "1h", "--pace",
+            "max",
             "--late", "0", "--duplicate", "0", "--garbage", "0", "--out", str(file),
         )  # fmt: skip
         fixes = read(file)

@@ -1,7 +1,8 @@
 """Where a process spends its processor time, by part of the program, while it runs as always.
 
-A timer of processor time interrupts the process every millisecond; the time since the last interrupt goes to the part that runs
-then. Python answers an interrupt only once a call into C is over, so a call is charged whole to the part that made it.
+A timer of processor time interrupts the process every millisecond; the time since the last interrupt goes to the part
+that runs then. Python answers an interrupt only once a call into C is over, so a call is charged whole to the part that
+made it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _INTERVAL = 0.001
 class ProcessorTime:
     """Context that counts processor ``seconds`` by part of the main thread.
 
-    ``parts``: name of each part, and the pattern of its code as "file:function". The innermost frame that fits a pattern decides,
-    of two patterns the first one. What fits none is "other".
+    ``parts``: name of each part, and the pattern of its code as "file:function". The innermost frame that fits a
+    pattern decides, of two patterns the first one. What fits none is "other".
     """
 
     def __init__(self, parts: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Measures how often 95 % intervals of range counts contain the true number, by class of true counts, and their widths.
 
-No part of the intervals was chosen on data; they are right by construction (``dpcore.spatial.intervals``). Ranges reach from
-one cell to the whole box, anywhere and beside points, with at most a fixed number of each class.
+No part of the intervals was chosen on data; they are right by construction (``dpcore.spatial.intervals``). Ranges reach
+from one cell to the whole box, anywhere and beside points, with at most a fixed number of each class.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ EULER_UP_TO = 5_000
 
 @dataclass(frozen=True)
 class Sizes:
-    """Days whose hours are counted, hours of a day, vehicles of generated cities, grids, ε, ranges of a class and draws."""
+    """Days whose hours are counted, hours of a day, vehicles of generated cities, grids, ε, ranges of a class and
+    draws."""
 
     days: tuple[str, ...]
     hours: int

@@ -1,7 +1,8 @@
 """Processor time of what the service does most, as a multiple of plain work on the same data in the same run.
 
-Seconds differ between machines, and on one machine from hour to hour; their ratios differ much less. ``bench/ratios.json`` holds
-those of this version. A ratio above :data:`BOUND` times the one that is committed is a regression, and the command fails.
+Seconds differ between machines, and on one machine from hour to hour; their ratios differ much less.
+``bench/ratios.json`` holds those of this version. A ratio above :data:`BOUND` times the one that is committed is a
+regression, and the command fails.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from stream.serve.received import received
 
 BOUND = 1.3
 AGAIN = 2
-"""How often a ratio above its bound is measured again, and the least counts: other work on the machine slows one side more than
-the other. On busy cores one version's window under "participation" took 3.6 to 4.6 times its plain work, quietly 3.2."""
+"""How often a ratio above its bound is measured again, and the least counts: other work on the machine slows one side
+more than the other. On busy cores one version's window under "participation" took 3.6 to 4.6 times its plain work,
+quietly 3.2."""
 COMMITTED = Path(__file__).with_suffix(".json")
 
 Work = Callable[[], Any]
@@ -72,7 +74,8 @@ def above(ratios: dict[str, float], committed: dict[str, float]) -> list[str]:
 
 
 def ratio(ours: Work, plain: Work, repeats: int) -> float:
-    """Least processor seconds of ``ours`` by those of ``plain``. The runs alternate, so that both meet the same machine."""
+    """Least processor seconds of ``ours`` by those of ``plain``. The runs alternate, so that both meet the same
+    machine."""
     least = [np.inf, np.inf]
     for _ in range(repeats):
         for side, work in enumerate((ours, plain)):

@@ -22,7 +22,8 @@ def absent(*needed: str) -> str | None:
 
 
 def absences(*wanted: str) -> dict[str, str]:
-    """``without``: the sentence of :func:`absent`, for a report that is made without these files; empty if none is missing."""
+    """``without``: the sentence of :func:`absent`, for a report that is made without these files; empty if none is
+    missing."""
     sentence = absent(*wanted)
     return {} if sentence is None else {"without": sentence}
 

@@ -1,7 +1,8 @@
-"""How long a snapshot of GTFS-realtime takes from its bytes to the acknowledgements of Kafka, with what is kept in Redis.
+"""How long a snapshot of GTFS-realtime takes from its bytes to the acknowledgements of Kafka, with what is kept in
+Redis.
 
-The snapshot is Delhi's of the recordings, or a made one of as many vehicles. Each repetition moves every vehicle, so that all of
-them give an event with a derived speed.
+The snapshot is Delhi's of the recordings, or a made one of as many vehicles. Each repetition moves every vehicle, so
+that all of them give an event with a derived speed.
 """
 
 from __future__ import annotations

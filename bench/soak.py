@@ -1,9 +1,10 @@
-"""Watches the memory of every process for a while under a steady flow: a real broker, Redis, worker, ``hexveil serve`` and its readers.
+"""Watches the memory of every process for a while under a steady flow: a real broker, Redis, worker, ``hexveil serve``
+and its readers.
 
-Windows are a minute long and periods ten minutes, so that windows close, and periods retire, many times in a short run. After
-``_WARM`` of the run, a line is fitted to one figure per minute: the mean resident memory of a process, and the least memory of
-Redis, which falls whenever a window was released. The slope has a 95 % interval from the residuals; a process grows if all of the
-interval is above ``MAX_MB_PER_HOUR``, and is flat if all of it is below.
+Windows are a minute long and periods ten minutes, so that windows close, and periods retire, many times in a short run.
+After ``_WARM`` of the run, a line is fitted to one figure per minute: the mean resident memory of a process, and the
+least memory of Redis, which falls whenever a window was released. The slope has a 95 % interval from the residuals; a
+process grows if all of the interval is above ``MAX_MB_PER_HOUR``, and is flat if all of it is below.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _MAX_WINDOWS = 4
 """Windows that serve keeps: it is full before the measurement begins."""
 _LEAST_POINTS = 5
 _OPEN_WINDOWS = 4
-"""With more open windows at the end, closing lagged behind: then Redis grows by the rows that wait, and nothing follows."""
+"""With more open windows at the end, closing lagged behind: then Redis grows by the rows that wait, and nothing
+follows."""
 
 
 @dataclass(frozen=True)

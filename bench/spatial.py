@@ -1,7 +1,7 @@
 """Measures the accuracy of spatial mechanisms on recorded count grids beside published peers, and their speed.
 
-Parameters were chosen on other grids (``research.spatial_tuning``), under the condition that no mean relative error on these is above
-the best peer's: research/experiments.md says which.
+Parameters were chosen on other grids (``research.spatial_tuning``), under the condition that no mean relative error on
+these is above the best peer's: research/experiments.md says which.
 """
 
 from __future__ import annotations

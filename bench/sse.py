@@ -1,9 +1,9 @@
 """Measures a thousand event streams on one core: latency from the close marker to the readers, and stalled readers.
 
-``hexveil serve`` runs on its own core; Kafka, the publisher and the readers share the others. A latency is the time from
-giving the close marker to the producer until its event reaches a reader, or all readers, by the machine's monotonic clock.
-Stalled readers stop reading. They must not delay the others; once disconnected they come back with Last-Event-ID, and every
-event must have reached them once, in order.
+``hexveil serve`` runs on its own core; Kafka, the publisher and the readers share the others. A latency is the time
+from giving the close marker to the producer until its event reaches a reader, or all readers, by the machine's
+monotonic clock. Stalled readers stop reading. They must not delay the others; once disconnected they come back with
+Last-Event-ID, and every event must have reached them once, in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The readers of ``bench.sse`` in their own process: ``python -m bench.sse_readers PORT``, controlled by lines on stdin."""
+"""The readers of ``bench.sse`` in their own process: ``python -m bench.sse_readers PORT``, controlled by lines on
+stdin."""
 
 from __future__ import annotations
 

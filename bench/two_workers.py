@@ -1,7 +1,8 @@
-"""How many messages two workers of one feed publish twice, with the lease by which one of them closes at a time and without.
+"""How many messages two workers of one feed publish twice, with the lease by which one of them closes at a time and
+without.
 
-Both run the worker's own closing service over the same Redis and Kafka, each in a process of its own. Windows become due one
-after the other, at the same moment for both.
+Both run the worker's own closing service over the same Redis and Kafka, each in a process of its own. Windows become
+due one after the other, at the same moment for both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Processor seconds per million events when 1, 2 and 4 workers share a topic of 16 partitions.
 
-Each number of workers has a broker and a Redis of its own. The workers are ready before the events come; all processes of a worker
-count, and so do the closing of windows and waiting. Wall time is that of the machine, which the broker, Redis and the producer share.
+Each number of workers has a broker and a Redis of its own. The workers are ready before the events come; all processes
+of a worker count, and so do the closing of windows and waiting. Wall time is that of the machine, which the broker,
+Redis and the producer share.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The convex program that :func:`dpcore.allocation.allocate` solves: dual ascent, bounds and feasible scales at any prices."""
+"""The convex program that :func:`dpcore.allocation.allocate` solves: dual ascent, bounds and feasible scales at any
+prices."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ _EXPONENT = 2
 _NEGLIGIBLE = 1e-9
 """Share of the total price below which a slack user is left out of the restricted program."""
 _FIRST_ROUND = 30
-"""Steps on the first restricted program. Of a city's 10 000 users, 8 657 can bind after 30 steps, 2 601 after 80, 502 after 380."""
+"""Steps on the first restricted program. Of a city's 10 000 users, 8 657 can bind after 30 steps, 2 601 after 80, 502
+after 380."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Minimise Σ w_r/x_r subject to Σ_r (Δ[r,l]/β_l)·x_r ≤ 1: ``matrix`` rows × users of Δ/β, its transpose, ``weight`` w.
+    """Minimise Σ w_r/x_r subject to Σ_r (Δ[r,l]/β_l)·x_r ≤ 1: ``matrix`` rows × users of Δ/β, its transpose, ``weight``
+    w.
 
     At prices y the Lagrangian is least at x_r = √(w_r / Σ_l y_l Δ[r,l]/β_l).
     """
@@ -88,8 +91,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Point:
-    """At some prices: the ``loss``/β of every user (L,); feasible ``scales`` 1/x and their ``objective``; the lower ``bound``
-    of the optimum (Σ √(w·Δy))² / Σ βy, which the best multiple of the prices gives, and that multiple, ``prices`` (L,).
+    """At some prices: the ``loss``/β of every user (L,); feasible ``scales`` 1/x and their ``objective``; the lower
+    ``bound`` of the optimum (Σ √(w·Δy))² / Σ βy, which the best multiple of the prices gives, and that multiple,
+    ``prices`` (L,).
     """
 
     loss: FloatArray

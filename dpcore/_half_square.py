@@ -10,7 +10,8 @@ from dpcore.noise import BoolArray, IntArray, Noise
 
 
 def half_square_fraction(noise: Noise, r: IntArray, t: IntArray) -> BoolArray:
-    """P(True) = exp(−r²/(2t²)) for 0 < r < t: CKS Algorithm 1, where Bernoulli(γ/k) is Bernoulli(r/(2kt)) and Bernoulli(r/t)."""
+    """P(True) = exp(−r²/(2t²)) for 0 < r < t: CKS Algorithm 1, where Bernoulli(γ/k) is Bernoulli(r/(2kt)) and
+    Bernoulli(r/t)."""
     k = 1
     accepted = np.ones(len(r), dtype=bool)
     pending = np.arange(len(r))

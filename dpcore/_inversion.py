@@ -1,8 +1,9 @@
 """Exact inversion of laws whose probabilities are irrational: uniform bits are compared with tails as far as it takes.
 
-A uniform R on [0, 1) gives X = #{k : R < P(X >= k)}, which has the stated tails exactly. Of R only bits are drawn: with b of
-them, r = ⌊2^b·R⌋, R < T is certain where r < ⌊2^b·T⌋, R >= T where r > ⌊2^b·T⌋, and only where both are equal further bits are
-drawn. The digits of the tails are computed in integers with a bound on their error, so no probability is ever rounded.
+A uniform R on [0, 1) gives X = #{k : R < P(X >= k)}, which has the stated tails exactly. Of R only bits are drawn: with
+b of them, r = ⌊2^b·R⌋, R < T is certain where r < ⌊2^b·T⌋, R >= T where r > ⌊2^b·T⌋, and only where both are equal
+further bits are drawn. The digits of the tails are computed in integers with a bound on their error, so no probability
+is ever rounded.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _GUARD, _ERROR = 96, 32
 def _powers(digits: int, powers: int) -> list[int]:
     """About 2^digits·exp(-k/PARTS), k = 0..``powers``, each off by less than k·2^10 (k > 0), for ``digits`` below 2^12.
 
-    A term is the floor of its exact value. There are fewer than 2^9, so the root is off by less than 2^9 + 1. A product adds
-    to the error of the power before it at most that of the root, and 1 for its own floor.
+    A term is the floor of its exact value. There are fewer than 2^9, so the root is off by less than 2^9 + 1. A product
+    adds to the error of the power before it at most that of the root, and 1 for its own floor.
     """
     one = 1 << digits
     term, root, sign, j = one, 0, 1, 0
@@ -58,8 +59,8 @@ def whole_tails(bits: int) -> list[int]:
 def part_tails(bits: int) -> list[int]:
     """⌊2^bits·P(A >= k)⌋ for k = 1..PARTS-1, P(A >= k) = (exp(-k/PARTS) - exp(-1))/(1 - exp(-1)).
 
-    Numerator and denominator are off by less than 2^19 and 2^18 and the latter is above 2^(digits-1), so their ratio, which is
-    below 1, is off by less than 2^21.
+    Numerator and denominator are off by less than 2^19 and 2^18 and the latter is above 2^(digits-1), so their ratio,
+    which is below 1, is off by less than 2^21.
     """
 
     def about(digits: int) -> list[int]:

@@ -41,11 +41,11 @@ def critical_value(tree: LevelTree, scales: tuple[float, ...]) -> float:
     """How many standard deviations the share that strays most is off, at most, in 95 % of trees.
 
     A share F_j of the total strays by |P_j − F_j·P_K| over the deviation of that; P: noise of the prefix counts, with
-    Laplace ``scales`` (1+h) of root and levels. Under a noisy total, each F_j in [0, 1] counts with the value at which it
-    strays most, so the result holds for every distribution.
+    Laplace ``scales`` (1+h) of root and levels. Under a noisy total, each F_j in [0, 1] counts with the value at which
+    it strays most, so the result holds for every distribution.
 
-    The quantile is simulated: that of :data:`DRAWS` trees at :data:`QUANTILE` falls short of the true one at 0.95 with a
-    probability of 0.002. Its random numbers have a fixed seed and meet no data: they compute a constant of the tree.
+    The quantile is simulated: that of :data:`DRAWS` trees at :data:`QUANTILE` falls short of the true one at 0.95 with
+    a probability of 0.002. Its random numbers have a fixed seed and meet no data: they compute a constant of the tree.
     """
     if tree.bins == 1:
         return 0.0

@@ -1,4 +1,5 @@
-"""The two families of retained counts among which :mod:`dpcore.clipping` chooses in each cell, each searched exactly."""
+"""The two families of retained counts among which :mod:`dpcore.clipping` chooses in each cell, each searched
+exactly."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class _Ascending:
         return np.asarray(summed - (summed[start] - column[start])[self.cell])
 
     def best(self, cost: FloatArray) -> tuple[IntArray, FloatArray]:
-        """(Position, cost), (C,) each, of the cheapest cut of every cell; the last of equal ones, which retains most."""
+        """(Position, cost), (C,) each, of the cheapest cut of every cell; the last of equal ones, which retains
+        most."""
         start = self.counts.cell_start[:-1]
         least = np.minimum.reduceat(cost, start)
         at = np.where(cost == least[self.cell], np.arange(len(cost)), -1)
@@ -47,7 +49,8 @@ class _Ascending:
 
 
 def capped(counts: Counts, total: IntArray, price: FloatArray, bias_weight: float) -> tuple[IntArray, FloatArray]:
-    """(Retained counts (P,), cost (C,)): everybody's first k samples, k the best of the numbers that pairs of the cell have."""
+    """(Retained counts (P,), cost (C,)): everybody's first k samples, k the best of the numbers that pairs of the cell
+    have."""
     pairs = _Ascending.by(counts, counts.samples)
     samples, cell = counts.samples[pairs.order], pairs.cell
     m, y = samples.astype(np.float64), price[pairs.order]
@@ -77,8 +80,8 @@ def cheapest(
 
 
 def _cost(total: IntArray, retained: FloatArray, paid: FloatArray, bias_weight: float) -> FloatArray:
-    """Clipping bias and noise of each cut, (P,), in ranges U: ``total`` samples of its cell, those ``retained``, and what
-    is ``paid`` for them, Σ y·Γ; infinite where nothing is retained.
+    """Clipping bias and noise of each cut, (P,), in ranges U: ``total`` samples of its cell, those ``retained``, and
+    what is ``paid`` for them, Σ y·Γ; infinite where nothing is retained.
     """
     N = total.astype(np.float64)
     cost = bias_weight * (N - retained) + 2 * np.sqrt(np.maximum(N * paid / np.maximum(retained, 1), 0))

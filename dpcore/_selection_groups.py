@@ -15,8 +15,8 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Groups:
-    """Candidates of k selections. ``start``: (k,), first candidate of each; ``excess``: (n,), cost above the least of its
-    group among candidates of positive weight, 0 where the weight is 0; ``cumulative``: (n+1,), sums of the weights;
+    """Candidates of k selections. ``start``: (k,), first candidate of each; ``excess``: (n,), cost above the least of
+    its group among candidates of positive weight, 0 where the weight is 0; ``cumulative``: (n+1,), sums of the weights;
     ``base``, ``total``: (k,), the sums before each group and within it.
     """
 

@@ -23,10 +23,10 @@ MOST_INFORMATIVE = 400
 class Window:
     """The releases of one window beside the past: what all members of the grid share.
 
-    T remembered cells and S released ones inform the others. ``past_mean``, ``past_variance``: (T,), the lasting deviation of
-    each by its own history; ``seen``: (S,), positions of the released ones among the window's C cells;
-    ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell. ``design``: (C, 1 + k), how level and
-    effects enter each mean; ``trend`` (1 + k,) and its covariance: level and effects before the window.
+    T remembered cells and S released ones inform the others. ``past_mean``, ``past_variance``: (T,), the lasting
+    deviation of each by its own history; ``seen``: (S,), positions of the released ones among the window's C cells;
+    ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell. ``design``: (C, 1 + k), how level
+    and effects enter each mean; ``trend`` (1 + k,) and its covariance: level and effects before the window.
     """
 
     releases: Releases
@@ -61,8 +61,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Prior:
-    """A member of the grid before the window's releases, sampling left out: mean and variance of each cell, (C,), and the
-    covariance of each with those that inform the others, (C, S).
+    """A member of the grid before the window's releases, sampling left out: mean and variance of each cell, (C,), and
+    the covariance of each with those that inform the others, (C, S).
     """
 
     mean: FloatArray
@@ -72,11 +72,12 @@ class Prior:
 
 @dataclass(frozen=True)
 class Informing:
-    """The releases that inform the cells under one member of the grid: those of S cells and, if there is one, that of the area.
+    """The releases that inform the cells under one member of the grid: those of S cells and, if there is one, that of
+    the area.
 
     ``covariance``: of the mean of each cell with what they observe, (C, S'); ``among``: of what they observe, (S', S');
-    ``trend``: of level and effects with it, (1 + k, S'); ``off``: by how much they differ from what was expected, (S',);
-    ``scales``: of their noise, (S',).
+    ``trend``: of level and effects with it, (1 + k, S'); ``off``: by how much they differ from what was expected,
+    (S',); ``scales``: of their noise, (S',).
     """
 
     covariance: FloatArray
@@ -87,14 +88,16 @@ class Informing:
 
     @classmethod
     def of(cls, window: Window, prior: Prior, covariance: FloatArray, field: float) -> Informing:
-        """``covariance`` (C, S) with sampling; ``field``: the standard deviation of lasting deviations, a share of U."""
+        """``covariance`` (C, S) with sampling; ``field``: the standard deviation of lasting deviations, a share of
+        U."""
         releases, seen = window.releases, window.seen
         trend = window.trend_covariance @ window.design.T
         off = (releases.means - prior.mean)[seen]
         cells = cls(covariance, covariance[seen], trend[:, seen], off, releases.scales[seen])
         if releases.area is None:
             return cells
-        # The area's mean is the weighted sum of all cells' means. Deviations of cells that do not inform count as unknown.
+        # The area's mean is the weighted sum of all cells' means. Deviations of cells that do not inform count as
+        # unknown.
         weights = releases.area.weights
         inside, outside = weights[seen], np.delete(weights, seen)
         rest = outside @ np.delete(window.design, seen, axis=0)
@@ -113,8 +116,9 @@ class Informing:
 
 @dataclass(frozen=True)
 class Posterior:
-    """Mean ``value`` and variance of each cell, (C,); trend and its covariance; what each release says alone, as a Gaussian
-    of ``site_precision`` and mean ``site_shift``/``site_precision``, (C,); variance that ``sampling`` its events leaves, (C,).
+    """Mean ``value`` and variance of each cell, (C,); trend and its covariance; what each release says alone, as a
+    Gaussian of ``site_precision`` and mean ``site_shift``/``site_precision``, (C,); variance that ``sampling`` its
+    events leaves, (C,).
     """
 
     value: FloatArray
@@ -128,8 +132,8 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Fit:
-    """One member of the grid, its standard deviation of one ``event`` as a share of U, how well it explains the window, and what
-    it says about each cell without the cell's own release.
+    """One member of the grid, its standard deviation of one ``event`` as a share of U, how well it explains the window,
+    and what it says about each cell without the cell's own release.
     """
 
     event: float
@@ -160,8 +164,8 @@ def fits_of(window: Window, d: Dynamics) -> list[Fit]:
 
 
 def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
-    """What the past and the trend say, for one standard deviation ``field`` (a share of U) and correlation ``length`` (km):
-    kriging of the lasting deviations, to which trend and passing deviations add their uncertainty.
+    """What the past and the trend say, for one standard deviation ``field`` (a share of U) and correlation ``length``
+    (km): kriging of the lasting deviations, to which trend and passing deviations add their uncertainty.
     """
     T, upper = len(window.past_mean), window.upper
     near = np.exp(-window.distance / length)
@@ -177,7 +181,8 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
 
 
 def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
-    """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of U)."""
+    """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of
+    U)."""
     releases, seen, S = window.releases, window.seen, len(window.seen)
     sampling = (event * window.upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
     covariance = prior.covariance.copy()

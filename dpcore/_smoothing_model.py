@@ -24,12 +24,12 @@ HOURS_OF_DAY = 24
 class Dynamics:
     """Parameters of the model. Standard deviations are shares of the range U; a tuple is a grid that is averaged over.
 
-    ``level``, ``effect``: of the area's level and of each covariate's effect, before any window; ``typical``: of the level, as a
-    share of the typical one, where one is given; ``level_drift``,
-    ``effect_drift``: of their walk in one hour; ``profile_drift``: of the level at one hour of the day, from day to day.
-    ``field``: of the lasting deviation that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the
-    part that is the cell's own; ``passing``: of the deviation of one window. After ``memory_hours`` the past of a cell has
-    faded to 1/e. ``event``: of one event around its cell's mean; ``quiet``: of the mean of a cell with next to no events.
+    ``level``, ``effect``: of the area's level and of each covariate's effect, before any window; ``typical``: of the
+    level, as a share of the typical one, where one is given; ``level_drift``, ``effect_drift``: of their walk in one
+    hour; ``profile_drift``: of the level at one hour of the day, from day to day. ``field``: of the lasting deviation
+    that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the part that is the cell's own;
+    ``passing``: of the deviation of one window. After ``memory_hours`` the past of a cell has faded to 1/e. ``event``:
+    of one event around its cell's mean; ``quiet``: of the mean of a cell with next to no events.
     """
 
     level: float = 0.5
@@ -52,10 +52,10 @@ class SmoothingState:
     """What is known about K cells and the area from past windows, in the unit of U.
 
     ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that precision and mean
-    shift / precision. ``trend`` (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with an
-    infinite variance where no window was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time of the
-    state. ``calibration``: how wide releases show intervals to be. Raises :class:`ParameterError` for columns that do not fit
-    or are not finite.
+    shift / precision. ``trend`` (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with
+    an infinite variance where no window was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time
+    of the state. ``calibration``: how wide releases show intervals to be. Raises :class:`ParameterError` for columns
+    that do not fit or are not finite.
     """
 
     cells: IdArray
@@ -87,8 +87,8 @@ class SmoothingState:
 
 
 class AreaMean(NamedTuple):
-    """The released ``mean`` of all cells together, in which each has one of the ``weights`` (C,), which sum to 1; the Laplace
-    ``scale`` of noise of the same variance.
+    """The released ``mean`` of all cells together, in which each has one of the ``weights`` (C,), which sum to 1; the
+    Laplace ``scale`` of noise of the same variance.
     """
 
     mean: float
@@ -98,11 +98,13 @@ class AreaMean(NamedTuple):
 
 @dataclass(frozen=True)
 class Releases:
-    """Released means of one window, their Laplace scales (infinite where nothing was released) and numbers of events, (C,).
+    """Released means of one window, their Laplace scales (infinite where nothing was released) and numbers of events,
+    (C,).
 
-    ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none. ``normal``: whether the
-    noise is read as normal, of the variance of its scale; a sum of several Laplace variables over a small count is nearer to that,
-    and the reading is linear, so noise without bias leaves none. ``area``: a release of all cells together, if there is one.
+    ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none. ``normal``:
+    whether the noise is read as normal, of the variance of its scale; a sum of several Laplace variables over a small
+    count is nearer to that, and the reading is linear, so noise without bias leaves none. ``area``: a release of all
+    cells together, if there is one.
     """
 
     cells: IdArray

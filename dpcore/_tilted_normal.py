@@ -32,7 +32,8 @@ def tilted(
 
 
 def truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, in the shape of ``mean``."""
+    """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, in the shape of
+    ``mean``."""
     hazard = np.sqrt(2 / np.pi) / scipy.special.erfcx(-mean / np.sqrt(2))
     return scipy.special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)
 
@@ -40,8 +41,9 @@ def truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
 def tilted_quantile(
     mean: FloatArray, variance: FloatArray, observed: FloatArray, scale: FloatArray, share: float
 ) -> FloatArray:
-    """The number below which N(mean, variance) times the Laplace density has this ``share`` of its mass, (n,): by the inverse
-    of the normal distribution on the side of ``observed`` where it lies. An infinite scale leaves the normal distribution.
+    """The number below which N(mean, variance) times the Laplace density has this ``share`` of its mass, (n,): by the
+    inverse of the normal distribution on the side of ``observed`` where it lies. An infinite scale leaves the normal
+    distribution.
     """
     sd = np.sqrt(variance)
     above, below = (mean - variance / scale - observed) / sd, (mean + variance / scale - observed) / sd

@@ -1,4 +1,5 @@
-"""Arguments of exact samplers and charges are integers: cutting a fraction off would draw or charge less than was asked for."""
+"""Arguments of exact samplers and charges are integers: cutting a fraction off would draw or charge less than was asked
+for."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from dpcore.errors import ParameterError
 
 
 def whole_numbers(name: str, values: Any) -> npt.NDArray[np.int64]:
-    """``values`` as an array of 64 bits; :class:`ParameterError`, which calls them ``name``, unless its type is of integers or it is empty.
+    """``values`` as an array of 64 bits; :class:`ParameterError`, which calls them ``name``, unless its type is of
+    integers or it is empty.
 
     The type is what is looked at, not each value, so that it costs nothing beside a draw.
     """
     array = np.asarray(values)
     if array.dtype.kind not in "iu" and array.size:
         raise ParameterError(
-            f"{name} {array.flat[0]} is not an integer of 64 bits, and noise would be drawn for another number; give integers"
+            f"{name} {array.flat[0]} is not an integer of 64 bits, and noise would be drawn for another number; give "
+            "integers"
         )
     return array.astype(np.int64, copy=False)
 

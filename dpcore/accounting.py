@@ -2,7 +2,8 @@
 
 A mechanism is ρ-zCDP if its Rényi divergence of every order α > 1 between neighbours is at most α·ρ (Bun and Steinke
 2016, Definition 1.1). ρ adds up over releases. Discrete Gaussian noise of scale σ on an integer of sensitivity Δ costs
-Δ²/(2σ²) (Canonne, Kamath and Steinke 2020, Theorem 4, "CKS"). Charges round up, allowances round down; floats only guess.
+Δ²/(2σ²) (Canonne, Kamath and Steinke 2020, Theorem 4, "CKS"). Charges round up, allowances round down; floats only
+guess.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def to_nano(rho: Amount, *, round_up: bool) -> int:
 def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:
     """Integers t, s with t/s >= σ = ``sensitivity``/√(2ρ), t <= 2^40, s a power of two: never less noise than promised.
 
-    (0, 1), no noise, for sensitivity 0. Raises :class:`OverflowBoundError` where σ exceeds 2^40, :class:`BudgetError` for a
-    budget below 1 nρ, :class:`ParameterError` for a sensitivity that is not an integer of 0 or more.
+    (0, 1), no noise, for sensitivity 0. Raises :class:`OverflowBoundError` where σ exceeds 2^40, :class:`BudgetError`
+    for a budget below 1 nρ, :class:`ParameterError` for a sensitivity that is not an integer of 0 or more.
     """
     rho, moved = _checked_nano(rho_nano), checked_sensitivity(sensitivity)
     if moved == 0:
@@ -68,16 +69,18 @@ def gaussian_ratio(sensitivity: int, rho_nano: int) -> tuple[int, int]:
 
 
 def gaussian_losses(sensitivities: IntArray, numerator: int, denominator: int) -> IntArray:
-    """nρ each user loses to discrete Gaussian noise of scale t/s, rounded up: ⌈10⁹·Δ²·s²/(2t²)⌉, shape of ``sensitivities``.
+    """nρ each user loses to discrete Gaussian noise of scale t/s, rounded up: ⌈10⁹·Δ²·s²/(2t²)⌉, shape of
+    ``sensitivities``.
 
-    Raises :class:`ParameterError` for numbers that are not integers, a scale or a sensitivity below 0, or no noise where it is
-    above 0; :class:`OverflowBoundError` for a loss of 2^62 nρ.
+    Raises :class:`ParameterError` for numbers that are not integers, a scale or a sensitivity below 0, or no noise
+    where it is above 0; :class:`OverflowBoundError` for a loss of 2^62 nρ.
     """
     return _losses(sensitivities, 2, numerator, denominator)
 
 
 def square_losses(squares: IntArray, numerator: int, denominator: int) -> IntArray:
-    """As :func:`gaussian_losses` for users who move several numbers of one scale: ⌈10⁹·Q·s²/(2t²)⌉, Q the sum of their Δ²."""
+    """As :func:`gaussian_losses` for users who move several numbers of one scale: ⌈10⁹·Q·s²/(2t²)⌉, Q the sum of their
+    Δ²."""
     return _losses(squares, 1, numerator, denominator)
 
 
@@ -86,7 +89,8 @@ def _losses(moved: IntArray, power: int, numerator: int, denominator: int) -> In
     moved = whole_numbers("sensitivity", moved)
     if numerator < 0 or denominator < 1 or moved.min(initial=0) < 0:
         raise ParameterError(
-            f"scale {numerator}/{denominator} or sensitivity {moved.min(initial=0)} is out of bounds; give numerators and "
+            f"scale {numerator}/{denominator} or sensitivity {moved.min(initial=0)} is out of bounds; give numerators "
+            "and "
             "sensitivities of 0 or more, and a denominator of at least 1"
         )
     if numerator == 0:
@@ -111,7 +115,8 @@ def rho_of_pure(epsilon_micro: int) -> int:
 def epsilon_of_rho(rho_nano: int, delta: float) -> float:
     """Least known ε, rounded up to 10⁻⁶, with which ρ-zCDP implies (ε, ``delta``)-DP (CKS, Corollary 13).
 
-    ε(α) = αρ + ln(1/(αδ))/(α−1) + ln(1 − 1/α) holds for every α > 1; floats choose α, decimals of 60 digits evaluate it.
+    ε(α) = αρ + ln(1/(αδ))/(α−1) + ln(1 − 1/α) holds for every α > 1; floats choose α, decimals of 60 digits evaluate
+    it.
     """
     rho, log_delta = _checked_nano(rho_nano) / NANO, math.log(_checked_delta(delta))
 
@@ -133,7 +138,8 @@ def epsilon_of_rho(rho_nano: int, delta: float) -> float:
 
 
 def delta_of_rho(rho_nano: int, epsilon: float) -> float:
-    """Least known δ with which ρ-zCDP implies (``epsilon``, δ)-DP: inf over α of CKS, Corollary 13. For reports and tests."""
+    """Least known δ with which ρ-zCDP implies (``epsilon``, δ)-DP: inf over α of CKS, Corollary 13. For reports and
+    tests."""
     rho = _checked_nano(rho_nano) / NANO
 
     def of(log_order: float) -> float:
@@ -150,7 +156,8 @@ def _least(of: Callable[[float], float], guess: float) -> Any:
 
 
 def rho_of(epsilon: float, delta: float) -> int:
-    """Most nρ that :func:`epsilon_of_rho` converts to at most ``epsilon``; raises :class:`BudgetError` where 1 nρ is too much."""
+    """Most nρ that :func:`epsilon_of_rho` converts to at most ``epsilon``; raises :class:`BudgetError` where 1 nρ is
+    too much."""
     if not 0 < epsilon <= MAX_RHO:
         raise BudgetError(f"epsilon {epsilon!r} is outside (0, {MAX_RHO}]; give a number inside")
     low, high = 0, math.ceil(epsilon * NANO)

@@ -104,9 +104,9 @@ class Sensitivities:
 class AllocatedScales:
     """Noise scales ``numerator``/``denominator`` (quanta of row r) and what they cost every user, in the ledger's unit.
 
-    ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), exact upper bound of each
-    user's loss, never above their allowance. ``objective`` = Σ w·scale of the handed-out scales, ``bound`` a lower bound of
-    the optimum.
+    ``numerator`` 0: nobody can move the row; it is released without noise. ``charges``: shape (L,), exact upper bound
+    of each user's loss, never above their allowance. ``objective`` = Σ w·scale of the handed-out scales, ``bound`` a
+    lower bound of the optimum.
     """
 
     numerator: IntArray
@@ -293,10 +293,11 @@ _TOGETHER = 16
 def _fill_together(
     sensitivities: Sensitivities, order: IntArray, numerator: IntArray, denominator: IntArray, left: IntArray
 ) -> IntArray:
-    """Fill the slack of rows that share no user with a costlier one, again and again; the rows of ``order`` that remain.
+    """Fill the slack of rows that share no user with a costlier one, again and again; the rows of ``order`` that
+    remain.
 
-    Until its turn comes, nobody takes from the users of such a row. What is left only shrinks, so a row with a user who has
-    nothing left is never lowered. Writes to ``numerator`` and ``left`` what :func:`_fill_slack` would, row by row.
+    Until its turn comes, nobody takes from the users of such a row. What is left only shrinks, so a row with a user who
+    has nothing left is never lowered. Writes to ``numerator`` and ``left`` what :func:`_fill_slack` would, row by row.
     """
     turn = np.full(len(numerator), -1)
     turn[order] = np.arange(len(order))
@@ -333,7 +334,8 @@ class _Solution:
 
 
 _recent: Recent[_Solution] = Recent(count=64, size=2**24)
-"""Planning a window asks for one program up to three times: before cells are merged, without and with clipped samples."""
+"""Planning a window asks for one program up to three times: before cells are merged, without and with clipped
+samples."""
 
 
 def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
@@ -349,10 +351,11 @@ def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, ma
 
 
 def _matrix(sensitivities: Sensitivities, rows: IntArray, beta: FloatArray) -> scipy.sparse.csr_matrix:
-    """Δ[r,l]/β_l of ``rows``, all that have entries, in the memory that the solver reads, without a product of matrices.
+    """Δ[r,l]/β_l of ``rows``, all that have entries, in the memory that the solver reads, without a product of
+    matrices.
 
-    Entries of a row are from its last user to its first. The solver adds them up in this order, so another one would change
-    the last digits of scales.
+    Entries of a row are from its last user to its first. The solver adds them up in this order, so another one would
+    change the last digits of scales.
     """
     size, entries = (len(rows), sensitivities.n_users), len(sensitivities.row)
     index = scipy.sparse.get_index_dtype(maxval=max(entries, *size))
@@ -371,8 +374,8 @@ _INNER = 400
 
 
 def _solve(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:
-    """Multiplicative dual ascent on x = 1/b, first over all users, then over the few whose constraint can bind, until the
-    best scales are within ``tolerance`` of the best bound. Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
+    """Multiplicative dual ascent on x = 1/b, first over all users, then over the few whose constraint can bind, until
+    the best scales are within ``tolerance`` of the best bound. Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
     """
     rows = np.flatnonzero(np.diff(sensitivities.row_start))
     scales = np.zeros(sensitivities.n_rows)

@@ -1,9 +1,9 @@
 """Count, mean and variance of values in [0, U] from numbers that sum to a user's weight: relation "participation".
 
 The Bernstein polynomials of degree d, C(d,j)·x^j·(1−x)^(d−j) of x/U, are non-negative and sum to 1. A contribution of
-weight w is therefore d + 1 numbers of L1 norm (and L2 norm at most) w, whatever its value: all of them together cost what
-the count alone would. Count, Σx and Σx² are linear in their sums. Separate numbers at ε/3 each (mechanisms S13) need
-3 times the variance for the count and Σ(x−U/2)², 4.5 times for Σ(x−U/2). Polynomials as in Aldà and Rubinstein,
+weight w is therefore d + 1 numbers of L1 norm (and L2 norm at most) w, whatever its value: all of them together cost
+what the count alone would. Count, Σx and Σx² are linear in their sums. Separate numbers at ε/3 each (mechanisms S13)
+need 3 times the variance for the count and Σ(x−U/2)², 4.5 times for Σ(x−U/2). Polynomials as in Aldà and Rubinstein,
 *The Bernstein Mechanism* (2017), where they approximate functions; here they are the statistics.
 """
 
@@ -27,7 +27,8 @@ _EXACT = 2**62
 
 
 def polynomials(values: IntArray, weights: IntArray, upper: int, degree: int) -> IntArray:
-    """Contributions (d+1, N) of ``values`` (N,) in [0, ``upper``] with integer ``weights`` (N,); columns sum to the weight.
+    """Contributions (d+1, N) of ``values`` (N,) in [0, ``upper``] with integer ``weights`` (N,); columns sum to the
+    weight.
 
     Rounded per value, to the nearest, so that whatever is summed is exact. ``degree`` 0 is the count, 1 adds the mean,
     2 the variance. Raises :class:`ParameterError`, and :class:`OverflowBoundError` where w·U² could leave int64.
@@ -110,7 +111,8 @@ class NoisyPolynomials:
         return Ratio(value, deviation, spread.low - np.maximum(low**2, high**2), spread.high - least)
 
     def _ratio(self, form: FloatArray, middle: float, top: float, quantile: float) -> Ratio:
-        """``form``·sums over the count, taken around ``middle`` where the count is not above 1; its range is [0, ``top``]."""
+        """``form``·sums over the count, taken around ``middle`` where the count is not above 1; its range is [0,
+        ``top``]."""
         n, part = self.count, form @ self.sums
         value = middle + (part - middle * n) / np.maximum(n, 1.0)
         deviation = self.deviation * np.sqrt(np.square(form - value[:, None]).sum(axis=1)) / np.maximum(n, 1.0)

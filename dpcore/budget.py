@@ -19,8 +19,8 @@ MICRO = 1_000_000
 """µε in one unit of epsilon."""
 
 ChargeBasis = Literal["counts", "own", "histograms"]
-"""What a user's charge may depend on. "counts": the public counts of everybody. "own": the user's own data alone. "histograms":
-the same, because histograms are released, which promise participation under either relation."""
+"""What a user's charge may depend on. "counts": the public counts of everybody. "own": the user's own data alone.
+"histograms": the same, because histograms are released, which promise participation under either relation."""
 
 
 def to_micro(epsilon: Amount, *, round_up: bool) -> int:
@@ -65,7 +65,8 @@ class BudgetSplit:
 
 @lru_cache(maxsize=1024)
 def _proportional(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Shares of ``total`` in proportion to ``weights``, in exact fractions: the same in every window of a configuration."""
+    """Shares of ``total`` in proportion to ``weights``, in exact fractions: the same in every window of a
+    configuration."""
     exact = [Fraction(weight) for weight in weights]
     whole = sum(exact)
     shares = [int(total * weight / whole) for weight in exact]

@@ -1,11 +1,12 @@
 """Distributions with bands and percentiles with intervals, from noisy level-uniform trees over the bins of many cells.
 
 The trees come from :mod:`dpcore.distribution` (relation "values", the total is public) and :mod:`dpcore.participation`
-(the total is a noisy number of its own). To be proved: what this module computes costs nothing. Proof: it reads the noisy
-trees, which were paid for, the public edges and the constant noise scales, and nothing else; a function of a private release
-loses nothing (Dwork and Roth, *The Algorithmic Foundations of Differential Privacy*, 2014, proposition 2.1). So the whole
-distribution may be published beside its percentiles. Intervals and bands follow from the exact variances of the
-consistent prefix counts. Source: [T], mechanisms S12 and S13; bands as Fieller (JRSS B 16, 1954) and monotone.
+(the total is a noisy number of its own). To be proved: what this module computes costs nothing. Proof: it reads the
+noisy trees, which were paid for, the public edges and the constant noise scales, and nothing else; a function of a
+private release loses nothing (Dwork and Roth, *The Algorithmic Foundations of Differential Privacy*, 2014, proposition
+2.1). So the whole distribution may be published beside its percentiles. Intervals and bands follow from the exact
+variances of the consistent prefix counts. Source: [T], mechanisms S12 and S13; bands as Fieller (JRSS B 16, 1954) and
+monotone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from dpcore.scales import checked_upper
 ONE_SIDED = 2.12
 """97.5 % quantile over standard deviation of one Laplace variable; sums of independent ones have less."""
 MAX_KINDS = 4
-"""Kinds of trees, by the ratios of their scales, whose moments and critical values a release computes; more are made fewer."""
+"""Kinds of trees, by the ratios of their scales, whose moments and critical values a release computes; more are made
+fewer."""
 _RATIO_STEP = 0.01
 
 
@@ -46,9 +48,9 @@ def bin_tree(upper: int, bins: int, shape: TreeShape = LEAST_ERROR) -> LevelTree
 class Shares(NamedTuple):
     """The share of a cell's values up to the top of each bin, shape (C, K) each.
 
-    ``value``: monotone, from 0 to 1; the last is 1. ``raw``: before that, with noise of standard ``deviation``. [``low``,
-    ``high``]: a simultaneous 95 % band for the noise, monotone, around ``value``: with a probability of at least 95 % it
-    holds the shares of all K bins at once.
+    ``value``: monotone, from 0 to 1; the last is 1. ``raw``: before that, with noise of standard ``deviation``.
+    [``low``, ``high``]: a simultaneous 95 % band for the noise, monotone, around ``value``: with a probability of at
+    least 95 % it holds the shares of all K bins at once.
     """
 
     value: FloatArray
@@ -102,9 +104,9 @@ class CDFs:
     def shares(self) -> Shares:
         """The distribution of every cell.
 
-        The band holds the shares that the largest deviation of a tree allows, 95 % of the time, at all bins: |P_j − F_j·P_K|
-        is at most :func:`~dpcore._prefix_counts.critical_value` deviations. It is made monotone, as the shares are, which
-        leaves out no distribution that was in it.
+        The band holds the shares that the largest deviation of a tree allows, 95 % of the time, at all bins: |P_j −
+        F_j·P_K| is at most :func:`~dpcore._prefix_counts.critical_value` deviations. It is made monotone, as the shares
+        are, which leaves out no distribution that was in it.
         """
         total, value = self.linear[:, -1:], self.prefix[:, 1:] / np.maximum(self.prefix[:, -1:], 1e-9)
         units = np.maximum(self.total, 1e-9)[:, None]
@@ -134,14 +136,16 @@ class CDFs:
 
     @cached_property
     def _kinds(self) -> tuple[list[tuple[float, ...]], npt.NDArray[np.intp], FloatArray]:
-        """Distinct scales (1+h) of root and levels as parts of the largest, that of each cell (C,), and its unit (C,)."""
+        """Distinct scales (1+h) of root and levels as parts of the largest, that of each cell (C,), and its unit
+        (C,)."""
         ratio, unit = _ratios(np.column_stack([self.root_scale, self.scales]))
         distinct, which = np.unique(ratio, axis=0, return_inverse=True)
         return [tuple(row) for row in distinct.tolist()], which.ravel(), unit
 
     @cached_property
     def _moments(self) -> tuple[FloatArray, FloatArray]:
-        """Variance of the noise of each prefix, and its covariance with the total's, (C, K+1) each, in squared counts."""
+        """Variance of the noise of each prefix, and its covariance with the total's, (C, K+1) each, in squared
+        counts."""
         kinds, which, unit = self._kinds
         by_kind = np.array([prefix_moments(self.tree, scales) for scales in kinds])
         variance, covariance = by_kind.swapaxes(0, 1)[:, which] * np.square(unit)[:, None]
@@ -178,17 +182,18 @@ def consistent_cells(
 
 
 def of_few_kinds(scales: FloatArray) -> FloatArray:
-    """``scales`` (C, 1+h) of root and levels, larger for the rarest kinds of cells where there are more than :data:`MAX_KINDS`.
+    """``scales`` (C, 1+h) of root and levels, larger for the rarest kinds of cells where there are more than
+    :data:`MAX_KINDS`.
 
-    A kind is a combination of ratios of a cell's scales. Its moments and critical value take up to seconds, so their number
-    is bounded: the rarest kinds are taken as one, with the largest of their ratios at each level. Scales of 0 stay 0, so
-    kinds with zeros in other places stay apart.
+    A kind is a combination of ratios of a cell's scales. Its moments and critical value take up to seconds, so their
+    number is bounded: the rarest kinds are taken as one, with the largest of their ratios at each level. Scales of 0
+    stay 0, so kinds with zeros in other places stay apart.
 
-    To be proved: deviations, intervals and bands hold for scales that are larger than those of the noise. Proof: a Laplace
-    variable of a larger scale is the sum of one of a smaller scale and an independent one, and what is computed from the
-    noise is linear, with weights that follow from the assumed scales. By Anderson's inequality (Proc. AMS 6, 1955), as the
-    noise has a symmetric log-concave density, a symmetric convex set, such as a band, holds the noise at least as often
-    without the independent part as with it.
+    To be proved: deviations, intervals and bands hold for scales that are larger than those of the noise. Proof: a
+    Laplace variable of a larger scale is the sum of one of a smaller scale and an independent one, and what is computed
+    from the noise is linear, with weights that follow from the assumed scales. By Anderson's inequality (Proc. AMS 6,
+    1955), as the noise has a symmetric log-concave density, a symmetric convex set, such as a band, holds the noise at
+    least as often without the independent part as with it.
     """
     ratio, unit = _ratios(scales)
     kinds, which, cells = np.unique(ratio, axis=0, return_inverse=True, return_counts=True)
@@ -203,8 +208,8 @@ def of_few_kinds(scales: FloatArray) -> FloatArray:
 
 
 def _ratios(scales: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """``scales`` (C, 1+h) as parts of each cell's largest, rounded up to steps so that no noise is taken as less than it is, and
-    0 where they are 0; and that largest, its unit (C,).
+    """``scales`` (C, 1+h) as parts of each cell's largest, rounded up to steps so that no noise is taken as less than
+    it is, and 0 where they are 0; and that largest, its unit (C,).
     """
     unit = np.max(scales, axis=1)
     unit = np.where(unit > 0, unit, 1.0)

@@ -1,9 +1,9 @@
 """Joint choice of retained counts and noise scales: give up samples whose noise costs more than their bias.
 
-Every sample that a user keeps in a cell raises their sensitivity there, and their allowance has a price (the dual variable of
-:func:`dpcore.allocation.allocate`). Two steps alternate: at the present prices choose what each cell retains; then solve
-for scales and prices again. A round is kept only if the predicted total error falls. Everything is computed from counts,
-so this is for relation "values" only.
+Every sample that a user keeps in a cell raises their sensitivity there, and their allowance has a price (the dual
+variable of :func:`dpcore.allocation.allocate`). Two steps alternate: at the present prices choose what each cell
+retains; then solve for scales and prices again. A round is kept only if the predicted total error falls. Everything is
+computed from counts, so this is for relation "values" only.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def choose_clipping(
 def _retain_at_prices(
     counts: Counts, total: IntArray, samples: IntArray, prices: FloatArray, bias_weight: float, min_users: int
 ) -> tuple[IntArray, FloatArray]:
-    """Retained counts (P,) and the gain (C,) of the better of two families in each cell: the first k samples of everybody, or
-    all samples of the cheapest users.
+    """Retained counts (P,) and the gain (C,) of the better of two families in each cell: the first k samples of
+    everybody, or all samples of the cheapest users.
 
     At prices y a cell with retained counts Γ adds bias_weight·(N − n) + 2·√(N·Σ y·Γ/n) to the Lagrangian (in ranges U).
     For given n that is least when the cheapest users fill n, so the second family is optimal up to one user.

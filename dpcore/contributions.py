@@ -73,8 +73,8 @@ class Counts:
 class Contributions:
     """Values behind :class:`Counts`: N ``quanta`` in [0, ``upper``] and their times, sorted by (cell, user, time).
 
-    Quanta are kept in 32 bits where ``upper`` permits that, and are widened before anything is computed with them. Times are kept
-    ``since`` the ``earliest``, in 32 bits where they fit.
+    Quanta are kept in 32 bits where ``upper`` permits that, and are widened before anything is computed with them.
+    Times are kept ``since`` the ``earliest``, in 32 bits where they fit.
     """
 
     counts: Counts
@@ -166,7 +166,8 @@ class Contributions:
 
 
 def numbered_pairs(cell: IdArray, user: IdArray) -> tuple[IdArray, IdArray, IntArray]:
-    """The distinct cells and L users, ascending, and the pair of each entry, (N,): cell · L + user, by their positions."""
+    """The distinct cells and L users, ascending, and the pair of each entry, (N,): cell · L + user, by their
+    positions."""
     (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
     pair = of_cell.astype(np.int64)
     pair *= len(users)
@@ -181,7 +182,8 @@ def check_values(n: int, upper: int) -> None:
 
 
 def check_squares(n: int, upper: int) -> None:
-    """Raise :class:`OverflowBoundError` if the squares of ``n`` values of up to ``upper`` quanta could leave int64 together."""
+    """Raise :class:`OverflowBoundError` if the squares of ``n`` values of up to ``upper`` quanta could leave int64
+    together."""
     if n * max(upper, 1) ** 2 >= MAX_TOTAL:
         raise OverflowBoundError(f"squares of {n} values of up to {upper} quanta could exceed 2^62; coarser quantum")
 

@@ -1,11 +1,12 @@
 """Distribution of the values of every cell under relation "values": a noisy tree of counts over public bins.
 
 To be proved: if all values of one user change, the counts of one level of a cell's tree move by at most
-:meth:`Distribution.sensitivities` of their pair there, Δ = 2Γ, in L1. With independent discrete Laplace noise of scale b_gi on
-the nodes of level i of cell g they lose at most Σ_g Σ_i Δ/b_gi, and :meth:`Distribution.charges` is never below that.
-Proof: the public total of the cell stays; each of their Γ retained values leaves one node of a level and enters another, which
-moves the level by 2. Nodes of a level have one scale, so an L1 change d costs d/b; levels and cells add up.
-Tested: by brute force in ``tests/dpcore/test_distribution.py``, on the shipped path in ``tests/audit/test_values_audit.py``.
+:meth:`Distribution.sensitivities` of their pair there, Δ = 2Γ, in L1. With independent discrete Laplace noise of scale
+b_gi on the nodes of level i of cell g they lose at most Σ_g Σ_i Δ/b_gi, and :meth:`Distribution.charges` is never below
+that. Proof: the public total of the cell stays; each of their Γ retained values leaves one node of a level and enters
+another, which moves the level by 2. Nodes of a level have one scale, so an L1 change d costs d/b; levels and cells add
+up. Tested: by brute force in ``tests/dpcore/test_distribution.py``, on the shipped path in
+``tests/audit/test_values_audit.py``.
 
 Neighbours differ in the values of one user; counts are public. Source: [T], mechanisms S12, S14.
 """
@@ -66,7 +67,8 @@ class Distribution:
         return replace(rows, weight=rows.weight * np.tile(by_level / by_level.mean(), counts.n_cells))
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C, h), shape (L,): Σ over cells and levels of Δ/b, each rounded up."""
+        """µε of each user for noise of ``scales`` (C, h), shape (L,): Σ over cells and levels of Δ/b, each rounded
+        up."""
         return exact_charges(self.rows(counts, retained), scales.numerator.ravel(), scales.denominator.ravel())
 
     def integers(self, kept: Contributions) -> IntArray:
@@ -81,7 +83,8 @@ class Distribution:
         return np.bincount(bin_of_cell, minlength=cells * k).reshape(cells, k).astype(np.int64)
 
     def draw(self, kept: Contributions, scales: LaplaceScales, noise: Noise) -> tuple[IntArray, CDFs | None]:
-        """Indices of the cells that have noise, and their distributions with noise of ``scales`` (C, h) (None without such cells)."""
+        """Indices of the cells that have noise, and their distributions with noise of ``scales`` (C, h) (None without
+        such cells)."""
         cells = np.flatnonzero(scales.numerator.min(axis=1, initial=2**40) > 0)
         if not len(cells):
             return cells, None

@@ -1,7 +1,8 @@
 """The order of events by group and time, by packed keys.
 
-A column of 64 bits is sorted by itself in a fifth of the time that finding its order takes, and in a tenth of what several columns
-take. So what events are sorted by is packed into one number each, whose last bits are the number of the event.
+A column of 64 bits is sorted by itself in a fifth of the time that finding its order takes, and in a tenth of what
+several columns take. So what events are sorted by is packed into one number each, whose last bits are the number of the
+event.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ _LEAST_TIME = 8
 _BLOCK = 2**16
 """Entries that are looked up at a time: few enough for the processor's cache."""
 _PLACES_PER_ID = 4
-"""Least places of the table for each distinct id; at most twice as many. About one id in eight finds its place taken, or fewer."""
+"""Least places of the table for each distinct id; at most twice as many. About one id in eight finds its place taken,
+or fewer."""
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
 """An odd number whose bits look random: the upper bits of products differ even where ids differ little."""
 
 
 class Ordered(NamedTuple):
-    """``order`` of N events, (N,); for each of G groups where it begins in that order, ``first``, and which one it is, ``group``, (G,)."""
+    """``order`` of N events, (N,); for each of G groups where it begins in that order, ``first``, and which one it is,
+    ``group``, (G,)."""
 
     order: IntArray
     first: IntArray
@@ -35,10 +38,11 @@ class Ordered(NamedTuple):
 
 
 def ordered(group: IntArray, since: npt.NDArray[Any], *ties: npt.NDArray[Any]) -> Ordered:
-    """Events by ``group``, (N,) integers >= 0, by time ``since`` some instant, (N,) integers >= 0, and by the columns ``ties``.
+    """Events by ``group``, (N,) integers >= 0, by time ``since`` some instant, (N,) integers >= 0, and by the columns
+    ``ties``.
 
-    Events that the packed key leaves in doubt are few, unless many share a group and time, and are sorted among themselves.
-    ``group`` is overwritten.
+    Events that the packed key leaves in doubt are few, unless many share a group and time, and are sorted among
+    themselves. ``group`` is overwritten.
     """
     key, numbers, named = group, len(group).bit_length(), None
     if int(key.max(initial=0)).bit_length() + _LEAST_TIME + numbers > _KEY:
@@ -78,8 +82,8 @@ def since_earliest(time: IntArray) -> tuple[int, npt.NDArray[np.uint32] | IntArr
 def indexed(ids: IdArray | IntArray) -> tuple[Any, npt.NDArray[np.int32]]:
     """The distinct ``ids``, ascending, and the position of each entry among them, (N,); fewer than 2^31 distinct ones.
 
-    As ``np.unique`` with its inverse, in less time and memory: one key is sorted by itself, and positions are looked up in a
-    table by a hash. The few whose place in the table another id took are looked up by bisection.
+    As ``np.unique`` with its inverse, in less time and memory: one key is sorted by itself, and positions are looked up
+    in a table by a hash. The few whose place in the table another id took are looked up by bisection.
     """
     ordered = np.sort(ids)
     distinct = ordered[first_of_equal(ordered)]

@@ -1,8 +1,9 @@
-"""Exact discrete Gaussian noise N_Z(0, σ²) with rational σ = t/s, vectorised over the exact samplers of :mod:`dpcore.noise`.
+"""Exact discrete Gaussian noise N_Z(0, σ²) with rational σ = t/s, vectorised over the exact samplers of
+:mod:`dpcore.noise`.
 
 Rejection from the discrete Laplace after Canonne, Kamath and Steinke, *The Discrete Gaussian for Differential Privacy*
-(2020), Algorithm 3, with the proposal's scale σ itself in place of ⌊σ⌋ + 1: P(y)/Q(y) ∝ exp(−(|y| − σ)²/(2σ²)) <= 1, so an
-accepted proposal has exactly the law ∝ exp(−y²/(2σ²)). Integers and rejection only.
+(2020), Algorithm 3, with the proposal's scale σ itself in place of ⌊σ⌋ + 1: P(y)/Q(y) ∝ exp(−(|y| − σ)²/(2σ²)) <= 1, so
+an accepted proposal has exactly the law ∝ exp(−y²/(2σ²)). Integers and rejection only.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class GaussianScales:
 
 
 _SUMMED_UP_TO = 32.0
-"""Scales below this have their interval from the sum itself, others from its Euler–Maclaurin expansion (error < 1e-8)."""
+"""Scales below this have their interval from the sum itself, others from its Euler–Maclaurin expansion (error <
+1e-8)."""
 
 
 def discrete_gaussian(

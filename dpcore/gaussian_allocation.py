@@ -1,15 +1,16 @@
-"""Exact-loss allocation of discrete Gaussian noise: scales for many released numbers, one budget per user (relation "values").
+"""Exact-loss allocation of discrete Gaussian noise: scales for many released numbers, one budget per user (relation
+"values").
 
-To be proved: row r is released as T_r + N_Z(0, σ_r²), and changing the values of user l moves T_r by at most Δ[r,l], which is
-public. Then l loses at most ρ_l = Σ_r Δ[r,l]²/(2σ_r²) in zCDP, and the charge of l is never below it.
-Proof: an integer that moves by d under discrete Gaussian noise of scale σ costs d²/(2σ²) (Canonne, Kamath and Steinke 2020,
-Theorem 4), the rows' noises are independent, and zCDP adds up (Bun and Steinke 2016, Lemma 1.7). The charge is the sum of
-⌈10⁹·Δ²·s²/(2t²)⌉ over the rows, in integers, for the very ratio σ = t/s that is drawn with.
-Tested: exact fractions and brute force in ``tests/dpcore/test_gaussian_allocation.py``.
+To be proved: row r is released as T_r + N_Z(0, σ_r²), and changing the values of user l moves T_r by at most Δ[r,l],
+which is public. Then l loses at most ρ_l = Σ_r Δ[r,l]²/(2σ_r²) in zCDP, and the charge of l is never below it. Proof:
+an integer that moves by d under discrete Gaussian noise of scale σ costs d²/(2σ²) (Canonne, Kamath and Steinke 2020,
+Theorem 4), the rows' noises are independent, and zCDP adds up (Bun and Steinke 2016, Lemma 1.7). The charge is the sum
+of ⌈10⁹·Δ²·s²/(2t²)⌉ over the rows, in integers, for the very ratio σ = t/s that is drawn with. Tested: exact fractions
+and brute force in ``tests/dpcore/test_gaussian_allocation.py``.
 
-The scales solve a convex program in p = 1/σ²: minimise Σ_r w_r·σ_r subject to Σ_r p_r·Δ[r,l]²/2 ≤ β_l, as S14 does for Laplace
-noise. Whatever the solver did, the charges were added up in integers and found within every allowance.
-Source: mechanism S15; Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
+The scales solve a convex program in p = 1/σ²: minimise Σ_r w_r·σ_r subject to Σ_r p_r·Δ[r,l]²/2 ≤ β_l, as S14 does for
+Laplace noise. Whatever the solver did, the charges were added up in integers and found within every allowance. Source:
+mechanism S15; Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class GaussianAllocation(AllocatedScales):
 def allocate_gaussian(sensitivities: Sensitivities, allowances: IntArray) -> GaussianAllocation:
     """Scales of least Σ w·σ within every user's allowance (``allowances``: shape (L,), nρ, every entry positive).
 
-    Relation "values". Raises :class:`BudgetError` for an allowance that cannot pay 2 nρ per entry (leave such users out),
-    :class:`OverflowBoundError` where an integer bound fails.
+    Relation "values". Raises :class:`BudgetError` for an allowance that cannot pay 2 nρ per entry (leave such users
+    out), :class:`OverflowBoundError` where an integer bound fails.
     """
     beta = _checked_allowances(sensitivities, allowances)
     precision, bound = _solve(sensitivities, beta)
@@ -51,13 +52,14 @@ def allocate_gaussian(sensitivities: Sensitivities, allowances: IntArray) -> Gau
 def exact_rho_charges(sensitivities: Sensitivities, numerator: IntArray, denominator: IntArray) -> IntArray:
     """nρ per user, shape (L,): Σ ⌈10⁹·Δ²·s²/(2t²)⌉ for scales t/s, in integers without bound, then int64.
 
-    Raises :class:`ParameterError` for a row that somebody moves and that has no noise, :class:`OverflowBoundError` for a sum that
-    could exceed 2^62.
+    Raises :class:`ParameterError` for a row that somebody moves and that has no noise, :class:`OverflowBoundError` for
+    a sum that could exceed 2^62.
     """
     moved = np.diff(sensitivities.row_start) > 0
     if np.any(numerator[moved] < 1) or np.any(numerator > MAX_NUMERATOR) or np.any(denominator < 1):
         raise OverflowBoundError(
-            "noise scales must have numerators in 1..2^40 and denominators of 1 or more; use a coarser quantum or a larger budget"
+            "noise scales must have numerators in 1..2^40 and denominators of 1 or more; use a coarser quantum or a "
+            "larger budget"
         )
     # Users with as many samples in a cell have one cost there, so few products need integers without bound.
     order = np.lexsort((sensitivities.delta, sensitivities.row))
@@ -98,7 +100,8 @@ def _checked_allowances(sensitivities: Sensitivities, allowances: IntArray) -> F
 
 
 def _solve(sensitivities: Sensitivities, beta: FloatArray) -> tuple[FloatArray, float]:
-    """Precisions p (R,) that obey every constraint up to rounding, and a lower bound of the objective, by multiplicative dual steps.
+    """Precisions p (R,) that obey every constraint up to rounding, and a lower bound of the objective, by
+    multiplicative dual steps.
 
     At prices y the Lagrangian Σ w·p^(-1/2) + c·p − y, c = Σ_l y_l·Δ²/(2β_l), is least at p = (w/2c)^(2/3).
     """
@@ -138,7 +141,8 @@ _SLACK = 1e-15
 def _round_exactly(
     sensitivities: Sensitivities, allowances: IntArray, precision: FloatArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Integer ratios t/s >= p^(-1/2) (s a power of two), numerators near 2^38, whose exact charges are within every allowance.
+    """Integer ratios t/s >= p^(-1/2) (s a power of two), numerators near 2^38, whose exact charges are within every
+    allowance.
 
     A ceiling costs at most 1 nρ per entry, so every user is given that much room first.
     """

@@ -1,30 +1,35 @@
-"""Calibration of modelled intervals by the releases themselves: post-processing of released values, so it costs nothing.
+"""Calibration of modelled intervals by the releases themselves: post-processing of released values, so it costs
+nothing.
 
-A model foretells the mean of a cell from all *other* releases of the window, and from the past: a normal distribution. The
-cell's own release, with its known Laplace noise, tests that. If the model's variance is off by a factor c, releases are most
-likely under the variance times c. For each class of cells, by their events, the evidence of every factor of a fixed grid is
-added up over cells, and over windows if the caller keeps it. The interval is that of the exact posterior of a normal
-distribution, its variance times the class's factor, beside the cell's own release. The model's value stays as it is.
+A model foretells the mean of a cell from all *other* releases of the window, and from the past: a normal distribution.
+The cell's own release, with its known Laplace noise, tests that. If the model's variance is off by a factor c, releases
+are most likely under the variance times c. For each class of cells, by their events, the evidence of every factor of a
+fixed grid is added up over cells, and over windows if the caller keeps it. The interval is that of the exact posterior
+of a normal distribution, its variance times the class's factor, beside the cell's own release. The model's value stays
+as it is.
 
-A factor may be above 1, which widens, or below 1, which narrows. Its prior says how far models usually are off, and that
-classes next to each other are off alike. The factor in use lies :data:`MARGIN` standard deviations of the posterior above its
-mean, so an interval is narrowed only as far as evidence insists. Cells of one class are not off alike: the truth scatters more
-around some predictions than around others. Read as one normal distribution, the many good predictions would hide the few
-bad ones, because Laplace noise shows small errors best; so the evidence is that of a mixture of three variances of mean 1.
+A factor may be above 1, which widens, or below 1, which narrows. Its prior says how far models usually are off, and
+that classes next to each other are off alike. The factor in use lies :data:`MARGIN` standard deviations of the
+posterior above its mean, so an interval is narrowed only as far as evidence insists. Cells of one class are not off
+alike: the truth scatters more around some predictions than around others. Read as one normal distribution, the many
+good predictions would hide the few bad ones, because Laplace noise shows small errors best; so the evidence is that of
+a mixture of three variances of mean 1.
 
 Proof that this is post-processing: nothing comes in but the prediction, the released means, their stated scales and the
 events. A prediction is made of the same of this window and of earlier ones. Events are public ("values"), or themselves
-released with noise that was paid for ("participation"). So the result is a function of the transcript that anybody could
-compute, and functions of a private transcript lose nothing (Dwork and Roth, *The Algorithmic Foundations of Differential
-Privacy*, 2014, proposition 2.1). It is deterministic.
+released with noise that was paid for ("participation"). So the result is a function of the transcript that anybody
+could compute, and functions of a private transcript lose nothing (Dwork and Roth, *The Algorithmic Foundations of
+Differential Privacy*, 2014, proposition 2.1). It is deterministic.
 
-What it cannot do: one release tells log c with the Fisher information I(b/s), s the standard deviation of the model's error
-and b the scale of the noise; 0.21 for b/s = 0.5, 0.061 for 1, 0.012 for 2, 0.0018 for 4. No unbiased estimate of log c has a
-standard error below 1/√(N·I) from N releases (Cramér and Rao), and coverage stays within 93 and 97 % only if log c is off by
-less than about 0.2. So a class needs some 1 600 releases at b/s = 1, and 8 500 at 2. With fewer, the prior and the margin decide.
+What it cannot do: one release tells log c with the Fisher information I(b/s), s the standard deviation of the model's
+error and b the scale of the noise; 0.21 for b/s = 0.5, 0.061 for 1, 0.012 for 2, 0.0018 for 4. No unbiased estimate of
+log c has a standard error below 1/√(N·I) from N releases (Cramér and Rao), and coverage stays within 93 and 97 % only
+if log c is off by less than about 0.2. So a class needs some 1 600 releases at b/s = 1, and 8 500 at 2. With fewer, the
+prior and the margin decide.
 
-Sources: innovations test a filter's variances, Durbin and Koopman (2012), section 2.12; forward and backward sums over a chain of
-classes, Rabiner, "A Tutorial on Hidden Markov Models" (1989), section III.A. Laplace noise, classes and the margin are ours.
+Sources: innovations test a filter's variances, Durbin and Koopman (2012), section 2.12; forward and backward sums over
+a chain of classes, Rabiner, "A Tutorial on Hidden Markov Models" (1989), section III.A. Laplace noise, classes and the
+margin are ours.
 """
 
 from __future__ import annotations
@@ -45,7 +50,8 @@ CLASSES = (1, 4, 12, 40, 120, 400)
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 13))
 """Candidate factors on the model's variance."""
 USUAL = (0.0, 1.0, 1.0, 0.0, -0.5, -0.5)
-"""Prior mean of log₂ of the factor of each class: models know too little of cells with a few events, and enough of busy ones."""
+"""Prior mean of log₂ of the factor of each class: models know too little of cells with a few events, and enough of busy
+ones."""
 PRIOR_SPREAD = 1.0
 """Prior standard deviation of log₂ of every factor."""
 ALIKE = 0.7
@@ -53,12 +59,15 @@ ALIKE = 0.7
 MARGIN = 0.5
 """How many posterior standard deviations the factor in use lies above the posterior mean of its logarithm."""
 UNLIKE = ((-5, 1 / 6), (-1, 2 / 3), (3, 1 / 6))
-"""Variances of the cells of one class around the class's own, in steps of the grid of factors, and their weights: the nodes of
-Gauss and Hermite for a log-normal variable of mean 1, whose log₂ has a standard deviation of 1.2, rounded to the grid."""
+"""Variances of the cells of one class around the class's own, in steps of the grid of factors, and their weights: the
+nodes of Gauss and Hermite for a log-normal variable of mean 1, whose log₂ has a standard deviation of 1.2, rounded to
+the grid."""
 MOST_PER_CELL = 8.0
-"""The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide for its class."""
+"""The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide for its
+class."""
 FINEST_SCALE = 1e-3
-"""Smaller scales are raised to this share of the prediction's standard deviation; the difference is too small to matter."""
+"""Smaller scales are raised to this share of the prediction's standard deviation; the difference is too small to
+matter."""
 
 
 class Prediction(NamedTuple):
@@ -71,15 +80,17 @@ class Prediction(NamedTuple):
     def without_own(
         cls, value: FloatArray, variance: FloatArray, site_precision: FloatArray, site_shift: FloatArray
     ) -> Prediction:
-        """The posterior ``value`` and ``variance`` without each cell's own site, a Gaussian of that precision and of the mean
-        shift / precision (:mod:`dpcore.laplace_posterior`); 0 where a cell's release did not enter its posterior.
+        """The posterior ``value`` and ``variance`` without each cell's own site, a Gaussian of that precision and of
+        the mean shift / precision (:mod:`dpcore.laplace_posterior`); 0 where a cell's release did not enter its
+        posterior.
         """
         rest = np.maximum(1 / variance - site_precision, 1e-9 / variance)
         return cls((value / variance - site_shift) / rest, 1 / rest)
 
 
 class Observed(NamedTuple):
-    """Released ``means``, their Laplace ``scales`` (infinite where nothing was released) and the ``events`` of the cells, (C,)."""
+    """Released ``means``, their Laplace ``scales`` (infinite where nothing was released) and the ``events`` of the
+    cells, (C,)."""
 
     means: FloatArray
     scales: FloatArray
@@ -92,8 +103,8 @@ def _no_evidence() -> FloatArray:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What releases said about the model so far. ``evidence``: (classes, factors), natural logarithms up to a constant of the
-    class. Raises :class:`ParameterError` for another shape, and for what is not finite.
+    """What releases said about the model so far. ``evidence``: (classes, factors), natural logarithms up to a constant
+    of the class. Raises :class:`ParameterError` for another shape, and for what is not finite.
     """
 
     evidence: FloatArray = field(default_factory=_no_evidence)
@@ -129,7 +140,8 @@ class Calibration:
         return np.asarray(2.0 ** (mean + MARGIN * spread))
 
     def interval(self, prediction: Prediction, observed: Observed) -> tuple[FloatArray, FloatArray]:
-        """The ends of the 95 % interval of every cell, (C,): quantiles of the calibrated posterior beside its own release."""
+        """The ends of the 95 % interval of every cell, (C,): quantiles of the calibrated posterior beside its own
+        release."""
         variance = prediction.variance * self.factors[class_of(observed.events)]
         known = np.isfinite(observed.scales)
         means = np.where(known, observed.means, prediction.mean)
@@ -140,7 +152,8 @@ class Calibration:
     def estimate(
         self, value: FloatArray, prediction: Prediction, observed: Observed, upper: float
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The model's own ``value`` of every cell, (C,), and the ends of its interval, which holds it: clipped to [0, ``upper``]."""
+        """The model's own ``value`` of every cell, (C,), and the ends of its interval, which holds it: clipped to [0,
+        ``upper``]."""
         low, high = self.interval(prediction, observed)
         value, low, high = np.clip([value, np.minimum(low, value), np.maximum(high, value)], 0.0, upper)
         return value, low, high
@@ -156,7 +169,8 @@ _BLOCK = 1 << 8
 
 
 def _likelihoods(mean: FloatArray, variance: FloatArray, means: FloatArray, scales: FloatArray) -> FloatArray:
-    """Log likelihood of every factor by each of n releases, (factors, n): a mixture over the variances of :data:`UNLIKE`."""
+    """Log likelihood of every factor by each of n releases, (factors, n): a mixture over the variances of
+    :data:`UNLIKE`."""
     lowest, highest = UNLIKE[0][0], UNLIKE[-1][0]
     widths = np.array([FACTORS[0] * 2.0 ** (step / 2) for step in range(lowest, highest + len(FACTORS))])[:, None]
     normal = np.zeros((len(widths), len(means)))
@@ -170,8 +184,9 @@ def _likelihoods(mean: FloatArray, variance: FloatArray, means: FloatArray, scal
 
 
 def _posterior_of_classes(evidence: FloatArray, logs: FloatArray) -> FloatArray:
-    """Posterior of every factor in each class, (classes, factors), given the ``evidence`` of all: forward and backward sums over
-    the classes, whose ``logs`` are a Gaussian chain of mean :data:`USUAL`, spread :data:`PRIOR_SPREAD` and correlation :data:`ALIKE`.
+    """Posterior of every factor in each class, (classes, factors), given the ``evidence`` of all: forward and backward
+    sums over the classes, whose ``logs`` are a Gaussian chain of mean :data:`USUAL`, spread :data:`PRIOR_SPREAD` and
+    correlation :data:`ALIKE`.
     """
     off = (logs - np.array(USUAL)[:, None]) / PRIOR_SPREAD
     likely = np.exp(evidence - evidence.max(axis=1, keepdims=True))

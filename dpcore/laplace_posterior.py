@@ -1,9 +1,9 @@
 """Posterior of Gaussian quantities observed through Laplace noise, by expectation propagation (EP).
 
-Reading Laplace noise as Gaussian noise of the same variance wastes up to half of its information. EP replaces the likelihood
-of each observation by the Gaussian, its *site*, that gives the right mean and variance beside all the other sites. Source: Minka,
-"Expectation Propagation for Approximate Bayesian Inference" (2001); Rasmussen and Williams (2006), section 3.6, updated in
-parallel.
+Reading Laplace noise as Gaussian noise of the same variance wastes up to half of its information. EP replaces the
+likelihood of each observation by the Gaussian, its *site*, that gives the right mean and variance beside all the other
+sites. Source: Minka, "Expectation Propagation for Approximate Bayesian Inference" (2001); Rasmussen and Williams
+(2006), section 3.6, updated in parallel.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ TOLERANCE = 1e-3
 FINEST_SCALE = 1e-3
 """Smaller scales are raised to this share of the prior's standard deviation; the difference is too small to matter."""
 _DAMPING = 0.7
-"""Share of its step that a site moves by, once whole steps did not halve the last movement: correlated sites overshoot together."""
+"""Share of its step that a site moves by, once whole steps did not halve the last movement: correlated sites overshoot
+together."""
 _WEAK = 1e-6
-"""Sites whose precision is less than this share of their prior one: (1 - x)/precision would lose their variance to rounding."""
+"""Sites whose precision is less than this share of their prior one: (1 - x)/precision would lose their variance to
+rounding."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class LaplacePosterior:
     """``mean`` and ``variance`` (n,) of the quantities, and the natural logarithm of the evidence.
 
     ``site_precision``, ``site_shift``: (n,), the site of each observation, a Gaussian of that precision and mean
-    shift / precision. A later estimate can use it in place of the observation. ``factor``: (n, n), lower Cholesky factor of
-    I + √precision·covariance·√precision.
+    shift / precision. A later estimate can use it in place of the observation. ``factor``: (n, n), lower Cholesky
+    factor of I + √precision·covariance·√precision.
     """
 
     mean: FloatArray
@@ -73,7 +75,8 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
 
 
 def normal_posterior(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> LaplacePosterior:
-    """The same with normal noise of the variances that Laplace noise of ``scales`` (n,) has: exact, and linear in ``observed``."""
+    """The same with normal noise of the variances that Laplace noise of ``scales`` (n,) has: exact, and linear in
+    ``observed``."""
     _check(covariance, observed, scales)
     precision = 1 / (2 * np.square(np.maximum(scales, FINEST_SCALE * np.sqrt(np.diag(covariance)))))
     shift = observed * precision
@@ -89,7 +92,8 @@ def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> 
         raise ParameterError(f"{n} observations need {n} scales and a covariance of shape ({n}, {n})")
     if not (np.all(np.isfinite(observed)) and np.all(np.isfinite(scales)) and np.all(scales >= 0)):
         raise ParameterError(
-            f"observations {observed[~np.isfinite(observed)][:3]} or scales {scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} "
+            f"observations {observed[~np.isfinite(observed)][:3]} or scales "
+            f"{scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} "
             "are not finite or below 0; leave such cells out"
         )
     if np.any(np.diag(covariance) <= 0):
@@ -98,8 +102,8 @@ def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> 
 
 @dataclass(frozen=True)
 class _Covariance:
-    """A covariance (n, n), the same in order of its columns, from which LAPACK makes its results without copies, and its
-    diagonal (n,).
+    """A covariance (n, n), the same in order of its columns, from which LAPACK makes its results without copies, and
+    its diagonal (n,).
     """
 
     matrix: FloatArray
@@ -114,8 +118,8 @@ class _Covariance:
 
 @dataclass(frozen=True)
 class _GaussianPosterior:
-    """Beside Gaussian sites of precision P: ``mean`` and ``variance`` (n,), the Cholesky ``factor`` of I + √P·covariance·√P, and
-    ``log_volume`` = ½ log |I + covariance·P|.
+    """Beside Gaussian sites of precision P: ``mean`` and ``variance`` (n,), the Cholesky ``factor`` of I +
+    √P·covariance·√P, and ``log_volume`` = ½ log |I + covariance·P|.
     """
 
     mean: FloatArray
@@ -126,8 +130,8 @@ class _GaussianPosterior:
     @classmethod
     def of(cls, covariance: _Covariance, precision: FloatArray, shift: FloatArray) -> _GaussianPosterior:
         """The posterior beside sites of ``precision`` and mean ``shift``/``precision``. Its variance is the diagonal of
-        (I - (I + √P·covariance·√P)⁻¹)/P. Source: Rasmussen and Williams (2006), (3.66) to (3.68). LAPACK is called directly:
-        the checks of :mod:`scipy.linalg` take longer than the work for the few cells of most feeds.
+        (I - (I + √P·covariance·√P)⁻¹)/P. Source: Rasmussen and Williams (2006), (3.66) to (3.68). LAPACK is called
+        directly: the checks of :mod:`scipy.linalg` take longer than the work for the few cells of most feeds.
         """
         root, matrix, prior = np.sqrt(precision), covariance.matrix, covariance.variance
         inner = root[:, None] * covariance.by_column * root
@@ -147,8 +151,8 @@ class _GaussianPosterior:
 
 @dataclass(frozen=True)
 class _Approximation:
-    """The ``posterior`` while each observation counts as a Gaussian site of ``precision`` and mean ``shift``/``precision``, (n,),
-    and the ``prior`` variance (n,).
+    """The ``posterior`` while each observation counts as a Gaussian site of ``precision`` and mean
+    ``shift``/``precision``, (n,), and the ``prior`` variance (n,).
     """
 
     prior: FloatArray
@@ -188,7 +192,8 @@ def _refined(
 
 
 def _log_evidence(current: _Approximation, observed: FloatArray, scale: FloatArray) -> float:
-    """Natural logarithm of EP's approximation of the density of the observations. Source: Rasmussen and Williams, (3.65)."""
+    """Natural logarithm of EP's approximation of the density of the observations. Source: Rasmussen and Williams,
+    (3.65)."""
     mean, rest = current.cavity()
     precision, shift = current.precision, current.shift
     log_mass, _, _ = tilted(mean, 1 / rest, observed, scale)

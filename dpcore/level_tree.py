@@ -34,7 +34,8 @@ Sharing = Literal["optimal", "equal"]
 
 @dataclass(frozen=True)
 class LevelTree:
-    """``bins``: K; ``factors``: n_1..n_h, branching from the root down, with product >= K; ``sharing`` of the budget."""
+    """``bins``: K; ``factors``: n_1..n_h, branching from the root down, with product >= K; ``sharing`` of the
+    budget."""
 
     bins: int
     factors: tuple[int, ...]
@@ -60,7 +61,8 @@ class LevelTree:
         return [-(-self.bins // span) for span in self.leaves_below()]
 
     def shares(self) -> FloatArray:
-        """Budget shares of the levels, shape (h,): equal, or ∝ (n_i − 1)^(1/3), which minimises Σ(n_i − 1)/ε_i² at Σε_i fixed."""
+        """Budget shares of the levels, shape (h,): equal, or ∝ (n_i − 1)^(1/3), which minimises Σ(n_i − 1)/ε_i² at Σε_i
+        fixed."""
         return _normalised([1.0 if self.sharing == "equal" else (n - 1) ** (1 / 3) for n in self.factors])
 
     def digit_sums(self) -> list[int]:
@@ -185,7 +187,8 @@ def consistent_leaves(
 def _from_below(
     tree: LevelTree, levels: Sequence[FloatArray], variances: FloatArray
 ) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Best estimate of every node from its own count and those below it, and its variance: one array (C, nodes) a level."""
+    """Best estimate of every node from its own count and those below it, and its variance: one array (C, nodes) a
+    level."""
     estimate, spread = [], []
     for i, (level, real) in enumerate(zip(levels, tree.real_nodes(), strict=True)):
         estimate.append(np.asarray(level, dtype=np.float64))
@@ -199,7 +202,8 @@ def _from_below(
 
 
 def _distributed(above: FloatArray, children: FloatArray, slack: FloatArray) -> FloatArray:
-    """``children`` (C, nodes) moved in proportion to their variances ``slack`` so that they add up to the level ``above``."""
+    """``children`` (C, nodes) moved in proportion to their variances ``slack`` so that they add up to the level
+    ``above``."""
     shape = *above.shape, -1
     children, slack = children.reshape(shape), slack.reshape(shape)
     total = slack.sum(axis=2, keepdims=True)
@@ -209,7 +213,8 @@ def _distributed(above: FloatArray, children: FloatArray, slack: FloatArray) -> 
 
 
 def _weighed(y: FloatArray, v: FloatArray, z: FloatArray, w: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Precision-weighted mean of ``y`` (variance v) and ``z`` (variance w), and its variance; y where both are known."""
+    """Precision-weighted mean of ``y`` (variance v) and ``z`` (variance w), and its variance; y where both are
+    known."""
     both = v + w
     scaled = np.where(both > 0, both, 1.0)
     return np.where(both > 0, (y * w + z * v) / scaled, y), v * w / scaled

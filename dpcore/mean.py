@@ -1,15 +1,15 @@
 """Mean of every cell under relation "values": Σx of the cell plus noise of an allocated scale, over the public count n.
 
-To be proved: if all values of one user change, Σx of cell g moves by at most :meth:`Mean.sensitivities` of their pair there,
-Δ = min(U·Γ, T), where T is the cap of the cell. With independent discrete Laplace noise of scale b_g in each cell they
-therefore lose at most Σ_g Δ/b_g, and :meth:`Mean.charges` is never below that.
-Proof: each of their Γ retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, T]. An integer
-that moves by d under noise of scale b costs d/b, and the cells' noises are independent, so their costs add up.
-Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py`` and,
-where hexagons are merged, in ``tests/stream/statistics/test_merging.py``.
+To be proved: if all values of one user change, Σx of cell g moves by at most :meth:`Mean.sensitivities` of their pair
+there, Δ = min(U·Γ, T), where T is the cap of the cell. With independent discrete Laplace noise of scale b_g in each
+cell they therefore lose at most Σ_g Δ/b_g, and :meth:`Mean.charges` is never below that. Proof: each of their Γ
+retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, T]. An integer that moves by d
+under noise of scale b costs d/b, and the cells' noises are independent, so their costs add up. Tested: by brute force
+in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py`` and, where hexagons are
+merged, in ``tests/stream/statistics/test_merging.py``.
 
-Neighbours differ in the values of one user; counts, hence n, Γ, the caps and the scales, are public. Integers are sums of quanta.
-Source: [C] arXiv 2405.06261, mechanisms S7, S14.
+Neighbours differ in the values of one user; counts, hence n, Γ, the caps and the scales, are public. Integers are sums
+of quanta. Source: [C] arXiv 2405.06261, mechanisms S7, S14.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Mean:
-    """``upper``: U in quanta. ``caps``: most that one user adds to Σx of each cell, in quanta, shape (C,); None for no caps.
+    """``upper``: U in quanta. ``caps``: most that one user adds to Σx of each cell, in quanta, shape (C,); None for no
+    caps.
 
     Raises :class:`ParameterError` unless they are 0 or more, ``upper`` an integer.
     """
@@ -69,7 +70,8 @@ class Mean:
         return kept.cell_sums(self.caps)
 
     def draw(self, kept: Summable, noise: IntArray) -> IntArray:
-        """Noisy Σx, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for (:class:`LaplaceScales`)."""
+        """Noisy Σx, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for
+        (:class:`LaplaceScales`)."""
         return self.integers(kept) + noise
 
     def unit(self, counts: Counts, quantum: float) -> FloatArray:
@@ -98,8 +100,8 @@ def sum_caps(counts: Counts, upper: int, share: float, widths: FloatArray) -> In
     """Most that one user adds to Σx of each cell, in quanta, shape (C,): ``share``·U·m̄·width, at least U. Public.
 
     Speed times time is distance, and a cell is only so wide: who stays long in it drove slowly. So long stays need not
-    be given room for U throughout. ``widths``: of the cells, (C,), in any one unit; m̄: mean over pairs of samples per width.
-    Raises :class:`ParameterError` for a share or widths not above 0.
+    be given room for U throughout. ``widths``: of the cells, (C,), in any one unit; m̄: mean over pairs of samples per
+    width. Raises :class:`ParameterError` for a share or widths not above 0.
     """
     if not (np.isfinite(share) and share > 0):
         raise ParameterError(f"a cap of {share} mean contributions is not above 0; give a positive share or no cap")

@@ -1,7 +1,8 @@
 """Bayesian averaging over a fixed grid of candidate models: each weighs as much as its evidence. Post-processing.
 
-Shrinkage and smoothing do not know all parameters of their models. They compute the posterior under every candidate of a
-small public grid and average. Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999), equations 1 to 4.
+Shrinkage and smoothing do not know all parameters of their models. They compute the posterior under every candidate of
+a small public grid and average. Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999), equations 1 to
+4.
 """
 
 from __future__ import annotations

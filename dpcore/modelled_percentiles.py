@@ -1,15 +1,15 @@
 """Percentiles that a model reads from released means and variances: post-processing, so they cost nothing.
 
-Model: a speed is a normal variable that is clipped to [0, U]. Whatever is below 0 stands and has speed 0, as vehicles at
-traffic lights do; whatever is above U counts as U, as the service clips it. Of all such laws one has a given mean m in (0, U)
-and a given variance v with 0 < v < m(U − m). Proof: at one mean, the quantile functions of two of them cross once, so the law
-with the larger deviation σ is larger in convex order, and its variance is larger; v → 0 as σ → 0, and v → m(U − m), which only
-speeds of 0 and U have, as σ → ∞. At one σ the mean grows with the location.
-No constant here was fitted to a recording. What a model says has no interval: how far traffic is from its shape is not known.
+Model: a speed is a normal variable that is clipped to [0, U]. Whatever is below 0 stands and has speed 0, as vehicles
+at traffic lights do; whatever is above U counts as U, as the service clips it. Of all such laws one has a given mean m
+in (0, U) and a given variance v with 0 < v < m(U − m). Proof: at one mean, the quantile functions of two of them cross
+once, so the law with the larger deviation σ is larger in convex order, and its variance is larger; v → 0 as σ → 0, and
+v → m(U − m), which only speeds of 0 and U have, as σ → ∞. At one σ the mean grows with the location. No constant here
+was fitted to a recording. What a model says has no interval: how far traffic is from its shape is not known.
 
-Tested: moments by integrals over the percentiles, in ``tests/dpcore/test_modelled_percentiles.py``. Source: moments of a
-censored normal variable, as in Tobin, Econometrica 26 (1958); scoring for the variance between cells, as in any random-effects
-model.
+Tested: moments by integrals over the percentiles, in ``tests/dpcore/test_modelled_percentiles.py``. Source: moments of
+a censored normal variable, as in Tobin, Econometrica 26 (1958); scoring for the variance between cells, as in any
+random-effects model.
 """
 
 from __future__ import annotations
@@ -27,24 +27,27 @@ FloatArray = npt.NDArray[np.float64]
 MEAN_SHARES = (0.001, 0.999)
 """Means below or above these shares of U are read as these."""
 VARIANCE_SHARES = (0.001, 0.98)
-"""Variances below or above these shares of m(U − m) are read as these: speeds hardly differ, or nearly all are 0 or U."""
+"""Variances below or above these shares of m(U − m) are read as these: speeds hardly differ, or nearly all are 0 or
+U."""
 BLOCK = 10_000
 """Cells that are solved at a time, so that memory does not grow with the cells."""
 _WIDEST = 100.0
 """A deviation, in U, above that of every law within these shares: the widest has 28.1."""
 _HALVINGS, _STEPS, _CLOSE = 28, 100, 1e-9
-"""Of the bisection over deviations; at most, of Newton's steps to a location; and the step, in deviations, that is the last."""
+"""Of the bisection over deviations; at most, of Newton's steps to a location; and the step, in deviations, that is the
+last."""
 _ROUNDS = 20
 """Rounds of scoring, which end in the level and the variance between cells."""
 
 
 def percentiles(means: FloatArray, variances: FloatArray, *, upper: float, percents: Sequence[float]) -> FloatArray:
-    """The ``percents`` in (0, 100) of the clipped normal law of each of C cells, shape (K, C), in the unit of ``upper`` (U).
+    """The ``percents`` in (0, 100) of the clipped normal law of each of C cells, shape (K, C), in the unit of ``upper``
+    (U).
 
-    ``means``, ``variances``: (C,), in the unit of U and in its square. Noise carries them where no law has them. Such means are
-    moved to :data:`MEAN_SHARES` of U, and variances to :data:`VARIANCE_SHARES` of m(U − m). Where the variance is noise alone,
-    below 0 or above m(U − m), the percentiles thus say that speeds hardly differ, or that nearly all are 0 or U: shrink
-    variances first (:func:`shrunken_variances`). Raises :class:`ParameterError`.
+    ``means``, ``variances``: (C,), in the unit of U and in its square. Noise carries them where no law has them. Such
+    means are moved to :data:`MEAN_SHARES` of U, and variances to :data:`VARIANCE_SHARES` of m(U − m). Where the
+    variance is noise alone, below 0 or above m(U − m), the percentiles thus say that speeds hardly differ, or that
+    nearly all are 0 or U: shrink variances first (:func:`shrunken_variances`). Raises :class:`ParameterError`.
     """
     if len(means) != len(variances) or not np.all(np.isfinite([means, variances])) or not upper > 0:
         raise ParameterError("need one finite mean and one finite variance per cell, and upper > 0")
@@ -60,11 +63,12 @@ def percentiles(means: FloatArray, variances: FloatArray, *, upper: float, perce
 
 
 def shrunken_variances(variances: FloatArray, deviations: FloatArray) -> FloatArray:
-    """Released ``variances`` (C,) moved towards their common level, as far as noise of standard ``deviations`` (C,) explains how
-    they differ (empirical Bayes): shape (C,), in their unit.
+    """Released ``variances`` (C,) moved towards their common level, as far as noise of standard ``deviations`` (C,)
+    explains how they differ (empirical Bayes): shape (C,), in their unit.
 
-    Level and variance between cells have the largest likelihood under normal noise, as far as some rounds of scoring bring them
-    there. Cells without noise stay as they are and say nothing about the others. Raises :class:`ParameterError`.
+    Level and variance between cells have the largest likelihood under normal noise, as far as some rounds of scoring
+    bring them there. Cells without noise stay as they are and say nothing about the others. Raises
+    :class:`ParameterError`.
     """
     if len(variances) != len(deviations) or not np.all(np.isfinite([variances, deviations])) or np.any(deviations < 0):
         raise ParameterError("need one finite variance and one finite deviation >= 0 per cell")

@@ -1,8 +1,8 @@
 """Exact discrete noise from injected entropy: discrete Laplace and the exponential mechanism, vectorised.
 
 Every sample is drawn from exactly the stated distribution: integers and rejection only, no floating point between the
-entropy and the result (Mironov 2012 shows why). Algorithms after Canonne, Kamath and Steinke, *The Discrete Gaussian for
-Differential Privacy* (2020), Algorithms 1 and 2.
+entropy and the result (Mironov 2012 shows why). Algorithms after Canonne, Kamath and Steinke, *The Discrete Gaussian
+for Differential Privacy* (2020), Algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ class Noise:
     def discrete_laplace(
         self, numerator: int | IntArray, denominator: int | IntArray = 1, size: int | None = None
     ) -> IntArray:
-        """Integers X with P(X = x) ∝ exp(-|x|·denominator/numerator): scale b = numerator/denominator (CKS Algorithm 2).
+        """Integers X with P(X = x) ∝ exp(-|x|·denominator/numerator): scale b = numerator/denominator (CKS Algorithm
+        2).
 
         Shape (size,) or the broadcast shape of the scales. Integers 1 <= numerator <= 2^40, denominator >= 1, else
         :class:`ParameterError`.
@@ -182,10 +183,11 @@ class Noise:
     def _wide_laplace(self, t: IntArray, s: IntArray) -> IntArray:
         """CKS Algorithm 2 with fewer rejections and a quarter of the entropy.
 
-        To be proved: P(magnitude >= y) = exp(-y·s/t) before the sign. Let G = u + t·M with u on 0..t-1, P(u) ∝ exp(-u/(256·t)),
-        and P(M >= m) = exp(-m/256). Every G >= 0 has one such (u, M), and P(G) ∝ exp(-u/(256·t))·exp(-M/256) = exp(-G/(256·t)),
-        so P(G >= g) = exp(-g/(256·t)), and ⌊G/(256·s)⌋ >= y iff G >= 256·s·y. u is uniform and kept with exp(-γ), γ = u/(256·t),
-        by CKS Algorithm 1; its first event, Bernoulli(γ), is that of a byte 0 and a uniform integer of 0..t-1 below u.
+        To be proved: P(magnitude >= y) = exp(-y·s/t) before the sign. Let G = u + t·M with u on 0..t-1, P(u) ∝
+        exp(-u/(256·t)), and P(M >= m) = exp(-m/256). Every G >= 0 has one such (u, M), and P(G) ∝
+        exp(-u/(256·t))·exp(-M/256) = exp(-G/(256·t)), so P(G >= g) = exp(-g/(256·t)), and ⌊G/(256·s)⌋ >= y iff G >=
+        256·s·y. u is uniform and kept with exp(-γ), γ = u/(256·t), by CKS Algorithm 1; its first event, Bernoulli(γ),
+        is that of a byte 0 and a uniform integer of 0..t-1 below u.
         """
         result = np.zeros(len(t), dtype=np.int64)
         pending: IntArray | slice = slice(None)
@@ -229,19 +231,21 @@ class Noise:
         offsets: IntArray | None = None,
         weights: IntArray | None = None,
     ) -> IntArray:
-        """Exponential mechanism: index i with P(i) ∝ weights[i]·exp(-cost·numerator/denominator), exactly, cost = min(costs[i], c + M).
+        """Exponential mechanism: index i with P(i) ∝ weights[i]·exp(-cost·numerator/denominator), exactly, cost =
+        min(costs[i], c + M).
 
         ``offsets`` of shape (k+1,) makes k independent selections over ``costs[offsets[j]:offsets[j+1]]`` in one call;
-        the result has shape (k,) and is relative to each group's start. c is the least cost of a group, M = ⌊2^62/numerator⌋:
-        products fit in int64 whatever the costs are. min(costs[i], c + M) moves by no more than costs do, so what is claimed
-        for costs of a sensitivity holds; and what lies beyond M has P below exp(-2^20). Proof: a candidate is proposed with P ∝ weights[i]
-        and accepted with exp(-excess[i]·numerator/denominator), excess[i] = min(costs[i] - c, M). The
-        first accepted one of independent proposals has P(i) ∝ the product of both, and the least cost cancels. A group
-        takes Σweights / Σweights·exp(-excess·…) proposals on average. Tested against the exact law in
-        tests/dpcore/test_noise.py.
+        the result has shape (k,) and is relative to each group's start. c is the least cost of a group, M =
+        ⌊2^62/numerator⌋: products fit in int64 whatever the costs are. min(costs[i], c + M) moves by no more than costs
+        do, so what is claimed for costs of a sensitivity holds; and what lies beyond M has P below exp(-2^20). Proof: a
+        candidate is proposed with P ∝ weights[i] and accepted with exp(-excess[i]·numerator/denominator), excess[i] =
+        min(costs[i] - c, M). The first accepted one of independent proposals has P(i) ∝ the product of both, and the
+        least cost cancels. A group takes Σweights / Σweights·exp(-excess·…) proposals on average. Tested against the
+        exact law in tests/dpcore/test_noise.py.
 
         Raises :class:`ParameterError` for an empty group, weights that are negative or sum to 0, a ratio out of bounds,
-        or numbers that are not integers; :class:`OverflowBoundError` for weights that could leave int64. No costs are refused.
+        or numbers that are not integers; :class:`OverflowBoundError` for weights that could leave int64. No costs are
+        refused.
         """
         numerator, denominator = whole_number("numerator", numerator), whole_number("denominator", denominator)
         if not 0 <= numerator <= _MAX_EXPONENT // 2 or not 1 <= denominator <= MAX_SCALE_NUMERATOR:

@@ -1,15 +1,18 @@
-"""How many users each cell has, from the noisy counts of many windows: post-processing of released values, so it costs nothing.
+"""How many users each cell has, from the noisy counts of many windows: post-processing of released values, so it costs
+nothing.
 
-Where the noise of a count is as large as the count, a ratio of two noisy numbers leans to the middle of its range, and cells that
-are kept because their count looks large are those whose noise was. So a ratio is taken over the count's *posterior mean*
-instead. For a sum q = n·s + noise and a posterior of n, q over the mean of n is an observation of s without bias, whatever the
-signal is, because the noise of q does not depend on that of the count. Its variance is the noise of q and what is not known of n.
+Where the noise of a count is as large as the count, a ratio of two noisy numbers leans to the middle of its range, and
+cells that are kept because their count looks large are those whose noise was. So a ratio is taken over the count's
+*posterior mean* instead. For a sum q = n·s + noise and a posterior of n, q over the mean of n is an observation of s
+without bias, whatever the signal is, because the noise of q does not depend on that of the count. Its variance is the
+noise of q and what is not known of n.
 
-The model: a cell has its lasting number of users, times a factor of the window that all cells share, and scatters around that.
-Lasting numbers are distributed over cells in a way that nobody knows; the releases show it (empirical Bayes: the weights of a
-grid of numbers, by expectation maximisation). Source: Kiefer and Wolfowitz, "Consistency of the Maximum Likelihood Estimator in
-the Presence of Infinitely Many Incidental Parameters" (1956); Koenker and Mizera, "Convex Optimization, Shape Constraints, and
-Compound Decisions" (2014), for the grid. A sum of k Laplace variables is variance-gamma distributed: Madan and Seneta (1990).
+The model: a cell has its lasting number of users, times a factor of the window that all cells share, and scatters
+around that. Lasting numbers are distributed over cells in a way that nobody knows; the releases show it (empirical
+Bayes: the weights of a grid of numbers, by expectation maximisation). Source: Kiefer and Wolfowitz, "Consistency of the
+Maximum Likelihood Estimator in the Presence of Infinitely Many Incidental Parameters" (1956); Koenker and Mizera,
+"Convex Optimization, Shape Constraints, and Compound Decisions" (2014), for the grid. A sum of k Laplace variables is
+variance-gamma distributed: Madan and Seneta (1990).
 """
 
 from __future__ import annotations
@@ -28,13 +31,15 @@ FloatArray = npt.NDArray[np.float64]
 MEMORY_HOURS = 12.0
 """After so many hours a window counts 1/e beside a new one in the lasting number of users."""
 FORGOTTEN_HOURS = 2 * MEMORY_HOURS
-"""After a gap of more hours earlier windows are not used: fading alone would leave their average as certain as it was."""
+"""After a gap of more hours earlier windows are not used: fading alone would leave their average as certain as it
+was."""
 STEPS = 24
 """Numbers of users in the grid, beside 0."""
 ROUNDS = 60
 """Rounds of expectation maximisation."""
 SCATTER = 0.5
-"""Standard deviation of a cell's users in one window, as a share of their lasting number, beside that of a Poisson variable."""
+"""Standard deviation of a cell's users in one window, as a share of their lasting number, beside that of a Poisson
+variable."""
 SHARED_SCATTER = 0.7
 """Standard deviation of the factor that all cells of a window share."""
 _LEAST_FACTOR = 0.02
@@ -45,8 +50,8 @@ _NEARLY_NORMAL = 20.0
 
 
 class NoisyCounts(NamedTuple):
-    """Noisy ``counts`` (C,) of one window; the ``variance`` of their noise, which is a sum of ``terms`` Laplace variables (infinitely
-    many: normal).
+    """Noisy ``counts`` (C,) of one window; the ``variance`` of their noise, which is a sum of ``terms`` Laplace
+    variables (infinitely many: normal).
     """
 
     counts: FloatArray
@@ -58,8 +63,9 @@ class NoisyCounts(NamedTuple):
 class Occupancy:
     """What earlier windows said about the lasting number of users of each cell: precision-weighted sums that fade.
 
-    ``total``: (C,), of the counts. ``precision``: of the weights; ``square``: of their squares times variances; ``fourth``: of
-    the fourth powers, times the excess kurtosis that noise of so many terms has. Raises :class:`ParameterError`.
+    ``total``: (C,), of the counts. ``precision``: of the weights; ``square``: of their squares times variances;
+    ``fourth``: of the fourth powers, times the excess kurtosis that noise of so many terms has. Raises
+    :class:`ParameterError`.
     """
 
     total: FloatArray
@@ -149,8 +155,8 @@ def _grid(counted: NoisyCounts) -> FloatArray:
 
 
 def _shares(likely: FloatArray) -> FloatArray:
-    """Posterior probability of each grid point in each cell, (C, G), from log likelihoods (C, G), under the weights of the grid that
-    make the releases most likely.
+    """Posterior probability of each grid point in each cell, (C, G), from log likelihoods (C, G), under the weights of
+    the grid that make the releases most likely.
     """
     likely = np.exp(likely - likely.max(axis=1, keepdims=True))
     weights = np.full(likely.shape[1], 1 / likely.shape[1])
@@ -163,7 +169,8 @@ def _shares(likely: FloatArray) -> FloatArray:
 
 
 def _log_density(off: FloatArray, variance: float | FloatArray, terms: float) -> FloatArray:
-    """Logarithm of the density, up to a constant, of noise of this ``variance`` that is a sum of so many Laplace ``terms``."""
+    """Logarithm of the density, up to a constant, of noise of this ``variance`` that is a sum of so many Laplace
+    ``terms``."""
     if terms > _NEARLY_NORMAL:
         return np.asarray(-0.5 * np.square(off) / variance - 0.5 * np.log(variance))
     scale = np.sqrt(variance / (2 * terms))

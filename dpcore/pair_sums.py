@@ -1,8 +1,9 @@
 """Sums of values for each (cell, user) pair: all that :mod:`dpcore.mean` and :mod:`dpcore.variance` read of values.
 
-What they draw from these sums is what they draw from the values: Σx and Σx² of a cell, capped or not, are sums over its pairs, and
-integers add up in any order. So sensitivities and charges, which are functions of :class:`Counts`, hold as they are.
-Values must have been clipped to [0, U] before they were added: a bound that is applied to a sum is no bound of each value.
+What they draw from these sums is what they draw from the values: Σx and Σx² of a cell, capped or not, are sums over its
+pairs, and integers add up in any order. So sensitivities and charges, which are functions of :class:`Counts`, hold as
+they are. Values must have been clipped to [0, U] before they were added: a bound that is applied to a sum is no bound
+of each value.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class PairSums:
         return PairSums.group(cell, user, counts.samples, self.sums, self.squares, upper=self.upper)
 
     def retain(self, samples: IntArray) -> PairSums:
-        """The pairs with all of their ``samples`` (P,); those with 0 stay, empty. Raises :class:`ParameterError` for any other number.
+        """The pairs with all of their ``samples`` (P,); those with 0 stay, empty. Raises :class:`ParameterError` for
+        any other number.
 
         Which values of a pair came first cannot be told from their sum.
         """

@@ -1,18 +1,20 @@
-"""What every public cell releases under relation "participation": numbers that a user moves by their weight, plus noise.
+"""What every public cell releases under relation "participation": numbers that a user moves by their weight, plus
+noise.
 
-To be proved: if all events of one user are removed, the numbers of part p (count and moments of a cell, its users, a level of
-its tree) move in L1 by at most their weight there times :meth:`Participation.sensitivities` of p, over all cells together; so
-they lose at most :meth:`Participation.charges`, which depend on their own data only, as do the cells and samples they give. The same holds of
-the part of the area, which is the count and mean of all cells together.
-Proof: a sample of weight w adds w to one node of each level, and non-negative numbers of sum w to the polynomials of its cell
+To be proved: if all events of one user are removed, the numbers of part p (count and moments of a cell, its users, a
+level of its tree) move in L1 by at most their weight there times :meth:`Participation.sensitivities` of p, over all
+cells together; so they lose at most :meth:`Participation.charges`, which depend on their own data only, as do the cells
+and samples they give. The same holds of the part of the area, which is the count and mean of all cells together. Proof:
+a sample of weight w adds w to one node of each level, and non-negative numbers of sum w to the polynomials of its cell
 (:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most w. Weights of a user's contribution add up to at most the
-sensitivity, in at most k cells ("share": in all cells together). The area's numbers are sums of such polynomials over all
-samples of all cells. They move in L1 by the sum W of a user's weights, hence in L2 by at most W, not by the root of the sum of
-squares over cells. So the area is offered with "share" only, where W is at most 1. Discrete Laplace noise of scale b costs L1/b; discrete
-Gaussian noise of scale σ costs L2²/(2σ²) in ρ (:mod:`dpcore.accounting`). Parts and cells have independent noise and add up.
-Scales are constants of the configuration, so they reveal nothing, and every cell of a public list is released.
-Tested: over every world of 3 users, 3 windows and 2 cells in ``tests/audit/test_transcript_audit.py``, on samples of the
-shipped path in ``tests/audit/test_participation_audit.py``; of the area also in ``tests/stream/statistics/test_area_mean.py``.
+sensitivity, in at most k cells ("share": in all cells together). The area's numbers are sums of such polynomials over
+all samples of all cells. They move in L1 by the sum W of a user's weights, hence in L2 by at most W, not by the root of
+the sum of squares over cells. So the area is offered with "share" only, where W is at most 1. Discrete Laplace noise of
+scale b costs L1/b; discrete Gaussian noise of scale σ costs L2²/(2σ²) in ρ (:mod:`dpcore.accounting`). Parts and cells
+have independent noise and add up. Scales are constants of the configuration, so they reveal nothing, and every cell of
+a public list is released. Tested: over every world of 3 users, 3 windows and 2 cells in
+``tests/audit/test_transcript_audit.py``, on samples of the shipped path in ``tests/audit/test_participation_audit.py``;
+of the area also in ``tests/stream/statistics/test_area_mean.py``.
 
 Neighbours differ by all events of one user. Integers are in 1/:data:`UNIT`. Source: mechanisms S13, S12.
 """
@@ -51,10 +53,10 @@ class Layout:
     """What is released of every cell, in the order of the scales: constants of the configuration.
 
     ``degree``: of the polynomials that hold count, mean and variance. ``users``: whether users are counted apart from
-    their samples. ``tree``: over the bins of the distribution, at most U + 1; None without percentiles. ``upper``: U in quanta.
-    ``area``: whether count and mean of all cells together are released, too. Each of them is a part with a noise scale of its
-    own, the tree one per level; the area's is the last. Raises :class:`ParameterError` for an area with a weight other than
-    "share", and for more bins than values.
+    their samples. ``tree``: over the bins of the distribution, at most U + 1; None without percentiles. ``upper``: U in
+    quanta. ``area``: whether count and mean of all cells together are released, too. Each of them is a part with a
+    noise scale of its own, the tree one per level; the area's is the last. Raises :class:`ParameterError` for an area
+    with a weight other than "share", and for more bins than values.
     """
 
     degree: int
@@ -87,7 +89,8 @@ class Layout:
         shape: TreeShape = LEAST_ERROR,
         area: bool = False,
     ) -> Layout:
-        """The layout for these statistics of values up to ``upper`` quanta, in min(``bins``, U + 1) bins; ``shape`` of their tree."""
+        """The layout for these statistics of values up to ``upper`` quanta, in min(``bins``, U + 1) bins; ``shape`` of
+        their tree."""
         tree = bin_tree(upper, bins, shape) if percentiles else None
         return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, area)
 
@@ -102,9 +105,10 @@ class Layout:
 class Participation:
     """The terms on which users contribute: constants of the configuration.
 
-    ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only where
-    ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``. ``shares``:
-    relative shares of polynomials, users and percentiles; ``area_share``: of the area, where ``layout`` has it.
+    ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only
+    where ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``.
+    ``shares``: relative shares of polynomials, users and percentiles; ``area_share``: of the area, where ``layout`` has
+    it.
     """
 
     layout: Layout
@@ -117,13 +121,15 @@ class Participation:
 
     @property
     def sensitivities(self) -> IntArray:
-        """Most that one full contribution moves each part, in 1/:data:`UNIT`, shape (parts,): in L1, hence also in L2."""
+        """Most that one full contribution moves each part, in 1/:data:`UNIT`, shape (parts,): in L1, hence also in
+        L2."""
         most = UNIT * (self.samples if self.layout.weight == "sample" else 1)
         levels = 0 if self.layout.tree is None else self.layout.tree.height
         return np.array([most] + [UNIT] * self.layout.users + [most] * (levels + self.layout.area), dtype=np.int64)
 
     def own_choice(self, counts: Counts, listed_cells: IdArray) -> IntArray:
-        """Samples kept per pair, shape (P,): of each user the k listed cells with most of their samples, m samples in each.
+        """Samples kept per pair, shape (P,): of each user the k listed cells with most of their samples, m samples in
+        each.
 
         Ties go to the lowest cell. A user's choice depends on their own events and the public list only.
         """
@@ -170,7 +176,8 @@ class Participation:
 
     @cached_property
     def scales(self) -> tuple[IntArray, IntArray]:
-        """Noise scales t/s of the parts, in 1/:data:`UNIT`: never less noise than their grant pays for; σ where ``gaussian``.
+        """Noise scales t/s of the parts, in 1/:data:`UNIT`: never less noise than their grant pays for; σ where
+        ``gaussian``.
 
         Raises :class:`BudgetError`, or :class:`dpcore.errors.OverflowBoundError` for scales above 2^40.
         """
@@ -187,11 +194,13 @@ class Participation:
         return t, s
 
     def charges(self, counts: Counts) -> IntArray:
-        """What each user pays for pairs with ``counts.samples`` kept samples, shape (L,), µε or nρ: by their own data only.
+        """What each user pays for pairs with ``counts.samples`` kept samples, shape (L,), µε or nρ: by their own data
+        only.
 
-        µε: :attr:`unit_grant` for each of their cells, or once with "share". nρ: the exact loss Σ w²/(2σ²) of their weights
-        w, in the area (Σ w)²/(2σ²), each part's rounded up, for noise on numbers of L2 norm at most w. Never above the grant of a window: with
-        "share" a user's weights add up to 1, otherwise they have at most k cells of at most one full contribution.
+        µε: :attr:`unit_grant` for each of their cells, or once with "share". nρ: the exact loss Σ w²/(2σ²) of their
+        weights w, in the area (Σ w)²/(2σ²), each part's rounded up, for noise on numbers of L2 norm at most w. Never
+        above the grant of a window: with "share" a user's weights add up to 1, otherwise they have at most k cells of
+        at most one full contribution.
         """
         weight = self.layout.weight
         cells = counts.by_user((counts.samples > 0).astype(np.int64))
@@ -213,8 +222,8 @@ class Participation:
 
 @dataclass(frozen=True)
 class PublicCells:
-    """The cells of a window. ``cells``: (C,) listed ids, ascending. ``ranges``: quanta (2, C) to which a user's mean in each
-    cell is clipped, made of released values alone; None: values count as they are.
+    """The cells of a window. ``cells``: (C,) listed ids, ascending. ``ranges``: quanta (2, C) to which a user's mean in
+    each cell is clipped, made of released values alone; None: values count as they are.
     """
 
     cells: IdArray
@@ -222,9 +231,11 @@ class PublicCells:
 
 
 def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArray:
-    """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be shown.
+    """What noise is added to, in 1/:data:`UNIT`: shape (R, C), rows in the order of :attr:`Layout.rows`; never to be
+    shown.
 
-    Raises :class:`ParameterError` for samples in cells that are not listed, and for values that were clipped to more than U.
+    Raises :class:`ParameterError` for samples in cells that are not listed, and for values that were clipped to more
+    than U.
     """
     check_total(len(kept.quanta), UNIT)
     check_clipped(kept.upper, layout.upper)
@@ -272,7 +283,8 @@ def area_integers(layout: Layout, kept: Contributions) -> IntArray:
 def draw(
     layout: Layout, exact: IntArray, scales: tuple[IntArray, IntArray], gaussian: bool, noise: Noise
 ) -> FloatArray:
-    """The ``exact`` integers (R, C) plus noise of the parts' ``scales``, in one batch; in full weights, shape (R, C)."""
+    """The ``exact`` integers (R, C) plus noise of the parts' ``scales``, in one batch; in full weights, shape (R,
+    C)."""
     t, s = _scales_of_cells(layout, exact, scales)
     return _noisy(exact, t, s, gaussian, noise)
 
@@ -280,7 +292,8 @@ def draw(
 def draw_with_area(
     layout: Layout, exact: IntArray, area: IntArray, scales: tuple[IntArray, IntArray], gaussian: bool, noise: Noise
 ) -> tuple[FloatArray, FloatArray]:
-    """The same and the integers of the ``area``, (2,), plus noise of the last of the ``scales``: shapes (R, C) and (2,)."""
+    """The same and the integers of the ``area``, (2,), plus noise of the last of the ``scales``: shapes (R, C) and
+    (2,)."""
     t, s = (
         np.append(of_cells, np.full(len(area), column[-1]))
         for of_cells, column in zip(_scales_of_cells(layout, exact, scales), scales, strict=True)
@@ -302,7 +315,8 @@ def _noisy(exact: IntArray, t: IntArray, s: IntArray, gaussian: bool, noise: Noi
 
 
 def pair_weights(counts: Counts, weight: Weight) -> IntArray:
-    """Integer weight of every pair with ``counts.samples`` kept samples, shape (P,), in 1/:data:`UNIT`: by own data only.
+    """Integer weight of every pair with ``counts.samples`` kept samples, shape (P,), in 1/:data:`UNIT`: by own data
+    only.
 
     "sample": 1 for each of them. "user": 1. "share": parts of 1 as a user's samples of the window are divided.
     """
@@ -321,7 +335,8 @@ class Weighed(NamedTuple):
 
 
 def weighed(kept: Contributions, weight: Weight) -> Iterator[Weighed]:
-    """Every kept value with its integer weight, some at a time: columns of all of them would take more memory than the values.
+    """Every kept value with its integer weight, some at a time: columns of all of them would take more memory than the
+    values.
 
     The weights of a pair add up to :func:`pair_weights` exactly.
     """

@@ -1,15 +1,17 @@
 """Residual clipping: each user's mean in a cell is clipped to a range around what earlier releases foretell (S16).
 
-To be proved: if all values of one user change, the integer of cell g moves by at most :meth:`ResidualMean.sensitivities` of
-their pair there, Δ = Γ·(upper − lower). The ranges are post-processing of earlier releases, hence public.
-Proof: the Γ retained values of the user add S; what they contribute is S clipped to [Γ·lower, Γ·upper], an interval of length Δ.
-Tested: by brute force in ``tests/dpcore/test_residual.py``, where a range that follows the true data moves by more.
+To be proved: if all values of one user change, the integer of cell g moves by at most
+:meth:`ResidualMean.sensitivities` of their pair there, Δ = Γ·(upper − lower). The ranges are post-processing of earlier
+releases, hence public. Proof: the Γ retained values of the user add S; what they contribute is S clipped to [Γ·lower,
+Γ·upper], an interval of length Δ. Tested: by brute force in ``tests/dpcore/test_residual.py``, where a range that
+follows the true data moves by more.
 
-A narrow range has less noise, but the clipped mean moves by less than the mean. Model: means of users in a cell are normal with
-standard deviation ``spread``, clipped to [0, U] because whoever stands has speed 0. Then the clipped mean is a known function
-of the mean, and :class:`Response` undoes it to first order at the forecast: without the bounds 0 and U its gain is erf(κ/√2) for a
-range of ±κ spreads. Users are not quite like the model; what the undoing leaves open goes into the interval.
-Source: mechanism S16; moments of a censored normal variable as in Tobin, Econometrica 26 (1958).
+A narrow range has less noise, but the clipped mean moves by less than the mean. Model: means of users in a cell are
+normal with standard deviation ``spread``, clipped to [0, U] because whoever stands has speed 0. Then the clipped mean
+is a known function of the mean, and :class:`Response` undoes it to first order at the forecast: without the bounds 0
+and U its gain is erf(κ/√2) for a range of ±κ spreads. Users are not quite like the model; what the undoing leaves open
+goes into the interval. Source: mechanism S16; moments of a censored normal variable as in Tobin, Econometrica 26
+(1958).
 """
 
 from __future__ import annotations
@@ -32,24 +34,28 @@ FloatArray = npt.NDArray[np.float64]
 KAPPAS = (0.25, 0.4, 0.6, 0.85, 1.2, 1.7, 2.4, np.inf)
 """Candidate half ranges, in spreads of users; the last is no clipping."""
 OPEN_SHARE = 0.18
-"""What the undoing leaves open in a very narrow range, as a share of the spread: root mean square over cells of eight users or more
-of CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16 (0.13 to 0.19); it falls as exp(−κ²/:data:`OPEN_FALL`)."""
+"""What the undoing leaves open in a very narrow range, as a share of the spread: root mean square over cells of eight
+users or more of CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16 (0.13 to 0.19); it falls as
+exp(−κ²/:data:`OPEN_FALL`)."""
 OPEN_FALL = 2.2
 LASTING = 1.5
-"""Weight of that error beside noise when a range is chosen, because it stays from window to window and noise does not."""
+"""Weight of that error beside noise when a range is chosen, because it stays from window to window and noise does
+not."""
 LEAST_GAIN = 0.05
 WIDEST = 8.0
 """Most by which a range is widened, in steps of 2, after releases at its edge."""
 _AT_EDGE, _INSIDE = 0.6, 0.4
-"""Shares of the half range: a clipped mean that is further off by one deviation of its noise widens the next range, one that is
-nearer narrows it."""
+"""Shares of the half range: a clipped mean that is further off by one deviation of its noise widens the next range, one
+that is nearer narrows it."""
 
 
 @dataclass(frozen=True)
 class ResidualMean:
-    """Σ of users' clipped sums per cell, relation "values". ``lower``, ``upper``: shape (C,), quanta, 0 <= lower < upper <= ``top``, U.
+    """Σ of users' clipped sums per cell, relation "values". ``lower``, ``upper``: shape (C,), quanta, 0 <= lower <
+    upper <= ``top``, U.
 
-    ``gain``: of each cell's :class:`Response`, (C,): noise counts as so much more in what is released. Raises :class:`ParameterError`.
+    ``gain``: of each cell's :class:`Response`, (C,): noise counts as so much more in what is released. Raises
+    :class:`ParameterError`.
     """
 
     lower: IntArray
@@ -67,13 +73,15 @@ class ResidualMean:
             raise ParameterError("gains must be above 0 and at most 1")
 
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
-        """Δ of the clipped sum over ``retained`` samples (P,) for each pair, in quanta: Γ·(upper − lower); shape (P,)."""
+        """Δ of the clipped sum over ``retained`` samples (P,) for each pair, in quanta: Γ·(upper − lower); shape
+        (P,)."""
         checked_retained(counts, retained)
         self._check_cells(counts)
         return retained * (self.upper - self.lower)[counts.pair_cell]
 
     def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
-        """Rows of the allocation, one per cell; weight = events per full range U·n of the undone mean, as in :class:`dpcore.mean.Mean`."""
+        """Rows of the allocation, one per cell; weight = events per full range U·n of the undone mean, as in
+        :class:`dpcore.mean.Mean`."""
         kept = np.maximum(counts.by_cell(retained) * self.top, 1)
         weight = counts.by_cell(counts.samples) / (kept * self.gain)
         return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
@@ -103,8 +111,8 @@ class ResidualMean:
 
 
 class Forecast(NamedTuple):
-    """What earlier releases say about the mean of each cell, (C,): ``mean`` and ``deviation``, its standard deviation; ``widening``: by
-    which factor ranges are wider, at least 1 (:func:`widened`). All in one unit.
+    """What earlier releases say about the mean of each cell, (C,): ``mean`` and ``deviation``, its standard deviation;
+    ``widening``: by which factor ranges are wider, at least 1 (:func:`widened`). All in one unit.
     """
 
     mean: FloatArray
@@ -114,7 +122,8 @@ class Forecast(NamedTuple):
 
 @dataclass(frozen=True)
 class Response:
-    """How the clipped mean of each cell follows its mean near the forecast, (C,): ``forecast`` → ``expected``, slope ``gain``.
+    """How the clipped mean of each cell follows its mean near the forecast, (C,): ``forecast`` → ``expected``, slope
+    ``gain``.
 
     ``open``: standard deviation of what the undoing leaves open. One unit throughout.
     """
@@ -126,7 +135,8 @@ class Response:
 
     @classmethod
     def of(cls, forecast: FloatArray, lower: FloatArray, upper: FloatArray, spread: float, top: float) -> Response:
-        """Of users' means that are normal with deviation ``spread``, clipped to [0, ``top``], around the ``forecast`` (C,)."""
+        """Of users' means that are normal with deviation ``spread``, clipped to [0, ``top``], around the ``forecast``
+        (C,)."""
         middle = np.clip(forecast, 0.02 * top, 0.98 * top)
         location = _location(middle, spread, top)
         inside, free = _between(location, lower, upper, spread), _between(location, 0.0, top, spread)
@@ -143,11 +153,12 @@ class Response:
 
 
 def choose_ranges(forecast: Forecast, noise: FloatArray, *, spread: float, top: int) -> tuple[IntArray, IntArray]:
-    """(Lower, upper) ends of each cell's range in quanta, (C,), of least predicted error: noise against what stays open.
+    """(Lower, upper) ends of each cell's range in quanta, (C,), of least predicted error: noise against what stays
+    open.
 
-    ``noise``: (C,), standard deviation of the noise of the mean without clipping, public; it falls with the range. Read beside
-    the forecast of variance v, noise s and error b leave v·(s² + b²)/(v + s² + b²), b once more by how much it lasts. ``forecast`` and
-    ``spread`` in quanta. Raises :class:`ParameterError`.
+    ``noise``: (C,), standard deviation of the noise of the mean without clipping, public; it falls with the range. Read
+    beside the forecast of variance v, noise s and error b leave v·(s² + b²)/(v + s² + b²), b once more by how much it
+    lasts. ``forecast`` and ``spread`` in quanta. Raises :class:`ParameterError`.
     """
     if not (spread > 0 and top > 0 and np.all(np.isfinite(forecast.mean)) and np.all(np.isfinite(forecast.deviation))):
         raise ParameterError("ranges need a finite forecast, deviations of 0 or more, and a spread and U above 0")
@@ -177,8 +188,9 @@ _NOTHING = 1e-300
 def widened(
     widening: FloatArray, clipped: FloatArray, response: Response, half: FloatArray, noise: FloatArray
 ) -> FloatArray:
-    """The ``widening`` (C,) for the next window: doubled where the released ``clipped`` mean lies at the edge of its range, so that a
-    jam is seen; halved where it lies well inside. ``half``: half ranges; ``noise``: deviation of the clipped mean's noise, (C,).
+    """The ``widening`` (C,) for the next window: doubled where the released ``clipped`` mean lies at the edge of its
+    range, so that a jam is seen; halved where it lies well inside. ``half``: half ranges; ``noise``: deviation of the
+    clipped mean's noise, (C,).
     """
     off = np.abs(clipped - response.expected)
     wider = np.where(off > _AT_EDGE * half + noise, widening * 2, widening)
@@ -186,7 +198,8 @@ def widened(
 
 
 def _location(mean: FloatArray, spread: float, top: float) -> FloatArray:
-    """Location of the normal law whose mean, clipped to [0, top], is ``mean``: Newton's steps, at most one spread each."""
+    """Location of the normal law whose mean, clipped to [0, top], is ``mean``: Newton's steps, at most one spread
+    each."""
     location = mean.copy()
     for _ in range(_NEWTON):
         slope = np.maximum(_between(location, 0.0, top, spread), 0.02)

@@ -1,7 +1,8 @@
-"""Adaptive resolution: pool sparse cells into their parents until the predicted interval of each region is narrow enough.
+"""Adaptive resolution: pool sparse cells into their parents until the predicted interval of each region is narrow
+enough.
 
-Relation "values" only: which cells are pooled is a function of public counts. A region is what remains of a parent after those
-of its cells that can stand alone are taken out. Every event belongs to exactly one region.
+Relation "values" only: which cells are pooled is a function of public counts. A region is what remains of a parent
+after those of its cells that can stand alone are taken out. Every event belongs to exactly one region.
 """
 
 from __future__ import annotations

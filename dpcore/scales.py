@@ -54,8 +54,8 @@ def noise_ratio(sensitivity: int, epsilon_micro: int) -> tuple[int, int]:
     """Integers t, s with t/s >= 10⁶·``sensitivity``/``epsilon_micro``, t <= 2^40: never less noise than promised.
 
     Exact where the reduced fraction fits; (0, 1), no noise, for sensitivity 0. Raises :class:`OverflowBoundError` where
-    the scale itself exceeds 2^40, :class:`BudgetError` for a budget below 1 µε, :class:`ParameterError` for a sensitivity
-    that is not an integer of 0 or more.
+    the scale itself exceeds 2^40, :class:`BudgetError` for a budget below 1 µε, :class:`ParameterError` for a
+    sensitivity that is not an integer of 0 or more.
     """
     micro, moved = checked_micro(epsilon_micro), checked_sensitivity(sensitivity)
     if moved == 0:
@@ -82,16 +82,19 @@ def checked_sensitivity(sensitivity: int) -> int:
     """``sensitivity``, or :class:`ParameterError` unless it is an integer of 0 or more quanta."""
     if not is_whole_number(sensitivity) or sensitivity < 0:
         raise ParameterError(
-            f"sensitivity {sensitivity!r} is not an integer of 0 or more quanta; round it up to quanta, or use a finer quantum"
+            f"sensitivity {sensitivity!r} is not an integer of 0 or more quanta; round it up to quanta, or use a finer "
+            "quantum"
         )
     return int(sensitivity)
 
 
 def check_clipped(largest: int, upper: int) -> None:
-    """:class:`ParameterError` where values of up to ``largest`` quanta may exceed ``upper``, for which noise is planned."""
+    """:class:`ParameterError` where values of up to ``largest`` quanta may exceed ``upper``, for which noise is
+    planned."""
     if largest > upper:
         raise ParameterError(
-            f"values of up to {largest} quanta exceed the upper bound of {upper} that the noise is for; clip them to {upper}"
+            f"values of up to {largest} quanta exceed the upper bound of {upper} that the noise is for; clip them to "
+            f"{upper}"
         )
 
 

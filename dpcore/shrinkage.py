@@ -1,9 +1,10 @@
 """Shrinkage of noisy cell means towards their neighbours: post-processing of released values, so it costs nothing.
 
 Model: released mean = θ + Laplace noise of known scale; θ = intercept + public covariates + a spatial field of
-exponential correlation + what sampling n events leaves. The noise is read as Laplace by expectation propagation, the few
-hyperparameters are averaged over a fixed grid by their evidence. Each release tests what the model says without it, which
-calibrates the intervals (:mod:`dpcore.interval_calibration`). Only released values, public scales and counts come in.
+exponential correlation + what sampling n events leaves. The noise is read as Laplace by expectation propagation, the
+few hyperparameters are averaged over a fixed grid by their evidence. Each release tests what the model says without it,
+which calibrates the intervals (:mod:`dpcore.interval_calibration`). Only released values, public scales and counts come
+in.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ FIELD_SHARES = (0.02, 0.06)
 LENGTH_KM = 5.0
 """Correlation length of the spatial field, in km."""
 EVENT_SHARES = (0.3, 0.65)
-"""Candidate standard deviations e of one event around its cell's level, as shares of U; of n events, √(e²/(n + (e/q)²))."""
+"""Candidate standard deviations e of one event around its cell's level, as shares of U; of n events, √(e²/(n +
+(e/q)²))."""
 QUIET_SHARE = 0.5
 """q: standard deviation of a cell with next to no events, as a share of U: streets and motorways differ by as much."""
 LEVEL_SHARE = 0.5
@@ -40,7 +42,8 @@ BASELINE_SHARE = 0.1
 EFFECT_SHARES = (0.04, 0.1)
 """Candidate standard deviations of the effect of one standard deviation of a covariate, as shares of U."""
 UNLIKELY = 30.0
-"""Candidates whose evidence is e^30 times smaller than that of the best cautious one change no digit, so they are not predicted."""
+"""Candidates whose evidence is e^30 times smaller than that of the best cautious one change no digit, so they are not
+predicted."""
 MOST_INFORMATIVE = 600
 """Cells that inform the field; in a larger area the noisiest ones are only predicted."""
 BLOCK = 1024
@@ -49,8 +52,8 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Shrunken:
-    """Post-processed means: ``value``, ``low`` and ``high`` (95 %, calibrated by releases), shape (C,), in the unit of U; and the
-    ``calibration`` after these releases, which the next window may begin with.
+    """Post-processed means: ``value``, ``low`` and ``high`` (95 %, calibrated by releases), shape (C,), in the unit of
+    U; and the ``calibration`` after these releases, which the next window may begin with.
 
     Never a substitute for the released value: the interval rests on the model, not on the mechanism alone.
     """
@@ -83,8 +86,8 @@ def shrink(
     ``events``: public counts n (C,). ``positions_km``: (C, 2), without it the field has no neighbours. ``covariates``:
     (C, k) public columns, each standardised here. ``baseline``: (C,) public first guess, in the unit of U. Infinite
     scales are allowed: nothing was released there, predict. Time and memory grow in step with C: at most
-    :data:`MOST_INFORMATIVE` cells inform the others. ``calibration``: what earlier windows said about the intervals. Raises
-    :class:`ParameterError`.
+    :data:`MOST_INFORMATIVE` cells inform the others. ``calibration``: what earlier windows said about the intervals.
+    Raises :class:`ParameterError`.
     """
     _validate(means, scales, events, upper)
     if not len(means):
@@ -149,8 +152,8 @@ def _mixtures(
 
 @dataclass(frozen=True)
 class _Prior:
-    """What the covariance of the C cells is made of. ``effects``: (C, k) standardised covariates; ``positions``: (C, 2) in
-    km, or None for a field without neighbours.
+    """What the covariance of the C cells is made of. ``effects``: (C, k) standardised covariates; ``positions``: (C, 2)
+    in km, or None for a field without neighbours.
     """
 
     upper: float
@@ -195,8 +198,8 @@ class _Relations(NamedTuple):
 
 
 class _Posterior(NamedTuple):
-    """Of one candidate: mean and variance of the informative cells, and what predicts any other: √ of the sites' precisions, the
-    sites' shifts, a Cholesky factor, the weighed shifts.
+    """Of one candidate: mean and variance of the informative cells, and what predicts any other: √ of the sites'
+    precisions, the sites' shifts, a Cholesky factor, the weighed shifts.
     """
 
     log_evidence: float

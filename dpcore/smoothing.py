@@ -1,17 +1,17 @@
 """Temporal smoothing of the released means of cells: post-processing of released values, so it costs nothing.
 
-The model: the mean of a cell in a window is the sum of the level of the whole area, the effects of public covariates, the
-cell's lasting deviation, a passing deviation, and what sampling n events leaves. Level and effects are random walks; the
-level also returns to its profile over the day. Deviations are correlated in space. A release adds Laplace noise of known scale.
-A release of all cells together observes the weighted sum of their means.
+The model: the mean of a cell in a window is the sum of the level of the whole area, the effects of public covariates,
+the cell's lasting deviation, a passing deviation, and what sampling n events leaves. Level and effects are random
+walks; the level also returns to its profile over the day. Deviations are correlated in space. A release adds Laplace
+noise of known scale. A release of all cells together observes the weighted sum of their means.
 
-The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation, which
-fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`); noise of ratios
-of several noisy numbers is read as normal. Parameters
-that nobody knows are averaged over a fixed grid (:mod:`dpcore.model_averaging`). Each release tests what the model says without
-it, which calibrates the intervals (:mod:`dpcore.interval_calibration`). The caller keeps the state between windows.
-Source: Durbin and Koopman, *Time Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; Rasmussen and
-Williams, *Gaussian Processes for Machine Learning* (2006), section 2.2, for the spatial field.
+The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation,
+which fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`);
+noise of ratios of several noisy numbers is read as normal. Parameters that nobody knows are averaged over a fixed grid
+(:mod:`dpcore.model_averaging`). Each release tests what the model says without it, which calibrates the intervals
+(:mod:`dpcore.interval_calibration`). The caller keeps the state between windows. Source: Durbin and Koopman, *Time
+Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; Rasmussen and Williams, *Gaussian
+Processes for Machine Learning* (2006), section 2.2, for the spatial field.
 """
 
 from __future__ import annotations
@@ -58,15 +58,17 @@ MOST_CELLS = 5_000
 FORGOTTEN = 0.01
 """A cell is forgotten once the precision of its past is below this share of the precision of the model's prior."""
 CALIBRATION_HOURS = 12.0
-"""After so many hours the evidence that calibrates intervals has faded to 1/e. Errors of a model are alike from day to day, so
-that more windows would make a calibration surer than it may be: with three days of evidence, coverage fell to 80 % in some classes."""
+"""After so many hours the evidence that calibrates intervals has faded to 1/e. Errors of a model are alike from day to
+day, so that more windows would make a calibration surer than it may be: with three days of evidence, coverage fell to
+80 % in some classes."""
 OLDEST_HOURS = 336.0
 """A state older than two weeks is forgotten as a whole."""
 
 
 @dataclass(frozen=True)
 class Smoothed:
-    """Post-processed means: ``value``, ``low``, ``high`` (95 %, calibrated by releases), shape (C,), in the unit of U."""
+    """Post-processed means: ``value``, ``low``, ``high`` (95 %, calibrated by releases), shape (C,), in the unit of
+    U."""
 
     value: FloatArray
     low: FloatArray
@@ -85,9 +87,9 @@ def smooth(
 ) -> tuple[SmoothingState, Smoothed]:
     """One Kalman step with the releases of one window: the new state and the smoothed means.
 
-    ``hours``: the window's time on any continuous clock, not before the state's; ``hour_of_day``: its hour of the local day,
-    0..23; ``upper``: U; ``typical``: the level that is expected before any window, None: U/2, as little as is known. Raises
-    :class:`ParameterError`.
+    ``hours``: the window's time on any continuous clock, not before the state's; ``hour_of_day``: its hour of the local
+    day, 0..23; ``upper``: U; ``typical``: the level that is expected before any window, None: U/2, as little as is
+    known. Raises :class:`ParameterError`.
     """
     d = dynamics or Dynamics()
     _validate(state, releases, hours, hour_of_day, upper)
@@ -110,8 +112,8 @@ def smooth(
 
 @dataclass(frozen=True)
 class Foretold:
-    """What the past says about the mean of each cell in a window, before anything of it is released: ``value`` and ``deviation``, the
-    standard deviation of the cell's mean around it, (C,), in the unit of U.
+    """What the past says about the mean of each cell in a window, before anything of it is released: ``value`` and
+    ``deviation``, the standard deviation of the cell's mean around it, (C,), in the unit of U.
     """
 
     value: FloatArray
@@ -137,10 +139,11 @@ def foretell(
     typical: float | None = None,
     dynamics: Dynamics | None = None,
 ) -> Foretold:
-    """The forecast of a window's means from the ``state`` before it: level at this hour, effects of covariates, lasting deviations.
+    """The forecast of a window's means from the ``state`` before it: level at this hour, effects of covariates, lasting
+    deviations.
 
-    ``at``: cells, places, events and covariates of the window; its means and scales are not read. All members of the grid count
-    alike. The rest is as in :func:`smooth`, and so are the errors.
+    ``at``: cells, places, events and covariates of the window; its means and scales are not read. All members of the
+    grid count alike. The rest is as in :func:`smooth`, and so are the errors.
     """
     d = dynamics or Dynamics()
     _validate(state, at, hours, hour_of_day, upper)

@@ -1,10 +1,10 @@
 """CHOP-USER: drop users from cells, by public counts, so that nobody is in too many cells (relation "values" only).
 
 The paper's uniform accounting charges every user for the largest number of cells anyone visits. Suppression lowers
-that number. With the paper's threshold the worst predicted error over cells stays under what plain noise would have cost. A sweep
-instead keeps ε and tries all such numbers, for the least worst error, or for the least error that its caller predicts.
-Source: "Improving the Privacy Loss Under User-Level DP Composition for Fixed Estimation Error" (arXiv 2405.06261),
-with the errors of :func:`worst_case_error`. Not valid under relation "participation": it reads counts.
+that number. With the paper's threshold the worst predicted error over cells stays under what plain noise would have
+cost. A sweep instead keeps ε and tries all such numbers, for the least worst error, or for the least error that its
+caller predicts. Source: "Improving the Privacy Loss Under User-Level DP Composition for Fixed Estimation Error" (arXiv
+2405.06261), with the errors of :func:`worst_case_error`. Not valid under relation "participation": it reads counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ Objective = Callable[[IntArray], float]
 STATISTICS: tuple[Statistic, ...] = ("mean", "variance")
 
 MAX_EVALUATIONS = 2_000_000
-"""Errors that one sweep may compute: some 2 s on one core. Counted, not timed, so that whoever plans decides the same."""
+"""Errors that one sweep may compute: some 2 s on one core. Counted, not timed, so that whoever plans decides the
+same."""
 LEAST_OBJECTIVE_COST = 10_000
 """Evaluations that one value of an objective counts as: these, or one per pair if there are more pairs."""
 _FINEST = 32
@@ -51,8 +52,9 @@ class Suppression:
     """What suppression decided, all of it public under relation "values".
 
     ``samples``: shape (P,), retained counts, 0 = suppressed. ``max_cells``: most cells per user afterwards (K).
-    ``epsilon_per_cell`` in µε (not rounded). Errors are worst cases over cells, in the unit U = 1. ``complete``: whether
-    everything was tried, which a sweep stops doing at its limit of evaluations; ``evaluations``: errors computed.
+    ``epsilon_per_cell`` in µε (not rounded). Errors are worst cases over cells, in the unit U = 1. ``complete``:
+    whether everything was tried, which a sweep stops doing at its limit of evaluations; ``evaluations``: errors
+    computed.
     """
 
     samples: IntArray
@@ -96,7 +98,8 @@ def suppress(
 
     Stops before the first level on which a cell's error would pass ``threshold`` (the paper takes
     :func:`unsuppressed_noise`), or a cell would fall below ``min_users`` contributors. Relation "values". Raises
-    :class:`BudgetError`, :class:`ParameterError`, and :class:`CostLimitError` where it would take more than ``max_evaluations``.
+    :class:`BudgetError`, :class:`ParameterError`, and :class:`CostLimitError` where it would take more than
+    ``max_evaluations``.
     """
     _validate(epsilon_micro, statistics, min_users)
     return _run(CellTable.of(counts), epsilon_micro, statistics, min_users, stop_at, threshold, max_evaluations)
@@ -120,10 +123,10 @@ def sweep_chop_user(
 ) -> Suppression:
     """Split ``total_micro`` (µε) over K cells, suppress down to K cells per user, keep the K of least ``objective``.
 
-    Without an objective it is the worst error over cells, and users leave the cell whose error is least without them. With
-    one, they leave the cell of least error times events, because a planner adds errors up over events. K goes from the
-    present maximum down to 1 (:func:`_limits_tried`). The threshold does not bind here: a K that cannot be reached without
-    emptying a cell is skipped. Ties go to the larger K (less suppressed). Where the runs would take more than
+    Without an objective it is the worst error over cells, and users leave the cell whose error is least without them.
+    With one, they leave the cell of least error times events, because a planner adds errors up over events. K goes from
+    the present maximum down to 1 (:func:`_limits_tried`). The threshold does not bind here: a K that cannot be reached
+    without emptying a cell is skipped. Ties go to the larger K (less suppressed). Where the runs would take more than
     ``max_evaluations`` together, the best of those that were finished is kept and the result is not ``complete``: a
     function of public counts, like everything here. Relation "values". Raises as :func:`suppress`.
     """
@@ -152,7 +155,8 @@ def sweep_chop_user(
 
 
 def _limits_tried(most: int) -> list[int]:
-    """Numbers of cells per user that a sweep tries, powers of two of the way first, so that a sweep cut short saw the range."""
+    """Numbers of cells per user that a sweep tries, powers of two of the way first, so that a sweep cut short saw the
+    range."""
     limits = [most]
     while limits[-1] > 1:
         limits.append(limits[-1] - max(1, limits[-1] // _FINEST))

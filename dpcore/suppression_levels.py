@@ -1,10 +1,10 @@
 """The greedy choice of CHOP-USER: level by level, every user in the most cells leaves the cell that costs least.
 
-:func:`departure_error` is what it minimises. A user's next cell is the least of many errors, each of which changes whenever
-anybody leaves its cell. Two ways to find it give the same choices: :class:`_Scan` compares them all, which is quickest for
-few cells; :class:`_Queue` keeps lower bounds that stay true until a cell's largest contributor leaves, and computes only
-errors whose bound is below the least one found. Every error compared counts as one evaluation: the cost of a run is stated
-in them, never in seconds. Relation "values": everything is a function of public counts.
+:func:`departure_error` is what it minimises. A user's next cell is the least of many errors, each of which changes
+whenever anybody leaves its cell. Two ways to find it give the same choices: :class:`_Scan` compares them all, which is
+quickest for few cells; :class:`_Queue` keeps lower bounds that stay true until a cell's largest contributor leaves, and
+computes only errors whose bound is below the least one found. Every error compared counts as one evaluation: the cost
+of a run is stated in them, never in seconds. Relation "values": everything is a function of public counts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class CostLimitError(RuntimeError):
 def departure_error(of_mean: bool, of_variance: bool, epsilon: float) -> Error:
     """Scalar form of :func:`dpcore.suppression.worst_case_error`: clipping bias plus noise scale of one cell.
 
-    ``epsilon`` is shared equally by the statistics. Scalars, because a run computes one cell at a time. Each term is one
-    quotient of integers, correctly rounded, so what grows as n falls grows in floating point, too.
+    ``epsilon`` is shared equally by the statistics. Scalars, because a run computes one cell at a time. Each term is
+    one quotient of integers, correctly rounded, so what grows as n falls grows in floating point, too.
     """
     per_share = (of_mean + of_variance) / epsilon
 
@@ -78,7 +78,8 @@ def departure_bound(of_mean: bool, of_variance: bool, epsilon: float) -> Bound:
 
 
 def weighted_by_events(error: Error, bound: Bound, most: float) -> tuple[Error, Bound]:
-    """``error`` and its ``bound`` times the events of the cell: what a sum over events loses there, each at most ``most``."""
+    """``error`` and its ``bound`` times the events of the cell: what a sum over events loses there, each at most
+    ``most``."""
 
     def weighted(total: int, retained: int, largest: int) -> float:
         return total * min(most, error(total, retained, largest))
@@ -100,8 +101,8 @@ def _variance_bias(total: int, retained: int) -> float:
 class CellTable:
     """Public counts as lists, made once and read by every run: P pairs by (cell, user), as in :class:`Counts`.
 
-    ``ranked``: pairs of a cell, its largest contributors first; those of cell g are ``start[g]:start[g+1]``. ``pairs_of``:
-    pairs of each user, lowest cell first. A list index costs a tenth of an array index.
+    ``ranked``: pairs of a cell, its largest contributors first; those of cell g are ``start[g]:start[g+1]``.
+    ``pairs_of``: pairs of each user, lowest cell first. A list index costs a tenth of an array index.
     """
 
     counts: Counts
@@ -142,8 +143,8 @@ class LevelRun:
     """The users who are still in each cell. A cell's two largest retained counts are found by sorted order with lazy
     deletion.
 
-    ``errors``: of each cell, until somebody leaves it, its errors without one user by how many samples that one has; 0 stands for
-    the largest contributor.
+    ``errors``: of each cell, until somebody leaves it, its errors without one user by how many samples that one has; 0
+    stands for the largest contributor.
     """
 
     def __init__(self, table: CellTable, error: Error, bound: Bound, min_users: int, max_evaluations: float) -> None:
@@ -186,7 +187,8 @@ class LevelRun:
         return self.table.total[g], self.retained[g] - self.table.samples[pair], largest
 
     def run(self, threshold: float, stop_at: int) -> tuple[int, int]:
-        """(Most cells per user before, after): whole levels of users by index, until ``stop_at`` or the first that fails.
+        """(Most cells per user before, after): whole levels of users by index, until ``stop_at`` or the first that
+        fails.
 
         Raises :class:`CostLimitError`.
         """

@@ -1,15 +1,16 @@
-"""1/n variance of every cell under relation "values": the exact variance on a public grid plus noise of an allocated scale.
+"""1/n variance of every cell under relation "values": the exact variance on a public grid plus noise of an allocated
+scale.
 
 To be proved: if all values of one user change, the integer V = ⌊(n·Σx² − (Σx)²)/(n²·grid)⌋ of a cell moves by at most
-:meth:`Variance.sensitivities` of their pair there, Δ = ⌈U²·j·(n−j)/(n²·grid)⌉ with j = min(Γ, ⌊n/2⌋). With discrete Laplace
-noise of scale b_g in each cell they lose at most Σ_g Δ/b_g, and :meth:`Variance.charges` is never below that.
-Proof: the variance is convex in every value, so it is extreme where their values are 0 or U; with i of them at U and the others'
-best placed it moves by at most U²·j(n−j)/n². Rounding down: |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Costs of cells add up as in
-:mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_variance.py``, on the shipped path in
+:meth:`Variance.sensitivities` of their pair there, Δ = ⌈U²·j·(n−j)/(n²·grid)⌉ with j = min(Γ, ⌊n/2⌋). With discrete
+Laplace noise of scale b_g in each cell they lose at most Σ_g Δ/b_g, and :meth:`Variance.charges` is never below that.
+Proof: the variance is convex in every value, so it is extreme where their values are 0 or U; with i of them at U and
+the others' best placed it moves by at most U²·j(n−j)/n². Rounding down: |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Costs of cells add up
+as in :mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_variance.py``, on the shipped path in
 ``tests/audit/test_values_audit.py``.
 
-Neighbours differ in the values of one user; counts are public. Source: [C] arXiv 2405.06261, mechanisms S7 (its clipping
-bias cases and its item-level Δ corrected, ``docs/errata.md``).
+Neighbours differ in the values of one user; counts are public. Source: [C] arXiv 2405.06261, mechanisms S7 (its
+clipping bias cases and its item-level Δ corrected, ``research/errata.md``).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Variance:
             raise ParameterError(f"a grid of {self.grid} quanta² is below 1; give at least 1")
 
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
-        """Δ of the variance over ``retained`` samples (P,) for each pair, in units of ``grid``; 0 where n <= 1. Shape (P,)."""
+        """Δ of the variance over ``retained`` samples (P,) for each pair, in units of ``grid``; 0 where n <= 1. Shape
+        (P,)."""
         checked_retained(counts, retained)
         n = counts.by_cell(retained)[counts.pair_cell]
         j = np.minimum(retained, n // 2)
@@ -80,7 +82,8 @@ class Variance:
         return np.asarray((n * squares - sums * sums) // np.maximum(n * n * self.grid, 1)).astype(np.int64)
 
     def draw(self, kept: Summable, noise: IntArray) -> IntArray:
-        """Noisy V, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for (:class:`LaplaceScales`)."""
+        """Noisy V, shape (C,), from ``noise`` (C,): one draw of the scales that were charged for
+        (:class:`LaplaceScales`)."""
         return self.integers(kept) + noise
 
     def unit(self, counts: Counts, quantum: float) -> FloatArray:
@@ -107,6 +110,7 @@ def clipping_bias(total: IntArray, retained: IntArray) -> FloatArray:
 
 
 def worst_change(retained: IntArray, largest: IntArray) -> FloatArray:
-    """Most that one user with ``largest`` of n ``retained`` samples moves the variance, in U²: j(n−j)/n². Shape (C,)."""
+    """Most that one user with ``largest`` of n ``retained`` samples moves the variance, in U²: j(n−j)/n². Shape
+    (C,)."""
     share = np.minimum(largest, retained // 2) / retained
     return np.asarray(share * (1 - share))

@@ -1,7 +1,7 @@
 """Print each complete window of a feed once: python subscriber.py BOOTSTRAP FEED [COUNT] [STATE]
 
-Needs aiokafka. Ends after COUNT windows; without it, or with inf, never. With STATE, a file of SQLite, a later run goes on
-where this one ended, however it ended; without it, each run begins with what retention has kept.
+Needs aiokafka. Ends after COUNT windows; without it, or with inf, never. With STATE, a file of SQLite, a later run goes
+on where this one ended, however it ended; without it, each run begins with what retention has kept.
 """
 
 import asyncio

@@ -1,12 +1,14 @@
-"""How good a live map of a fleet is, by accounting, grants and clipping (mechanisms S15 to S19). NOT PRIVATE: it knows the truth.
+"""How good a live map of a fleet is, by accounting, grants and clipping (mechanisms S15 to S19). NOT PRIVATE: it knows
+the truth.
 
 ``python -m research live_map``: CapMetro's days in ``$HEXVEIL_DATA``, as they are or as so many clones whose
-times are shifted by up to six minutes. 15 minutes, H3 resolution 7, (12, 10⁻⁶) a day, U = 65 km/h, relation "values". Noise is
-drawn by numpy with the scales that :mod:`dpcore` charges for; everything else is the product's own mathematics. Of each mechanism:
-half width of the 95 % interval (median by events), share of events within 5 km/h, MAE, coverage by events and by cells, skill against
-the exact mean of the cell in the other windows, and the share of a planted incident (speeds × 0.4 for an hour from 08:00 in up
-to ten cells that are far apart) that the map shows after 15, 30 and 60 minutes. ``oracle``: the noise of the last
-mechanism beside that exact mean, with its true error by busyness: what a forecast that knows the typical map would reach.
+times are shifted by up to six minutes. 15 minutes, H3 resolution 7, (12, 10⁻⁶) a day, U = 65 km/h, relation "values".
+Noise is drawn by numpy with the scales that :mod:`dpcore` charges for; everything else is the product's own
+mathematics. Of each mechanism: half width of the 95 % interval (median by events), share of events within 5 km/h, MAE,
+coverage by events and by cells, skill against the exact mean of the cell in the other windows, and the share of a
+planted incident (speeds × 0.4 for an hour from 08:00 in up to ten cells that are far apart) that the map shows after
+15, 30 and 60 minutes. ``oracle``: the noise of the last mechanism beside that exact mean, with its true error by
+busyness: what a forecast that knows the typical map would reach.
 """
 
 from __future__ import annotations
@@ -231,7 +233,8 @@ def maps(
 
 
 def others(windows: list[Window]) -> list[FloatArray]:
-    """Of each window, the exact mean of each of its cells in all other windows; that of all cells where there is none."""
+    """Of each window, the exact mean of each of its cells in all other windows; that of all cells where there is
+    none."""
     cells = np.unique(np.concatenate([w.cells for w in windows]))
     total, events = np.zeros((2, len(cells)))
     for w in windows:
@@ -298,7 +301,8 @@ def incident(events: Events) -> tuple[Events, npt.NDArray[np.uint64], int]:
 
 
 def seen(events: Events, mechanism: Mechanism, seeds: int = 2) -> list[float]:
-    """Share of the drop that the map shows after 15, 30 and 60 minutes: the same noise with and without the incident."""
+    """Share of the drop that the map shows after 15, 30 and 60 minutes: the same noise with and without the
+    incident."""
     slowed, cells, first = incident(events)
     with_it, without = windows_of(slowed), windows_of(events)
     at = [next(i for i, w in enumerate(without) if w.number == first + later) for later in (0, 1, 3)]

@@ -1,11 +1,11 @@
 """How well percentiles are modelled by released moments under "participation", and any smooth model could. NOT PRIVATE.
 
 For p15, p50 and p85: the error of what is released for a share of ε; of what post-processing "clipped-normal" makes of
-released mean and variance, on which all of ε is spent; and of the best smooth model in hindsight that is fed by the same: a
-combination of powers of these moments that is fitted to the true percentiles of the same cells, by least absolute errors
-weighted by events. No model of this form that knows less does better on that day. For p50 it is also fed exact moments, means
-alone, or released moments and what a district around the cell shows in the same window: exact percentiles, mean and share of
-vehicles that stand, for which nothing is paid.
+released mean and variance, on which all of ε is spent; and of the best smooth model in hindsight that is fed by the
+same: a combination of powers of these moments that is fitted to the true percentiles of the same cells, by least
+absolute errors weighted by events. No model of this form that knows less does better on that day. For p50 it is also
+fed exact moments, means alone, or released moments and what a district around the cell shows in the same window: exact
+percentiles, mean and share of vehicles that stand, for which nothing is paid.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def powers(mean: FloatArray, variance: FloatArray | None) -> FloatArray:
 
 
 def districts(planned: list[PlannedWindow], resolution: int, draws: int) -> FloatArray:
-    """Exact p15, p50, p85, mean (km/h) and share that stands in the district of each visited cell in its window, (n, 5)."""
+    """Exact p15, p50, p85, mean (km/h) and share that stands in the district of each visited cell in its window, (n,
+    5)."""
     parts = []
     for each in planned:
         counts = each.contributions.counts
@@ -107,13 +108,15 @@ def _shape(values: IntArray) -> list[float]:
 
 
 def scaled(mean: FloatArray, district: FloatArray) -> FloatArray:
-    """What a model combines of a ``district``'s shape (n, 5), (n, 9): as it is, and in proportion to the cell's ``mean`` (n,)."""
+    """What a model combines of a ``district``'s shape (n, 5), (n, 9): as it is, and in proportion to the cell's
+    ``mean`` (n,)."""
     ratio = mean / np.maximum(district[:, 3], 2.0)
     return np.column_stack([district, district[:, :3] * ratio[:, None], district[:, 4] * mean])
 
 
 def best_error(inputs: FloatArray, truth: FloatArray, weight: FloatArray) -> float:
-    """Mean absolute error, by ``weight`` (n,), of the combination of ``inputs`` (n, d) that is nearest to ``truth`` (n,)."""
+    """Mean absolute error, by ``weight`` (n,), of the combination of ``inputs`` (n, d) that is nearest to ``truth``
+    (n,)."""
     share = weight / weight.sum()
     off = np.ones(len(truth))
     for _ in range(_ROUNDS):
@@ -124,8 +127,8 @@ def best_error(inputs: FloatArray, truth: FloatArray, weight: FloatArray) -> flo
 
 
 def released(planned: list[PlannedWindow], draws: int) -> dict[str, FloatArray]:
-    """Smoothed mean, variance, percentiles as far as they are released, and modelled ones ("modelled p50") of the visited cells,
-    (n,) each, of all windows and draws.
+    """Smoothed mean, variance, percentiles as far as they are released, and modelled ones ("modelled p50") of the
+    visited cells, (n,) each, of all windows and draws.
     """
     memories: list[Memory | None] = [None] * draws
     parts: list[dict[str, FloatArray]] = []

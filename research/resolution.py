@@ -1,7 +1,7 @@
 """Measures two ways of merging sparse hexagons on a recorded day, against each hexagon's own true mean. NOT PRIVATE.
 
-Remainder: a parent gives the value of its sparse hexagons only. Whole: one sparse hexagon makes its parent give the value of
-all its children, so that cells tile the area.
+Remainder: a parent gives the value of its sparse hexagons only. Whole: one sparse hexagon makes its parent give the
+value of all its children, so that cells tile the area.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures how the mean mechanisms scale with samples per user and with users, and what CHOP-USER saves at equal error.
 
-The experiments of [M] (arXiv 2401.15906) and [C] (arXiv 2405.06261) on synthetic data: one cell, heavy-tailed samples per user,
-values around a level of each user's own.
+The experiments of [M] (arXiv 2401.15906) and [C] (arXiv 2405.06261) on synthetic data: one cell, heavy-tailed samples
+per user, values around a level of each user's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Grids on which spatial histograms are tuned and validated: recorded bus positions, and generated towns of many kinds."""
+"""Grids on which spatial histograms are tuned and validated: recorded bus positions, and generated towns of many
+kinds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Shows how the parameters of the sparse hierarchy and its sparse reading were chosen, and their error on held-out grids.
+"""Shows how the parameters of the sparse hierarchy and its sparse reading were chosen, and their error on held-out
+grids.
 
-They were chosen on eight grids (two of recorded bus positions, six generated), validated on eight others (other days, seeds
-and sizes), and only then measured beside the peers on DPBench's grids by ``bench.spatial``. Two of the tuning grids,
-:data:`ALIKE`, have the size and occupancy of two of the peers' grids, so the sweep leaves them out.
+They were chosen on eight grids (two of recorded bus positions, six generated), validated on eight others (other days,
+seeds and sizes), and only then measured beside the peers on DPBench's grids by ``bench.spatial``. Two of the tuning
+grids, :data:`ALIKE`, have the size and occupancy of two of the peers' grids, so the sweep leaves them out.
 
 The rule for reading space as empty was chosen on :data:`EVEN` grids, which have little or no empty space, mended on
 :data:`NESTED` grids, where an earlier one failed, and is reported on :data:`UNSEEN` grids of other kinds.
@@ -60,7 +61,8 @@ SWEPT: dict[str, tuple[Any, ...]] = {
     "stop_sigmas": (2.0, 3.0, 4.0),
     "parts": (3, 4, 6),
 }
-"""One parameter at a time around the values in use: constants of the reading of sparse space, else of SparseHierarchy."""
+"""One parameter at a time around the values in use: constants of the reading of sparse space, else of
+SparseHierarchy."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Case:
     def errors(self, mechanism: SpatialMechanism, seeds: range) -> npt.NDArray[np.float64]:
         """(workloads, 2): root mean squared error and mean relative error, mean over recorded tapes.
 
-        A histogram with a sparse reading is read both ways: squared error of its unbiased counts, relative of its sparse.
+        A histogram with a sparse reading is read both ways: squared error of its unbiased counts, relative of its
+        sparse.
         """
         domain = Domain.unit_cells(*self.counts.shape)
         total = np.zeros((len(self.queries), 2))
@@ -156,7 +159,8 @@ def sweep(cases: Sequence[Case], sizes: Sizes) -> dict[str, dict[str, dict[str, 
 
 
 def beside_absolute(grids: Grids, sizes: Sizes) -> dict[str, dict[str, list[float]]]:
-    """grid → ε → mean relative error of goal "relative" over that of goal "absolute" on the same draws, per workload."""
+    """grid → ε → mean relative error of goal "relative" over that of goal "absolute" on the same draws, per
+    workload."""
     rows: dict[str, dict[str, list[float]]] = {}
     for name, make in shown(list(grids.items())[: sizes.grids], "beside absolute"):
         counts = make()
@@ -176,7 +180,8 @@ def beside_absolute(grids: Grids, sizes: Sizes) -> dict[str, dict[str, list[floa
 
 
 def validate(cases: dict[str, Case], sizes: Sizes) -> dict[str, Any]:
-    """case → Auto's errors over the best of the mechanisms known from papers, per workload, and how often it is no worse."""
+    """case → Auto's errors over the best of the mechanisms known from papers, per workload, and how often it is no
+    worse."""
     known: list[SpatialMechanism] = [Singular(), UniformGrid(), AdaptiveGrid(), QuadTree(), Privlet(), HTF()]
     seeds, rows, wins = range(sizes.trials), {}, np.zeros(2, dtype=int)
     for name, case in shown(cases.items(), "held out"):

@@ -1,7 +1,9 @@
-"""Measures what ε buys: the error of means against ε, and what pacing does with a budget that is too small. NOT PRIVATE.
+"""Measures what ε buys: the error of means against ε, and what pacing does with a budget that is too small. NOT
+PRIVATE.
 
-Errors are those of ``hexveil evaluate``, weighted by events, over all windows of a day. Under "before", each user's ε is shared
-evenly over their cells, nothing is clipped further and nothing modelled; under "after" it is spent as the service spends it.
+Errors are those of ``hexveil evaluate``, weighted by events, over all windows of a day. Under "before", each user's ε
+is shared evenly over their cells, nothing is clipped further and nothing modelled; under "after" it is spent as the
+service spends it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ PLAIN: dict[str, Any] = {"allocation": "uniform", "clipping": "none", "sum_cap":
 
 @dataclass(frozen=True)
 class Sizes:
-    """Feeds and settings of :mod:`bench.defaults`, ε of one window, and draws of each. ``budgets``: in grants of a window."""
+    """Feeds and settings of :mod:`bench.defaults`, ε of one window, and draws of each. ``budgets``: in grants of a
+    window."""
 
     feeds: tuple[str, ...]
     maps: tuple[str, ...]
@@ -51,7 +54,8 @@ QUICK = Sizes(("dense and slow",), ("hourly",), (0.5, 2.0), 1, (2,))
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """Mean absolute errors by relation, feed, map and ε; and released shares of the events of each window under a short budget."""
+    """Mean absolute errors by relation, feed, map and ε; and released shares of the events of each window under a short
+    budget."""
     sizes = QUICK if quick else FULL
     days = [f"capmetro/{feed}.csv.gz" for feed in sizes.feeds if feed[0].isdigit()]
     if missing := absent(*days):
@@ -69,7 +73,8 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """``error-by-epsilon.svg``: a row for each relation, a column for each map; ``short-budgets.svg``: events by window."""
+    """``error-by-epsilon.svg``: a row for each relation, a column for each map; ``short-budgets.svg``: events by
+    window."""
     from matplotlib.figure import Figure
 
     rows = figures["errors"]
@@ -136,7 +141,8 @@ def _modelled(scores: list[Score]) -> float | None:
 
 
 def _day(relation: str, feed: str, grants: int, admission: str, trials: int) -> dict[str, Any]:
-    """An hourly day with a budget of so many grants: which share of the events of each window is released, and its error."""
+    """An hourly day with a budget of so many grants: which share of the events of each window is released, and its
+    error."""
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(RELATIONS[relation], "hourly", feed, Path(folder))
         windows = recording_of(feed).windows(config)

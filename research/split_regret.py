@@ -38,7 +38,8 @@ QUICK = Sizes(GRIDS[:1], depths=4)
 
 
 def chosen_regret(costs: IntArray, offsets: IntArray, choice: IntArray) -> float:
-    """Mean over nodes of (cost − least)/(greatest − least) of the chosen candidates; nodes without a choice are left out."""
+    """Mean over nodes of (cost − least)/(greatest − least) of the chosen candidates; nodes without a choice are left
+    out."""
     least, greatest = (f.reduceat(costs, offsets[:-1]) for f in (np.minimum, np.maximum))
     free = greatest > least
     taken = costs[offsets[:-1] + choice]
@@ -75,7 +76,8 @@ def regrets(costs: IntArray, offsets: IntArray, noise: Noise) -> dict[str, float
 
 
 def best_cut(costs: IntArray, candidates: Candidates, best: IntArray) -> dict[str, float]:
-    """What the best cut saves, in % of the worst one's cost, and how far it lies off the rim, in % of the side; means over nodes."""
+    """What the best cut saves, in % of the worst one's cost, and how far it lies off the rim, in % of the side; means
+    over nodes."""
     offsets = candidates.offsets
     least, greatest = (f.reduceat(costs, offsets[:-1]) for f in (np.minimum, np.maximum))
     lines = candidates.k[offsets[:-1] + best]

@@ -1,9 +1,10 @@
-"""Bias and error of smoothed means under "participation" at resolution 7, where noise hides most of a cell. NOT PRIVATE.
+"""Bias and error of smoothed means under "participation" at resolution 7, where noise hides most of a cell. NOT
+PRIVATE.
 
-Each day is released with and without the mean of the area, with noise from recorded tapes. Errors are those of ``hexveil
-evaluate``: against the mean over samples of each visited cell, weighted by events. Beside them stands what readers would get
-who know more than any release says: the true mean of all events of the window, and, cell by cell, the true number of users, the
-true mean of the day and the best standard deviation of cells around it.
+Each day is released with and without the mean of the area, with noise from recorded tapes. Errors are those of
+``hexveil evaluate``: against the mean over samples of each visited cell, weighted by events. Beside them stands what
+readers would get who know more than any release says: the true mean of all events of the window, and, cell by cell, the
+true number of users, the true mean of the day and the best standard deviation of cells around it.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def _smoothed(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tu
 
 @dataclass(frozen=True)
 class Truth:
-    """Exact numbers of the W windows and C listed cells of a day: ``users``, ``sums`` of their speeds as shares of U, ``means``
-    in km/h and ``events``, (W, C) each.
+    """Exact numbers of the W windows and C listed cells of a day: ``users``, ``sums`` of their speeds as shares of U,
+    ``means`` in km/h and ``events``, (W, C) each.
     """
 
     users: npt.NDArray[np.float64]

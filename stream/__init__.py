@@ -2,5 +2,6 @@
 
 import os
 
-# A window's matrices have tens to hundreds of rows: OpenBLAS's threads wait for each other there longer than they compute.
+# A window's matrices have tens to hundreds of rows: OpenBLAS's threads wait for each other there longer than they
+# compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

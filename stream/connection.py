@@ -27,9 +27,9 @@ _PAUSE_SECONDS = 1.0
 async def start_client(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     """Start a client of Kafka. If it fails, the client is stopped.
 
-    Raises :class:`KafkaConnectionError` if that takes longer than :data:`START_SECONDS`, or if the client knows no broker. For
-    a moment after its start, a broker lists none, not even itself. A client that heard this and then loses its connection has no
-    address left and would wait without end.
+    Raises :class:`KafkaConnectionError` if that takes longer than :data:`START_SECONDS`, or if the client knows no
+    broker. For a moment after its start, a broker lists none, not even itself. A client that heard this and then loses
+    its connection has no address left and would wait without end.
     """
     started = False
     try:
@@ -47,7 +47,8 @@ async def start_client(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 async def connect(make: Callable[[], Client], stopping: Callable[[], bool]) -> Client:
-    """A client from ``make`` that is started; waits until a broker answers. If ``stopping``, raises as :func:`start_client` does."""
+    """A client from ``make`` that is started; waits until a broker answers. If ``stopping``, raises as
+    :func:`start_client` does."""
     while True:
         client = make()
         try:

@@ -1,8 +1,9 @@
-"""The service without Kafka: a source writes directly into Redis, the release protocol closes windows, releases go to a file.
+"""The service without Kafka: a source writes directly into Redis, the release protocol closes windows, releases go to a
+file.
 
-The source's own clock replaces the broker's: a message arrives when it is due. An event is in time if it arrives by the end
-of its window plus the allowed delay. A window is released once the source is past that time, so its content depends neither
-on the pace nor on who else sends.
+The source's own clock replaces the broker's: a message arrives when it is due. An event is in time if it arrives by the
+end of its window plus the allowed delay. A window is released once the source is past that time, so its content depends
+neither on the pace nor on who else sends.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class EmbeddedFeed:
         report: Callable[[Message], None],
         start_us: int | None,
     ) -> None:
-        """``report``: called with each report of rejected messages. ``start_us``: when the first window under "participation" begins."""
+        """``report``: called with each report of rejected messages. ``start_us``: when the first window under
+        "participation" begins."""
         self._config, self._rows, self._store, self._decoder, self._report = config, rows, store, decoder, report
         self._slotting, self._start_us = config.slotting, start_us
         self._offset = 0
@@ -187,10 +189,11 @@ async def run_embedded(
     start_us: int | None = None,
     report: Callable[[Message], None] = lambda message: None,
 ) -> None:
-    """Take ``blocks`` at their pace, and append each window's releases to ``out`` once it is due. Returns once all are released.
+    """Take ``blocks`` at their pace, and append each window's releases to ``out`` once it is due. Returns once all are
+    released.
 
-    Raises :class:`EmbeddedError` if a window cannot be closed, and the errors of the source and of Redis. When cancelled, it
-    first finishes the current window.
+    Raises :class:`EmbeddedError` if a window cannot be closed, and the errors of the source and of Redis. When
+    cancelled, it first finishes the current window.
     """
     async with embedded_feed(config, out, report, start_us) as (feed, closing):
         await deliver(blocks, feed, pacer, progress, stopped=closing.done)
@@ -200,7 +203,8 @@ async def run_embedded(
 async def embedded_feed(
     config: Config, out: Path, report: Callable[[Message], None], start_us: int | None
 ) -> AsyncIterator[tuple[EmbeddedFeed, asyncio.Task[None]]]:
-    """A feed whose due windows are released to ``out``, and the task that closes them, which ends if one cannot be closed.
+    """A feed whose due windows are released to ``out``, and the task that closes them, which ends if one cannot be
+    closed.
 
     When the context ends without an error, all windows that are left are released. Raises :class:`EmbeddedError`.
     """
@@ -224,7 +228,8 @@ async def embedded_feed(
 
 
 class EmbeddedSink:
-    """A :class:`stream.sources.live.Sink` that releases a live feed on this machine. ``clock`` decides what is in time."""
+    """A :class:`stream.sources.live.Sink` that releases a live feed on this machine. ``clock`` decides what is in
+    time."""
 
     def __init__(
         self,
@@ -283,8 +288,8 @@ async def _close_due(config: Config, feed: EmbeddedFeed, pool: ProcessPoolExecut
 
 
 def close_to_file(config: Config, slot: int, out: Path) -> str | None:
-    """Close one window and append its messages to ``out``. Returns why it and all later ones cannot be closed; one that fails for its
-    content is set aside. Runs in its own process.
+    """Close one window and append its messages to ``out``. Returns why it and all later ones cannot be closed; one that
+    fails for its content is set aside. Runs in its own process.
     """
     try:
         asyncio.run(_close(config, slot, out))

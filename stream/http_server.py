@@ -1,7 +1,7 @@
 """HTTP servers whose connections are bounded: how many, how many from one address, and how long without a request.
 
-A connection costs an open file, whether it asks for anything or not. Without bounds, whoever opens enough of them keeps all
-others out, and the process itself from files and servers that it needs.
+A connection costs an open file, whether it asks for anything or not. Without bounds, whoever opens enough of them keeps
+all others out, and the process itself from files and servers that it needs.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class _Connections:
 class BoundedRunner(web.AppRunner):
     """Runs an application with at most ``most`` connections, half of them from one address.
 
-    Both are lower where the system allows fewer open files. A connection that has sent no whole request, or none since its last
-    one, is closed after ``idle_seconds``.
+    Both are lower where the system allows fewer open files. A connection that has sent no whole request, or none since
+    its last one, is closed after ``idle_seconds``.
     """
 
     def __init__(self, app: web.Application, most: int, idle_seconds: float, other_files: int = OTHER_FILES) -> None:
@@ -94,7 +94,8 @@ class BoundedRunner(web.AppRunner):
         server = await super()._make_server()
         limit = allow_files(self._most + self._other_files)
         connections = _Connections(server, max(2, min(self._most, limit - self._other_files)))
-        # Handlers call these two at the begin and the end of a connection; aiohttp has no other place to bound their number.
+        # Handlers call these two at the begin and the end of a connection; aiohttp has no other place to bound their
+        # number.
         server.connection_made = connections.made  # type: ignore[method-assign]
         server.connection_lost = connections.lost  # type: ignore[method-assign]
         return server
@@ -121,7 +122,8 @@ async def serve_until(
 
 
 async def _refuse_to_replace(socket: Path) -> None:
-    """Raise :class:`OSError` if another process listens at ``socket``; one that ended leaves it, and it is made anew."""
+    """Raise :class:`OSError` if another process listens at ``socket``; one that ended leaves it, and it is made
+    anew."""
     with suppress(ConnectionRefusedError, FileNotFoundError):
         _, writer = await asyncio.open_unix_connection(socket)
         writer.close()

@@ -1,4 +1,5 @@
-"""Logs on stderr: one JSON object per line, or text on a terminal. Repeated warnings are logged only from time to time."""
+"""Logs on stderr: one JSON object per line, or text on a terminal. Repeated warnings are logged only from time to
+time."""
 
 from __future__ import annotations
 

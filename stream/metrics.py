@@ -20,12 +20,14 @@ class OperatorMetrics:
         )
         self.events_skewed = Counter(
             "hexveil_events_skewed",
-            "Late events that the broker had stamped as in time, because the clocks of broker and Redis differ too much.",
+            "Late events that the broker had stamped as in time, because the clocks of broker and Redis differ too "
+            "much.",
             registry=r,
         )
         self.feed_misread = Gauge(
             "hexveil_feed_misread",
-            "1 while times (epoch, zone) or speeds (speed; doubtful-speed if they may be right) seem to be misread, or most events lack a "
+            "1 while times (epoch, zone) or speeds (speed; doubtful-speed if they may be right) seem to be misread, or "
+            "most events lack a "
             "field (fields) or are refused (refused).",
             ["kind"],
             registry=r,
@@ -54,7 +56,8 @@ class OperatorMetrics:
         )
         self.closing_blocked = Gauge(
             "hexveil_closing_blocked",
-            "1 while the oldest due window fails for another reason than its content, so that later windows wait for it.",
+            "1 while the oldest due window fails for another reason than its content, so that later windows wait for "
+            "it.",
             registry=r,
         )
         self.window_close_seconds = Histogram(

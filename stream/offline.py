@@ -44,8 +44,9 @@ from stream.windows import SpanError, Window, utc_text
 class OfflineSummary:
     """Summary of an offline replay; inside the trust boundary. ``outside``: valid events before or after the span.
 
-    ``notes``: what is odd about the events, like speeds that cannot be right. ``derived``: events with a speed derived from positions.
-    ``withheld``: windows of which a close marker alone was released. ``set_aside``: why windows were not released, which failed for their content in this run or an earlier one.
+    ``notes``: what is odd about the events, like speeds that cannot be right. ``derived``: events with a speed derived
+    from positions. ``withheld``: windows of which a close marker alone was released. ``set_aside``: why windows were
+    not released, which failed for their content in this run or an earlier one.
     """
 
     events: int
@@ -85,7 +86,8 @@ class MemoryRows:
 
 @dataclass
 class LinePublisher:
-    """Writes each message as one line. ``windows`` and ``withheld``: starts of the windows whose close markers it wrote."""
+    """Writes each message as one line. ``windows`` and ``withheld``: starts of the windows whose close markers it
+    wrote."""
 
     out: TextIO
     messages: int = 0
@@ -116,7 +118,8 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
     if relation == NeighbouringRelation.VALUES and not len(inside):
         first, last = (utc_text(int(edge) // 1_000_000) for edge in (rows["time"].min(), rows["time"].max()))
         raise SpanError(
-            f"{path}: none of its {len(rows)} events lies between --from and --until; they are from {first} to {last}, so "
+            f"{path}: none of its {len(rows)} events lies between --from and --until; they are from {first} to {last}, "
+            "so "
             "name a span that overlaps it"
         )
     return inside
@@ -142,20 +145,23 @@ def replay_offline(
     on_progress: Progress = lambda done, size: None,
     blocks: Iterable[Messages] | None = None,
 ) -> OfflineSummary:
-    """Release every window of a recording to ``out``. ``blocks``: its canonical events, if ``path`` is not to be read for them.
+    """Release every window of a recording to ``out``. ``blocks``: its canonical events, if ``path`` is not to be read
+    for them.
 
-    ``span``: only events in it count, and only windows that begin in it are released. It is required under "participation",
-    where every window of it is released, because which ones are released must not depend on the recording. Raises
-    :class:`SpanError`. ``state``: folder of the embedded Redis. With it, the ledger is kept after the run, and a released window
-    is not released again. Without it, every run starts with full budgets, so the losses of two published runs add up.
+    ``span``: only events in it count, and only windows that begin in it are released. It is required under
+    "participation", where every window of it is released, because which ones are released must not depend on the
+    recording. Raises :class:`SpanError`. ``state``: folder of the embedded Redis. With it, the ledger is kept after the
+    run, and a released window is not released again. Without it, every run starts with full budgets, so the losses of
+    two published runs add up.
 
-    ``accepted``: what is not refused. Under "participation" speeds in another unit never are, because what is released must
-    not depend on the recording; the summary says it. A field that names events is refused under either relation.
+    ``accepted``: what is not refused. Under "participation" speeds in another unit never are, because what is released
+    must not depend on the recording; the summary says it. A field that names events is refused under either relation.
     """
     started = time.monotonic()
     if config.relation == NeighbouringRelation.PARTICIPATION and span is None:
         raise SpanError(
-            "under relation 'participation' it must not depend on the recording which windows are released; name the time "
+            "under relation 'participation' it must not depend on the recording which windows are released; name the "
+            "time "
             "that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
         )
     if blocks is None:
@@ -187,7 +193,8 @@ async def claim_feed(config: Config, redis: Redis, fingerprint: str, file_format
     """The ledger of an offline feed, bound to its policy, to the field that identifies users, and to the user key.
 
     ``file_format``: of the recordings; None: the feed's topic is imitated.
-    Raises :class:`stream.storage.ledger.LedgerError` and :class:`stream.storage.row_store.StateError` if it is bound to others.
+    Raises :class:`stream.storage.ledger.LedgerError` and :class:`stream.storage.row_store.StateError` if it is bound to
+    others.
     """
     ledger, shared = Ledger.of(redis, config), SharedLedger.of(redis, config)
     await ledger.claim_policy(config.ledger_policy)
@@ -207,7 +214,8 @@ async def _state_budget(config: Config, redis: Redis) -> None:
 
 
 async def _close_each(protocol: ReleaseProtocol, slots: list[int]) -> int:
-    """Close ``slots``, oldest first; one that fails for its content is set aside. Returns how many were released before."""
+    """Close ``slots``, oldest first; one that fails for its content is set aside. Returns how many were released
+    before."""
     already, store = 0, protocol.store
     unfinished = await store.unfinished()
     if unfinished is not None and unfinished not in slots:

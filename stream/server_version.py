@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 LEAST = {"Redis": (7, 0), "Valkey": (8, 0)}
-"""Oldest supported version of each server. Before 7.0, Redis keeps the append-only file as a single file, and CONFIG GET
-accepts only one name."""
+"""Oldest supported version of each server. Before 7.0, Redis keeps the append-only file as a single file, and CONFIG
+GET accepts only one name."""
 
 
 class ServerVersionError(RuntimeError):

@@ -1,8 +1,9 @@
-"""Everything that a window's release depends on beside its rows and the ledger: frozen, stored in the plan, and stated once.
+"""Everything that a window's release depends on beside its rows and the ledger: frozen, stored in the plan, and stated
+once.
 
 The configuration knows files and servers as well, and may be edited while a window is open. So :meth:`Terms.of` takes
-from it what statistics read, when a window is planned; whoever draws the window later, under whatever configuration, reads
-the terms that were charged.
+from it what statistics read, when a window is planned; whoever draws the window later, under whatever configuration,
+reads the terms that were charged.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Zcdp(Struct, frozen=True):
 
 
 class PrivacyTerms(Struct, frozen=True):
-    """``grant``: the most that a user pays in a window for speed; ``budget``: in a period; both in the ledger's unit, which
-    is nρ with ``zcdp`` and µε without. ``epsilon``, ``stated_budget``: the same as ε, as messages state it.
+    """``grant``: the most that a user pays in a window for speed; ``budget``: in a period; both in the ledger's unit,
+    which is nρ with ``zcdp`` and µε without. ``epsilon``, ``stated_budget``: the same as ε, as messages state it.
     """
 
     epsilon: float
@@ -117,7 +118,8 @@ class SpeedTerms(Struct, frozen=True):
 
 
 class HexagonTerms(Struct, frozen=True):
-    """``resolution`` of the hexagons; with ``merge_until_km_h`` sparse ones are merged, down to ``coarsest_resolution``."""
+    """``resolution`` of the hexagons; with ``merge_until_km_h`` sparse ones are merged, down to
+    ``coarsest_resolution``."""
 
     resolution: int
     coarsest_resolution: int
@@ -125,7 +127,8 @@ class HexagonTerms(Struct, frozen=True):
 
 
 class ParticipationTerms(Struct, frozen=True):
-    """What one user may contribute under relation "participation": see :class:`stream.config.speed.ParticipationConfig`.
+    """What one user may contribute under relation "participation": see
+    :class:`stream.config.speed.ParticipationConfig`.
 
     ``shares``: of moments, number of users, percentiles and the mean of the area.
     """
@@ -161,14 +164,16 @@ class FixRules(Struct, frozen=True):
 
 
 class UserLimits(Struct, frozen=True):
-    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.user_limits`); 0 for no limit."""
+    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.user_limits`); 0 for no
+    limit."""
 
     cells: int = 0
     events: int = 0
 
 
 class RegionTerms(Struct, frozen=True):
-    """How a user's region is computed, and the grid that counts regions: see :class:`stream.config.histogram.EulerConfig`."""
+    """How a user's region is computed, and the grid that counts regions: see
+    :class:`stream.config.histogram.EulerConfig`."""
 
     rows: int
     columns: int
@@ -256,8 +261,8 @@ class Reading(Struct, frozen=True):
 class Terms(Struct, frozen=True):
     """The terms of a window. ``ledger``: name of the ledger that the feed shares with others; None for its own.
 
-    ``slot_s`` and ``period_s``: seconds of a timeslot and of a ledger period in ``timezone``; ``horizon``: seconds of a block of
-    periods, and its budget in the ledger's unit. ``participation`` is there under that relation alone.
+    ``slot_s`` and ``period_s``: seconds of a timeslot and of a ledger period in ``timezone``; ``horizon``: seconds of a
+    block of periods, and its budget in the ledger's unit. ``participation`` is there under that relation alone.
     """
 
     feed: str

@@ -48,7 +48,8 @@ class Window(NamedTuple):
 
 
 class Horizon(NamedTuple):
-    """Blocks of whole periods with a budget of their own: the length of a block, and its budget in the ledger's unit."""
+    """Blocks of whole periods with a budget of their own: the length of a block, and its budget in the ledger's
+    unit."""
 
     length: timedelta
     budget: int
@@ -64,7 +65,8 @@ class Block(NamedTuple):
 
 
 class Period(NamedTuple):
-    """One ledger period ``[start, end)`` in epoch seconds. ``key``: its first local date, with the part of the day if shorter.
+    """One ledger period ``[start, end)`` in epoch seconds. ``key``: its first local date, with the part of the day if
+    shorter.
 
     ``block``: the block of the horizon that it belongs to; None without a horizon.
     """
@@ -76,15 +78,17 @@ class Period(NamedTuple):
 
     @property
     def begun(self) -> int:
-        """When the time began for which its users have a budget: a ledger that was born later does not release the period."""
+        """When the time began for which its users have a budget: a ledger that was born later does not release the
+        period."""
         return self.start if self.block is None else self.block.start
 
 
 class PartitionTime(NamedTuple):
     """How far one partition was read, µs UTC.
 
-    ``max_event_us``: largest event time (None: no event yet). ``moved_us``: when that last grew, or else when the partition
-    was first listed, by Redis's clock. ``read_us``: everything that the broker appended before this time was read.
+    ``max_event_us``: largest event time (None: no event yet). ``moved_us``: when that last grew, or else when the
+    partition was first listed, by Redis's clock. ``read_us``: everything that the broker appended before this time was
+    read.
     """
 
     max_event_us: int | None
@@ -118,8 +122,9 @@ class Slotting:
     """Divides time into timeslots and ledger periods of one time zone.
 
     ``horizon``: the blocks that several periods form; they are counted as periods of several days are. Raises
-    :class:`ValueError` for a slot or period that is not a whole positive number of seconds, a slot longer than the period,
-    a period above a day that is not a whole number of days, and a horizon that is not a whole number of days and periods.
+    :class:`ValueError` for a slot or period that is not a whole positive number of seconds, a slot longer than the
+    period, a period above a day that is not a whole number of days, and a horizon that is not a whole number of days
+    and periods.
     """
 
     slot: timedelta
@@ -141,7 +146,8 @@ class Slotting:
             length, whole = self.horizon.length, max(self.period, timedelta(days=1))
             if length.seconds or length.microseconds or length % whole or length <= self.period:
                 raise ValueError(
-                    f"horizon {length} is not several whole periods of {self.period} and whole days; give one like '28d'"
+                    f"horizon {length} is not several whole periods of {self.period} and whole days; give one like "
+                    "'28d'"
                 )
         object.__setattr__(self, "_zone", ZoneInfo(self.timezone))
 
@@ -283,11 +289,11 @@ def watermark(
 ) -> int | None:
     """The watermark of a recording: windows that end before this time (µs UTC) can close. None while it is unknown.
 
-    It is the smallest, over partitions, of the largest event time less ``allowed_delay``. Idle partitions are ignored: those
-    that were just read to their end and brought no larger event time for ``idle_timeout``. So a vehicle whose clock stands
-    still cannot keep windows open for longer. An event time after ``now_us`` (Redis's clock) counts as ``now_us``. A
-    partition without any event keeps all windows open until it is idle. If all partitions are idle, the watermark is
-    ``now_us - allowed_delay``, which closes the last windows of a recording that has ended.
+    It is the smallest, over partitions, of the largest event time less ``allowed_delay``. Idle partitions are ignored:
+    those that were just read to their end and brought no larger event time for ``idle_timeout``. So a vehicle whose
+    clock stands still cannot keep windows open for longer. An event time after ``now_us`` (Redis's clock) counts as
+    ``now_us``. A partition without any event keeps all windows open until it is idle. If all partitions are idle, the
+    watermark is ``now_us - allowed_delay``, which closes the last windows of a recording that has ended.
     """
     delay, timeout = allowed_delay // _MICROSECOND, idle_timeout // _MICROSECOND
     active = [

@@ -1,8 +1,8 @@
 """A campaign of faults against real servers and workers, judged by an independent checker.
 
 Sites run beside each other. Each has brokers, a Redis, feeds under both relations and the faults of
-:data:`bench.faults.injectors.FAULTS`, in an order that its seed decides. What vehicles and attackers send goes on all the
-while. In the end :mod:`bench.faults.checker` compares what was released with what was sent.
+:data:`bench.faults.injectors.FAULTS`, in an order that its seed decides. What vehicles and attackers send goes on all
+the while. In the end :mod:`bench.faults.checker` compares what was released with what was sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Runs the faults of one site one after the other, measures how long each feed takes to publish again, and has it checked."""
+"""Runs the faults of one site one after the other, measures how long each feed takes to publish again, and has it
+checked."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, SPATIAL_HISTOG
 _QUANTUM_KMH = 0.01
 _MICRO = 1_000_000
 _SIGMAS = 6.5
-"""Noisy totals may differ from the recount by so many standard deviations. They are sums over dozens of cells, so nearly normal:
-the odds of a false alarm are below 1e-8 a window."""
+"""Noisy totals may differ from the recount by so many standard deviations. They are sums over dozens of cells, so
+nearly normal: the odds of a false alarm are below 1e-8 a window."""
 _DIGITS = 1e-5
 """Scales are published to six digits."""
 
@@ -41,7 +41,8 @@ class OutputRecord(NamedTuple):
 
 
 class Withholding(NamedTuple):
-    """From ``begin`` until ``end`` (epoch seconds) the ledger was lost, and ``committed`` windows had been committed before."""
+    """From ``begin`` until ``end`` (epoch seconds) the ledger was lost, and ``committed`` windows had been committed
+    before."""
 
     begin: float
     end: float
@@ -228,7 +229,8 @@ def numbers_wrong(recording: Recording) -> Violations:
 
 
 def counts_wrong(recording: Recording) -> Violations:
-    """Under "values", cells, events and users are those of the input. Else noisy totals are within the noise of them."""
+    """Under "values", cells, events and users are those of the input. Else noisy totals are within the noise of
+    them."""
     if not recording.is_public:
         yield from _totals_wrong(recording)
         return
@@ -280,8 +282,8 @@ def _cost(config: Config) -> float:
 def expected_ledger(recording: Recording) -> dict[str, dict[int, tuple[float, float]]]:
     """µε that each user must have spent by period, and how far rounding may put the ledger from it.
 
-    With histograms, and under "participation", everybody who can pay is charged the same. Otherwise a charge is the sum over
-    the user's cells of sensitivity / scale: the sensitivity follows from the recount, the scale is published.
+    With histograms, and under "participation", everybody who can pay is charged the same. Otherwise a charge is the sum
+    over the user's cells of sensitivity / scale: the sensitivity follows from the recount, the scale is published.
     """
     expected: dict[str, dict[int, tuple[float, float]]] = {}
     config = recording.config

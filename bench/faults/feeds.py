@@ -10,8 +10,8 @@ from stream.local import free_port
 BOX = (30.1, -97.9, 30.5, -97.5)
 """South, west, north, east."""
 KINDS = ("maps", "riders", "plain")
-"""maps: "values" with histograms and the shipped settings. riders: "participation" with histograms. plain: "values" with means
-alone, every charge of which follows from public counts and published scales."""
+"""maps: "values" with histograms and the shipped settings. riders: "participation" with histograms. plain: "values"
+with means alone, every charge of which follows from public counts and published scales."""
 
 _COMMON = """
 [feed]
@@ -59,7 +59,8 @@ _SPEED = {
     "maps": '[speed]\nupper_bound = 65.0\nsum_cap = 0.7\npost_processing = ["empirical-bayes", "kalman"]\n',
     "plain": '[speed]\nupper_bound = 65.0\nstatistics = ["mean"]\nsuppression = "none"\nclipping = "none"\n'
     'post_processing = ["empirical-bayes", "kalman"]\n',
-    "riders": '[feed.quality]\nteleport_km_h = 0\n[speed]\nupper_bound = 65.0\nstatistics = ["mean"]\nsuppression = "none"\nallocation = "uniform"\n'
+    "riders": '[feed.quality]\nteleport_km_h = 0\n[speed]\nupper_bound = 65.0\nstatistics = ["mean"]\nsuppression = '
+    '"none"\nallocation = "uniform"\n'
     'clipping = "none"\npost_processing = ["kalman"]\n[participation]\nweight = "share"\ncells_per_user = 8\n',
 }
 

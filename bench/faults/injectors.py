@@ -1,6 +1,7 @@
 """The faults of a campaign. Each function does one to a running site and returns once it is over.
 
-It returns when the fault ended (epoch seconds) and which feeds it concerned: each of them must publish a window afterwards.
+It returns when the fault ended (epoch seconds) and which feeds it concerned: each of them must publish a window
+afterwards.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Observer(threading.Thread):
             self.join(30)
 
     def next_window(self, feed: str, after: float, seconds: float) -> float | None:
-        """Seconds from ``after`` (epoch seconds) until a window of ``feed`` appeared; None if none did in ``seconds``."""
+        """Seconds from ``after`` (epoch seconds) until a window of ``feed`` appeared; None if none did in
+        ``seconds``."""
         deadline = time.time() + seconds
         while time.time() < deadline:
             times = [at for at in list(self.seen[feed].values()) if at > after]

@@ -1,4 +1,5 @@
-"""The processes of one feed: its workers, started as an operator starts them, their children, and the public service."""
+"""The processes of one feed: its workers, started as an operator starts them, their children, and the public
+service."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class Worker:
         end_process(self.process, 15.0)
 
     def children(self) -> list[int]:
-        """Process ids of its closing process and, if it has one, its publishing process, in the order of their start."""
+        """Process ids of its closing process and, if it has one, its publishing process, in the order of their
+        start."""
         pids = []
         for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             with suppress(OSError):

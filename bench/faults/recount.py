@@ -1,8 +1,8 @@
 """What the input topic says that every window must contain, counted without any code of the service's ingestion.
 
-Pure: records go in, counts come out. The rules are those of the documents (docs/operators.md, docs/feeds): which messages are
-events, which events are in time, and what one user may count for. Only feeds in the canonical format are counted, with speeds in
-km/h, slots and periods that divide a day in UTC, and no rules on several fixes.
+Pure: records go in, counts come out. The rules are those of the documents (docs/operators.md, docs/feeds): which
+messages are events, which events are in time, and what one user may count for. Only feeds in the canonical format are
+counted, with speeds in km/h, slots and periods that divide a day in UTC, and no rules on several fixes.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class Recount:
 
 
 def _loosely(value: bytes) -> tuple[_Event, float] | None:
-    """An event whose user is a number, whose time is RFC 3339 text or a fraction, or whose numbers are texts; else None."""
+    """An event whose user is a number, whose time is RFC 3339 text or a fraction, or whose numbers are texts; else
+    None."""
     try:
         tree = msgspec.json.decode(value)
         user, time, *numbers = (tree[name] for name in ("user", "time", "lat", "lng", "speed"))

@@ -121,7 +121,8 @@ class Site:
                 server.stop()
 
     def revive(self) -> None:
-        """Start every worker anew that ended by itself, as a service manager does: one that starts without its ledger ends."""
+        """Start every worker anew that ended by itself, as a service manager does: one that starts without its ledger
+        ends."""
         for feed in self.feeds:
             for worker in [worker for worker in feed.workers if not worker.runs]:
                 feed.workers.remove(worker)

@@ -1,7 +1,7 @@
 """Faults of Redis's stored state: torn, cut, full, emptied and set back. Each returns when it ended, in epoch seconds.
 
-While the ledger is lost the service must release nothing, so emptied and older stores are replaced by the right one in the
-end. What the service may publish meanwhile is noted as a :class:`Withholding` of every feed.
+While the ledger is lost the service must release nothing, so emptied and older stores are replaced by the right one in
+the end. What the service may publish meanwhile is noted as a :class:`Withholding` of every feed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Fuzzing of everything that reads bytes: mutators, the hunt that counts inputs and finds, and one module for each reader."""
+"""Fuzzing of everything that reads bytes: mutators, the hunt that counts inputs and finds, and one module for each
+reader."""

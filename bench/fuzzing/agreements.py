@@ -1,4 +1,5 @@
-"""Files of every format, mutated: what ``inspect`` calls usable and refuses is what ``replay --offline`` takes and counts.
+"""Files of every format, mutated: what ``inspect`` calls usable and refuses is what ``replay --offline`` takes and
+counts.
 
 Twice: under the shipped configuration, and under the one that ``inspect`` suggests, as it is written and read again.
 """

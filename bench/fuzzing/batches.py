@@ -25,7 +25,8 @@ from stream.ingestion.unpacking import MAX_BATCH_BYTES
 
 _PARTITION = TopicPartition("fuzz", 0)
 _HEADER, _CRC_AT, _CRC_OF = 61, 17, 21
-"""Sizes of a record batch's parts (Kafka protocol, record batch v2): its header, where its CRC-32C is, and from where it is taken."""
+"""Sizes of a record batch's parts (Kafka protocol, record batch v2): its header, where its CRC-32C is, and from where
+it is taken."""
 _CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 

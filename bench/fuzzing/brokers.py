@@ -44,7 +44,11 @@ class MqttBroker(LoopTarget):
     """One connection an input: a broker that accepts everything, sends packets and leaves."""
 
     name = "mqtt"
-    contract = "events of sound messages, or another attempt; nothing is taken of a connection after a QoS that was not granted"
+    contract = (
+        "events of sound messages, or another attempt; nothing is taken of a connection after a "
+        "QoS "
+        "that was not granted"
+    )
 
     def __init__(self) -> None:
         self._config = feed_config("canonical")

@@ -1,4 +1,5 @@
-"""One target in a process of its own: ``python -m bench.fuzzing.child TARGET SEED SECONDS``, reports as lines of JSON on stdout."""
+"""One target in a process of its own: ``python -m bench.fuzzing.child TARGET SEED SECONDS``, reports as lines of JSON
+on stdout."""
 
 from __future__ import annotations
 

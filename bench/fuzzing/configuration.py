@@ -18,15 +18,22 @@ from stream.local import REPO_ROOT
 SECRET = "open-sesame"
 _REDIS = f'[redis]\nurl = "redis://worker:{SECRET}@127.0.0.1:6379/0"\n'
 _VALUES = (
-    *(number.decode() for number in NUMBERS), '""', "''", '"x"', "true", "false", "[]", "{}", "[[]]", "[1, 'a', true]", '["mean"]', '["mean", "mean"]',
-    '"1h"', '"15m"', '"0s"', '"-1h"', '"1e9d"', '"9999999999999d"', '"7s"', '"values"', '"participation"', '"UTC"', '"Europe/Atlantis"', '"../../etc"',
-    '"\\u0000"', '"\\uD800"', "inf", "-inf", "nan", "0x" + "f" * 6000, "0b1", "1979-05-27", "1979-05-27T07:32:00Z", "07:32:00", "'''\n'''",
-    '"redis://:x@[::1"', '"https://[bad"', '"127.0.0.1:99999"', '"a:1,b:2"', "{a = 1}", "{south = 0, west = 0, north = 1, east = 1}",
-    "[" * 2000 + "]" * 2000, "[0x" + "f" * 6000 + "]", '"' + "x" * 5000 + '"', "1e6", "48.0", "0.5", "7", "15", "16", "1",
+    *(number.decode() for number in NUMBERS), '""', "''", '"x"', "true", "false", "[]", "{}", "[[]]", "[1, 'a', true]",
+    '["mean"]', '["mean", "mean"]',
+    '"1h"', '"15m"', '"0s"', '"-1h"', '"1e9d"', '"9999999999999d"', '"7s"', '"values"', '"participation"', '"UTC"',
+    '"Europe/Atlantis"', '"../../etc"',
+    '"\\u0000"', '"\\uD800"', "inf", "-inf", "nan", "0x" + "f" * 6000, "0b1", "1979-05-27", "1979-05-27T07:32:00Z",
+    "07:32:00", "'''\n'''",
+    '"redis://:x@[::1"', '"https://[bad"', '"127.0.0.1:99999"', '"a:1,b:2"', "{a = 1}", "{south = 0, west = 0, north = "
+"1, east = 1}",
+    "[" * 2000 + "]" * 2000, "[0x" + "f" * 6000 + "]", '"' + "x" * 5000 + '"', "1e6", "48.0", "0.5", "7", "15", "16",
+    "1",
 )  # fmt: skip
 _LINES = (
-    "_env_file = 'a'", "_cli_parse_args = true", "self = 1", "'' = 1", "'a.b' = 1", "a.b.c.d = 1", "relation = 'values'", "[feed.fields]", "[[feed]]",
-    "[histogram]", "[participation]", "[kafka]", "[speed.x]", "[]", "[a", "epsilon = 1", "x." * 1500 + "y = 1", "mechanisms = ['ug', 'htf']",
+    "_env_file = 'a'", "_cli_parse_args = true", "self = 1", "'' = 1", "'a.b' = 1", "a.b.c.d = 1",
+    "relation = 'values'", "[feed.fields]", "[[feed]]",
+    "[histogram]", "[participation]", "[kafka]", "[speed.x]", "[]", "[a", "epsilon = 1", "x." * 1500 + "y = 1",
+    "mechanisms = ['ug', 'htf']",
 )  # fmt: skip
 _PAIR = re.compile(r"^(\s*[\w.-]+)\s*=\s*(.+?)(\s*#.*)?$")
 

@@ -1,4 +1,5 @@
-"""Tries inputs on one reader, with a limit of processor time for each, and keeps what breaks its contract, minimised."""
+"""Tries inputs on one reader, with a limit of processor time for each, and keeps what breaks its contract,
+minimised."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Input = TypeVar("Input", bytes, list[Any])
 MAX_SECONDS = 5.0
 """Processor time that one input, or one batch of a few dozen, may take."""
 MAX_GROWTH_MB = 96
-"""What the resident memory of a target may gain between its tenth and its last round, the 64 MB of answers that serve keeps included."""
+"""What the resident memory of a target may gain between its tenth and its last round, the 64 MB of answers that serve
+keeps included."""
 MAX_PEAK_MB = 1024
 """What a target may map beyond what it had at its start: an input that needs more fails with :class:`MemoryError`."""
 _WARM_ROUNDS = 10
@@ -64,7 +66,8 @@ class Hunt:
     def attempt(self, data: Input, check: Callable[[Input], T], mutated: Sequence[object] | None = None) -> T | None:
         """``check(data)``, or None if it raised anything: then ``data`` is a find.
 
-        ``mutated``: the parts of ``data`` that were mutated, which alone are counted; None if ``data`` as a whole is one.
+        ``mutated``: the parts of ``data`` that were mutated, which alone are counted; None if ``data`` as a whole is
+        one.
         """
         self.inputs += 1 if mutated is None else len(mutated)
         self.bytes += _size(data) if mutated is None else sum(map(_size, mutated))

@@ -25,7 +25,8 @@ _SEPARATORS = ",;\t|^ "
 
 
 class Inspections(Target):
-    """Tables, JSON in lines and arrays, SIRI-VM and GTFS-realtime, plain and gzipped, each as one answer of a server."""
+    """Tables, JSON in lines and arrays, SIRI-VM and GTFS-realtime, plain and gzipped, each as one answer of a
+    server."""
 
     name = "inspect"
     contract = "an InspectionError, a RecordingError, or an inspection, all of whose figures are finite"

@@ -36,7 +36,8 @@ _DECLARED = {
 }
 _PATHS = {"user": "vehicle.id", "time": "vehicle.at", "lat": "places.0.lat", "lng": "places.0.lng", "speed": "kmh"}
 _SOUND, _CROSSED, _MUTATED = 32, 960, 64
-"""Messages of a batch: sound ones, ones whose fields are crossed with odd values, and ones mutated by structure and bytes."""
+"""Messages of a batch: sound ones, ones whose fields are crossed with odd values, and ones mutated by structure and
+bytes."""
 _ODD = 0.3
 """Share of the fields of a crossed message that are odd."""
 _SLOT = "\0slot"

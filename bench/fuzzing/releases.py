@@ -1,4 +1,5 @@
-"""Output messages: the intake of ``hexveil serve``, all answers made from what it took, followed files, and ``hexveil query``."""
+"""Output messages: the intake of ``hexveil serve``, all answers made from what it took, followed files, and ``hexveil
+query``."""
 
 from __future__ import annotations
 
@@ -149,7 +150,8 @@ class _NoSource:
 
 
 class Readers(Target):
-    """Mutated messages into a running service, each window completed by a fitting marker; then all that readers can ask."""
+    """Mutated messages into a running service, each window completed by a fitting marker; then all that readers can
+    ask."""
 
     name = "readers"
     contract = "whatever was taken, every path answers below 500, in the format that it names"

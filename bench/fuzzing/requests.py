@@ -26,20 +26,30 @@ from stream.serve.api import SERVICE, make_app
 from stream.serve.reading.intake import Arrival, Intake
 
 _PATHS = (
-    "/", "/healthz", "/readyz", "/metrics", "/licences.md", "/assets/x", "/dashboard/settings", "/dashboard/usual?window={}", "/dashboard/basemap.pmtiles",
-    "/api/v1/openapi.json", "/api/v1/windows?limit={}", "/api/v1/windows/{}", "/api/v1/hexagons?window={}&bbox={}&resolution={}&format={}",
-    "/api/v1/cells/{}?limit={}", "/api/v1/histograms?limit={}", "/api/v1/histograms/{}/count?bbox={}&mechanism={}", "/api/v1/histograms/{}/{}",
-    "/api/v1/windows/{}/other-day?day={}", "/api/v1/windows/{}/download.csv", "/api/v1/windows/{}/download.{}", "/api/v1/hexagons?feed={}", "/{}", "//{}", "/graph/", "/router/{}", "/stats/",
+    "/", "/healthz", "/readyz", "/metrics", "/licences.md", "/assets/x", "/dashboard/settings",
+    "/dashboard/usual?window={}", "/dashboard/basemap.pmtiles",
+    "/api/v1/openapi.json", "/api/v1/windows?limit={}", "/api/v1/windows/{}",
+    "/api/v1/hexagons?window={}&bbox={}&resolution={}&format={}",
+    "/api/v1/cells/{}?limit={}", "/api/v1/histograms?limit={}", "/api/v1/histograms/{}/count?bbox={}&mechanism={}",
+    "/api/v1/histograms/{}/{}",
+    "/api/v1/windows/{}/other-day?day={}", "/api/v1/windows/{}/download.csv", "/api/v1/windows/{}/download.{}",
+    "/api/v1/hexagons?feed={}", "/{}", "//{}", "/graph/", "/router/{}", "/stats/",
 )  # fmt: skip
 _ARGUMENTS = (
-    *(text.encode("utf-8", "surrogatepass").decode("latin-1") for text in TEXTS if len(text) < 1000), *(number.decode() for number in NUMBERS), "bus",
-    "2017-03-21T12:00:00Z", "2017-03-21T07:00:00-05:00", "-97.9,30.1,-97.5,30.6", "-97.8,30.2,-97.7,30.3", "87489e251ffffff", "ug", "euler", "json",
-    "geojson", "parquet", "7", "%00", "%", "%zz", "%ff%fe", "%2e%2e%2f", "a" * 9000, "1&limit=2", "1;2", "#", "?", "*", "-180,-90,180,90",
+    *(text.encode("utf-8", "surrogatepass").decode("latin-1") for text in TEXTS if len(text) < 1000),
+    *(number.decode() for number in NUMBERS), "bus",
+    "2017-03-21T12:00:00Z", "2017-03-21T07:00:00-05:00", "-97.9,30.1,-97.5,30.6", "-97.8,30.2,-97.7,30.3",
+    "87489e251ffffff", "ug", "euler", "json",
+    "geojson", "parquet", "7", "%00", "%", "%zz", "%ff%fe", "%2e%2e%2f", "a" * 9000, "1&limit=2", "1;2", "#", "?", "*",
+    "-180,-90,180,90",
 )  # fmt: skip
 _HEADERS = (
-    "Accept-Encoding: gzip", "Accept-Encoding: gzip;q={}", "If-None-Match: *", 'If-None-Match: "{}"', "If-None-Match: {}", "Origin: {}", "Range: bytes={}-",
-    "Last-Event-ID: {}", "Content-Length: {}", "Transfer-Encoding: chunked", "Transfer-Encoding: {}", "Connection: {}", "Expect: 100-continue", "Cookie: {}",
-    "Host: {}", "Upgrade: websocket", "Accept: {}", "Content-Type: {}", "Access-Control-Request-Method: GET", "If-Modified-Since: {}", "X: " + "y" * 9000,
+    "Accept-Encoding: gzip", "Accept-Encoding: gzip;q={}", "If-None-Match: *", 'If-None-Match: "{}"',
+    "If-None-Match: {}", "Origin: {}", "Range: bytes={}-",
+    "Last-Event-ID: {}", "Content-Length: {}", "Transfer-Encoding: chunked", "Transfer-Encoding: {}", "Connection: {}",
+    "Expect: 100-continue", "Cookie: {}",
+    "Host: {}", "Upgrade: websocket", "Accept: {}", "Content-Type: {}", "Access-Control-Request-Method: GET",
+    "If-Modified-Since: {}", "X: " + "y" * 9000,
     "{}: {}", " folded", ":", "Content-Encoding: gzip",
 )  # fmt: skip
 _METHODS = (
@@ -146,7 +156,8 @@ class Requests(Target):
         assert answer.startswith(self.answer), "a sound request is no longer answered"
 
     async def _beside_idle_ones(self) -> bytes:
-        """The answer to another address while this one holds as many connections as it may, and has tried to open more."""
+        """The answer to another address while this one holds as many connections as it may, and has tried to open
+        more."""
         idle = [await asyncio.open_connection(LOOPBACK, self._port) for _ in range(self.idle)]
         try:
             return await self._exchange(self.sound, ("127.0.0.2", 0))

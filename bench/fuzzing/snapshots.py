@@ -48,7 +48,8 @@ _MAKES_NO_SENSE = {
 
 
 class Snapshots(Target):
-    """Snapshots with odd values in their fields, and with mutated bytes, plain and gzipped, one after the other into one source."""
+    """Snapshots with odd values in their fields, and with mutated bytes, plain and gzipped, one after the other into
+    one source."""
 
     name = "gtfs-rt"
     contract = "a SnapshotError, or events of which the service can read every one; no wrong clock silences a vehicle"
@@ -69,7 +70,8 @@ class Snapshots(Target):
 
 
 def bomb(rng: random.Random) -> bytes:
-    """Some 32 kB of gzip with as many parts as a snapshot's bytes allow: entities, or what is nested in one, in each form."""
+    """Some 32 kB of gzip with as many parts as a snapshot's bytes allow: entities, or what is nested in one, in each
+    form."""
     header, empty = b"\x0a\x05\x0a\x032.0", b"\x12\x00"
     body = rng.choice(
         (
@@ -150,7 +152,8 @@ def _check_heard(source: SnapshotEvents) -> None:
 
 
 def check_snapshot(source: SnapshotEvents, body: bytes, decoder: Decoder) -> None:
-    """Raise :class:`AssertionError` unless ``body`` is refused, or becomes events of which the service can read every one."""
+    """Raise :class:`AssertionError` unless ``body`` is refused, or becomes events of which the service can read every
+    one."""
     try:
         events = source.events(body, NOW_US)
     except SnapshotError:

@@ -27,7 +27,8 @@ _TABLES = {
     "routes": ["route_id,route_short_name,route_long_name,route_type", "r1,10,Lamar,3", "r2,,Rail,2"],
     "trips": ["route_id,service_id,trip_id,shape_id", "r1,w,t1,s1", "r1,w,t2,", "r2,e,t3,gone"],
     "stop_times": ["trip_id,arrival_time,departure_time,stop_id,stop_sequence"]
-    + [f"t{trip},{7 + n // 6:02}:{n * 7 % 60:02}:00,{7 + n // 6:02}:{n * 7 % 60:02}:20,{n},{n}" for trip in (1, 2, 3) for n in range(8)],
+    + [f"t{trip},{7 + n // 6:02}:{n * 7 % 60:02}:00,{7 + n // 6:02}:{n * 7 % 60:02}:20,{n},{n}" for trip in (1, 2,
+    3) for n in range(8)],
     "shapes": ["shape_id,shape_pt_lat,shape_pt_lon,shape_pt_sequence"]
     + [f"s1,{30.2 + n / 200},{-97.7 - n / 200},{n}" for n in range(16)],
     "calendar": [

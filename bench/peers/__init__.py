@@ -1,8 +1,10 @@
-"""Other stream engines on the topic of ``bench.ingest``: decode each event, find its hexagon, count by hexagon, in memory.
+"""Other stream engines on the topic of ``bench.ingest``: decode each event, find its hexagon, count by hexagon, in
+memory.
 
-That is less than Hexveil's ingestion does: there are no pseudonyms, no durable state, no deadlines, and nothing is stored exactly
-once. Each engine runs in a process of its own, ``python -m bench.peers NAME BOOTSTRAP EVENTS``, if it is installed:
-``pip install -e '.[peers]'``. They are no part of the lock files, because not all of them have wheels for every Python.
+That is less than Hexveil's ingestion does: there are no pseudonyms, no durable state, no deadlines, and nothing is
+stored exactly once. Each engine runs in a process of its own, ``python -m bench.peers NAME BOOTSTRAP EVENTS``, if it is
+installed: ``pip install -e '.[peers]'``. They are no part of the lock files, because not all of them have wheels for
+every Python.
 """
 
 from __future__ import annotations

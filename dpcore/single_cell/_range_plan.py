@@ -20,10 +20,11 @@ from dpcore.single_cell.mean import GRID
 class RangePlan:
     """Public part of a mean over a private range; integers in 1/GRID quantum.
 
-    ``sensitivities``: shape (L,), most that each user moves their array's average, before the range narrows it. The range
-    costs ``range_micro`` in all, the mean ``mean_micro``. ``narrowest``: smallest range that can be drawn. ``charges``:
-    µε (L,), an upper bound over every range that can be drawn. ``bias_bound``: quanta, over every range as well.
-    ``half_bin``: τ. ``rank``: lower quantile in tenths of an array. ``predicted_error``: quanta, see :class:`AutoMean`.
+    ``sensitivities``: shape (L,), most that each user moves their array's average, before the range narrows it. The
+    range costs ``range_micro`` in all, the mean ``mean_micro``. ``narrowest``: smallest range that can be drawn.
+    ``charges``: µε (L,), an upper bound over every range that can be drawn. ``bias_bound``: quanta, over every range as
+    well. ``half_bin``: τ. ``rank``: lower quantile in tenths of an array. ``predicted_error``: quanta, see
+    :class:`AutoMean`.
     """
 
     samples: IntArray

@@ -68,8 +68,8 @@ def checked_samples(samples: IntArray) -> IntArray:
 def checked_values(values: IntArray, samples: IntArray, upper: int) -> IntArray:
     """Values of one cell sorted by (user, time), clipped to [0, ``upper``], shape (N,).
 
-    Clipping again here keeps the sensitivity whatever the caller did. Raises :class:`ParameterError` for values that are
-    not integers (NaN is not) or are not Σm many.
+    Clipping again here keeps the sensitivity whatever the caller did. Raises :class:`ParameterError` for values that
+    are not integers (NaN is not) or are not Σm many.
     """
     x = np.asarray(values)
     if not np.issubdtype(x.dtype, np.integer):

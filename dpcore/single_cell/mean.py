@@ -1,11 +1,11 @@
 """Mean of one cell under relation "values": Baseline, Array-Averaging and the pooled minimax mean.
 
-To be proved: if all values of one user change, the integer that noise is added to moves by at most their ``sensitivities`` in the
-plan, so they lose at most their ``charges``. Proof: their Γ retained values lie in [0, U], so a pooled sum moves by at most U·Γ.
-A mean of arrays adds ⌊GRID·average⌋ of each array; all their values lie in one array of ``fill`` samples, whose average moves
-by at most U·Γ/fill, and |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Discrete Laplace noise of scale t/s on an integer that moves by Δ costs
-Δ·s/t, which :func:`dpcore.single_cell.cell.losses` rounds up.
-Tested: by brute force in tests/dpcore/single_cell/test_mean.py, exactly over all outputs of small cells in
+To be proved: if all values of one user change, the integer that noise is added to moves by at most their
+``sensitivities`` in the plan, so they lose at most their ``charges``. Proof: their Γ retained values lie in [0, U], so
+a pooled sum moves by at most U·Γ. A mean of arrays adds ⌊GRID·average⌋ of each array; all their values lie in one array
+of ``fill`` samples, whose average moves by at most U·Γ/fill, and |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Discrete Laplace noise of
+scale t/s on an integer that moves by Δ costs Δ·s/t, which :func:`dpcore.single_cell.cell.losses` rounds up. Tested: by
+brute force in tests/dpcore/single_cell/test_mean.py, exactly over all outputs of small cells in
 tests/audit/single_cell/test_exact_mean_audit.py, on samples in tests/audit/single_cell/test_mean_audit.py.
 
 Neighbours differ in the values of one user; who, when, where and how often is public, and so is every plan.
@@ -41,8 +41,8 @@ class MeanPlan:
     """Public part of a pooled mean: (Σ first Γ values of each user + noise) / ``divisor``.
 
     ``sensitivities``: shape (L,), most that each user moves the integer sum, in quanta. ``numerator``/``denominator``:
-    noise scale t/s in the same unit. ``charges``: µε of each user, their own Δ/scale rounded up. ``bias_bound``: quanta,
-    for the worst values; ``usual_bias``: quanta, for values as :func:`usual_bias` takes them.
+    noise scale t/s in the same unit. ``charges``: µε of each user, their own Δ/scale rounded up. ``bias_bound``:
+    quanta, for the worst values; ``usual_bias``: quanta, for values as :func:`usual_bias` takes them.
     """
 
     samples: IntArray
@@ -68,7 +68,8 @@ class MeanPlan:
 
 @dataclass(frozen=True)
 class ArrayPlan(MeanPlan):
-    """Public part of a mean of array averages: (Σ ⌊GRID·average⌋ + noise) / ``divisor``; everything in 1/GRID quantum."""
+    """Public part of a mean of array averages: (Σ ⌊GRID·average⌋ + noise) / ``divisor``; everything in 1/GRID
+    quantum."""
 
     grouping: Grouping
 
@@ -117,7 +118,8 @@ class PooledMinimax:
         return _pooled(upper, m, np.minimum(m, minimax_samples(m, epsilon_micro)), epsilon_micro)
 
     def release(self, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
-        """Draw the mean of the retained ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
+        """Draw the mean of the retained ``values`` (N,), quanta sorted by (user, time); in quanta. Relation
+        "values"."""
         return _release_pooled(self.upper, values, plan, noise)
 
 
@@ -143,9 +145,9 @@ def minimax_samples(samples: IntArray, epsilon_micro: int) -> int:
 class ArrayAveraging:
     """Mean of the averages of BestFit arrays plus Lap(Δ/ε), Δ = (U/K̄)·max Γ/fill (S3). ``upper``: U in quanta.
 
-    ``capacity``: m_UB, moved into [min m, max m]; by default the lower median of m. Plan and charges follow from it and from
-    counts, so the proof holds for every m_UB. The divisor is K̄, the arrays opened; the printed
-    K = ⌊ΣΓ/m_UB⌋ is wrong (``docs/errata.md``).
+    ``capacity``: m_UB, moved into [min m, max m]; by default the lower median of m. Plan and charges follow from it and
+    from counts, so the proof holds for every m_UB. The divisor is K̄, the arrays opened; the printed K = ⌊ΣΓ/m_UB⌋ is
+    wrong (``research/errata.md``).
     """
 
     upper: int
@@ -193,8 +195,8 @@ def array_averages(values: IntArray, samples: IntArray, grouping: Grouping, uppe
 def usual_bias(upper: int, samples: IntArray, retained: IntArray, weight: FloatArray) -> float:
     """Mean |Σ w·x − mean of all samples| in quanta where user l's first ``retained`` samples weigh ``weight``[l] each.
 
-    For independent levels of users and samples around them, of :data:`USER_SHARE` and :data:`SAMPLE_SHARE`. It is a guess from
-    public counts: it helps to choose a mechanism, and neither privacy nor an interval depends on it.
+    For independent levels of users and samples around them, of :data:`USER_SHARE` and :data:`SAMPLE_SHARE`. It is a
+    guess from public counts: it helps to choose a mechanism, and neither privacy nor an interval depends on it.
     """
     n = samples.sum()
     own = np.square(retained * weight - samples / n).sum()

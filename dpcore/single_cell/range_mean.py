@@ -2,12 +2,13 @@
 
 Array averages concentrate, so a small part of the budget buys a narrow range, and the noise shrinks with it.
 
-To be proved: if all values of one user change, they lose at most their ``charges`` in the plan. Proof: all their values lie in one
-array, so one entry of the averages changes. Its range costs ``range_micro`` (:mod:`dpcore.single_cell.selection`). Given a range of
-width w the clipped sum moves by at most min(w, c), c their sensitivity, under noise for min(w, max c); the charge takes the
-width at which that ratio is largest, the narrowest that can be drawn. Both draws add up. Which mechanism :class:`AutoMean` takes follows
-from public counts. Tested: tests/dpcore/single_cell/test_range_mean.py (charges at every range),
-tests/audit/single_cell/test_exact_mean_audit.py (exactly), tests/audit/single_cell/test_mean_audit.py (on samples).
+To be proved: if all values of one user change, they lose at most their ``charges`` in the plan. Proof: all their values
+lie in one array, so one entry of the averages changes. Its range costs ``range_micro``
+(:mod:`dpcore.single_cell.selection`). Given a range of width w the clipped sum moves by at most min(w, c), c their
+sensitivity, under noise for min(w, max c); the charge takes the width at which that ratio is largest, the narrowest
+that can be drawn. Both draws add up. Which mechanism :class:`AutoMean` takes follows from public counts. Tested:
+tests/dpcore/single_cell/test_range_mean.py (charges at every range), tests/audit/single_cell/test_exact_mean_audit.py
+(exactly), tests/audit/single_cell/test_mean_audit.py (on samples).
 
 Neighbours differ in the values of one user; counts are public. Source: [M] arXiv 2401.15906, mechanisms S5, S6.
 """
@@ -166,7 +167,8 @@ class FixedQuantile:
     """ε/4 for each end of a range between the 10 % and 90 % array averages, ε/2 for the clipped mean (S6).
 
     ``upper``: quanta. Helps only where the range comes out narrower than U/2; m_UB (``capacity``) as in :class:`Levy`.
-    ``percent``: of the lower end, 1 to 49 instead of 10, and its mirror above. The choice of an end costs the same at any rank.
+    ``percent``: of the lower end, 1 to 49 instead of 10, and its mirror above. The choice of an end costs the same at
+    any rank.
     """
 
     upper: int
@@ -234,9 +236,10 @@ class AutoMean:
     """The mechanism of least predicted error among S1, S3–S6, from public counts. ``upper``: U in quanta.
 
     The prediction adds the bias of dropped samples and unequal weights to the noise scale, for the values that
-    :func:`dpcore.single_cell.mean.usual_bias` assumes; for S5 and S6 it adds what a wrongly drawn range would cost. The worst
-    case would not do: for the worst values the mechanism that keeps all samples looks best nearly always. A wrong guess costs
-    accuracy, never privacy. Ties go to the simpler mechanism. ``capacity`` and ``percent`` are those of the mechanisms that have them.
+    :func:`dpcore.single_cell.mean.usual_bias` assumes; for S5 and S6 it adds what a wrongly drawn range would cost. The
+    worst case would not do: for the worst values the mechanism that keeps all samples looks best nearly always. A wrong
+    guess costs accuracy, never privacy. Ties go to the simpler mechanism. ``capacity`` and ``percent`` are those of the
+    mechanisms that have them.
     """
 
     upper: int

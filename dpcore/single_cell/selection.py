@@ -21,13 +21,15 @@ RANK_UNIT = 10
 def select_quantiles(
     column: IntArray, upper: int, ranks: IntArray, epsilon_micro: int, noise: Noise, *, entries: int = 1
 ) -> IntArray:
-    """Private integers y in 0..``upper``, one per target rank, each at ``epsilon_micro`` for a change of ``entries`` values.
+    """Private integers y in 0..``upper``, one per target rank, each at ``epsilon_micro`` for a change of ``entries``
+    values.
 
     ``column``: shape (K,), integers in [0, ``upper``]. ``ranks``: shape (q,), in tenths of a value. P(y) ∝
-    exp(−ε·c(y)/(2·entries)), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries share is a
-    candidate of its own; a choice among the gaps between values alone would never find it (``docs/errata.md``). A gap is
-    drawn with its number of integers as weight, then an integer in it uniformly. Exact. Neighbours differ in ``entries``
-    values; adding that many values costs the same.
+    exp(−ε·c(y)/(2·entries)), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries
+    share is a candidate of its own; a choice among the gaps between values alone would never find it
+    (``research/errata.md``). A gap is drawn with its number of integers as weight, then an integer in it uniformly.
+    Exact.
+    Neighbours differ in ``entries`` values; adding that many values costs the same.
     """
     micro, top = checked_micro(epsilon_micro), checked_upper(upper)
     if len(column) and (int(column.min()) < 0 or int(column.max()) > top):
@@ -52,7 +54,8 @@ def select_quantiles(
 
 
 def range_bins(upper: int, half_bin: int) -> IntArray:
-    """Candidate ranges [x − 2τ, x + 2τ] ∩ [0, ``upper``], x the centres of bins of width 2τ; shape (⌈U/2τ⌉, 2). Public."""
+    """Candidate ranges [x − 2τ, x + 2τ] ∩ [0, ``upper``], x the centres of bins of width 2τ; shape (⌈U/2τ⌉, 2).
+    Public."""
     if half_bin < 1:
         raise ParameterError(f"half a bin is {half_bin} quanta; give at least 1")
     n_bins = max(-(-checked_upper(upper) // (2 * half_bin)), 1)

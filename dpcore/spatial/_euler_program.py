@@ -1,4 +1,5 @@
-"""The linear program over the components of an Euler histogram, with the constraints of :mod:`dpcore.spatial.euler_inference`."""
+"""The linear program over the components of an Euler histogram, with the constraints of
+:mod:`dpcore.spatial.euler_inference`."""
 
 from __future__ import annotations
 

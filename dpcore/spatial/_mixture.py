@@ -20,16 +20,16 @@ from dpcore.spatial.partition import IntArray
 BoolArray = npt.NDArray[np.bool_]
 
 SCALES = 2.0 ** np.arange(-3, 6)
-"""Means of the S exponential parts of the prior, in units of the count that the parent's density suggests. Arrays of parts have
-the nodes along their last axis, so that sums over the few parts go by whole columns."""
+"""Means of the S exponential parts of the prior, in units of the count that the parent's density suggests. Arrays of
+parts have the nodes along their last axis, so that sums over the few parts go by whole columns."""
 PARENT_BINS = np.array([-3, -2, -1, -0.3, 0.4, 1.1, 2, 3, 4.5])
 SURROUNDINGS_BINS = np.array([-4, -3, -2, -1, 0, 1, 2])
 """Edges of the groups of like places: logarithms of counts suggested, in standard deviations of the node's noise."""
 ZERO_PSEUDO_COUNT = 5.0
 ZERO_IN_EVEN_SPACE = 0.3
 PART_PSEUDO_COUNT = 0.05
-"""Nodes that each part of the prior is assumed to have had before: a group of few nodes is taken for empty unless its draws
-say otherwise. Large leaves in even space are few and not empty: they are taken so much less."""
+"""Nodes that each part of the prior is assumed to have had before: a group of few nodes is taken for empty unless its
+draws say otherwise. Large leaves in even space are few and not empty: they are taken so much less."""
 ITERATIONS = 30
 LEARNT_FROM = 2000
 """Most nodes of one group from which expectation maximisation learns."""
@@ -45,8 +45,8 @@ LARGE = 40
 
 @dataclass(frozen=True)
 class Estimates:
-    """Posterior ``mean`` and ``variance`` of nodes (n,), which of them are better taken for ``empty``, and the ``share`` of
-    their counts that is kept where they are sparse.
+    """Posterior ``mean`` and ``variance`` of nodes (n,), which of them are better taken for ``empty``, and the
+    ``share`` of their counts that is kept where they are sparse.
     """
 
     mean: FloatArray
@@ -62,10 +62,12 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Nodes:
-    """n nodes of one level before their own draws are read, (n,) each; counts in standard deviations of the node's noise.
+    """n nodes of one level before their own draws are read, (n,) each; counts in standard deviations of the node's
+    noise.
 
-    ``expected``, ``around``: the count at the density of the parent, and of the surroundings. ``variance``: of the node's
-    noise, in points². ``inner``: it has children, so that its draw adds up many. ``uneven``: how much so the thin space of the level is.
+    ``expected``, ``around``: the count at the density of the parent, and of the surroundings. ``variance``: of the
+    node's noise, in points². ``inner``: it has children, so that its draw adds up many. ``uneven``: how much so the
+    thin space of the level is.
     """
 
     drawn: FloatArray
@@ -113,8 +115,8 @@ class Mixture:
         )
 
     def better_empty(self, deviation: FloatArray, sanity: float) -> BoolArray:
-        """Which counts are better taken for 0, (n,): the error relative to max(count, ``sanity``) that 0 promises is not much
-        above that of the estimate given that there is something. ``deviation``: (n,), of the noise in points.
+        """Which counts are better taken for 0, (n,): the error relative to max(count, ``sanity``) that 0 promises is
+        not much above that of the estimate given that there is something. ``deviation``: (n,), of the noise in points.
         """
         zero, rest = self.weight[0], self.weight[1:]
         kept = deviation * self.mean / np.maximum(1 - zero, 1e-9)
@@ -157,8 +159,8 @@ def _scales(expected: FloatArray) -> FloatArray:
 
 
 def _prior(evidence: FloatArray, empty_before: float) -> FloatArray:
-    """Shares of the parts of the prior, learnt from the nodes whose ``evidence`` this is and from so many empty ones, shape
-    (1+S,).
+    """Shares of the parts of the prior, learnt from the nodes whose ``evidence`` this is and from so many empty ones,
+    shape (1+S,).
     """
     share = np.full(len(evidence), 1 / len(evidence))
     pseudo = np.full(len(evidence), PART_PSEUDO_COUNT)
@@ -171,8 +173,8 @@ def _prior(evidence: FloatArray, empty_before: float) -> FloatArray:
 
 
 def laplace_parts(y: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Evidence of 0 and of each exponential ``scale`` (1+S, n), and first and second moments (S, n), for draws ``y`` (n,)
-    with Laplace noise of standard deviation 1. ``scale``: (S, n).
+    """Evidence of 0 and of each exponential ``scale`` (1+S, n), and first and second moments (S, n), for draws ``y``
+    (n,) with Laplace noise of standard deviation 1. ``scale``: (S, n).
     """
     # Where a value is not used again, the next one takes its place: fewer arrays stay in the processor's cache.
     e = math.sqrt(2)

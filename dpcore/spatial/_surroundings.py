@@ -15,8 +15,8 @@ from dpcore.spatial.queries import integral_image
 class Surroundings:
     """The rings around some of the boxes that tile a grid: one box height and width on every side, within the grid.
 
-    ``owner`` (rows, columns): index of the box of each cell; ``corners`` (4, P): entries of an integral image that bound each
-    ring and its box; ``area``, ``ring`` (P,): cells of the box, and of the ring alone.
+    ``owner`` (rows, columns): index of the box of each cell; ``corners`` (4, P): entries of an integral image that
+    bound each ring and its box; ``area``, ``ring`` (P,): cells of the box, and of the ring alone.
     """
 
     owner: IndexGrid
@@ -26,7 +26,8 @@ class Surroundings:
 
     @classmethod
     def of(cls, owner: IndexGrid, boxes: IntArray) -> Surroundings:
-        """The rings of ``boxes`` (P, 4) in a grid whose cells belong to the boxes that ``owner`` (rows, columns) says."""
+        """The rings of ``boxes`` (P, 4) in a grid whose cells belong to the boxes that ``owner`` (rows, columns)
+        says."""
         shape = owner.shape
         x0, x1, y0, y1 = boxes.T.astype(np.int32)
         height, width = x1 - x0, y1 - y0
@@ -38,8 +39,8 @@ class Surroundings:
         return cls(owner, np.stack([high + y1, low + y1, high + y0, low + y0]), area, ring)
 
     def at_density(self, density: FloatArray, own: FloatArray) -> FloatArray:
-        """Count of each box at the density of the ring around it, (P,). ``density``: (N,), of the tiles; ``own``: (P,), what
-        the box itself adds to the points of ring and box together.
+        """Count of each box at the density of the ring around it, (P,). ``density``: (N,), of the tiles; ``own``: (P,),
+        what the box itself adds to the points of ring and box together.
         """
         image = integral_image(np.take(density, self.owner)).ravel()
         last, above, before, first = (image[corner] for corner in self.corners)

@@ -1,11 +1,12 @@
 """Auto: choose a mechanism by public facts, and by a DP count of the points where these do not suffice.
 
-To be proved: the draw is ε-DP (relation "participation"). Proof: the count, where it is needed, and the chosen mechanism share ε
-(:meth:`Auto.split`); the choice depends on public facts and on that count alone. Tested: tests/dpcore/spatial/test_auto.py.
+To be proved: the draw is ε-DP (relation "participation"). Proof: the count, where it is needed, and the chosen
+mechanism share ε (:meth:`Auto.split`); the choice depends on public facts and on that count alone. Tested:
+tests/dpcore/spatial/test_auto.py.
 
-Measured (research/experiments.md): on grids of more than :data:`SMALL_CELLS` cells the sparse hierarchy is best or near it whatever
-the data. On smaller grids, where cells hold a point or more per 1/ε on average, its levels cost more than they save: noise
-on every cell is then best in squared error.
+Measured (research/experiments.md): on grids of more than :data:`SMALL_CELLS` cells the sparse hierarchy is best or near
+it whatever the data. On smaller grids, where cells hold a point or more per 1/ε on average, its levels cost more than
+they save: noise on every cell is then best in squared error.
 """
 
 from __future__ import annotations

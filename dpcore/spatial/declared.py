@@ -1,13 +1,14 @@
-"""Regions that users declare themselves, as polygons: validated, made convex and bounded, instead of computed from fixes.
+"""Regions that users declare themselves, as polygons: validated, made convex and bounded, instead of computed from
+fixes.
 
 To be proved: :meth:`Euler.fit <dpcore.spatial.euler.Euler.fit>` with ``regions_per_user`` = r is ε-DP on the result of
-:func:`declared_regions`, for neighbours that differ by all polygons of one user, however many there are and whatever their
-corners (relation "participation"). Proof: whether a polygon is accepted, and the region that it becomes, follow from this
-polygon alone; which r of a user's regions count follows from that user's polygons and their order. So neighbours differ by
-at most r regions. Each is convex and of diameter at most B, so its interior meets at most (2k+1)² components, k = ⌈B/d⌉, and
-it adds 1 to each. The array changes by at most r·(2k+1)² in L1, and the noise has that scale over ε.
-Tested: by enumeration and by a black-box audit in tests/dpcore/spatial/test_declared.py.
-Source: [B], sections 3 and 4.
+:func:`declared_regions`, for neighbours that differ by all polygons of one user, however many there are and whatever
+their corners (relation "participation"). Proof: whether a polygon is accepted, and the region that it becomes, follow
+from this polygon alone; which r of a user's regions count follows from that user's polygons and their order. So
+neighbours differ by at most r regions. Each is convex and of diameter at most B, so its interior meets at most (2k+1)²
+components, k = ⌈B/d⌉, and it adds 1 to each. The array changes by at most r·(2k+1)² in L1, and the noise has that scale
+over ε. Tested: by enumeration and by a black-box audit in tests/dpcore/spatial/test_declared.py. Source: [B], sections
+3 and 4.
 """
 
 from __future__ import annotations
@@ -41,15 +42,18 @@ class Declared:
 def declared_regions(
     polygons: Sequence[npt.ArrayLike], user: npt.ArrayLike, *, diameter: float, per_user: int = 1
 ) -> Declared:
-    """The first ``per_user`` (r) acceptable polygons of each user, as convex regions of diameter at most ``diameter`` (B).
+    """The first ``per_user`` (r) acceptable polygons of each user, as convex regions of diameter at most ``diameter``
+    (B).
 
-    ``polygons``: (corners, 2) coordinates each, in the unit of length of the domain, in any order; a hull has no holes. ``user``:
-    integers, shape (len(polygons),). A region is the convex hull of a polygon's corners, of many corners the outermost (at most
-    2.5 % of the diameter inside), shrunk about the mean of its corners where it is wider than B. So a polygon that is not
-    convex also counts in cells that only its hull meets, and who declares one twice counts twice if r allows it.
+    ``polygons``: (corners, 2) coordinates each, in the unit of length of the domain, in any order; a hull has no holes.
+    ``user``: integers, shape (len(polygons),). A region is the convex hull of a polygon's corners, of many corners the
+    outermost (at most 2.5 % of the diameter inside), shrunk about the mean of its corners where it is wider than B. So
+    a polygon that is not convex also counts in cells that only its hull meets, and who declares one twice counts twice
+    if r allows it.
 
-    A polygon that cannot be used is refused by itself: no number, no corner, more than :data:`MAX_DECLARED_CORNERS`, NaN,
-    coordinates beyond :data:`MAX_COORDINATE`. Raises :class:`RegionError` for columns or parameters that do not fit.
+    A polygon that cannot be used is refused by itself: no number, no corner, more than :data:`MAX_DECLARED_CORNERS`,
+    NaN, coordinates beyond :data:`MAX_COORDINATE`. Raises :class:`RegionError` for columns or parameters that do not
+    fit.
     """
     owners = np.asarray(user)
     if owners.shape != (len(polygons),) or not (len(polygons) == 0 or np.issubdtype(owners.dtype, np.integer)):
@@ -72,7 +76,8 @@ def declared_regions(
 
 
 def _corners(polygon: npt.ArrayLike) -> FloatArray:
-    """The corners (n, 2) of one declared polygon; raises :class:`RegionError` with the value, the bound and the remedy."""
+    """The corners (n, 2) of one declared polygon; raises :class:`RegionError` with the value, the bound and the
+    remedy."""
     try:
         given = np.asarray(polygon)
     except Exception:  # whatever an object does when it is asked for its numbers, it alone is refused

@@ -18,7 +18,8 @@ from dpcore.errors import ParameterError
 
 IntGrid = npt.NDArray[np.int64]
 IndexGrid = npt.NDArray[np.int32]
-"""Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits hold them in half of the memory."""
+"""Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits hold them in half of the
+memory."""
 FloatArray = npt.NDArray[np.float64]
 
 MAX_CELLS = 2**26
@@ -131,7 +132,8 @@ class Domain:
         return PointCounts(counts.reshape(self.shape), len(points) - len(flat))
 
     def _cells_of(self, points: FloatArray) -> IntGrid:
-        """Flat cell of each of ``points`` (N, 2) in the box, in their order; raises :class:`DomainError` for NaN or infinity."""
+        """Flat cell of each of ``points`` (N, 2) in the box, in their order; raises :class:`DomainError` for NaN or
+        infinity."""
         latitude, longitude = points[:, 0], points[:, 1]
         # One pass: the sum of finite float64 coordinates is finite unless they are absurdly large.
         if not (np.isfinite(latitude.sum()) and np.isfinite(longitude.sum())) and not np.isfinite(points).all():

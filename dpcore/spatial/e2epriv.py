@@ -1,15 +1,16 @@
 """E2EPriv: choose the grid size privately, then release that grid. Relation "participation", s points per user.
 
-To be proved: the draw is ε-DP. Proof: N̂, the choice and the grid share ε (:meth:`E2EPriv.split`). The cost of a size is its mean
-error over what one point can change in it, in integers of 1/:data:`QUANTUM`; a user changes it by at most
-:meth:`E2EPriv.cost_sensitivity`, rounding included. Weights are functions of public numbers and of N̂, never of the counts.
-By weighted error a point in cell c changes R_t − d_t of query t by A_t(c) − B_t(c), the shares of its block and of its cell
-that the query covers, and the noise term not at all. So the mean moves by at most Σ_t |A_t(c) − B_t(c)|/w_t over the number
-of queries (:meth:`E2EPriv.point_changes`), for the worst cell and size: a function of public numbers and of N̂.
-Tested: tests/dpcore/spatial/test_mechanisms.py and test_e2epriv.py (by brute force), tests/audit/test_spatial_audit.py.
+To be proved: the draw is ε-DP. Proof: N̂, the choice and the grid share ε (:meth:`E2EPriv.split`). The cost of a size
+is its mean error over what one point can change in it, in integers of 1/:data:`QUANTUM`; a user changes it by at most
+:meth:`E2EPriv.cost_sensitivity`, rounding included. Weights are functions of public numbers and of N̂, never of the
+counts. By weighted error a point in cell c changes R_t − d_t of query t by A_t(c) − B_t(c), the shares of its block and
+of its cell that the query covers, and the noise term not at all. So the mean moves by at most Σ_t |A_t(c) − B_t(c)|/w_t
+over the number of queries (:meth:`E2EPriv.point_changes`), for the worst cell and size: a function of public numbers
+and of N̂. Tested: tests/dpcore/spatial/test_mechanisms.py and test_e2epriv.py (by brute force),
+tests/audit/test_spatial_audit.py.
 
 Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; the others are in
-:mod:`dpcore.spatial.not_private`. Source: [E], with the sensitivities of docs/errata.md.
+:mod:`dpcore.spatial.not_private`. Source: [E], with the sensitivities of research/errata.md.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class E2EPriv(SpatialMechanism):
     """Candidate ``sizes`` (g × g blocks) and tuning ``queries``, both public.
 
     ``expected_points``: a public n̂ for the weights; without it ``total_share`` of the budget buys a DP count.
-    ``objective`` "weighted": mean of error over w_t = max(ρ, n̂·area_t); "relative": error over max(true count, ρ), cut at
-    ``cap``. ρ = max(``rho``, ``rho_share``·n̂): a ρ that is small beside n̂ makes the relative objective so sensitive that
-    the choice is nearly random. Where even then it could hardly tell sizes apart (:data:`LEAST_SHARPNESS`), "weighted"
-    takes its place; that is decided by n̂ and ε alone. ``size_share``: the part of the rest that the choice spends.
+    ``objective`` "weighted": mean of error over w_t = max(ρ, n̂·area_t); "relative": error over max(true count, ρ), cut
+    at ``cap``. ρ = max(``rho``, ``rho_share``·n̂): a ρ that is small beside n̂ makes the relative objective so
+    sensitive that the choice is nearly random. Where even then it could hardly tell sizes apart
+    (:data:`LEAST_SHARPNESS`), "weighted" takes its place; that is decided by n̂ and ε alone. ``size_share``: the part
+    of the rest that the choice spends.
     """
 
     sizes: tuple[int, ...]
@@ -109,7 +111,8 @@ class E2EPriv(SpatialMechanism):
         return max(self.rho, self.rho_share * total)
 
     def weights(self, domain: Domain, total: int) -> FloatArray:
-        """What the weighted objective divides the error of each query by, (Q,): its points if ``total`` lay evenly, at least ρ."""
+        """What the weighted objective divides the error of each query by, (Q,): its points if ``total`` lay evenly, at
+        least ρ."""
         return np.asarray(np.maximum(self.floor(total), total * self.queries.areas() / domain.cells))
 
     def effective_objective(self, total: int, size_micro: int, points_per_user: int) -> Objective:
@@ -156,9 +159,9 @@ class E2EPriv(SpatialMechanism):
     def point_changes(self, domain: Domain, total: int) -> FloatArray:
         """The most that one point can change in the weighted error of each size by these very queries, shape (sizes,).
 
-        Σ_t |A − B|/w_t in cell c is at most Σ_t (A + B − 2·min(a_x, b_x)·min(a_y, b_y))/w_t, where A = a_x·a_y and B = b_x·b_y
-        are products of shares along the axes; both are equal but in cells that an edge of the query cuts on both axes. Each
-        term is a product of two matrices. At least :data:`_LEAST_PART` of the mean of 1/w_t.
+        Σ_t |A − B|/w_t in cell c is at most Σ_t (A + B − 2·min(a_x, b_x)·min(a_y, b_y))/w_t, where A = a_x·a_y and B =
+        b_x·b_y are products of shares along the axes; both are equal but in cells that an edge of the query cuts on
+        both axes. Each term is a product of two matrices. At least :data:`_LEAST_PART` of the mean of 1/w_t.
         """
         queries, weight = self.queries, self.weights(domain, total)
         part = 1 / (weight * len(queries))

@@ -1,19 +1,20 @@
 """Euler histograms: how many users' regions meet a rectangle of cells, each region counted once.
 
-A (2·rows−1) × (2·columns−1) array counts the regions whose interior meets each face (even–even), vertex (odd–odd) and edge
-of the grid. Over a block of cells the alternating sum Σ(−1)^(i+j) H of the components strictly inside it counts every convex
-region once, however many cells it covers.
+A (2·rows−1) × (2·columns−1) array counts the regions whose interior meets each face (even–even), vertex (odd–odd) and
+edge of the grid. Over a block of cells the alternating sum Σ(−1)^(i+j) H of the components strictly inside it counts
+every convex region once, however many cells it covers.
 
 Neighbours differ by all regions of one user, at most r (relation "participation").
-A share of ε may pay for the number of all regions, which every other unbiased answer then uses: small errors at large ranges.
+A share of ε may pay for the number of all regions, which every other unbiased answer then uses: small errors at large
+ranges.
 
-To be proved: :meth:`Euler.fit` at ε is ε-DP. Proof: a region of diameter at most B meets at most k + 1 rows and columns of cells,
-k = ⌈B/d⌉, hence at most (2k+1)² components, and adds 1 to each. So a user changes the array by at most
+To be proved: :meth:`Euler.fit` at ε is ε-DP. Proof: a region of diameter at most B meets at most k + 1 rows and columns
+of cells, k = ⌈B/d⌉, hence at most (2k+1)² components, and adds 1 to each. So a user changes the array by at most
 :meth:`Euler.sensitivity` = r·(2k+1)² in L1, and noise of that scale over ε costs ε. The number of all regions, the
-alternating sum over the whole grid, counts each of them once: it changes by at most r, noise of scale r/ε₁ costs ε₁, and the
-components cost ε − ε₁. Inference is post-processing.
-Tested: by brute force and by sampling in tests/dpcore/spatial/test_euler.py.
-Source: [B], with the sensitivity and the constraints corrected as in docs/errata.md.
+alternating sum over the whole grid, counts each of them once: it changes by at most r, noise of scale r/ε₁ costs ε₁,
+and the components cost ε − ε₁. Inference is post-processing. Tested: by brute force and by sampling in
+tests/dpcore/spatial/test_euler.py. Source: [B], with the sensitivity and the constraints corrected as in
+research/errata.md.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class Total(NamedTuple):
 class EulerHistogram:
     """Released component counts, int64 (2·rows−1, 2·columns−1), and the noise variance of each before inference.
 
-    ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is unknown.
-    ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``ordered`` (no edge above its faces, no vertex above
-    its edges, may be negative), ``truncated`` (none is negative), ``consistent`` (ordered and not negative) or ``covert`` (every
-    answer ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more accurate draw of the answer for the whole
-    grid, only where counts may be negative: every answer uses it, by weighted least squares. Raises
-    :class:`~dpcore.spatial.histogram.HistogramError`.
+    ``drawn``: the counts before inference, of the same shape, which intervals need; None where there was none or it is
+    unknown. ``grade`` says what holds of them: ``noisy`` (unbiased, may be negative), ``ordered`` (no edge above its
+    faces, no vertex above its edges, may be negative), ``truncated`` (none is negative), ``consistent`` (ordered and
+    not negative) or ``covert`` (every answer ≥ 0, and never smaller for a larger rectangle). ``total``: a second, more
+    accurate draw of the answer for the whole grid, only where counts may be negative: every answer uses it, by weighted
+    least squares. Raises :class:`~dpcore.spatial.histogram.HistogramError`.
     """
 
     domain: Domain
@@ -92,7 +93,8 @@ class EulerHistogram:
 
     @cached_property
     def _correction(self) -> tuple[float, float]:
-        """What the total adds to the answer of a block for each of its components, and the share of their variance it takes.
+        """What the total adds to the answer of a block for each of its components, and the share of their variance it
+        takes.
 
         Least squares spreads the difference of the two totals over all components by their variances, which are equal.
         """
@@ -120,7 +122,8 @@ class EulerHistogram:
         return exact + self._correction[0] * _inside(x0, x1, y0, y1)
 
     def intervals(self, rectangles: Rectangles) -> Intervals | None:
-        """95 % intervals of the regions that meet each rectangle of whole cells; None after inference without ``drawn``.
+        """95 % intervals of the regions that meet each rectangle of whole cells; None after inference without
+        ``drawn``.
 
         Inference moves answers by amounts that no release knows; draws before it are unbiased, with known noise.
         """
@@ -141,8 +144,9 @@ class EulerHistogram:
     def to_release(self) -> dict[str, Any]:
         """``kind`` "euler": components row by row, their variance and grade, and as they were drawn.
 
-        Truncated counts follow from the draws, so the draws are written, with their grade and ``reading`` "truncated". Ordered ones
-        stand beside the draws, as ``ordered``: who does not know them has unbiased answers and exact intervals.
+        Truncated counts follow from the draws, so the draws are written, with their grade and ``reading`` "truncated".
+        Ordered ones stand beside the draws, as ``ordered``: who does not know them has unbiased answers and exact
+        intervals.
         """
         if self.grade in ("ordered", "truncated"):
             assert self.drawn is not None
@@ -163,7 +167,8 @@ class EulerHistogram:
 
     @classmethod
     def from_release(cls, document: dict[str, Any]) -> EulerHistogram:
-        """The histogram of a release document; raises :class:`~dpcore.spatial.histogram.HistogramError` for any other."""
+        """The histogram of a release document; raises :class:`~dpcore.spatial.histogram.HistogramError` for any
+        other."""
         try:
             structure = document["structure"]
             kind = structure["kind"]
@@ -178,7 +183,8 @@ class EulerHistogram:
             if "reading" in structure:
                 if (structure["reading"], grade) != ("truncated", "noisy"):
                     raise HistogramError(
-                        f"reading {structure['reading']!r} of counts of grade {grade!r}; this reads truncated of noisy ones"
+                        f"reading {structure['reading']!r} of counts of grade {grade!r}; this reads truncated of noisy "
+                        "ones"
                     )
                 return cls(domain, truncated(components), variance, "truncated", components)
             if "ordered" in structure:
@@ -204,13 +210,13 @@ class Euler:
     """ε-DP counts of the regions that meet any rectangle of cells, for regions of diameter at most ``diameter`` (B).
 
     ``regions_per_user`` (r) multiplies the sensitivity; further regions of a user are left out. ``inference``: "none"
-    releases the unbiased draws; "ordered" moves them to the nearest counts in the order that regions leave, negative or not;
-    "truncated" sets negative ones to 0; "max-norm" moves them to consistent counts whose largest
-    deviation from them is least; "consistent" and "covert" to the nearest counts that regions could have left. Programs are
-    solved where the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty, counts that may not be
-    negative raise answers over many cells (research/reproductions.md). ``total_share`` of ε, at most 0.5, pays for the number of all
-    regions where counts may be negative; the others do not use it, so the components have the whole ε there. Raises
-    :class:`ParameterError`.
+    releases the unbiased draws; "ordered" moves them to the nearest counts in the order that regions leave, negative or
+    not; "truncated" sets negative ones to 0; "max-norm" moves them to consistent counts whose largest deviation from
+    them is least; "consistent" and "covert" to the nearest counts that regions could have left. Programs are solved
+    where the grid has at most :data:`MAX_INFERENCE_CELLS` cells. Where most components are empty, counts that may not
+    be negative raise answers over many cells (research/reproductions.md). ``total_share`` of ε, at most 0.5, pays for
+    the number of all regions where counts may be negative; the others do not use it, so the components have the whole ε
+    there. Raises :class:`ParameterError`.
     """
 
     diameter: float
@@ -238,14 +244,16 @@ class Euler:
         return self.regions_per_user * Footprints.sensitivity(domain, self.diameter)
 
     def inference_on(self, domain: Domain) -> Inference:
-        """What is made of the draws on the grid of ``domain``: ``inference``, or "none" where it would take too long."""
+        """What is made of the draws on the grid of ``domain``: ``inference``, or "none" where it would take too
+        long."""
         solvable = domain.cells <= MAX_INFERENCE_CELLS or self.inference in ("truncated", "max-norm")
         return self.inference if solvable else "none"
 
     def shares(self, domain: Domain, epsilon_micro: int) -> tuple[int, int]:
         """µε of the components and of the number of all regions, which together are ``epsilon_micro``.
 
-        Raises :class:`ParameterError` where nothing is left for the components, or noise of such a scale cannot be drawn.
+        Raises :class:`ParameterError` where nothing is left for the components, or noise of such a scale cannot be
+        drawn.
         """
         used = self.inference_on(domain) in ("none", "ordered")
         for_total = max(1, int(epsilon_micro * self.total_share)) if self.total_share and used else 0
@@ -254,16 +262,18 @@ class Euler:
             raise ParameterError(f"a budget of {epsilon_micro} µε; give at least {1 + for_total}")
         if not can_draw(rest, sensitivity) or (for_total and not can_draw(for_total, self.regions_per_user)):
             raise ParameterError(
-                f"a user may change the counts by {sensitivity}, and noise of that scale over {rest} µε cannot be drawn; lower the "
+                f"a user may change the counts by {sensitivity}, and noise of that scale over {rest} µε cannot be "
+                "drawn; lower the "
                 "diameter, the regions per user or the number of rows and columns, or raise the budget"
             )
         return rest, for_total
 
     def fit(self, regions: Regions, domain: Domain, epsilon_micro: int, noise: Noise) -> EulerHistogram:
-        """Spend exactly ``epsilon_micro`` µε on ``regions``, in the unit of length of ``domain``. Relation "participation".
+        """Spend exactly ``epsilon_micro`` µε on ``regions``, in the unit of length of ``domain``. Relation
+        "participation".
 
-        Regions are shrunk to the diameter, never refused. Inference is given the draws as they are: to set negative counts to 0
-        first makes no difference to "consistent" and "covert", and other counts of "max-norm".
+        Regions are shrunk to the diameter, never refused. Inference is given the draws as they are: to set negative
+        counts to 0 first makes no difference to "consistent" and "covert", and other counts of "max-norm".
         """
         for_components, for_total = self.shares(domain, epsilon_micro)
         sensitivity = self.sensitivity(domain)

@@ -1,12 +1,12 @@
 """Inference for noisy Euler histograms: counts that regions could have left, nearest in L1 or in the largest deviation.
 
-Constraints on the components F (faces), E (edges), V (vertices): every one ≥ 0; C1, an edge ≤ its two faces; C2, a vertex
-≤ its four edges; covertness: along every grid line and on either side of it, with a_j = F_j − Eline_j and
-b_j = Eacross_j − V_j, every run satisfies Σa − Σb ≥ 0, so that a rectangle's answer never falls when it grows. Post-processing
-only: no privacy depends on it. "truncated" sets counts below 0 to 0 and nothing else, as Algorithm 2 of the source begins.
-"ordered" has C1 and C2, and no ≥ 0: counts that may be negative can cancel others, so wide answers are not raised as much.
-Source: [B], section 5, corrected: its C3 is violated by true data, and C1, C2 alone leave F = E = 1, V = 0 answering −3 on
-3 × 3 cells.
+Constraints on the components F (faces), E (edges), V (vertices): every one ≥ 0; C1, an edge ≤ its two faces; C2, a
+vertex ≤ its four edges; covertness: along every grid line and on either side of it, with a_j = F_j − Eline_j and b_j =
+Eacross_j − V_j, every run satisfies Σa − Σb ≥ 0, so that a rectangle's answer never falls when it grows.
+Post-processing only: no privacy depends on it. "truncated" sets counts below 0 to 0 and nothing else, as Algorithm 2 of
+the source begins. "ordered" has C1 and C2, and no ≥ 0: counts that may be negative can cancel others, so wide answers
+are not raised as much. Source: [B], section 5, corrected: its C3 is violated by true data, and C1, C2 alone leave F = E
+= 1, V = 0 answering −3 on 3 × 3 cells.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from dpcore.spatial.domain import IntGrid
 Grade = Literal["noisy", "ordered", "truncated", "consistent", "covert"]
 """What holds of the counts: nothing; C1 and C2; none is below 0; both; besides, covertness."""
 Inference = Literal["none", "ordered", "truncated", "max-norm", "consistent", "covert"]
-"""What counts are inferred to be: nothing, so that answers stay unbiased; or a :data:`Grade`, nearest in L1 unless "max-norm"."""
+"""What counts are inferred to be: nothing, so that answers stay unbiased; or a :data:`Grade`, nearest in L1 unless
+"max-norm"."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,16 @@ class Inferred:
 
 
 def infer(noisy: IntGrid, inference: Inference = "covert") -> Inferred:
-    """A covert, or merely a consistent, integer array nearest to ``noisy`` in L1; merely C1 and C2 if no covert one is found.
-    "truncated" and "max-norm" need no program.
+    """A covert, or merely a consistent, integer array nearest to ``noisy`` in L1; merely C1 and C2 if no covert one is
+    found. "truncated" and "max-norm" need no program.
 
-    The relaxation is mostly integral, but not always: the covertness constraints have half-integral vertices. Where a few
-    components come out as halves, an integer program over them alone rounds each up or down; at 40 × 40 cells that adds at
-    most a few units to a distance of some 200 000.
+    The relaxation is mostly integral, but not always: the covertness constraints have half-integral vertices. Where a
+    few components come out as halves, an integer program over them alone rounds each up or down; at 40 × 40 cells that
+    adds at most a few units to a distance of some 200 000.
 
     The whole is overestimated by far where most components are empty, because counts that are raised to 0 cannot cancel
-    others. A total as a further constraint would mend that, but it breaks the structure of the program: on 24 × 24 cells
-    no whole numbers are found, and on 32 × 32 the program takes 14 times as long.
+    others. A total as a further constraint would mend that, but it breaks the structure of the program: on 24 × 24
+    cells no whole numbers are found, and on 32 × 32 the program takes 14 times as long.
     """
     if inference == "none":
         return Inferred(noisy, "noisy", 0)
@@ -76,11 +77,13 @@ def truncated(noisy: IntGrid) -> IntGrid:
 
 
 def nearest_in_max_norm(noisy: IntGrid) -> IntGrid:
-    """The integer array with C1, C2 and ≥ 0 whose largest deviation from ``noisy`` is least: the L∞ program of the source.
+    """The integer array with C1, C2 and ≥ 0 whose largest deviation from ``noisy`` is least: the L∞ program of the
+    source.
 
-    C1 and C2 order the components: a vertex is not above the edges that end there, an edge not above its faces. Halfway between
-    the largest count below a component in this order and the smallest above it, none deviates by more than half of the largest
-    contradiction, which no array can better; counts below 0 have to rise to 0 in any. So no program has to be solved.
+    C1 and C2 order the components: a vertex is not above the edges that end there, an edge not above its faces. Halfway
+    between the largest count below a component in this order and the smallest above it, none deviates by more than half
+    of the largest contradiction, which no array can better; counts below 0 have to rise to 0 in any. So no program has
+    to be solved.
     """
     below, above = noisy.copy(), noisy.copy()
     for axis in (0, 1):

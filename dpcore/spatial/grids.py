@@ -1,10 +1,10 @@
 """Flat baselines, and uniform and adaptive grids. Relation "participation", s points per user.
 
-To be proved: each draw is ε-DP. Proof: the blocks of a grid are disjoint, so their counts change by at most s in L1, and a grid
-at ε′ costs ε′ (:mod:`dpcore.spatial.mechanism`). UG and AG spend a share on the total N̂ first; AG spends the rest on two
-grids, the second of which depends on the first one's draws alone. The shares add up to ε.
-Tested: tests/audit/test_spatial_audit.py and, for the paths of AG, tests/dpcore/spatial/test_partitions.py.
-Source: [G], with N̂ paid for from the budget.
+To be proved: each draw is ε-DP. Proof: the blocks of a grid are disjoint, so their counts change by at most s in L1,
+and a grid at ε′ costs ε′ (:mod:`dpcore.spatial.mechanism`). UG and AG spend a share on the total N̂ first; AG spends
+the rest on two grids, the second of which depends on the first one's draws alone. The shares add up to ε. Tested:
+tests/audit/test_spatial_audit.py and, for the paths of AG, tests/dpcore/spatial/test_partitions.py. Source: [G], with
+N̂ paid for from the budget.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Sparse hierarchy: levels of wide nodes that go on only where points are, made consistent. Relation "participation".
 
-It joins three ideas: HTF's stops, where a node that ends draws its count with everything its path has left; least-squares
-consistency with few, wide levels (Qardaji et al. 2013); and a sparse reading of empty space, for relative error.
+It joins three ideas: HTF's stops, where a node that ends draws its count with everything its path has left;
+least-squares consistency with few, wide levels (Qardaji et al. 2013); and a sparse reading of empty space, for relative
+error.
 
-To be proved: it is ε-DP for s points per user. Proof: the divisions are public. Whether a node is divided is decided by its
-draw. The boxes of one level are disjoint, so a box at ε′ costs a user ε′·(their points in it)/s, and every path from the root
-costs exactly ε. Tested: tests/dpcore/spatial/test_partitions.py (paths), tests/audit/test_spatial_audit.py.
+To be proved: it is ε-DP for s points per user. Proof: the divisions are public. Whether a node is divided is decided by
+its draw. The boxes of one level are disjoint, so a box at ε′ costs a user ε′·(their points in it)/s, and every path
+from the root costs exactly ε. Tested: tests/dpcore/spatial/test_partitions.py (paths),
+tests/audit/test_spatial_audit.py.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class SparseHierarchy(SpatialMechanism):
         return grow(image_of(counts), domain, draw, lambda boxes, noisy, depth: split_boxes(boxes, self.parts))
 
     def level_shares(self, domain: Domain, epsilon_micro: int) -> tuple[int, ...]:
-        """µε of the stop tests of each level, and last what is left for the counts where a path ends: public parameters."""
+        """µε of the stop tests of each level, and last what is left for the counts where a path ends: public
+        parameters."""
         levels = 0
         while self.parts**levels < max(domain.shape):
             levels += 1

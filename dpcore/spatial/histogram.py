@@ -60,8 +60,8 @@ class GridHistogram:
     """Counts of the blocks between ``x_edges`` and ``y_edges`` (cell units, from 0 to rows and columns).
 
     ``counts`` have shape (len(x_edges)-1, len(y_edges)-1), ``variances`` of the noise that shape or one number for
-    all. ``noise``: "independent" draws, or "haar" for cells computed from Haar coefficients with independent draws; None if
-    unknown.
+    all. ``noise``: "independent" draws, or "haar" for cells computed from Haar coefficients with independent draws;
+    None if unknown.
     """
 
     domain: Domain
@@ -107,8 +107,8 @@ class GridHistogram:
         return between(self._sums(self.variances, inside, covers), self._sums(self.variances, touched, covers))
 
     def _sums(self, variance: float, edges: list[tuple[FloatArray, FloatArray]], covers: BoolArray) -> NoisySums:
-        """Sums of the whole blocks between edges along x and y, (Q,) each; of no block where the start is not before the end
-        or the rectangle ``covers`` nothing.
+        """Sums of the whole blocks between edges along x and y, (Q,) each; of no block where the start is not before
+        the end or the rectangle ``covers`` nothing.
         """
         (x0, x1), (y0, y1) = edges
         covers = covers & (x1 > x0) & (y1 > y0)
@@ -140,11 +140,12 @@ class GridHistogram:
 
 @dataclass(frozen=True)
 class SparseReading:
-    """Two more readings of the same draws, for relative error: ``counts`` (P,) ≥ 0, exactly 0 where space looks empty, and
-    ``expected`` (P,) ≥ 0, posterior means.
+    """Two more readings of the same draws, for relative error: ``counts`` (P,) ≥ 0, exactly 0 where space looks empty,
+    and ``expected`` (P,) ≥ 0, posterior means.
 
-    An answer comes from the expected counts where both readings give at least ``below``, else from the sparse counts. Answers
-    are whole numbers. Raises :class:`HistogramError` for counts that are negative or not finite, or not of one shape.
+    An answer comes from the expected counts where both readings give at least ``below``, else from the sparse counts.
+    Answers are whole numbers. Raises :class:`HistogramError` for counts that are negative or not finite, or not of one
+    shape.
     """
 
     counts: FloatArray
@@ -177,8 +178,8 @@ class SparseReading:
 class PartitionHistogram:
     """P disjoint rectangles [x0, x1) × [y0, y1) of whole cells that tile the grid, with counts and noise variances.
 
-    ``boxes``: int64 (P, 4) of x0, x1, y0, y1; ``counts`` and ``variances``: (P,). With a ``sparse`` reading answers aim at
-    relative error and need not add up; intervals always follow from ``counts`` and their ``noise``. Raises
+    ``boxes``: int64 (P, 4) of x0, x1, y0, y1; ``counts`` and ``variances``: (P,). With a ``sparse`` reading answers aim
+    at relative error and need not add up; intervals always follow from ``counts`` and their ``noise``. Raises
     :class:`HistogramError` for parts that overlap, leave a gap or reach outside the grid.
     """
 
@@ -256,7 +257,8 @@ class PartitionHistogram:
         return NoisySums(members @ self.counts, number, spread_tails(variance))
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "partition": boxes of cell indices with counts and variances, and the sparse reading if there is one."""
+        """``kind`` "partition": boxes of cell indices with counts and variances, and the sparse reading if there is
+        one."""
         structure = {
             "kind": "partition",
             "boxes": self.boxes.tolist(),
@@ -273,8 +275,8 @@ class PartitionHistogram:
 def paint(shape: tuple[int, int], boxes: IntGrid) -> IndexGrid:
     """Index of the box that holds each cell of a grid of ``shape``.
 
-    Raises :class:`HistogramError` unless the boxes tile the grid exactly: their lines of cells, in the order in which they
-    begin, then each begin where the one before ends.
+    Raises :class:`HistogramError` unless the boxes tile the grid exactly: their lines of cells, in the order in which
+    they begin, then each begin where the one before ends.
     """
     (rows, columns), (x0, x1, y0, y1) = shape, boxes.T
     if not len(boxes) or min(x0.min(), y0.min()) < 0 or x1.max() > rows or y1.max() > columns:

@@ -3,12 +3,12 @@
 Neighbours differ by all points of one user, at most s (relation "participation"). A cut at k costs
 o_k = Σ|c − μ₁| + Σ|c − μ₂| over the cells c of both sides, in 1/:data:`QUANTUM`, rounded down for each side.
 To be proved: the tree is ε-DP, where ε = cost of N̂ + :class:`PathBudget`.
-Proof: a point changes Σ|c − μ| of its side by at most 2(q−1)/q < 2, q the cells of that side, so j points of a user in a box
-change its integer costs by at most 2·QUANTUM·j. :func:`split_sensitivity` is no less for j = s, so the choice of a cut at ε′ costs
-them at most ε′·j/s; so does a count at ε′. The boxes of one level are disjoint and every path from the root costs the same.
-Tested: by brute force in tests/dpcore/spatial/test_mechanisms.py and tests/dpcore/spatial/test_partitions.py (costs, paths), and
-in tests/audit/test_spatial_audit.py (choices, exactly).
-Source: [H], corrected as in docs/errata.md.
+Proof: a point changes Σ|c − μ| of its side by at most 2(q−1)/q < 2, q the cells of that side, so j points of a user in
+a box change its integer costs by at most 2·QUANTUM·j. :func:`split_sensitivity` is no less for j = s, so the choice of
+a cut at ε′ costs them at most ε′·j/s; so does a count at ε′. The boxes of one level are disjoint and every path from
+the root costs the same. Tested: by brute force in tests/dpcore/spatial/test_mechanisms.py and
+tests/dpcore/spatial/test_partitions.py (costs, paths), and in tests/audit/test_spatial_audit.py (choices, exactly).
+Source: [H], corrected as in research/errata.md.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ def split_sensitivity(points_per_user: int) -> int:
     """A bound on what a user changes in an integer cost of :func:`split_costs`.
 
     2·QUANTUM·s would do: before it is rounded down, the cost of a side with j of the user's points changes by less than
-    2·QUANTUM·j, and so by at most that afterwards. The unit above it costs 0.2 % of the accuracy of cuts. It stays because
-    without it recorded randomness would give other releases than before.
+    2·QUANTUM·j, and so by at most that afterwards. The unit above it costs 0.2 % of the accuracy of cuts. It stays
+    because without it recorded randomness would give other releases than before.
     """
     return 2 * QUANTUM * points_per_user + 1
 
 
 @dataclass(frozen=True)
 class PathBudget:
-    """µε that every path from the root spends: on ``stops`` and ``splits`` level by level, and ``count_micro`` on its last count.
+    """µε that every path from the root spends: on ``stops`` and ``splits`` level by level, and ``count_micro`` on its
+    last count.
 
     A path that ends early spends the shares of the levels below, too: its last count is drawn with :meth:`left`.
     """
@@ -89,14 +90,16 @@ class HTF(SpatialMechanism):
     """Homogeneous tree. ``height_share``, ``split_share``: parts of the budget for |D| and for the cuts; of the rest,
     ``stop_share`` (β) pays for the stop tests, geometrically over the heights.
 
-    A node stops at ``stop_cells`` cells, which costs nothing, or at a noisy count of at most ``stop_count``; it then draws its
-    count with everything that its path has left. Deep in a tree ε′ is so small that a cut is nearly random. Cuts therefore leave
-    at least ``margin`` of a node's lines on either side, so that random cuts leave no large nodes where the tree ends, and the
-    tree may grow ``extra_levels`` beyond its formula. Both are public. The paper's own tree has neither: see :meth:`published`.
+    A node stops at ``stop_cells`` cells, which costs nothing, or at a noisy count of at most ``stop_count``; it then
+    draws its count with everything that its path has left. Deep in a tree ε′ is so small that a cut is nearly random.
+    Cuts therefore leave at least ``margin`` of a node's lines on either side, so that random cuts leave no large nodes
+    where the tree ends, and the tree may grow ``extra_levels`` beyond its formula. Both are public. The paper's own
+    tree has neither: see :meth:`published`.
 
-    ``split`` "exponential" chooses exactly; "search" is the paper's Algorithm 1, corrected, with at most ``rounds`` (T) rounds, 0
-    for as many as a node may need. ``level_epsilon_micro``: a fixed ε′ for the cuts of each level, 0 to share ``split_share``
-    among the levels. ``height_epsilon_micro``: a fixed ε for |D|, 0 for ``height_share``. ``goal`` "relative" releases a sparse reading of the same draws, too.
+    ``split`` "exponential" chooses exactly; "search" is the paper's Algorithm 1, corrected, with at most ``rounds`` (T)
+    rounds, 0 for as many as a node may need. ``level_epsilon_micro``: a fixed ε′ for the cuts of each level, 0 to share
+    ``split_share`` among the levels. ``height_epsilon_micro``: a fixed ε for |D|, 0 for ``height_share``. ``goal``
+    "relative" releases a sparse reading of the same draws, too.
     """
 
     split: Literal["exponential", "search"] = "exponential"
@@ -117,7 +120,8 @@ class HTF(SpatialMechanism):
 
     @classmethod
     def published(cls, *, stop_share: float = 0.5) -> HTF:
-        """The tree with the parameters of [H]: T = 3, ε′ = 5·10⁻⁴ a level, stop at 5 cells or 100 points, no consistency."""
+        """The tree with the parameters of [H]: T = 3, ε′ = 5·10⁻⁴ a level, stop at 5 cells or 100 points, no
+        consistency."""
         return cls(
             "search",
             stop_share=stop_share,
@@ -135,7 +139,8 @@ class HTF(SpatialMechanism):
             require_share(name, getattr(self, name))
         if self.height_share + self.split_share >= 1:
             raise ParameterError(
-                f"height_share {self.height_share} and split_share {self.split_share} leave nothing for counts; lower them"
+                f"height_share {self.height_share} and split_share {self.split_share} leave nothing for counts; lower "
+                "them"
             )
         if self.split not in ("exponential", "search"):
             raise ParameterError(f"split {self.split!r}; give exponential or search")
@@ -217,8 +222,8 @@ class HTF(SpatialMechanism):
     def _draw_level(
         self, truth: IntArray, boxes: IntArray, depth: int, budget: PathBudget, points_per_user: int, noise: Noise
     ) -> LevelDraws:
-        """Draws of the true counts ``truth`` of one level's disjoint ``boxes``: a stop test of each, and a final draw of
-        those that end here with all that their path has left.
+        """Draws of the true counts ``truth`` of one level's disjoint ``boxes``: a stop test of each, and a final draw
+        of those that end here with all that their path has left.
         """
         test = np.where(areas(boxes) <= self.stop_cells, 0, budget.stop(depth))
         drawn = draw_counts(truth, test, points_per_user, noise)
@@ -289,8 +294,8 @@ class RankedCells:
 def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
     """⌊QUANTUM·Σ|c − μ₁|⌋ + ⌊QUANTUM·Σ|c − μ₂|⌋ for every candidate, in exact integers.
 
-    Σ|c − μ| = 2(S − μN), S and N the sum and number of cells above μ. Both come from one table per box: cells by line and
-    by rank, summed along both; ranks beyond the largest mean are left out.
+    Σ|c − μ| = 2(S − μN), S and N the sum and number of cells above μ. Both come from one table per box: cells by line
+    and by rank, summed along both; ranks beyond the largest mean are left out.
     """
     box, lower = candidates.box, candidates.lower(boxes, candidates.box, candidates.k)
     first = _Side.of(ranked, areas(lower), box_sums(image, lower))
@@ -307,8 +312,8 @@ def split_costs(ranked: RankedCells, image: IntGrid, boxes: IntArray, candidates
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of every candidate cut, shape (C,) each: its ``area`` in cells, its ``points``, and the number of distinct
-    counts, in ``ranks``, that are not above its mean.
+    """One side of every candidate cut, shape (C,) each: its ``area`` in cells, its ``points``, and the number of
+    distinct counts, in ``ranks``, that are not above its mean.
     """
 
     area: IntArray
@@ -330,11 +335,11 @@ class _Side:
 
 @dataclass(frozen=True)
 class RankTables:
-    """Number of ``cells`` of rank <= j before the i-th candidate of each box, and the ``points`` in them; both flat: rank, box,
-    i, summed over all boxes before.
+    """Number of ``cells`` of rank <= j before the i-th candidate of each box, and the ``points`` in them; both flat:
+    rank, box, i, summed over all boxes before.
 
-    ``lines`` (P,) per box, one per candidate and one for the whole box; ``start`` (P,): where the lowest rank of a box begins,
-    behind an entry of what lies before it; ``step`` (P,): entries from one rank to the next.
+    ``lines`` (P,) per box, one per candidate and one for the whole box; ``start`` (P,): where the lowest rank of a box
+    begins, behind an entry of what lies before it; ``step`` (P,): entries from one rank to the next.
     """
 
     start: IntArray
@@ -347,8 +352,8 @@ class RankTables:
     def of(cls, ranked: RankedCells, boxes: IntArray, candidates: Candidates, ranks: IntArray) -> RankTables:
         """Tables of ``ranks`` (P,) ranks per box.
 
-        Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed; where
-        all tables together are small beside the grid, they have the largest width.
+        Widths are rounded up to powers of two, so that tables of one width make one matrix and few matrices are summed;
+        where all tables together are small beside the grid, they have the largest width.
         """
         lines = np.diff(candidates.offsets) + 1
         width = 1 << np.ceil(np.log2(np.maximum(ranks, 1))).astype(np.int64)
@@ -369,7 +374,8 @@ class RankTables:
         return cls(start, step, lines, *sums)
 
     def upto(self, box: IntArray, line: IntArray, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """(Cells, their counts) among the ``ranks`` lowest in lines 0 … ``line`` of each ``box``; (0, 0) for no ranks."""
+        """(Cells, their counts) among the ``ranks`` lowest in lines 0 … ``line`` of each ``box``; (0, 0) for no
+        ranks."""
         before = self.start[box] - 1 + (np.maximum(ranks, 1) - 1) * self.step[box]
         entry = before + 1 + line
         cells, points = (table[entry] - table[before] for table in (self.cells, self.points))
@@ -379,8 +385,8 @@ class RankTables:
 def _entries(
     ranked: RankedCells, boxes: IntArray, candidates: Candidates, first: IntArray, width: IntArray
 ) -> npt.NDArray[np.integer[Any]]:
-    """Entry in which each cell is counted, (cells,): box, line, rank, from ``first`` of its box on; ranks beyond the ``width`` of a
-    box share one more entry. Those of cells outside every box lie behind all others.
+    """Entry in which each cell is counted, (cells,): box, line, rank, from ``first`` of its box on; ranks beyond the
+    ``width`` of a box share one more entry. Those of cells outside every box lie behind all others.
     """
     shape, axis = ranked.rank.shape, candidates.axis
     low, high = np.where(axis == 0, boxes[:, :2].T, boxes[:, 2:].T)

@@ -1,9 +1,10 @@
-"""95 % intervals of range counts, by construction: what the blocks inside a range hold at least, and those it touches at most.
+"""95 % intervals of range counts, by construction: what the blocks inside a range hold at least, and those it touches
+at most.
 
-A release says nothing about where inside a block its points lie. A range that cuts blocks holds at least the points of the
-blocks inside it and at most those of the blocks that it touches, however unevenly they lie. Both are sums of released counts
-whose noise is known. So an interval holds the truth in 95 % of draws or more, for every data set, whatever reading of the
-draws is shown beside it. It is wide where blocks are large.
+A release says nothing about where inside a block its points lie. A range that cuts blocks holds at least the points of
+the blocks inside it and at most those of the blocks that it touches, however unevenly they lie. Both are sums of
+released counts whose noise is known. So an interval holds the truth in 95 % of draws or more, for every data set,
+whatever reading of the draws is shown beside it. It is wide where blocks are large.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Intervals:
 
 @dataclass(frozen=True)
 class NoisySums:
-    """Unbiased sums (Q,) of ``parts`` (Q,) released counts each and how far their noise reaches. A sum of no counts is 0 without
-    noise.
+    """Unbiased sums (Q,) of ``parts`` (Q,) released counts each and how far their noise reaches. A sum of no counts is
+    0 without noise.
     """
 
     counts: FloatArray
@@ -45,16 +46,17 @@ class NoisySums:
 
 
 def between(inner: NoisySums, outer: NoisySums) -> Intervals:
-    """95 % intervals of whole numbers t with I ≤ t ≤ O, I and O the true sums behind ``inner`` and ``outer``, whose parts
-    include those of ``inner``.
+    """95 % intervals of whole numbers t with I ≤ t ≤ O, I and O the true sums behind ``inner`` and ``outer``, whose
+    parts include those of ``inner``.
 
-    A t is rejected where the inner sum exceeds t by more than noise does, or the outer one is less by more than ``down``: together
-    5 % or less, at any t. Of one sum, the same inside and outside, ``up`` takes what ``down`` leaves of 5 %. Two sums have noise
-    of their own, and ``down`` of the greater one may take all of its 2.5 %: the inner one has its own ``down`` on its side, too.
+    A t is rejected where the inner sum exceeds t by more than noise does, or the outer one is less by more than
+    ``down``: together 5 % or less, at any t. Of one sum, the same inside and outside, ``up`` takes what ``down`` leaves
+    of 5 %. Two sums have noise of their own, and ``down`` of the greater one may take all of its 2.5 %: the inner one
+    has its own ``down`` on its side, too.
 
     A t of at most ``down`` is never rejected from above, so the inner sum may miss alone there: such t are
-    rejected beyond clip(t, ``alone``, ``up``). This orders rejections by likelihood ratio for counts ≥ 0, as Feldman and Cousins
-    (1998) do, and keeps intervals from being empty where noise carries a count below 0.
+    rejected beyond clip(t, ``alone``, ``up``). This orders rejections by likelihood ratio for counts ≥ 0, as Feldman
+    and Cousins (1998) do, and keeps intervals from being empty where noise carries a count below 0.
     """
     down = np.maximum(inner.tails.down, outer.tails.down)
     up = np.where(inner.parts == outer.parts, inner.tails.up, inner.tails.down)

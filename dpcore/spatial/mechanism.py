@@ -1,12 +1,12 @@
 """What spatial mechanisms share: their interface, exact noise for counts, exact private choice.
 
 Neighbours differ by all points of one user (relation "participation"), at most s of them.
-To be proved, of every mechanism: :meth:`SpatialMechanism.fit` at ε is ε-DP. A window charges every user with a point in the
-box the whole ε, wherever the points lie.
-Proof, for each step of a mechanism, whose shares of ε add up to ε:
+To be proved, of every mechanism: :meth:`SpatialMechanism.fit` at ε is ε-DP. A window charges every user with a point in
+the box the whole ε, wherever the points lie. Proof, for each step of a mechanism, whose shares of ε add up to ε:
 - Counts of disjoint boxes change by at most s in L1. With discrete Laplace noise of scale s/ε they cost ε
   (:func:`noisy_counts`; :func:`dpcore.spatial.partition.draw_counts`).
-- A choice with P ∝ exp(−ε·cost/(2Δ)) costs ε where no cost changes by more than Δ (:func:`choose`; McSherry and Talwar 2007).
+- A choice with P ∝ exp(−ε·cost/(2Δ)) costs ε where no cost changes by more than Δ (:func:`choose`; McSherry and Talwar
+  2007).
 - What follows from draws and public parameters alone costs nothing.
 The modules of the mechanisms state their own Δ and shares. Tested: tests/audit/test_spatial_audit.py for all of them.
 """
@@ -38,11 +38,12 @@ class SpatialMechanism(ABC):
         noise: Noise,
         points_per_user: int = 1,
     ) -> Histogram:
-        """Spend exactly ``epsilon_micro`` µε on points (N, 2) or counts (rows, columns), ``points_per_user`` (s) of a user.
+        """Spend exactly ``epsilon_micro`` µε on points (N, 2) or counts (rows, columns), ``points_per_user`` (s) of a
+        user.
 
         The caller makes sure that no user has more than s points. Relation "participation". Raises ``DomainError`` for
-        points or counts that do not fit ``domain``, :class:`BudgetError` if the budget or a share of it is less than 1 µε,
-        and :class:`ParameterError` for less than 1 point per user.
+        points or counts that do not fit ``domain``, :class:`BudgetError` if the budget or a share of it is less than 1
+        µε, and :class:`ParameterError` for less than 1 point per user.
         """
         if epsilon_micro < 1:
             raise BudgetError(f"budget of {epsilon_micro} µε; give at least 1")
@@ -89,8 +90,9 @@ def choose(costs: IntGrid, epsilon_micro: int, sensitivity: int, noise: Noise) -
     """Index drawn with P ∝ exp(−ε·cost/(2·sensitivity)), exactly: ε-DP where every cost changes by at most
     ``sensitivity`` between neighbours.
 
-    Where 2·10⁶·``sensitivity`` exceeds what can be drawn, 2^40, costs and sensitivity are counted in the least unit q that makes
-    it fit. Proof that ε-DP holds in it: |⌊a/q⌋ − ⌊b/q⌋| <= ⌈|a − b|/q⌉ <= ⌈sensitivity/q⌉. Raises :class:`ParameterError` below 1.
+    Where 2·10⁶·``sensitivity`` exceeds what can be drawn, 2^40, costs and sensitivity are counted in the least unit q
+    that makes it fit. Proof that ε-DP holds in it: |⌊a/q⌋ − ⌊b/q⌋| <= ⌈|a − b|/q⌉ <= ⌈sensitivity/q⌉. Raises
+    :class:`ParameterError` below 1.
     """
     if sensitivity < 1:
         raise ParameterError(f"costs of sensitivity {sensitivity} cannot be chosen by; give at least 1")

@@ -1,7 +1,8 @@
 """NOT PRIVATE: what E2EPriv would reach if choosing a grid size cost nothing. For evaluation on data one may see.
 
-Both look at the data without paying, so nothing here has the interface of a mechanism: the result answers queries and has
-no release. The service imports nothing from here, and :func:`dpcore.spatial.release.rounded` refuses it. Source: [E].
+Both look at the data without paying, so nothing here has the interface of a mechanism: the result answers queries and
+has no release. The service imports nothing from here, and :func:`dpcore.spatial.release.rounded` refuses it. Source:
+[E].
 """
 
 from __future__ import annotations

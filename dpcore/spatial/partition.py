@@ -1,8 +1,8 @@
 """Boxes of cells and trees over them: splitting, sums, least-squares consistency, non-negativity.
 
-Boxes are int64 (P, 4) rows x0, x1, y0, y1 in cells, half-open. A tree lists its nodes level by level. Neighbours differ by
-all points of one user (relation "participation"). Only :func:`draw_counts` and :func:`grow`, which calls the draws of a
-mechanism, see the true counts; everything else is post-processing of the draws and costs nothing.
+Boxes are int64 (P, 4) rows x0, x1, y0, y1 in cells, half-open. A tree lists its nodes level by level. Neighbours differ
+by all points of one user (relation "participation"). Only :func:`draw_counts` and :func:`grow`, which calls the draws
+of a mechanism, see the true counts; everything else is post-processing of the draws and costs nothing.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def draw_counts(
 ) -> tuple[IntArray, FloatArray]:
     """Counts of disjoint boxes + discrete Laplace of scale ``sensitivity``/ε, ε in µε per box; (draws, variances).
 
-    Disjoint boxes: a user's points change these counts by at most ``sensitivity`` in L1 together, so a box at ε costs them
-    at most ε in the share of their points that lie in it. A share of 0 µε draws nothing: value 0, variance infinite.
+    Disjoint boxes: a user's points change these counts by at most ``sensitivity`` in L1 together, so a box at ε costs
+    them at most ε in the share of their points that lie in it. A share of 0 µε draws nothing: value 0, variance
+    infinite.
     """
     shares = np.broadcast_to(np.asarray(epsilons, dtype=np.int64), counts.shape)
     drawn, variance = np.zeros(len(counts), dtype=np.int64), np.full(len(counts), np.inf)
@@ -103,9 +104,9 @@ class LevelDraws:
 
 @dataclass(frozen=True)
 class Tree:
-    """M nodes by level. ``boxes`` (M, 4); ``parent`` (M,), -1 for the root; ``starts`` (levels + 1,); noisy ``counts`` and
-    their ``variances`` (M,), infinite where a node was not measured; ``spent`` µε drawn at each node, splits included;
-    ``noise``: how the noise of the leaves' counts is correlated.
+    """M nodes by level. ``boxes`` (M, 4); ``parent`` (M,), -1 for the root; ``starts`` (levels + 1,); noisy ``counts``
+    and their ``variances`` (M,), infinite where a node was not measured; ``spent`` µε drawn at each node, splits
+    included; ``noise``: how the noise of the leaves' counts is correlated.
     """
 
     boxes: IntArray
@@ -183,7 +184,8 @@ class Tree:
         return Tree(self.boxes, self.parent, self.starts, estimate, np.maximum(variance, 0.0), self.spent, noise)
 
     def non_negative(self) -> Tree:
-        """Counts ≥ 0 that still add up: from the root down, children projected onto the simplex of their parent's count.
+        """Counts ≥ 0 that still add up: from the root down, children projected onto the simplex of their parent's
+        count.
 
         The projection subtracts one number from all children and cuts at 0, so noise in empty regions becomes exactly 0
         and the total is kept.
@@ -211,9 +213,10 @@ def grow(
 ) -> Tree:
     """The tree of a mechanism, from the whole box down to the level that divides none of its boxes.
 
-    ``image``: integral image of the true counts. ``draw``: (true counts (P,), boxes (P, 4), depth) -> the level's draws.
-    ``divide``: (boxes that are divided (D, 4), their noisy counts (D,), depth) -> (children, index of the parent of each).
-    The mechanism answers for privacy: the boxes of one level are disjoint, so a user pays for the paths of their points only.
+    ``image``: integral image of the true counts. ``draw``: (true counts (P,), boxes (P, 4), depth) -> the level's
+    draws. ``divide``: (boxes that are divided (D, 4), their noisy counts (D,), depth) -> (children, index of the parent
+    of each). The mechanism answers for privacy: the boxes of one level are disjoint, so a user pays for the paths of
+    their points only.
     """
     boxes, parent = whole(domain), np.array([-1], dtype=np.int64)
     levels: list[tuple[IntArray, IntArray, LevelDraws]] = []

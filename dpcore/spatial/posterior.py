@@ -1,13 +1,13 @@
 """Empirical-Bayes counts of a tree, from its draws alone: this is post-processing, and no privacy depends on it.
 
-Two readings: expected counts, which are posterior means, and sparse counts, which are exactly 0 where keeping a node would do
-more harm than good to relative error.
+Two readings: expected counts, which are posterior means, and sparse counts, which are exactly 0 where keeping a node
+would do more harm than good to relative error.
 
-The prior of a node's count is 0 or exponential around what its place suggests. How often it is which is learnt by expectation
-maximisation from the nodes in like places: those for which the parent's estimate, and the draws around, stand in the same
-ratio to the noise. The sparse reading sets a node to 0 where that promises the smaller error relative to
-max(count, ``sanity``), unless the thin space of its level is even (:mod:`dpcore.spatial._evenness`): in even space most
-ranges hold their share of a thin leaf, in uneven space next to nothing.
+The prior of a node's count is 0 or exponential around what its place suggests. How often it is which is learnt by
+expectation maximisation from the nodes in like places: those for which the parent's estimate, and the draws around,
+stand in the same ratio to the noise. The sparse reading sets a node to 0 where that promises the smaller error relative
+to max(count, ``sanity``), unless the thin space of its level is even (:mod:`dpcore.spatial._evenness`): in even space
+most ranges hold their share of a thin leaf, in uneven space next to nothing.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def both_readings(tree: Tree, sanity: float = 20.0) -> tuple[FloatArray, FloatAr
 
 
 def expected_counts(tree: Tree) -> FloatArray:
-    """Posterior means ≥ 0 of all nodes, shape (M,); children add up to their parent, except that the root keeps its count
-    where everything below it is 0. ``tree``: unbiased draws with their variances, before least squares.
+    """Posterior means ≥ 0 of all nodes, shape (M,); children add up to their parent, except that the root keeps its
+    count where everything below it is 0. ``tree``: unbiased draws with their variances, before least squares.
     """
     return _descend(tree, (None,))[0].counts
 
 
 def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
-    """Counts ≥ 0 of all nodes, shape (M,), that are 0 in space that looks empty; children add up to their parent's count or
-    less. ``sanity``: the count below which errors are measured in points, not relatively.
+    """Counts ≥ 0 of all nodes, shape (M,), that are 0 in space that looks empty; children add up to their parent's
+    count or less. ``sanity``: the count below which errors are measured in points, not relatively.
     """
     return _descend(tree, (sanity,))[0].kept_alone()
 
@@ -91,8 +91,9 @@ def _descend(tree: Tree, sanities: tuple[float | None, ...]) -> list[_Reading]:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What the draws of a ``tree`` say before any prior, (M,) each: best unbiased counts ``z`` from a node's own subtree and
-    their ``variance``, ``area`` in cells, and which nodes are ``parents``; the ``unevenness`` (levels,) of thin space.
+    """What the draws of a ``tree`` say before any prior, (M,) each: best unbiased counts ``z`` from a node's own
+    subtree and their ``variance``, ``area`` in cells, and which nodes are ``parents``; the ``unevenness`` (levels,) of
+    thin space.
     """
 
     tree: Tree
@@ -110,7 +111,8 @@ class _Evidence:
 
 @dataclass(frozen=True)
 class _Reading:
-    """``counts`` (M,) and ``estimates`` of the nodes, which are filled level by level; none is dropped without a ``sanity``."""
+    """``counts`` (M,) and ``estimates`` of the nodes, which are filled level by level; none is dropped without a
+    ``sanity``."""
 
     evidence: _Evidence
     sanity: float | None
@@ -128,8 +130,8 @@ class _Reading:
         return cls(evidence, None if even else sanity, counts, estimates)
 
     def read(self, level: IntArray, uneven: float, stopped: IntArray, rings: Surroundings) -> None:
-        """Estimate the nodes of ``level``, whose thin space is so ``uneven``. ``rings``: theirs, among the ``stopped`` nodes
-        above them and themselves.
+        """Estimate the nodes of ``level``, whose thin space is so ``uneven``. ``rings``: theirs, among the ``stopped``
+        nodes above them and themselves.
         """
         given, counts = self.evidence, self.counts
         around = self._suggested(level, stopped, rings)
@@ -149,8 +151,8 @@ class _Reading:
             _conform(given.tree, alive, self.estimates, counts)
 
     def _suggested(self, level: IntArray, stopped: IntArray, rings: Surroundings) -> FloatArray:
-        """Count of each node of ``level`` at the density of the ring of its own size around it, from draws of this level; where
-        the tree stopped above this level, from the estimates of the ``stopped`` nodes.
+        """Count of each node of ``level`` at the density of the ring of its own size around it, from draws of this
+        level; where the tree stopped above this level, from the estimates of the ``stopped`` nodes.
         """
         counts, area = self.counts, self.evidence.area
         drawn = np.where(counts[self.evidence.tree.parent[level]] > 0, self.evidence.z[level], 0.0)
@@ -175,7 +177,8 @@ class _Reading:
 
 
 def _conform(tree: Tree, nodes: IntArray, estimates: Estimates, counts: FloatArray) -> None:
-    """Set ``counts`` of ``nodes`` to their means, moved in proportion to their variances to add up to their parents'."""
+    """Set ``counts`` of ``nodes`` to their means, moved in proportion to their variances to add up to their
+    parents'."""
     parent = tree.parent[nodes]
     if not len(nodes):
         return

@@ -1,7 +1,8 @@
 """Quantiles of the noise of range counts: how far the sum of several released counts may lie from the true sum.
 
-A released count is the truth plus noise X. Intervals need three quantiles of X, in counts: :class:`Tails`. They are exact for
-sums of equal independent draws, and bounds for other sums. Everything here is computed from what a release says about its own noise: no privacy depends on it.
+A released count is the truth plus noise X. Intervals need three quantiles of X, in counts: :class:`Tails`. They are
+exact for sums of equal independent draws, and bounds for other sums. Everything here is computed from what a release
+says about its own noise: no privacy depends on it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ LEVEL = 0.95
 """Coverage that an interval promises."""
 _MISS = 1 - LEVEL
 _GAUSSIAN = 1.645 * math.sqrt(2) / math.log(1 / (2 * _MISS))
-"""95 % quantile of Gaussian noise over that of Laplace noise, 1.010. The 97.5 % quantile is greater for Laplace noise."""
+"""95 % quantile of Gaussian noise over that of Laplace noise, 1.010. The 97.5 % quantile is greater for Laplace
+noise."""
 _LATTICE = 300.0
 """Standard deviation of whole-numbered noise from which on its steps do not matter."""
 
@@ -33,8 +35,8 @@ class Tails:
     """Bounds of noise X, each of shape (Q,): P(X < −``down``) ≤ 2.5 %, P(X > ``up``) + P(X < −``down``) ≤ 5 %, and
     P(X > ``alone``) ≤ 5 %.
 
-    ``alone`` ≤ ``up`` ≤ ``down``. Where the truth is so near to 0 that an interval can miss it on one side only, that side may use
-    the whole 5 %.
+    ``alone`` ≤ ``up`` ≤ ``down``. Where the truth is so near to 0 that an interval can miss it on one side only, that
+    side may use the whole 5 %.
     """
 
     alone: FloatArray
@@ -43,24 +45,27 @@ class Tails:
 
 
 def independent_tails(number: IntArray, variance: float) -> Tails:
-    """Tails of sums of ``number`` (Q,) independent discrete Laplace draws of ``variance`` each; exact below :data:`_LATTICE`."""
+    """Tails of sums of ``number`` (Q,) independent discrete Laplace draws of ``variance`` each; exact below
+    :data:`_LATTICE`."""
     distinct, index = np.unique(np.maximum(number, 0), return_inverse=True)
     quantiles = np.array([_sum_quantiles(int(n), float(variance)) for n in distinct]).reshape(-1, 3)[index]
     return Tails(quantiles[:, 0], quantiles[:, 1], quantiles[:, 2])
 
 
 def spread_tails(variance: FloatArray) -> Tails:
-    """Tails of noise of ``variance`` (Q,), a weighted sum of independent discrete Laplace draws with weights of at most 1.
+    """Tails of noise of ``variance`` (Q,), a weighted sum of independent discrete Laplace draws with weights of at most
+    1.
 
-    One draw X, q = exp(−ε), has P(|X| > T) ≤ 2q^T/(1 + q) at every real T, which is 5 % at T = ln(40/(1 + q))/ε: half a count
-    above the quantile of continuous noise or less. Sums have shorter tails than one draw of their variance v, and weights below 1
-    smaller steps, so this T is taken for all, with one exception. Where T < 1 all that counts is how often noise is not 0, and of a
-    sum that is more often. Any noise exceeds √(v/5 %) in 5 % of draws or fewer (Chebyshev), so T is at least that, up to 1:
-    beyond 1 noise must take two steps. Proved for one draw and for v ≤ 5 %; tests/dpcore/spatial/test_intervals.py computes
-    exact laws of other sums and trees.
+    One draw X, q = exp(−ε), has P(|X| > T) ≤ 2q^T/(1 + q) at every real T, which is 5 % at T = ln(40/(1 + q))/ε: half a
+    count above the quantile of continuous noise or less. Sums have shorter tails than one draw of their variance v, and
+    weights below 1 smaller steps, so this T is taken for all, with one exception. Where T < 1 all that counts is how
+    often noise is not 0, and of a sum that is more often. Any noise exceeds √(v/5 %) in 5 % of draws or fewer
+    (Chebyshev), so T is at least that, up to 1: beyond 1 noise must take two steps. Proved for one draw and for v ≤ 5
+    %; tests/dpcore/spatial/test_intervals.py computes exact laws of other sums and trees.
 
     Least squares over a tree has weights of at most 1: sums of weights from the root on are potentials of a network of
-    resistors whose ends have 0 or 1, so they lie between. Haar coefficients and the total of regions have such weights, too.
+    resistors whose ends have 0 or 1, so they lie between. Haar coefficients and the total of regions have such weights,
+    too.
     """
     with np.errstate(divide="ignore"):
         epsilon = 2 * np.arcsinh(1 / np.sqrt(2 * variance))
@@ -74,7 +79,8 @@ def spread_tails(variance: FloatArray) -> Tails:
 
 @lru_cache(maxsize=4096)
 def _sum_quantiles(number: int, variance: float) -> tuple[float, float, float]:
-    """``alone``, ``up``, ``down`` of a sum of discrete Laplace draws, by Fourier inversion of its characteristic function."""
+    """``alone``, ``up``, ``down`` of a sum of discrete Laplace draws, by Fourier inversion of its characteristic
+    function."""
     deviation = math.sqrt(number * variance)
     if deviation == 0:
         return 0.0, 0.0, 0.0
@@ -93,7 +99,8 @@ def _sum_quantiles(number: int, variance: float) -> tuple[float, float, float]:
 
 
 def haar_share(cells: int, low: IntArray, high: IntArray) -> FloatArray:
-    """Σ w², shape (Q,), of the weights with which [low, high) of ``cells`` cells sums Haar coefficients of unit variance.
+    """Σ w², shape (Q,), of the weights with which [low, high) of ``cells`` cells sums Haar coefficients of unit
+    variance.
 
     The base counts with its share of the padded axis; a difference of two halves of m cells in all counts with
     (cells in its first half − cells in its second half)/m.
@@ -138,7 +145,8 @@ class TreeNoise:
             raise TreeNoiseError("a node has fewer than 0 children or a variance that is not finite and above 0")
         if int(self.children.sum()) != len(self.children) - 1:
             raise TreeNoiseError(
-                f"{int(self.children.sum())} children in a tree of {len(self.children)} nodes; give every node but the root once"
+                f"{int(self.children.sum())} children in a tree of {len(self.children)} nodes; give every node but the "
+                "root once"
             )
         _ = self._starts
 
@@ -217,4 +225,5 @@ class TreeNoise:
 
 
 PartNoise = Literal["independent"] | TreeNoise | None
-"""How the noise of the parts is correlated; None where the counts were changed so that the law of their noise is unknown."""
+"""How the noise of the parts is correlated; None where the counts were changed so that the law of their noise is
+unknown."""

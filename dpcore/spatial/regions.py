@@ -22,7 +22,8 @@ IntArray = npt.NDArray[np.int64]
 MAX_CORNERS = 64
 """Corners of one region: footprints look at every pair."""
 MAX_NEAREST = 5760
-"""Fixes that make a region at most, as in [B]; of more than :data:`MAX_CORNERS`, the outermost ones become its corners."""
+"""Fixes that make a region at most, as in [B]; of more than :data:`MAX_CORNERS`, the outermost ones become its
+corners."""
 MAX_DENSITY_FIXES = 256
 """Fixes of one user whose density is compared, each with each; of more, this many evenly spaced ones."""
 PAIRS_AT_ONCE = 2**20
@@ -97,7 +98,8 @@ class Regions:
         return region, self.start[region] + first, self.start[region] + second
 
     def parts(self) -> Iterator[Regions]:
-        """The regions in parts of some :data:`PAIRS_AT_ONCE` pairs of corners, in order: memory is bounded, however many they are."""
+        """The regions in parts of some :data:`PAIRS_AT_ONCE` pairs of corners, in order: memory is bounded, however
+        many they are."""
         if not len(self):
             return
         pairs = np.cumsum(np.diff(self.start) ** 2)
@@ -141,13 +143,13 @@ def extract_regions(
 ) -> Regions:
     """One region per user: the ``nearest`` fixes to the mode of their fixes' density, as corners of a hull.
 
-    ``discard_beyond``: a diameter B about the mode; fixes farther away than B/2 are discarded, as in the source, so that no
-    region is wider than B. Without it wide regions keep their shape and are shrunk when they are counted. Both follow from
-    the user's own fixes, and the sensitivity is the same.
+    ``discard_beyond``: a diameter B about the mode; fixes farther away than B/2 are discarded, as in the source, so
+    that no region is wider than B. Without it wide regions keep their shape and are shrunk when they are counted. Both
+    follow from the user's own fixes, and the sensitivity is the same.
 
-    Of more than :data:`MAX_CORNERS` fixes those farthest in as many directions: their hull lies inside that of all fixes, by
-    at most 2.5 % of the diameter (tan(π/64)/2). Apart from sorting, the cost grows with the number of fixes, and a region
-    follows from its user's own fixes alone.
+    Of more than :data:`MAX_CORNERS` fixes those farthest in as many directions: their hull lies inside that of all
+    fixes, by at most 2.5 % of the diameter (tan(π/64)/2). Apart from sorting, the cost grows with the number of fixes,
+    and a region follows from its user's own fixes alone.
 
     The mode is the fix with the highest Gaussian kernel density (``bandwidth`` in the unit of length). Columns of shape
     (N,); regions come in ascending order of user. Raises :class:`RegionError`. Source: [B], section 3.
@@ -177,8 +179,8 @@ def extract_regions(
 
 
 def outermost(points: FloatArray, owner: IntArray) -> npt.NDArray[np.bool_]:
-    """Which ``points`` (N, 2) are corners: of owners with more than :data:`MAX_CORNERS`, the first that is farthest in each of
-    as many directions; of the others all. Points come by owner.
+    """Which ``points`` (N, 2) are corners: of owners with more than :data:`MAX_CORNERS`, the first that is farthest in
+    each of as many directions; of the others all. Points come by owner.
     """
     chosen = np.bincount(owner)[owner] <= MAX_CORNERS
     many = np.flatnonzero(~chosen)
@@ -196,10 +198,11 @@ def outermost(points: FloatArray, owner: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def _modes(points: FloatArray, first: IntArray, fixes: IntArray, bandwidth: float) -> IntArray:
-    """For each user the fix of highest density, as an index into ``points``, which are by user; the first of equal ones.
+    """For each user the fix of highest density, as an index into ``points``, which are by user; the first of equal
+    ones.
 
-    ``first``, ``fixes``: where each user's begin and how many they are, shape (L,). Users with equally many are compared
-    together, each within their own: at most :data:`MAX_DENSITY_FIXES` of them, so the cost per fix is bounded.
+    ``first``, ``fixes``: where each user's begin and how many they are, shape (L,). Users with equally many are
+    compared together, each within their own: at most :data:`MAX_DENSITY_FIXES` of them, so the cost per fix is bounded.
     """
     step = -(-fixes // MAX_DENSITY_FIXES)
     sampled = -(-fixes // step)
@@ -219,8 +222,8 @@ def _modes(points: FloatArray, first: IntArray, fixes: IntArray, bandwidth: floa
 class Footprints:
     """Which components of the (2·rows−1) × (2·columns−1) array the interior of each region meets: runs of one row each.
 
-    ``region``, ``row``, ``low``, ``high`` (inclusive columns), int64 (S,). Even–even is a face, odd–odd a vertex, the rest
-    edges. A region meets a contiguous run in every component row, both ends of which are faces or edges across.
+    ``region``, ``row``, ``low``, ``high`` (inclusive columns), int64 (S,). Even–even is a face, odd–odd a vertex, the
+    rest edges. A region meets a contiguous run in every component row, both ends of which are faces or edges across.
     """
 
     domain: Domain
@@ -239,7 +242,8 @@ class Footprints:
 
     @staticmethod
     def sensitivity(domain: Domain, diameter: float) -> int:
-        """Components that one region of this diameter can meet: (2k+1)², or (2k₁+1)(2k₂+1) where cells are not square."""
+        """Components that one region of this diameter can meet: (2k+1)², or (2k₁+1)(2k₂+1) where cells are not
+        square."""
         k, l = Footprints.reach(domain, diameter)  # noqa: E741
         return (2 * k + 1) * (2 * l + 1)
 
@@ -310,8 +314,8 @@ def _flat(regions: Regions, x: FloatArray, y: FloatArray) -> npt.NDArray[np.bool
 class _Bands:
     """Component rows of R regions: bands of cells and the grid lines between them, alternating, a band at either end.
 
-    ``first``: grid row of each region's first band; ``count``: its component rows; both (R,), with ``offset`` where they
-    begin among the rows of all regions, region after region.
+    ``first``: grid row of each region's first band; ``count``: its component rows; both (R,), with ``offset`` where
+    they begin among the rows of all regions, region after region.
     """
 
     first: IntArray
@@ -320,7 +324,8 @@ class _Bands:
 
     @classmethod
     def of(cls, regions: Regions, x: FloatArray, flat: npt.NDArray[np.bool_], reach: int) -> _Bands:
-        """Those between the least and the largest ``x`` of each region: one band of a ``flat`` one, at most ``reach`` + 1."""
+        """Those between the least and the largest ``x`` of each region: one band of a ``flat`` one, at most ``reach`` +
+        1."""
         top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
         first = np.floor(top).astype(np.int64)
         bands = np.minimum(np.maximum(np.ceil(bottom).astype(np.int64) - first, 1), reach + 1)

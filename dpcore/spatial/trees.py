@@ -1,10 +1,10 @@
 """Quadtree and kd-tree with uniform or geometric budgets and least-squares consistency. Relation "participation".
 
-To be proved: a tree at ε is ε-DP for s points per user. Proof: the boxes of one level are disjoint, so each of a user's points
-lies on one path from the root. A box at ε′ costs a user ε′·(their points in it)/s, for its count as for the median of a
-kd-tree, whose cost |2·left − all| each point changes by 1. A box that cannot be divided draws its count with the shares of
-all levels that it never reaches, so every path costs exactly ε, and so does their average over the s points.
-Tested: tests/dpcore/spatial/test_partitions.py (paths, costs of medians), tests/audit/test_spatial_audit.py.
+To be proved: a tree at ε is ε-DP for s points per user. Proof: the boxes of one level are disjoint, so each of a user's
+points lies on one path from the root. A box at ε′ costs a user ε′·(their points in it)/s, for its count as for the
+median of a kd-tree, whose cost |2·left − all| each point changes by 1. A box that cannot be divided draws its count
+with the shares of all levels that it never reaches, so every path costs exactly ε, and so does their average over the s
+points. Tested: tests/dpcore/spatial/test_partitions.py (paths, costs of medians), tests/audit/test_spatial_audit.py.
 Source: Cormode et al., "Differentially Private Spatial Decompositions" (2012), as [H]'s baselines.
 """
 
@@ -108,9 +108,11 @@ class QuadTree(_LeastSquaresTree):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Positions at which each box can be cut along one axis, the boxes one after the other; a cut at k has k lines before it.
+    """Positions at which each box can be cut along one axis, the boxes one after the other; a cut at k has k lines
+    before it.
 
-    ``axis`` (P,): 0 rows, 1 columns; ``offsets`` (P+1,); ``box`` and ``k`` (C,), k = first … lines−first, ``first`` (P,).
+    ``axis`` (P,): 0 rows, 1 columns; ``offsets`` (P+1,); ``box`` and ``k`` (C,), k = first … lines−first, ``first``
+    (P,).
     """
 
     axis: IntArray
@@ -121,8 +123,8 @@ class Candidates:
 
     @classmethod
     def of(cls, boxes: IntArray, parity: int, margin: float = 0.0) -> Candidates:
-        """Cuts along axis ``parity`` where the box has more than one line of it, else along the other; at least the part
-        ``margin`` of the lines, rounded down, lies on either side.
+        """Cuts along axis ``parity`` where the box has more than one line of it, else along the other; at least the
+        part ``margin`` of the lines, rounded down, lies on either side.
         """
         lines = np.column_stack([boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]])
         axis = np.where(lines[:, parity] > 1, parity, 1 - parity)
@@ -141,7 +143,8 @@ class Candidates:
         return part
 
     def cut(self, boxes: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
-        """(Children, index of the parent of each) for the cut ``chosen`` (P,), relative to each box's first candidate."""
+        """(Children, index of the parent of each) for the cut ``chosen`` (P,), relative to each box's first
+        candidate."""
         k = chosen + self.first
         every = np.arange(len(boxes))
         first = self.lower(boxes, every, k)
@@ -152,7 +155,8 @@ class Candidates:
 
 
 def median_costs(image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
-    """|2·left − all| for every candidate: how far its cut is from halving the points of its box. A point changes it by 1."""
+    """|2·left − all| for every candidate: how far its cut is from halving the points of its box. A point changes it by
+    1."""
     left = box_sums(image, candidates.lower(boxes, candidates.box, candidates.k))
     return np.asarray(np.abs(2 * left - box_sums(image, boxes)[candidates.box]), dtype=np.int64)
 
@@ -207,7 +211,8 @@ class KdTree(_LeastSquaresTree):
         return BudgetSplit.by_weights(epsilon_micro, weights).shares
 
     def level_shares(self, split_micro: int, data_micro: int, height: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """µε of the medians and of the counts of each level from the root, in a tree of ``height``: public parameters decide.
+        """µε of the medians and of the counts of each level from the root, in a tree of ``height``: public parameters
+        decide.
 
         Raises ``BudgetError`` where a level would get nothing.
         """

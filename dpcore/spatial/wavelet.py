@@ -1,9 +1,9 @@
 """Privlet: noise on the 2-D Haar coefficients. Relation "participation", s points per user.
 
-To be proved: the draw is ε-DP. Proof: one point changes :meth:`Privlet.sensitivity` coefficients, each by exactly 1, so the
-coefficients change by s times that in L1, and have noise of that scale over ε.
-Tested: tests/dpcore/spatial/test_mechanisms.py (by brute force), tests/audit/test_spatial_audit.py.
-Source: Xiao, Wang and Gehrke, "Differential Privacy via Wavelet Transforms" (2011), as [H]'s baseline.
+To be proved: the draw is ε-DP. Proof: one point changes :meth:`Privlet.sensitivity` coefficients, each by exactly 1, so
+the coefficients change by s times that in L1, and have noise of that scale over ε. Tested:
+tests/dpcore/spatial/test_mechanisms.py (by brute force), tests/audit/test_spatial_audit.py. Source: Xiao, Wang and
+Gehrke, "Differential Privacy via Wavelet Transforms" (2011), as [H]'s baseline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""[B] at its own size: median relative errors over 10 000 taxis. Ours are 345 in the box around Tiananmen, so they are resampled.
+"""[B] at its own size: median relative errors over 10 000 taxis. Ours are 345 in the box around Tiananmen, so they are
+resampled.
 
-Each of the 10 000 has the region of one of ours, moved by a normal jitter. The noise is that of one user whatever their number, so
-relative errors fall with it; jitter spreads the copies, which are denser than 10 000 taxis would be without it.
+Each of the 10 000 has the region of one of ours, moved by a normal jitter. The noise is that of one user whatever their
+number, so relative errors fall with it; jitter spreads the copies, which are denser than 10 000 taxis would be without
+it.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ def median(parts: list[FloatArray]) -> float:
 
 
 def errors(regions: Regions, domain: Domain, sizes: Sizes) -> dict[str, Any]:
-    """Shape → way → median relative error in % at ε = 1, over ranges and draws; L1 distance of each way to the truth, in % of the draws'."""
+    """Shape → way → median relative error in % at ε = 1, over ranges and draws; L1 distance of each way to the truth,
+    in % of the draws'."""
     cells, queries = Domain.unit_cells(*domain.shape), asked(domain, sizes.ranges)
     truth = EulerHistogram(cells, Footprints.of(regions, domain, DIAMETER).total(), 0.0, "covert")
     exact = truth.components

@@ -1,11 +1,12 @@
-"""Measures bounds on the error of Euler histograms that are stated before any draw, of the kinds of [B], Theorems 1 and 2, Corollary 4.
+"""Measures bounds on the error of Euler histograms that are stated before any draw, of the kinds of [B], Theorems 1 and
+2, Corollary 4.
 
-*Components*: with probability 1 − δ no noise exceeds ⌈b·ln(c/δ)⌉, b the scale, c the number of components (a union bound).
-*Nearest*: counts nearest to the draws in the largest deviation are within twice that of the true ones, which are feasible.
-*Sum*: an answer of n components is within n times the bound on one. *Concentration*: the noise of n draws together is at most
-b·max(√n, √ln(2/δ))·√(8·ln(2/δ)) (Chan, Shi and Song 2011). Beside them: the service's interval, from the exact law.
-All of them hold for discrete Laplace noise, too: it exceeds a whole number m with a probability below exp(−m/b), and its moment
-generating function is not above that of Laplace noise of the same scale.
+*Components*: with probability 1 − δ no noise exceeds ⌈b·ln(c/δ)⌉, b the scale, c the number of components (a union
+bound). *Nearest*: counts nearest to the draws in the largest deviation are within twice that of the true ones, which
+are feasible. *Sum*: an answer of n components is within n times the bound on one. *Concentration*: the noise of n draws
+together is at most b·max(√n, √ln(2/δ))·√(8·ln(2/δ)) (Chan, Shi and Song 2011). Beside them: the service's interval,
+from the exact law. All of them hold for discrete Laplace noise, too: it exceeds a whole number m with a probability
+below exp(−m/b), and its moment generating function is not above that of Laplace noise of the same scale.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ Forms = dict[str, EulerHistogram]
 
 
 def forms_of(drawn: EulerHistogram) -> Forms:
-    """The draws moved as little as makes them consistent, without negative counts, and, as Algorithm 2 of the source does,
-    both: first without negative counts, then moved.
+    """The draws moved as little as makes them consistent, without negative counts, and, as Algorithm 2 of the source
+    does, both: first without negative counts, then moved.
     """
     positive = infer(drawn.components, "truncated").components
     components = {
@@ -130,7 +131,8 @@ class Setting:
 
 
 def measured(given: Users, sizes: Sizes) -> dict[str, Any]:
-    """Percent of draws, or of answers by shape of a range, in which each bound holds; half widths in percent of all regions."""
+    """Percent of draws, or of answers by shape of a range, in which each bound holds; half widths in percent of all
+    regions."""
     setting = Setting.of(given, sizes.epsilon)
     placed = ranges(given.domain, 60)
     queries = {shape: placed[shape] for shape in SHAPES}

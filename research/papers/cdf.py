@@ -1,8 +1,10 @@
-"""Measures [T]'s comparison of mechanisms for a whole distribution: error of a prefix count, before and after consistency.
+"""Measures [T]'s comparison of mechanisms for a whole distribution: error of a prefix count, before and after
+consistency.
 
-One user's value moves from one bin to another, so Δ = 2 for the counts of a level. Figures are root mean square errors of the
-K prefix counts in units of Δ/ε. Those before consistency are exact; those after it are means over ``draws``, with the total
-known, as under relation "values". One generated cell is also released as it is published, with its simultaneous band.
+One user's value moves from one bin to another, so Δ = 2 for the counts of a level. Figures are root mean square errors
+of the K prefix counts in units of Δ/ε. Those before consistency are exact; those after it are means over ``draws``,
+with the total known, as under relation "values". One generated cell is also released as it is published, with its
+simultaneous band.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ def interval_queries(bins: int) -> float:
 
 
 def trees(bins: int) -> Iterator[LevelTree]:
-    """Trees of two to four levels with branching up to :data:`WIDEST` and at most 8 % padding; the last level fills up."""
+    """Trees of two to four levels with branching up to :data:`WIDEST` and at most 8 % padding; the last level fills
+    up."""
     most = bins * (100 + MAX_PADDING_PERCENT) // 100
     stack: list[tuple[int, ...]] = [(n,) for n in range(2, WIDEST + 1)]
     while stack:
@@ -118,7 +121,8 @@ def compared(bins: int, draws: int) -> dict[str, Any]:
 
 
 def banded(epsilon: str, draws: int) -> dict[str, Any]:
-    """The cell's distribution released ``draws`` times at ``epsilon``: the first of them with its band, and how often bands hold.
+    """The cell's distribution released ``draws`` times at ``epsilon``: the first of them with its band, and how often
+    bands hold.
 
     ``error``: root mean square error of a share; ``half_width``: mean of the bands'; both in percent of the samples.
     """
@@ -146,7 +150,8 @@ def banded(epsilon: str, draws: int) -> dict[str, Any]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """``bins``: K → mechanism → errors; ``best_branching``: the n that minimises (n − 1)/ln³n; ``released``: ε → a cell."""
+    """``bins``: K → mechanism → errors; ``best_branching``: the n that minimises (n − 1)/ln³n; ``released``: ε → a
+    cell."""
     sizes = QUICK if quick else FULL
     branching = np.linspace(2, 64, 62_001)
     best = float(branching[np.argmin((branching - 1) / np.log(branching) ** 3)])
@@ -156,7 +161,8 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """``papers-cdf.svg``: error of a prefix count against K, before and after consistency; ``papers-cdf-band.svg``: one cell."""
+    """``papers-cdf.svg``: error of a prefix count against K, before and after consistency; ``papers-cdf-band.svg``: one
+    cell."""
     from matplotlib.figure import Figure
 
     table = figures["bins"]

@@ -1,10 +1,10 @@
 """Measures E2EPriv's choice of a size: by the sensitivity that it divides by, and beside the bound on its excess error.
 
-[E], Theorem 7.11, and the sensitivities that its Figs. 5, 10 and 11 vary. The probabilities of the sizes are exact; the errors
-of queries are drawn. n̂ is public here, so that the choice alone differs.
+[E], Theorem 7.11, and the sensitivities that its Figs. 5, 10 and 11 vary. The probabilities of the sizes are exact; the
+errors of queries are drawn. n̂ is public here, so that the choice alone differs.
 
-The choice by relative error is also compared with the one by weighted error on recorded and generated grids, among all powers of
-two that a grid allows, which are the service's default sizes.
+The choice by relative error is also compared with the one by weighted error on recorded and generated grids, among all
+powers of two that a grid allows, which are the service's default sizes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ RECORDED = ("BeijingTaxiE", "cabspottingE", "checkin", "Stroke")
 
 @dataclass(frozen=True)
 class Sizes:
-    """``draws`` of each size, at ``compared`` ε and on grids of ``sides`` cells a side, where the two objectives are compared."""
+    """``draws`` of each size, at ``compared`` ε and on grids of ``sides`` cells a side, where the two objectives are
+    compared."""
 
     repeats: int
     places: int
@@ -136,11 +137,12 @@ def loose_change(mechanism: E2EPriv, domain: Domain, scale: float, total: int) -
 def choices(
     counts: Grid, candidates: Sequence[int], epsilon: float, share: float, queries: Rectangles | None = None
 ) -> dict[str, Choice]:
-    """The choice with ``share`` of ε by random queries, or by ``queries``, by the name of what it divides errors by: what one point can change in them.
+    """The choice with ``share`` of ε by random queries, or by ``queries``, by the name of what it divides errors by:
+    what one point can change in them.
 
-    "weighted": what one point can change by these very queries, in the worst cell for the worst size, as the service does.
-    "mean": of the largest changes of the queries, the largest of all sizes; "relative" is this, too. "per size": of each size
-    its own. "per query": the largest of all queries and sizes. "loose": :func:`loose_change`.
+    "weighted": what one point can change by these very queries, in the worst cell for the worst size, as the service
+    does. "mean": of the largest changes of the queries, the largest of all sizes; "relative" is this, too. "per size":
+    of each size its own. "per query": the largest of all queries and sizes. "loose": :func:`loose_change`.
     """
     domain, total = Domain.unit_cells(*counts.shape), int(counts.sum())
     asked = tuning_queries(len(counts)) if queries is None else queries
@@ -181,7 +183,8 @@ def median_errors(questions: Questions, choice: Choice, candidates: Sequence[int
 
 
 def compared_sets(quick: bool) -> dict[str, Grid]:
-    """The recorded and generated grids of 256 × 256 cells on which the objectives are compared; of 64 × 64, if ``quick``."""
+    """The recorded and generated grids of 256 × 256 cells on which the objectives are compared; of 64 × 64, if
+    ``quick``."""
     made = sets(QUICK_SETS if quick else replace(FULL_SETS, side=256))
     generated = {name: counts for name, (counts, _) in made.items() if name != THINNED}
     side, points = (64, 20_000) if quick else (256, 1_000_000)
@@ -190,8 +193,9 @@ def compared_sets(quick: bool) -> dict[str, Grid]:
 
 
 def objectives(sizes: Sizes, grids: dict[str, Grid]) -> dict[str, Any]:
-    """Set → cells a side → ε → mean relative error (divided by max(count, 20)) of the choice by relative error over that of the
-    weighted one, for squares of 2 and of 10 % of the area and ranges of any shape; None where the weighted one takes its place.
+    """Set → cells a side → ε → mean relative error (divided by max(count, 20)) of the choice by relative error over
+    that of the weighted one, for squares of 2 and of 10 % of the area and ranges of any shape; None where the weighted
+    one takes its place.
     """
     figures: dict[str, Any] = {}
     for name, counts in shown(grids.items(), "objectives"):
@@ -204,7 +208,8 @@ def objectives(sizes: Sizes, grids: dict[str, Grid]) -> dict[str, Any]:
 
 
 def compared(counts: Grid, epsilon: str, draws: int) -> list[float] | None:
-    """The ratios of :func:`objectives` on one grid: probabilities of sizes are exact, and both choices have the same draws."""
+    """The ratios of :func:`objectives` on one grid: probabilities of sizes are exact, and both choices have the same
+    draws."""
     side, total, micro = len(counts), int(counts.sum()), to_micro(epsilon, round_up=True)
     candidates = [2**k for k in range(side.bit_length())]
     mechanism = E2EPriv(tuple(candidates), tuning_queries(side), objective="relative")
@@ -226,8 +231,8 @@ def compared(counts: Grid, epsilon: str, draws: int) -> list[float] | None:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """``sets``: set → ε → sensitivity → probability of the best size, excess, bound and median errors per share of the area;
-    ``objectives`` as :func:`objectives`.
+    """``sets``: set → ε → sensitivity → probability of the best size, excess, bound and median errors per share of the
+    area; ``objectives`` as :func:`objectives`.
     """
     sizes = QUICK if quick else FULL
     figures: dict[str, Any] = {}

@@ -98,8 +98,8 @@ def median_errors(questions: Questions, fit: Fit, epsilon: str, repeats: int) ->
 
 
 def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Median relative errors in % per share of the area ([E], Figs. 5, 10 and 11): set → ε → mechanism → errors, and set → δ →
-    errors of the choice by relative error with ρ = δ·n̂, at the largest ε.
+    """Median relative errors in % per share of the area ([E], Figs. 5, 10 and 11): set → ε → mechanism → errors, and
+    set → δ → errors of the choice by relative error with ρ = δ·n̂, at the largest ε.
     """
     figures: dict[str, Any] = {}
     by_floor: dict[str, Any] = {}

@@ -1,9 +1,10 @@
-"""Measures what [B] reports of Euler histograms: errors of range counts by inference, violated constraints and distances.
+"""Measures what [B] reports of Euler histograms: errors of range counts by inference, violated constraints and
+distances.
 
-[B], Figs. 7 to 14: taxis in boxes of 20 km with cells of 0.66, 1 and 2 km and B = 2 km (T-Drive), cabs on 4 × 4 cells of 0.8 km,
-and generated regions, many in the middle or few over the whole box; ranges of 1 to 100 % of the box in several shapes; ε from 0.1
-to 1. [B] sets negative counts to 0 before inference; we infer from the draws, and by default do not infer. The L∞ program is in
-:mod:`bench.papers.bounds`. Errors are in percent of all regions.
+[B], Figs. 7 to 14: taxis in boxes of 20 km with cells of 0.66, 1 and 2 km and B = 2 km (T-Drive), cabs on 4 × 4 cells
+of 0.8 km, and generated regions, many in the middle or few over the whole box; ranges of 1 to 100 % of the box in
+several shapes; ε from 0.1 to 1. [B] sets negative counts to 0 before inference; we infer from the draws, and by default
+do not infer. The L∞ program is in :mod:`bench.papers.bounds`. Errors are in percent of all regions.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ RECORDED = (39.7, 40.1), (116.1, 116.7)
 BOX, DIAMETER = 20_000.0, 2_000.0
 """Side of the taxis' boxes, and the bound B of their regions, in metres."""
 STEP, SHARED = 1_000.0, 0.25
-"""Boxes are looked for in steps of this many metres, and have at most this share of their area in common with one another."""
+"""Boxes are looked for in steps of this many metres, and have at most this share of their area in common with one
+another."""
 BANDWIDTH = 300.0
 """Of the density of a taxi's fixes, in metres."""
 WAYS = ("none", "truncated", "consistent", "covert", "truncated, then covert")
@@ -75,7 +77,8 @@ OURS, SOURCE = Way(64, math.inf), Way(MAX_NEAREST, DIAMETER)
 @dataclass(frozen=True)
 class Sizes:
     """``boxes``: how many boxes of taxis; ``ways``: how their regions are made; ``sides``: cells along a side of a box;
-    ``nearest``: fixes of a region in the comparison of discarding with shrinking; ``fixes``: of a user, where extraction is timed.
+    ``nearest``: fixes of a region in the comparison of discarding with shrinking; ``fixes``: of a user, where
+    extraction is timed.
     """
 
     boxes: int
@@ -172,8 +175,8 @@ def mostly() -> npt.NDArray[np.float64]:
 
 
 def boxes(number: int) -> dict[str, Box]:
-    """The box around Tiananmen, and further ones inside the recorded area: each time the one where most taxis mostly were, of those
-    that have at most a quarter of their area in common with every earlier one.
+    """The box around Tiananmen, and further ones inside the recorded area: each time the one where most taxis mostly
+    were, of those that have at most a quarter of their area in common with every earlier one.
     """
     low, high = metres(*RECORDED)
     steps = [
@@ -234,7 +237,8 @@ def users(sizes: Sizes) -> dict[str, Users]:
 
 
 def ranges(domain: Domain, queries: int, seed: int = 5) -> dict[str, Rectangles]:
-    """Ranges of whole cells by name, in cells: ``queries`` of each shape and area, of any two corners, and the whole box."""
+    """Ranges of whole cells by name, in cells: ``queries`` of each shape and area, of any two corners, and the whole
+    box."""
     rng, side = np.random.default_rng(seed), domain.rows
 
     def placed(rows: npt.ArrayLike, columns: npt.ArrayLike) -> Rectangles:
@@ -258,7 +262,8 @@ def ranges(domain: Domain, queries: int, seed: int = 5) -> dict[str, Rectangles]
 
 
 def _sides(side: int, cells: float) -> npt.NDArray[np.int64]:
-    """Rows and columns of all rectangles whose area is within a fifth of ``cells``, or as near as can be; shape (N, 2)."""
+    """Rows and columns of all rectangles whose area is within a fifth of ``cells``, or as near as can be; shape (N,
+    2)."""
     pairs = np.array([(rows, columns) for rows in range(1, side + 1) for columns in range(1, side + 1)])
     off = np.abs(pairs.prod(axis=1) - cells)
     return np.asarray(pairs[off <= max(0.2 * cells, off.min())])
@@ -292,8 +297,8 @@ def with_total(given: Users, epsilon: str) -> dict[str, EulerHistogram]:
 
 
 def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, float]]:
-    """Way → shape → mean absolute error in percent of all regions; beside them violations, and without a total L1 distance and
-    seconds.
+    """Way → shape → mean absolute error in percent of all regions; beside them violations, and without a total L1
+    distance and seconds.
     """
     domain, cells = given.domain, Domain.unit_cells(*given.domain.shape)
     truth = EulerHistogram(cells, Footprints.of(given.regions, domain, given.diameter).total(), 0.0, "covert")
@@ -319,8 +324,9 @@ def measured(given: Users, epsilon: str, sizes: Sizes) -> dict[str, dict[str, fl
 
 
 def outliers(sizes: Sizes) -> dict[str, dict[str, float]]:
-    """What discarding fixes outside B does instead of shrinking, without noise, in the first box: the share of regions that are
-    wider than B, how many components of cells of 1 km a region meets, and by how many percent of all regions answers differ.
+    """What discarding fixes outside B does instead of shrinking, without noise, in the first box: the share of regions
+    that are wider than B, how many components of cells of 1 km a region meets, and by how many percent of all regions
+    answers differ.
     """
     (box,), figures = boxes(1).values(), {}
     domain, cells = box.of(20), Domain.unit_cells(20, 20)
@@ -343,8 +349,8 @@ def outliers(sizes: Sizes) -> dict[str, dict[str, float]]:
 
 
 def extraction(sizes: Sizes) -> dict[str, Any]:
-    """Seconds of processor time, the best of three, to make regions of up to 5 760 nearest fixes of ten users, by their fixes; and
-    the exponent of the growth from the least to the most.
+    """Seconds of processor time, the best of three, to make regions of up to 5 760 nearest fixes of ten users, by their
+    fixes; and the exponent of the growth from the least to the most.
     """
     rng, seconds = np.random.default_rng(7), []
     for number in sizes.fixes:
@@ -361,8 +367,8 @@ def extraction(sizes: Sizes) -> dict[str, Any]:
 
 
 def compared(sets: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Form → range → its error as a multiple of that of the draws, over all sets and ε: the median, the largest, and how often it
-    is smaller and larger.
+    """Form → range → its error as a multiple of that of the draws, over all sets and ε: the median, the largest, and
+    how often it is smaller and larger.
     """
     rows = [row for by_epsilon in sets.values() for row in by_epsilon.values()]
     names = [name for name in rows[0]["none"] if name not in ("seconds", "violated", "distance")]
@@ -382,8 +388,9 @@ def compared(sets: dict[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """``sets``: set → ε → form → figures; ``compared``: forms with the draws, over all sets; ``extraction``: what regions cost;
-    ``boxes``: their middles in km; ``outliers``: discarding fixes against shrinking regions, of the taxis.
+    """``sets``: set → ε → form → figures; ``compared``: forms with the draws, over all sets; ``extraction``: what
+    regions cost; ``boxes``: their middles in km; ``outliers``: discarding fixes against shrinking regions, of the
+    taxis.
     """
     sizes = QUICK if quick else FULL
     figures = {
@@ -403,8 +410,8 @@ def in_lines(name: str) -> str:
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """``papers-euler.svg``: error by ε of squares of a quarter of the box, and error by area of squares at the largest ε; a panel
-    per set of the source's regions with cells of 1 km, and of generated ones.
+    """``papers-euler.svg``: error by ε of squares of a quarter of the box, and error by area of squares at the largest
+    ε; a panel per set of the source's regions with cells of 1 km, and of generated ones.
     """
     from matplotlib.figure import Figure
 

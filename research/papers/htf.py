@@ -1,8 +1,8 @@
 """Measures what [H] reports of HTF: mean relative error on Gaussian sets, by mechanism, height and stop count.
 
-[H], Figs. 3 to 6: 1024 × 1024 cells, 10⁶ points around one or several centres, 2 000 squares of 2, 6 and 10 % of the area and
-2 000 ranges of any size and shape; errors divide by max(true count, 20). The paper's sets are not published: ours have centres
-of their own, so each figure is a mean over several sets.
+[H], Figs. 3 to 6: 1024 × 1024 cells, 10⁶ points around one or several centres, 2 000 squares of 2, 6 and 10 % of the
+area and 2 000 ranges of any size and shape; errors divide by max(true count, 20). The paper's sets are not published:
+ours have centres of their own, so each figure is a mean over several sets.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SWEPT_SIGMA = 50.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """``sets``: grids per standard deviation and number of centres, each with other centres; ``repeats`` of a release on each;
-    ``queries`` per family.
+    """``sets``: grids per standard deviation and number of centres, each with other centres; ``repeats`` of a release
+    on each; ``queries`` per family.
     """
 
     side: int
@@ -161,8 +161,8 @@ def sweeps(sets: Sequence[Questions], sizes: Sizes) -> dict[str, Any]:
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """``papers-htf.svg``: error by query size, a panel per set at the least ε; ``papers-htf-trees.svg``: error of 2 % squares
-    by height and by stop count.
+    """``papers-htf.svg``: error by query size, a panel per set at the least ε; ``papers-htf-trees.svg``: error of 2 %
+    squares by height and by stop count.
     """
     from matplotlib.figure import Figure
 

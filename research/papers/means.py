@@ -1,8 +1,8 @@
 """Measures [M]'s comparison of mean mechanisms, as samples per user and as users grow, by two recipes of one cell.
 
-*Levels*: users differ in their level, and samples scatter around it (the recipe of ``research.scaling``). *Independent*, the
-recipe of [M] and the talk: the numbers m of a recorded cell times λ (sample scaling), or each of its users λ times (user
-scaling), with independent normal values of the cell's own mean and deviation, clipped to [0, U].
+*Levels*: users differ in their level, and samples scatter around it (the recipe of ``research.scaling``).
+*Independent*, the recipe of [M] and the talk: the numbers m of a recorded cell times λ (sample scaling), or each of its
+users λ times (user scaling), with independent normal values of the cell's own mean and deviation, clipped to [0, U].
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from stream.statistics.values.cell_means import MECHANISMS
 Cell = tuple[np.ndarray, np.ndarray]
 """(Samples per user (L,), their values (N,) in quanta, sorted by user)."""
 QUANTILES = (1.0, 0.75, 0.5)
-"""Recorded cells: the busiest, and those at the upper quartile and the median of events, among cells of 10 users or more, if any."""
+"""Recorded cells: the busiest, and those at the upper quartile and the median of events, among cells of 10 users or
+more, if any."""
 
 
 @dataclass(frozen=True)

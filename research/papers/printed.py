@@ -1,8 +1,8 @@
 """What can be computed from the sources' own formulas: Figs. 5, 9 and 11c of [E], and theorems of the talk on [M].
 
-Fig. 9: ‖α‖₁ of r × r cells is r² times the area of the query. Fig. 11c: the sensitivities of Cor. 7.9, Eqs. 7 and 8, and what they do to
-the choice. Fig. 5: error by grid size. The talk: where the size m of pooled means begins and ends to depend on ε, how far the median is
-from the best array size, and how errors scale with samples.
+Fig. 9: ‖α‖₁ of r × r cells is r² times the area of the query. Fig. 11c: the sensitivities of Cor. 7.9, Eqs. 7 and 8,
+and what they do to the choice. Fig. 5: error by grid size. The talk: where the size m of pooled means begins and ends
+to depend on ε, how far the median is from the best array size, and how errors scale with samples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ DELTAS = {"8938": (0.002, 0.01, 0.1), "869976": (0.01,), "6442841": (0.001,)}
 
 
 def largest_norm(side: int, sizes: tuple[int, ...]) -> dict[str, float]:
-    """Fig. 9: the largest deviation of ‖α‖₁/(r²·area) from 1 over 600 queries, and the share whose largest norm is the finest size's."""
+    """Fig. 9: the largest deviation of ‖α‖₁/(r²·area) from 1 over 600 queries, and the share whose largest norm is the
+    finest size's."""
     queries, area = tuning_queries(side), tuning_queries(side).areas() / side**2
     edges: list[Any] = [np.linspace(0, side, r + 1) for r in sizes]
     along_x = [axis_overlaps(e, queries.x0, queries.x1).sum(axis=1) for e in edges]
@@ -59,7 +60,8 @@ def sensitivities(points: int, delta: float, sizes: tuple[int, ...], scale: floa
 
 
 def best_size(counts: Any, candidates: tuple[int, ...], points: int, delta: float) -> dict[str, float]:
-    """Probability of the best size by each sensitivity, ε = 1, ε₁ = 20 %, by the printed error: (|R − d| + λ‖α‖₁)/max(d, ρ)."""
+    """Probability of the best size by each sensitivity, ε = 1, ε₁ = 20 %, by the printed error: (|R − d| +
+    λ‖α‖₁)/max(d, ρ)."""
     side, rho, errors = len(counts), delta * points, []
     domain, squared = Domain.unit_cells(side, side), np.square(np.array(candidates, dtype=float))
     for k, area in enumerate(AREAS):
@@ -96,7 +98,8 @@ def pooled_size(m: npt.NDArray[np.int64], epsilon: float) -> int:
 
 
 def talk(cells: int) -> dict[str, float]:
-    """Over random cells: violations of ε_min and ε_max of m^(ε), and the largest σ_Array at the median over the least."""
+    """Over random cells: violations of ε_min and ε_max of m^(ε), and the largest σ_Array at the median over the
+    least."""
     rng, violations, worst = np.random.default_rng(7), 0, 1.0
     for _ in range(cells):
         m = np.sort(rng.zipf(1.5 + rng.random(), rng.integers(2, 40)).clip(max=200)).astype(np.int64)

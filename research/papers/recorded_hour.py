@@ -31,7 +31,8 @@ def recorded_hour() -> Contributions:
 
 
 def day_of(hours: Sequence[Counts]) -> Counts:
-    """Counts of all ``hours`` together, as [C] has them: a cell is a hexagon in one hour, and users keep their names."""
+    """Counts of all ``hours`` together, as [C] has them: a cell is a hexagon in one hour, and users keep their
+    names."""
     users = np.unique(np.concatenate([hour.users for hour in hours]))
     first = np.cumsum([0, *(hour.n_cells for hour in hours)])
     return Counts(

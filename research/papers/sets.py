@@ -9,7 +9,8 @@ Grid = npt.NDArray[np.int64]
 
 
 def gaussian(points: int, side: int, sigma: float, centres: int, seed: int) -> Grid:
-    """[H]'s synthetic sets: ``points`` around uniform ``centres`` with standard deviation ``sigma`` cells, side × side."""
+    """[H]'s synthetic sets: ``points`` around uniform ``centres`` with standard deviation ``sigma`` cells, side ×
+    side."""
     rng = np.random.default_rng(seed)
     middle = rng.uniform(0.2, 0.8, (centres, 2)) * side
     where = middle[rng.integers(0, centres, points)] + rng.normal(0, sigma, (points, 2))

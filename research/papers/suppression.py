@@ -1,9 +1,9 @@
 """Measures [C]'s figures of CHOP-USER: the busiest user's loss K·ε against ε·max|𝒢_ℓ|, and the error at a fixed loss.
 
-Error fixed, the paper's form: at ε per cell, users are dropped from cells while no cell's predicted error passes the largest
-noise term before, so K falls at the same error. Loss fixed, the service's form: at the same total ε, K is chosen for the
-least worst error. Counts alone decide both, so nothing is drawn. Errors are those of a mean alone, or of a mean and a variance
-that share ε, as [C] releases them.
+Error fixed, the paper's form: at ε per cell, users are dropped from cells while no cell's predicted error passes the
+largest noise term before, so K falls at the same error. Loss fixed, the service's form: at the same total ε, K is
+chosen for the least worst error. Counts alone decide both, so nothing is drawn. Errors are those of a mean alone, or of
+a mean and a variance that share ε, as [C] releases them.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def loss_fixed(counts: Counts, epsilon: float, statistics: tuple[Statistic, ...]
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """``sets``: set → what is estimated → form → ε → figures; ``draws``: :func:`cells_after` of heavy hitters among uneven users,
-    and of the recorded hour with its users in other orders.
+    """``sets``: set → what is estimated → form → ε → figures; ``draws``: :func:`cells_after` of heavy hitters among
+    uneven users, and of the recorded hour with its users in other orders.
     """
     epsilons = QUICK if quick else EPSILONS
     sets = {"generated city": city(), "heavy hitter": heavy_hitter()}

@@ -1,9 +1,11 @@
-"""Measures by which queries E2EPriv's size is best chosen: random ranges, as by default, or squares like those that are asked.
+"""Measures by which queries E2EPriv's size is best chosen: random ranges, as by default, or squares like those that are
+asked.
 
-[E] tunes by squares of 1 to 64 % of the area, by errors relative to the true counts and ρ = δ·n̂ at least, with a δ of its own for
-each of its sets. n̂ is public here, and the probabilities of the sizes are exact: the errors of all sizes are drawn and
-weighted by them, so all ways of tuning have the same draws. Whatever Δ the exponential mechanism divides by, its choice lies
-between an even one (Δ without bound) and always the size of least error (Δ = 0); both are measured, too.
+[E] tunes by squares of 1 to 64 % of the area, by errors relative to the true counts and ρ = δ·n̂ at least, with a δ of
+its own for each of its sets. n̂ is public here, and the probabilities of the sizes are exact: the errors of all sizes
+are drawn and weighted by them, so all ways of tuning have the same draws. Whatever Δ the exponential mechanism divides
+by, its choice lies between an even one (Δ without bound) and always the size of least error (Δ = 0); both are measured,
+too.
 """
 
 from __future__ import annotations
@@ -102,8 +104,8 @@ def tunings(side: int, places: int) -> dict[str, list[Rectangles]]:
 
 
 def of_set(candidates: Candidates, sizes: Sizes) -> dict[str, dict[str, list[float]]]:
-    """ε → way of tuning and objective → median relative error in % per area; besides, of a size that is drawn evenly ("even"), and
-    of the size that has the least ("best").
+    """ε → way of tuning and objective → median relative error in % per area; besides, of a size that is drawn evenly
+    ("even"), and of the size that has the least ("best").
     """
     side = len(candidates.counts)
     asked = [squares(side, area, sizes.places, 10 + k) for k, area in enumerate(AREAS)]

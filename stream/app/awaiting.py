@@ -95,7 +95,8 @@ async def _ask_kafka(config: Config) -> None:
         while missing := {config.feed.topic, WINDOW} - set(await client.list_topics()):
             if time.monotonic() > deadline:
                 raise TopicMissingError(
-                    f"Kafka at {config.kafka.bootstrap} has no topic {', '.join(sorted(missing))}, or does not show it; run 'hexveil topics "
+                    f"Kafka at {config.kafka.bootstrap} has no topic {', '.join(sorted(missing))}, or does not show "
+                    "it; run 'hexveil topics "
                     "create', correct feed.topic, or let this user describe and read it"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,4 +1,5 @@
-"""The service that closes due windows, oldest first: one that fails for its content is set aside, any other failure blocks the next."""
+"""The service that closes due windows, oldest first: one that fails for its content is set aside, any other failure
+blocks the next."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ log = structlog.get_logger()
 
 _LOOK_SECONDS = 1.0
 _MOST_DEATHS = 3
-"""How often the closing process may die over a window before it is set aside: its rows may need more memory than there is."""
+"""How often the closing process may die over a window before it is set aside: its rows may need more memory than there
+is."""
 
 
 class Closing(Looking):
     """Watches how far the feed was read, and lets a separate process close the windows that are due.
 
-    The order never depends on how far reading got or on how long a draw took, because it decides who still has budget, and the
-    numbers of windows are published.
+    The order never depends on how far reading got or on how long a draw took, because it decides who still has budget,
+    and the numbers of windows are published.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -39,13 +41,15 @@ class Closing(Looking):
         return await self._close_alone(due)
 
     async def _state_lower_budget(self) -> None:
-        """Also while another worker of the feed closes all windows, should an operator have raised the budget too early."""
+        """Also while another worker of the feed closes all windows, should an operator have raised the budget too
+        early."""
         shared = SharedLedger.of(self.worker.redis, self.worker.config)
         if shared is not None:
             await shared.lower_budget(self.worker.config.privacy.ledger_budget)
 
     async def _close_alone(self, due: list[int]) -> float:
-        """Close what is due unless another worker holds the lease, because the work of one of the two would be wasted."""
+        """Close what is due unless another worker holds the lease, because the work of one of the two would be
+        wasted."""
         async with self.worker.lease.hold() as mine:
             if not mine:
                 self.worker.metrics.closing_blocked.set(0)  # the one that holds it says so
@@ -55,7 +59,8 @@ class Closing(Looking):
     async def close(self, due: list[int]) -> float:
         """Close ``due``, which ascend, in a separate process, and report; returns the seconds until the next look.
 
-        Windows of a recording are closed in one call, those of a live feed one at a time, so that what becomes due meanwhile is seen.
+        Windows of a recording are closed in one call, those of a live feed one at a time, so that what becomes due
+        meanwhile is seen.
         """
         recorded = self.worker.config.window.lateness == "event-time"
         if not recorded or await self.worker.store.deadly() == due[0]:
@@ -71,7 +76,8 @@ class Closing(Looking):
         return RETRY_SECONDS if blocked else 0.0
 
     async def _count_death(self, slot: int) -> float:
-        """Set a window aside over which the process died repeatedly, for example for lack of memory, so that others can close."""
+        """Set a window aside over which the process died repeatedly, for example for lack of memory, so that others can
+        close."""
         deaths, aside = await self.worker.store.died_over(slot), False
         log.error("window not closed", window=utc_text(slot), reason="closing process died", times=deaths)
         if deaths >= _MOST_DEATHS:

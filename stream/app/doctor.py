@@ -221,7 +221,8 @@ async def _shared_finding(config: Config, redis: Redis, shared: SharedLedger) ->
     now = await RowStore.of(redis, config).now_us() // 1_000_000
     terms = await ledger.terms(config.slotting.period_of(now).key)
     sentences = [
-        f"generation {await ledger.generation()} of ledger '{config.shared_ledger}' has the last releases of the feeds {', '.join(feeds)}"
+        f"generation {await ledger.generation()} of ledger '{config.shared_ledger}' has the last releases of the feeds "
+        f"{', '.join(feeds)}"
         if feeds
         else f"no feed has joined ledger '{config.shared_ledger}' yet",
         f"'{feed}' releases windows of {await _since(ledger, config)}"

@@ -46,7 +46,8 @@ async def kafka_findings(config: Config, redis: Redis | None) -> list[Finding]:
                 findings.append(await raw_retention_finding(admin, config, plan))
                 findings += [] if redis is None else [await _broker_clock(config, redis)]
             if there and plan.name in OUTPUT_TOPICS:
-                # Close markers reveal that Redis was set back; the charges that it lost matter until their period is over.
+                # Close markers reveal that Redis was set back; the charges that it lost matter until their period is
+                # over.
                 kept = config.privacy.period if plan.name == WINDOW else timedelta(0)
                 findings.append(await retention_finding(admin, plan.name, _MIN_OUTPUT_RETENTION + kept))
         return findings
@@ -84,7 +85,8 @@ async def replication_finding(admin: AIOKafkaAdminClient, config: Config, topic:
     if set_to != needed:
         settled = ",".join(f"{name}={value}" for name, value in needed.items())
         remedies.append(
-            f"{_alter(config, topic)} --add-config {settled}: otherwise a replica that lacks acknowledged messages may lead, or "
+            f"{_alter(config, topic)} --add-config {settled}: otherwise a replica that lacks acknowledged messages may "
+            "lead, or "
             "the loss of one broker stops the topic"
         )
     return Finding(
@@ -118,7 +120,8 @@ async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Fi
                 f"append time of {topic}",
                 stamped == "LogAppendTime",
                 f"message.timestamp.type {stamped}",
-                f"{alter} --add-config message.timestamp.type=LogAppendTime: the broker's clock says which events are in "
+                f"{alter} --add-config message.timestamp.type=LogAppendTime: the broker's clock says which events are "
+                "in "
                 "time, and messages without its timestamp are refused",
             ),
         )
@@ -169,6 +172,7 @@ async def raw_retention_finding(admin: AIOKafkaAdminClient, config: Config, plan
     return Finding(
         f"retention {plan.name}",
         least <= kept_ms <= plan.retention_ms,
-        f"raw events are kept {kept}; windows need {least / 86_400_000:.1f} days, the promise sheet says {plan.retention_ms / 86_400_000:.1f}",
+        f"raw events are kept {kept}; windows need {least / 86_400_000:.1f} days, the promise sheet says "
+        f"{plan.retention_ms / 86_400_000:.1f}",
         f"{_alter(config, plan.name)} --add-config retention.ms={plan.retention_ms}",
     )

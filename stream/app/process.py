@@ -29,7 +29,8 @@ class WorkProcess:
         self._stopped = False
 
     async def run(self, task: Callable[..., T], *given: object) -> T:
-        """Run ``task`` with the given arguments in the process. Raises :class:`ProcessDiedError`, and the errors of the task.
+        """Run ``task`` with the given arguments in the process. Raises :class:`ProcessDiedError`, and the errors of the
+        task.
 
         After a stop it begins no task, and waits until its caller is cancelled.
         """

@@ -17,7 +17,8 @@ _LOOK_SECONDS = 0.5
 
 
 class Publishing(Looking):
-    """Publishes committed windows in a process that never draws, so that no draw delays the publication of another window."""
+    """Publishes committed windows in a process that never draws, so that no draw delays the publication of another
+    window."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -50,7 +51,8 @@ class Publishing(Looking):
         if not reports:
             self._lead_seconds *= 2
             log.warning(
-                "connecting and verifying the ledger took so long that windows missed their instant; it begins earlier from now on",
+                "connecting and verifying the ledger took so long that windows missed their instant; it begins earlier "
+                "from now on",
                 windows=slots,
                 lead_seconds=self._lead_seconds,
             )

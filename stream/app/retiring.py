@@ -56,7 +56,8 @@ class Retiring(Looking):
     async def _oldest_kept(self) -> Period | None:
         """The oldest period of which something may still be released, or that ended recently; None if unknown.
 
-        Two clocks must agree that earlier periods are over, so that one clock that is ahead cannot retire a period too early.
+        Two clocks must agree that earlier periods are over, so that one clock that is ahead cannot retire a period too
+        early.
         """
         worker, slotting = self.worker, self.worker.config.slotting
         mark_us, now_us = await worker.due.mark_us(), await worker.rows.now_us()

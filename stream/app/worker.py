@@ -71,7 +71,8 @@ class Worker:
             broker=f"kafka://{config.kafka.bootstrap}",
             broker_credentials=_faust_credentials(config.kafka),
             store="memory://",
-            datadir=self._scratch.name,  # Faust creates this folder even without tables, by default in the working folder
+            # Faust creates this folder even without tables, by default in the working folder
+            datadir=self._scratch.name,
             autodiscover=False,
             topic_disable_leader=True,
             web_host=config.operator.host,
@@ -141,7 +142,8 @@ class Worker:
         return self.config.slotting.window(slot).end
 
     def end_soon(self) -> None:
-        """End the process within a few seconds even if a server does not answer; any worker can repeat an interrupted step."""
+        """End the process within a few seconds even if a server does not answer; any worker can repeat an interrupted
+        step."""
 
         def end() -> None:
             log.warning("stopping takes too long, ending", seconds=_STOP_SECONDS)

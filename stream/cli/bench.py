@@ -11,19 +11,26 @@ import typer
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, stop
 
 BENCHMARKS = {
-    "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its bytes",
+    "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its "
+    "bytes",
     "closing": "processor time to close a window as rows, users, cells and pairs grow, and the growth exponents",
     "dashboard": "time until Chromium has painted a new window of 10 000 hexagons",
-    "defaults": "how useful the maps of the shipped configurations are, how often their intervals hold the truth, and for which budget",
+    "defaults": "how useful the maps of the shipped configurations are, how often their intervals hold the truth, and "
+    "for which budget",
     "faults": "hundreds of faults against real servers, and an independent check of everything that was released",
-    "fuzz": "mutated inputs for everything that reads bytes: errors, wrong answers, hangs, memory (--target, --seconds)",
-    "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent and, if installed, stream engines",
+    "fuzz": "mutated inputs for everything that reads bytes: errors, wrong answers, hangs, memory (--target, "
+    "--seconds)",
+    "ingest": "events per second from Kafka into durable Redis state, compared with a plain Faust agent and, if "
+    "installed, stream engines",
     "ingest_steps": "processor time of each step of ingestion per event, and of other ways to do it",
-    "intervals": "how often intervals of modelled means contain the true mean, by class of events per cell, and their widths",
-    "latency": "from the producer to durable state, and from the end of a window's delay to readers of the map, at 10, 50 and 90 % of capacity",
+    "intervals": "how often intervals of modelled means contain the true mean, by class of events per cell, and their "
+    "widths",
+    "latency": "from the producer to durable state, and from the end of a window's delay to readers of the map, at 10, "
+    "50 and 90 % of capacity",
     "libraries": "means per hexagon of one hour, and noise, compared with OpenDP and, if installed, PipelineDP",
     "mechanisms": "speed of noise, CHOP-USER and exact-loss allocation on 10⁶ pairs",
-    "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their widths",
+    "range_intervals": "how often intervals of range counts contain the true number, by class of counts, and their "
+    "widths",
     "ratios": "processor time as a multiple of plain work in the same run; fails if it grew by more than 30 %",
     "snapshots": "a snapshot of GTFS-realtime, from its bytes to the acknowledgements of Kafka",
     "soak": "memory of every process over time under a steady flow, and its slope (--seconds, --rate)",
@@ -60,7 +67,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run one benchmark and print its figures as JSON.
 
-        Benchmarks that need recordings look for them in the folder named by HEXVEIL_DATA. They skip what they do not find.
+        Benchmarks that need recordings look for them in the folder named by HEXVEIL_DATA. They skip what they do not
+        find.
         """
         if name not in BENCHMARKS:
             stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}", USAGE)

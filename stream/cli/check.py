@@ -86,15 +86,19 @@ def _histogram(settings: Config, windows: int) -> dict[str, Any] | None:
 def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
     names = ", ".join(f"{name} (epsilon {epsilon:g})" for name, epsilon in costs["epsilon"].items())
     text = (
-        f"Every released window has spatial histograms: {names}. Each protects participation. For all of them, a user with a fix "
-        f"in the box pays {costs['unit']} {costs['cost_per_window']:g} per window, and {costs['cost_per_period']:g} if they have one in "
+        f"Every released window has spatial histograms: {names}. Each protects participation. For all of them, a user "
+        "with a fix "
+        f"in the box pays {costs['unit']} {costs['cost_per_window']:g} per window, and {costs['cost_per_period']:g} if "
+        "they have one in "
         f"every window of a period. Together with speed this is {costs['window_cost_with_speed']:g} and "
         f"{costs['period_cost_with_speed']:g}."
     )
     if settings.relation == NeighbouringRelation.VALUES:
         text += (
-            "\nWith histograms, every window charges each user the whole epsilon for speed, because their exact loss depends on who "
-            "else was there, and later histograms would reveal it. Under 'values' it is public who was where: the hexagons show it."
+            "\nWith histograms, every window charges each user the whole epsilon for speed, because their exact loss "
+            "depends on who "
+            "else was there, and later histograms would reveal it. Under 'values' it is public who was where: the "
+            "hexagons show it."
         )
     return text
 
@@ -132,7 +136,8 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
 
 
 def _worst_error(settings: Config) -> float | None:
-    """E of a mean in km/h, times a user's cells over a cell's users: all samples retained, users alike, ε shared evenly.
+    """E of a mean in km/h, times a user's cells over a cell's users: all samples retained, users alike, ε shared
+    evenly.
 
     Under "values" and pure ε only: there a plan's noise follows from counts.
     """
@@ -151,25 +156,29 @@ def _by_whom(settings: Config) -> str:
 def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dict[str, Any] | None) -> Iterator[str]:
     """What the configuration promises, for people."""
     yield (
-        f"Promise: for one user of feed '{settings.feed.name}' and one ledger period ({_span(settings.privacy.period)}), everything "
+        f"Promise: for one user of feed '{settings.feed.name}' and one ledger period "
+        f"({_span(settings.privacy.period)}), everything "
         f"published{_by_whom(settings)} is {_promise(settings)} under relation '{settings.relation}'."
     )
     if released is not None:
         yield (
-            f"Every window publishes {released['cells']} cells, visited or not, and one close marker. The count of a cell counts "
+            f"Every window publishes {released['cells']} cells, visited or not, and one close marker. The count of a "
+            "cell counts "
             f"{_COUNTED[released['weight']]}. Its 95 % interval is ± {released['count_half_width']:g} in every cell."
         )
     if settings.publication is not None:
         instants = settings.publication
         yield (
-            f"A window is published {(instants.delay + instants.margin).total_seconds():g} s after its end, whatever it holds; one "
+            f"A window is published {(instants.delay + instants.margin).total_seconds():g} s after its end, whatever "
+            "it holds; one "
             f"whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
         )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
     if (worst := _worst_error(settings)) is not None:
         yield (
-            f"Worst-case error E of a mean: {worst:g} km/h times k/n, where n users alike are in a cell and each is in k, if epsilon is "
+            f"Worst-case error E of a mean: {worst:g} km/h times k/n, where n users alike are in a cell and each is in "
+            "k, if epsilon is "
             "shared evenly and nothing clipped. Every release states its own, hexveil evaluate those of a recording."
         )
     yield from _over_days(settings)
@@ -187,7 +196,11 @@ def _over_days(settings: Config) -> Iterator[str]:
         if settings.privacy.delta is None
         else f", each converted once from the sum of ρ, at δ {settings.privacy.delta:g}"
     )
-    yield f"All releases about what one user did in {costs}{converted}. 'hexveil check --sheet promise.html' says what that means."
+    yield (
+        f"All releases about what one user did in {costs}{converted}. 'hexveil check --sheet "
+        "promise.html' "
+        "says what that means."
+    )
     among = one_day_among_others(settings)
     if among is not None:
         yield (
@@ -196,7 +209,8 @@ def _over_days(settings: Config) -> Iterator[str]:
         )
     if settings.relation == NeighbouringRelation.VALUES:
         yield (
-            "Warning: this protects measured speeds, not where or when. Anybody can compute rough speeds from public positions and times, "
+            "Warning: this protects measured speeds, not where or when. Anybody can compute rough speeds from public "
+            "positions and times, "
             "whatever is released."
         )
 
@@ -204,9 +218,10 @@ def _over_days(settings: Config) -> Iterator[str]:
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
     if settings.privacy.admission == "rolling":
+        first = settings.privacy.ledger_budget // (settings.privacy.period // settings.window.slot)
         yield (
-            "Grants roll: in each window a user may spend what they have left, divided by the windows left of the period; with nothing "
-            f"spent, {_amount(settings, settings.privacy.ledger_budget // (settings.privacy.period // settings.window.slot))} of rho in the first."
+            "Grants roll: in each window a user may spend what they have left, divided by the windows left of the "
+            f"period; with nothing spent, {_amount(settings, first)} of rho in the first."
         )
         return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
@@ -222,13 +237,21 @@ def _unpaid(settings: Config) -> Iterator[str]:
             if longest > usual
             else ""
         )
-        paid = f"{_names(settings)[1]} pays for {full} of {usual} windows at {_names(settings)[0]}{besides}; a user who spends all of it"
+        paid = (
+            f"{_names(settings)[1]} pays for {full} of {usual} windows at {_names(settings)[0]}{besides}; "
+            "a "
+            "user who spends all of it"
+        )
         remedies = (
             f"To pay for all of them, lower {allowance}, lengthen window.slot, or set {budget} to "
             f"{_amount(settings, usual * settings.window_grant)}{longer}."
         )
         if settings.privacy.admission == "paced":
-            yield f"Note: {paid} in each takes part in about {full} windows of a period, spread over it (privacy.admission 'paced'). {remedies}"
+            yield (
+                f"Note: {paid} in each takes part in about {full} windows of a period, spread over "
+                "it "
+                f"(privacy.admission 'paced'). {remedies}"
+            )
         else:
             yield (
                 f"Warning: {paid} in each contributes nothing after that, so the last windows of a period go dark "
@@ -236,8 +259,10 @@ def _unpaid(settings: Config) -> Iterator[str]:
             )
     elif full < longest:
         yield (
-            f"Note: in {settings.feed.timezone} the longest period, in which the clocks go back, has {longest} windows instead of "
-            f"{usual}, and {_names(settings)[1]} pays for {full}; a user who spends all of {allowance} in each contributes nothing "
+            f"Note: in {settings.feed.timezone} the longest period, in which the clocks go back, has {longest} windows "
+            "instead of "
+            f"{usual}, and {_names(settings)[1]} pays for {full}; a user who spends all of {allowance} in each "
+            "contributes nothing "
             f"after that. To pay for all of them, set {budget} to {_amount(settings, longest * settings.window_grant)}."
         )
 
@@ -269,7 +294,8 @@ def register(app: typer.Typer) -> None:
             Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
         ] = None,
     ) -> None:
-        """Check the configuration without any server, and say what it promises; with a recording, also whether it fits."""
+        """Check the configuration without any server, and say what it promises; with a recording, also whether it
+        fits."""
         if sheet is not None and sheet.suffix not in (".html", ".md"):
             stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
         chosen = choose_config(config)

@@ -51,7 +51,8 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Option(
                 metavar="FILE|gtfs-rt",
-                help="Recording to replay, or 'gtfs-rt': a simulated agency that is polled like a real one. Default: the simulator.",
+                help="Recording to replay, or 'gtfs-rt': a simulated agency that is polled like a real one. Default: "
+                "the simulator.",
             ),
         ] = None,
         file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,

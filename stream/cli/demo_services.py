@@ -55,7 +55,8 @@ _IDLE_TIMEOUT = "8s"
 _PACE = 1200
 """Simulated seconds per second, so that a window of three hours closes every nine seconds."""
 _AGENCY_PACE = 720
-"""The same of the simulated agency, which is polled every second: a fix of a vehicle every twelve minutes, and a window in 15 s."""
+"""The same of the simulated agency, which is polled every second: a fix of a vehicle every twelve minutes, and a window
+in 15 s."""
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
 _VEHICLES = 300
@@ -71,7 +72,8 @@ class FeedingError(ValueError):
 
 @dataclass(frozen=True)
 class Feeding:
-    """The source of the demo: a recording; the simulator if ``file`` is None; or, with ``agency_port``, a simulated agency there."""
+    """The source of the demo: a recording; the simulator if ``file`` is None; or, with ``agency_port``, a simulated
+    agency there."""
 
     file: Path | None
     file_format: str
@@ -109,7 +111,8 @@ class Feeding:
             return simulate(Simulation(config.feed, _VEHICLES, start_us)), Pacer(_PACE, live=True), start_us
         if config.relation == NeighbouringRelation.PARTICIPATION:
             raise FeedingError(
-                "under relation 'participation' it must not depend on the recording which windows are released; name its time: "
+                "under relation 'participation' it must not depend on the recording which windows are released; name "
+                "its time: "
                 f"hexveil replay {self.file} --offline --from 2017-03-21 --until 2017-03-22 --out releases.ndjson"
             )
         return Replay(self.file, self.file_format, config.feed), Pacer(None), None
@@ -132,7 +135,8 @@ def _simulating(timezone: str, pace: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of a demo. ``named``: options with which a child process in this folder chooses the same configuration."""
+    """Settings of a demo. ``named``: options with which a child process in this folder chooses the same
+    configuration."""
 
     chosen: Chosen
     relation: NeighbouringRelation
@@ -169,7 +173,8 @@ class Setup:
         return read_config(self.chosen)
 
     def _write_city(self, settings: Config) -> None:
-        """The names, lines and stops of the simulated city, which is invented, for the map; streets where none are chosen."""
+        """The names, lines and stops of the simulated city, which is invented, for the map; streets where none are
+        chosen."""
         simulation = Simulation(settings.feed, _VEHICLES, _morning_us(settings.feed.timezone))
         chart = places(invented_schedule(simulation), settings.feed.domain, settings.hexagons.resolution)
         (self.scratch / _PLACES).write_text(json.dumps(as_table(chart)), encoding="utf-8")
@@ -183,7 +188,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Demo:
-    """A running demo. ``follow`` passes releases to the view until cancelled; ``end`` stops all processes except the servers."""
+    """A running demo. ``follow`` passes releases to the view until cancelled; ``end`` stops all processes except the
+    servers."""
 
     config: Config
     scratch: Path
@@ -235,7 +241,8 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
 
 
 def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
-    """Run source and service in this process, close windows in another one, and start the dashboard over the file of releases."""
+    """Run source and service in this process, close windows in another one, and start the dashboard over the file of
+    releases."""
     redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
     settings = setup.config(redis)
     file = setup.scratch / "releases.ndjson"
@@ -276,7 +283,8 @@ def _sending(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
 
 
 def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Callable[[], int]]:
-    """The embedded service over the simulated agency, polled like a real one. The feed's own clock decides what is in time."""
+    """The embedded service over the simulated agency, polled like a real one. The feed's own clock decides what is in
+    time."""
     from stream.sources.gtfs_rt import GtfsRealtime
     from stream.sources.live import poll
     from stream.sources.polling import Poller, PollSettings
@@ -296,7 +304,8 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
 
 
 async def _start_ledger(config: Config) -> None:
-    """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end with it."""
+    """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end
+    with it."""
     async with redis_client(config.redis) as redis:
         await Ledger.of(redis, config).start_generation(birth=0)
 

@@ -21,7 +21,8 @@ _ROWS = 16
 
 @dataclass
 class WindowView:
-    """The messages of one window so far; it is complete with its close marker and all messages that the marker counts."""
+    """The messages of one window so far; it is complete with its close marker and all messages that the marker
+    counts."""
 
     start: str
     end: str
@@ -88,7 +89,8 @@ class WindowView:
         return _median(self.half_widths)
 
     def typical_half_width(self) -> str:
-        """The same with every cell weighted by what it counts: half of the events are in cells this narrow or narrower."""
+        """The same with every cell weighted by what it counts: half of the events are in cells this narrow or
+        narrower."""
         reached, half = 0.0, sum(self.weights) / 2
         for width, weight in sorted(zip(self.half_widths, self.weights, strict=True)):
             reached += weight
@@ -169,7 +171,8 @@ class Releases:
         """The latest complete windows."""
         table = Table(
             title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
-            caption="busiest: most events; its mean in km/h (95 % interval); typical: half of the events are in cells this narrow",
+            caption="busiest: most events; its mean in km/h (95 % interval); typical: half of the events are in cells "
+            "this narrow",
         )
         table.add_column("window", no_wrap=True)
         for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):

@@ -15,7 +15,8 @@ def register(app: typer.Typer) -> None:
 
     @app.command("doctor")
     def doctor(config: ConfigFile = None, as_json: AsJson = False) -> None:
-        """Check broker, topics, retention, Redis durability, clocks and the ledger, and name a remedy for each failure."""
+        """Check broker, topics, retention, Redis durability, clocks and the ledger, and name a remedy for each
+        failure."""
         from stream.app.doctor import examine
 
         findings = asyncio.run(examine(read_config(choose_config(config))))

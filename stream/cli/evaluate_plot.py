@@ -1,4 +1,5 @@
-"""Draws an evaluation: error against epsilon or by mechanism, beside a map of the errors of the most useful one. Not private."""
+"""Draws an evaluation: error against epsilon or by mechanism, beside a map of the errors of the most useful one. Not
+private."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _COLUMNS = 8
 
 
 def plot(scores: Sequence[Score], path: Path) -> None:
-    """Write the figure (the suffix names the format); at least one score has an error. Raises ImportError without matplotlib."""
+    """Write the figure (the suffix names the format); at least one score has an error. Raises ImportError without
+    matplotlib."""
     from matplotlib.figure import Figure
 
     measured = [score for score in scores if score.mae is not None]

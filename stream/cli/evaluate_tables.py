@@ -79,7 +79,8 @@ _WORST = 5
 
 
 def _print_cells(console: Console, scores: list[Score]) -> None:
-    """The cells whose intervals miss the mean most often; clipped speeds are those that a release can speak of at all."""
+    """The cells whose intervals miss the mean most often; clipped speeds are those that a release can speak of at
+    all."""
     table = Table(
         title="Worst cells: 95 % intervals of the mean that hold the truth, clipped and measured (NOT PRIVATE)"
     )

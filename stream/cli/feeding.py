@@ -67,9 +67,12 @@ def _in_time(config: Config, blocks: Iterable[Messages]) -> Iterator[Messages]:
             unchecked, first = False, int(block.due.min()) // 1_000_000
             if config.slotting.window(first).end + config.window.allowed_delay.total_seconds() < time.time():
                 raise TooLateError(
-                    f"the first event happened at {iso(first * 1_000_000)}. With window.lateness 'append-time', an event is late if the "
-                    f"broker gets it more than {config.window.allowed_delay} after the end of its window. For a recording, set "
-                    "window.lateness = 'event-time' here and for the worker, or release it without Kafka: hexveil replay "
+                    f"the first event happened at {iso(first * 1_000_000)}. With window.lateness 'append-time', an "
+                    "event is late if the "
+                    f"broker gets it more than {config.window.allowed_delay} after the end of its window. For a "
+                    "recording, set "
+                    "window.lateness = 'event-time' here and for the worker, or release it without Kafka: hexveil "
+                    "replay "
                     "--offline"
                 )
         yield block
@@ -85,7 +88,8 @@ def feed_kafka(
     as_json: bool,
     reading: Callable[[], dict[str, object]] = dict,
 ) -> None:
-    """Deliver ``blocks`` to the feed's topic and print a summary. ``reading`` returns what its JSON says about how they were read.
+    """Deliver ``blocks`` to the feed's topic and print a summary. ``reading`` returns what its JSON says about how they
+    were read.
 
     Exits 1 if the recording is damaged, 2 if all of it would be late, 3 if Kafka does not answer.
     """

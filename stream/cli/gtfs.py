@@ -55,8 +55,8 @@ def gtfs(
         bool, typer.Option("--json", help="Print the summary alone, as JSON, to stdout; needs --out.")
     ] = False,
 ) -> None:
-    """Read an agency's timetable: names, routes and scheduled speeds of hexagons, and the public cell list. Public facts; they cost
-    no budget.
+    """Read an agency's timetable: names, routes and scheduled speeds of hexagons, and the public cell list. Public
+    facts; they cost no budget.
     """
     _check_options(out, area, force=force, as_json=as_json)
     try:
@@ -70,7 +70,8 @@ def gtfs(
         raise refuse(error) from None
     if not chart.cells:
         raise refuse(
-            f"{file}: none of its {len(schedule.stops)} stops lies in feed.domain, and no route crosses it; correct the domain"
+            f"{file}: none of its {len(schedule.stops)} stops lies in feed.domain, and no route crosses it; correct "
+            "the domain"
         )
     if area is not None and not any(place.routes for place in chart.cells):
         raise refuse(
@@ -182,9 +183,10 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, spee
         typer.echo(json.dumps(summary))
         return
     typer.echo(
-        f"{summary['stops']} stops, {summary['routes']} routes: {summary['cells']} cells of resolution {chart.resolution}, "
-        f"{summary['named']} with a name, {crossed} crossed by routes; {chart.outside} not wholly in feed.domain left out"
-        + refusals(schedule.refused),
+        f"{summary['stops']} stops, {summary['routes']} routes: {summary['cells']} cells of resolution "
+        f"{chart.resolution}, "
+        f"{summary['named']} with a name, {crossed} crossed by routes; {chart.outside} not wholly in feed.domain left "
+        "out" + refusals(schedule.refused),
         err=True,
     )
     _tell_speeds(speeds)

@@ -1,4 +1,5 @@
-"""``hexveil hfp``: vehicle positions that an MQTT broker publishes go to Kafka or a file, or are released without Kafka."""
+"""``hexveil hfp``: vehicle positions that an MQTT broker publishes go to Kafka or a file, or are released without
+Kafka."""
 
 from __future__ import annotations
 

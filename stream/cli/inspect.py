@@ -275,7 +275,8 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
         stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to", USAGE)
     remaining = {
         NeighbouringRelation.VALUES: "Set timezone, epsilon and budget in it, then run",
-        NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells, epsilon and budget in it, then run",
+        NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells, epsilon "
+        "and budget in it, then run",
     }
     typer.echo(f"{path} written. {remaining[relation]}: hexveil check --config {path}", err=True)
     if relation == NeighbouringRelation.VALUES:

@@ -12,8 +12,8 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """From its creation on, SIGINT and SIGTERM raise KeyboardInterrupt in whatever the main thread runs.
 
-    Python ignores exceptions in what it calls around a fork, so an interrupt that arrives while a process is started can be
-    lost: ``asked`` says that there was one.
+    Python ignores exceptions in what it calls around a fork, so an interrupt that arrives while a process is started
+    can be lost: ``asked`` says that there was one.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,8 @@ def register(app: typer.Typer) -> None:
 
     @keys.command("signing-lost")
     def signing_lost(config: ConfigFile = None) -> None:
-        """Let the next close marker be signed by a key that the last one did not endorse. Every reader will see the break."""
+        """Let the next close marker be signed by a key that the last one did not endorse. Every reader will see the
+        break."""
         from redis.exceptions import RedisError
 
         settings = read_config(choose_config(config))

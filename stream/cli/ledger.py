@@ -19,7 +19,8 @@ from stream.storage.client import redis_client
 
 
 async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None, dict[str, int]]:
-    """Users and charges by period, until when periods are retired, and the feeds that share the ledger, with what they hold.
+    """Users and charges by period, until when periods are retired, and the feeds that share the ledger, with what they
+    hold.
 
     Times are epoch seconds.
     """
@@ -40,10 +41,11 @@ async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | No
 
 
 _ADOPTING = """\
-A ledger releases windows of periods that begin after it was born. It cannot know whether another ledger (an older name of
-this feed, another Redis, a ledger that was lost) granted the budgets of earlier periods. If you adopt periods, every user gets
-their whole budget in each of them. Do it only if no other ledger ever released anything about these users in these periods,
-because the feed is new or the recording was never released. Then repeat the command with --no-other-ledger."""
+A ledger releases windows of periods that begin after it was born. It cannot know whether another ledger (an older
+name of this feed, another Redis, a ledger that was lost) granted the budgets of earlier periods. If you adopt
+periods, every user gets their whole budget in each of them. Do it only if no other ledger ever released anything
+about these users in these periods, because the feed is new or the recording was never released. Then repeat the
+command with --no-other-ledger."""
 
 
 def _period_start(config: Config, since: str | None) -> int:
@@ -90,10 +92,10 @@ async def _adopt(config: Config, since: int) -> int:
 
 
 _LEAVING = """\
-A shared ledger keeps every period of which one of its feeds may still release a window, and takes the least budget that a feed
-states. If a feed leaves, it has no say in either any more, and releases nothing until its worker joins again: then only windows of
-periods that begin later. What it charged stays charged. First stop all of its workers, or they join again at once; then repeat the
-command with --yes."""
+A shared ledger keeps every period of which one of its feeds may still release a window, and takes the least budget
+that a feed states. If a feed leaves, it has no say in either any more, and releases nothing until its worker joins
+again: then only windows of periods that begin later. What it charged stays charged. First stop all of its workers, or
+they join again at once; then repeat the command with --yes."""
 
 
 async def _leave(config: Config, feed: str) -> None:
@@ -106,10 +108,10 @@ async def _leave(config: Config, feed: str) -> None:
 
 
 _RAISING = """\
-The feeds of a shared ledger get the least budget that one of them states, from the next period on. A worker that starts with a lower
-budget states it; no worker raises what its feed states, because another one may run that promises less. With --yes the budget of this
-configuration is stated, lower or higher. First stop all workers of the feed that are configured with a lower one, or they state theirs
-again; then repeat the command with --yes."""
+The feeds of a shared ledger get the least budget that one of them states, from the next period on. A worker that
+starts with a lower budget states it; no worker raises what its feed states, because another one may run that promises
+less. With --yes the budget of this configuration is stated, lower or higher. First stop all workers of the feed that
+are configured with a lower one, or they state theirs again; then repeat the command with --yes."""
 
 
 async def _state_budget(config: Config) -> None:
@@ -180,7 +182,8 @@ def adopt(
         typer.Option("--no-other-ledger", help="I know that no other ledger released anything about these periods."),
     ] = False,
 ) -> None:
-    """Release windows of periods that began before this ledger was born. First run it without options and read its text."""
+    """Release windows of periods that began before this ledger was born. First run it without options and read its
+    text."""
     settings = read_config(choose_config(config))
     from aiokafka.errors import KafkaError
 
@@ -210,7 +213,8 @@ def retry(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Close a window again that was set aside, unless a later one was planned since; without WINDOW, list what was set aside."""
+    """Close a window again that was set aside, unless a later one was planned since; without WINDOW, list what was set
+    aside."""
     settings = read_config(choose_config(config))
     from stream.storage.ledger import OutOfTurnError
     from stream.windows import utc_text
@@ -251,7 +255,8 @@ def leave(
     config: ConfigFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="I stopped every worker of this feed.")] = False,
 ) -> None:
-    """Let a feed leave its shared ledger, for example one that was given up. First run it without --yes and read its text."""
+    """Let a feed leave its shared ledger, for example one that was given up. First run it without --yes and read its
+    text."""
     settings = read_config(choose_config(config))
     from stream.storage.ledger import LedgerError
 
@@ -272,7 +277,8 @@ def budget(
     config: ConfigFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="No worker of this feed runs with a lower budget.")] = False,
 ) -> None:
-    """State the configured budget to the feeds of a shared ledger, also a higher one. First run it without --yes and read its text."""
+    """State the configured budget to the feeds of a shared ledger, also a higher one. First run it without --yes and
+    read its text."""
     settings = read_config(choose_config(config))
     from stream.storage.ledger import LedgerError
 
@@ -281,7 +287,8 @@ def budget(
         stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]", USAGE)
     if not yes:
         stop(
-            f"Feed '{settings.feed.name}' of ledger '{settings.shared_ledger}', budget {given / per_one:g}.\n{_RAISING}",
+            f"Feed '{settings.feed.name}' of ledger '{settings.shared_ledger}', budget "
+            f"{given / per_one:g}.\n{_RAISING}",
             USAGE,
         )
     try:

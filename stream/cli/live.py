@@ -1,4 +1,5 @@
-"""What the commands that follow a live feed share: its events go to Kafka or a file, or are released on this machine."""
+"""What the commands that follow a live feed share: its events go to Kafka or a file, or are released on this
+machine."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 Speeds = Annotated[
     str | None,
     typer.Option(
-        help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none. Default: feed.speeds "
+        help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none. "
+        "Default: feed.speeds "
         "if it is set, else 'missing'.",
         show_default=False,
     ),
@@ -33,7 +35,8 @@ EventsFile = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout); those of a live feed are appended. With "
+        help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout); those of a live feed are "
+        "appended. With "
         "--offline: the releases.",
     ),
 ]
@@ -60,12 +63,14 @@ def speed_source(speeds: str | None, feed: FeedConfig) -> SpeedSource:
 
 
 def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
-    """What the derived speeds of a live feed mean for privacy, and that those who read its releases are told something else."""
+    """What the derived speeds of a live feed mean for privacy, and that those who read its releases are told something
+    else."""
     note, configured = derived_speed_note(settings.relation, speeds), settings.feed.speeds
     if speeds == configured:
         return note
     mismatch = (
-        f"Here speeds are {speeds!r}, but feed.speeds is {configured!r}, and hexveil check, the dashboard and /api/v1/feeds say "
+        f"Here speeds are {speeds!r}, but feed.speeds is {configured!r}, and hexveil check, the dashboard and "
+        "/api/v1/feeds say "
         f"what that says: set feed.speeds to {speeds!r}."
     )
     return mismatch if note is None else f"{note} {mismatch}"
@@ -80,10 +85,11 @@ def check_release_file(out: Path | None) -> None:
 def run_live(
     config: Config, reader: SnapshotEvents, feed: Feed, source: str, out: Path | None, *, offline: bool, force: bool
 ) -> None:
-    """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into that file,
-    which :func:`check_release_file` has seen. ``source``: its name in errors.
+    """Send a live feed to Kafka, or to the file ``out`` (``-``: stdout), until Ctrl-C; ``offline``: release it into
+    that file, which :func:`check_release_file` has seen. ``source``: its name in errors.
 
-    If it goes to Kafka, the last fixes of ``reader`` are kept in Redis under "values", because another process may go on with it.
+    If it goes to Kafka, the last fixes of ``reader`` are kept in Redis under "values", because another process may go
+    on with it.
     """
     from stream.sources.live import FileSink, KafkaSink
 

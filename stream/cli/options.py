@@ -26,7 +26,8 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         "-c",
-        help="Configuration file (TOML). Environment variables HEXVEIL_SECTION__KEY override its keys. Default: the first that "
+        help="Configuration file (TOML). Environment variables HEXVEIL_SECTION__KEY override its keys. Default: the "
+        "first that "
         "exists of HEXVEIL_CONFIG, ./hexveil.toml, ./config/, and the shipped template.",
         show_default=False,
     ),
@@ -56,7 +57,8 @@ def stop_service(message: str, code: int) -> NoReturn:
 
 
 def port_is_free(section: str, surface: SurfaceConfig) -> None:
-    """Exit 2 if another process listens on the address of ``surface``, or if this machine does not have that address."""
+    """Exit 2 if another process listens on the address of ``surface``, or if this machine does not have that
+    address."""
     family = socket.AF_INET6 if ":" in surface.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,8 +73,8 @@ def port_is_free(section: str, surface: SurfaceConfig) -> None:
 def choose_config(named: Path | None, relation: str | None = None, *, silent: bool = False) -> Chosen:
     """The configuration to read. Prints its path to stderr unless the command line names it, or ``silent``.
 
-    ``relation``: the relation of the file to look for in config/ and among the templates; default: HEXVEIL_RELATION, else
-    "values".
+    ``relation``: the relation of the file to look for in config/ and among the templates; default: HEXVEIL_RELATION,
+    else "values".
     """
     from stream.config import find_config  # slow to import; some commands read no configuration
 
@@ -104,7 +106,8 @@ def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
 
 
 def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) -> Config:
-    """Like :func:`read_config`, for a service: errors go to its log, and so do messages of the Kafka and Redis clients."""
+    """Like :func:`read_config`, for a service: errors go to its log, and so do messages of the Kafka and Redis
+    clients."""
     from stream.config import ConfigError, find_config
 
     log_clients(True)

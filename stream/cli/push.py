@@ -72,6 +72,7 @@ def _token(path: Path) -> str:
         raise ValueError(f"--token-file {path}: {error}; name a readable text file in ASCII") from None
     if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
         raise ValueError(
-            f"--token-file {path}: a token has at least {_SHORTEST_TOKEN} characters and no spaces; make one: openssl rand -hex 32"
+            f"--token-file {path}: a token has at least {_SHORTEST_TOKEN} characters and no spaces; make one: openssl "
+            "rand -hex 32"
         )
     return token

@@ -1,4 +1,5 @@
-"""``hexveil query``: counts users in ranges of the map, from a file of releases. Needs no server and costs no budget."""
+"""``hexveil query``: counts users in ranges of the map, from a file of releases. Needs no server and costs no
+budget."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
-    """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of messages."""
+    """Histograms of the file, each once, sorted by (window, feed, mechanism). Lines are releases or values of
+    messages."""
     from dpcore.errors import ParameterError
     from stream.messages.range_query import read_histogram
 

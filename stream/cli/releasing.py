@@ -68,9 +68,9 @@ def release_offline(
 ) -> None:
     """Write releases of a recording to ``options.out`` or stdout, and progress and the summary to stderr.
 
-    With ``options.as_json`` the summary is one JSON object on stdout, or on stderr if the releases go to stdout: it counts
-    true events and must not get among releases. ``blocks``: its canonical events, if ``file`` is not to be read for them;
-    ``reading`` returns what the summary says about how they were read.
+    With ``options.as_json`` the summary is one JSON object on stdout, or on stderr if the releases go to stdout: it
+    counts true events and must not get among releases. ``blocks``: its canonical events, if ``file`` is not to be read
+    for them; ``reading`` returns what the summary says about how they were read.
     """
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.local import LocalServerError
@@ -109,7 +109,8 @@ def release_offline(
         raise refuse(f"stdout: its reader ended before all was written{lost}; name a file with --out", FAILED) from None
     except OSError as error:
         raise refuse(
-            f"{error.filename or out or 'stdout'}: {error.strerror}; --out and --state need a folder that you may write to"
+            f"{error.filename or out or 'stdout'}: {error.strerror}; --out and --state need a folder that you may "
+            "write to"
         ) from None
     _end(summary, file, options, reading())
 

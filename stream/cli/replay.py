@@ -69,7 +69,8 @@ def replay(
     state: Annotated[
         Path | None,
         typer.Option(
-            help="Offline: folder of a ledger that is kept after the run. Without it, every run starts with full budgets."
+            help="Offline: folder of a ledger that is kept after the run. Without it, every run starts with full "
+            "budgets."
         ),
     ] = None,
     any_speed: Annotated[bool, typer.Option("--any-speed", help="Accept speeds that positions contradict.")] = False,
@@ -101,7 +102,8 @@ def replay(
 
         if settings.feed.derives_speeds and order == "file":
             raise RecordingError(
-                f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order file, and "
+                f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order "
+                "file, and "
                 "what is read is sorted to its end before any event is sent"
             )
         source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
@@ -170,7 +172,8 @@ def _check_offline(speed: str, order: str, loop: bool, limit: int | None) -> Non
     sending = [option for option, is_given in given.items() if is_given]
     if sending:
         raise typer.BadParameter(
-            f"{', '.join(sending)}: for what is sent to Kafka; --offline releases all of a recording at once, or what --from and "
+            f"{', '.join(sending)}: for what is sent to Kafka; --offline releases all of a recording at once, or what "
+            "--from and "
             "--until name, so leave it out",
             param_hint="--offline",
         )

@@ -31,7 +31,8 @@ def register(app: typer.Typer) -> None:
         releases: Annotated[
             Path | None,
             typer.Argument(
-                help="File of releases (from replay --offline --out), or a folder of such *.ndjson files; serve follows them as they "
+                help="File of releases (from replay --offline --out), or a folder of such *.ndjson files; serve "
+                "follows them as they "
                 "grow. Default: Kafka."
             ),
         ] = None,

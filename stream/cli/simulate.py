@@ -1,4 +1,5 @@
-"""``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or standard output, or is served as GTFS-realtime."""
+"""``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or standard output, or is served as
+GTFS-realtime."""
 
 from __future__ import annotations
 

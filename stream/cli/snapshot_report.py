@@ -63,7 +63,8 @@ class SnapshotReport:
         if not tally.reported_speeds_are_wrong or self._reader.reads_no_speeds:
             return None
         return (
-            f"Of {tally.driving} vehicles that moved, {tally.driving_but_reported_still} reported a speed of 0, so the feed's "
+            f"Of {tally.driving} vehicles that moved, {tally.driving_but_reported_still} reported a speed of 0, so the "
+            "feed's "
             "speeds cannot be right. Set feed.speeds = 'derived', or give --speeds derived."
         )
 

@@ -1,4 +1,5 @@
-"""What the commands that read snapshots of positions share: live or stored, they go to Kafka or a file, or are released here."""
+"""What the commands that read snapshots of positions share: live or stored, they go to Kafka or a file, or are released
+here."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ from stream.sources.stored_snapshots import without_clocks_ahead
 from stream.windows import Slotting, SpanError, Window
 
 MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation, timedelta], SnapshotEvents]
-"""Makes the reader of one format, for a feed with these periods, source of speeds, relation and ``window.max_future``."""
+"""Makes the reader of one format, for a feed with these periods, source of speeds, relation and
+``window.max_future``."""
 
 
 # long: it holds the command, which is long
@@ -67,7 +69,8 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         header: Annotated[
             list[str] | None,
             typer.Option(
-                help="Request header NAME=FILE. The file contains the value of the header, such as an API key, and nothing else."
+                help="Request header NAME=FILE. The file contains the value of the header, such as an API key, and "
+                "nothing else."
             ),
         ] = None,
         query: Annotated[

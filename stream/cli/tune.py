@@ -57,7 +57,8 @@ def tune_recording(
     users_are_events: UsersAreEvents = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the least budget and the settings whose map is as good as wanted. The output is NOT private: do not publish it."""
+    """Find the least budget and the settings whose map is as good as wanted. The output is NOT private: do not publish
+    it."""
     from stream.cli.tune_report import check_plot, print_tuning, report, write_plot
     from stream.cli.tune_writing import check_target, keys_for, write_chosen
     from stream.evaluation.evaluate import NOT_PRIVATE
@@ -95,10 +96,12 @@ def tune_recording(
 
 
 def _check_no_horizon(settings: Config) -> None:
-    """Exit 2 with a horizon: which of its periods a user is in decides what they have left, and a search knows one period."""
+    """Exit 2 with a horizon: which of its periods a user is in decides what they have left, and a search knows one
+    period."""
     if settings.privacy.horizon is not None:
         stop(
-            "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, put it back "
+            "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, "
+            "put it back "
             "with at least the budget that tune chooses, and see by hexveil evaluate what it costs",
             USAGE,
         )

@@ -32,7 +32,8 @@ def report(
     draws: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The tuning as JSON, marked as not private. ``half_width_km_h`` is null where too few events are in released cells.
+    """The tuning as JSON, marked as not private. ``half_width_km_h`` is null where too few events are in released
+    cells.
 
     ``keys``: dotted keys of the configuration that the choice sets.
     """
@@ -117,7 +118,8 @@ def _say_chosen(chosen: Trial, want: Want, config: Config, keys: Mapping[str, An
         typer.echo(f"  {key} = {toml(value)}")
     if chosen.outcome.covered < HONEST:
         typer.echo(
-            f"Beware: only {chosen.outcome.covered:.0%} of the events are in cells whose 95 % interval holds the truth. Compare with "
+            f"Beware: only {chosen.outcome.covered:.0%} of the events are in cells whose 95 % interval holds the "
+            "truth. Compare with "
             "hexveil evaluate, or use speed.post_processing = []."
         )
 
@@ -126,13 +128,15 @@ def _sentence(trial: Trial, want: Want) -> str:
     outcome = trial.outcome
     return (
         f"budget {outcome.budget:.3g}, ε {outcome.epsilon:g}, H3 {trial.grid[0]}, {toml(trial.grid[1])[1:-1]}, "
-        f"{trial.setting.words}: {outcome.share:.1%} of events within ±{want.half_width:g} km/h, {want.share:.0%} within "
+        f"{trial.setting.words}: {outcome.share:.1%} of events within ±{want.half_width:g} km/h, {want.share:.0%} "
+        "within "
         f"±{outcome.half_width:.1f}; the interval holds the truth for {outcome.covered:.1%}"
     )
 
 
 def _table(tuning: Tuning, want: Want) -> Table:
-    """One row for each setting: the chosen trial, else the cheapest that reaches the want, else the one that comes nearest."""
+    """One row for each setting: the chosen trial, else the cheapest that reaches the want, else the one that comes
+    nearest."""
     table = Table(title=f"Least budget of each setting for {want} (NOT PRIVATE)")
     for name in ("H3", "slot", "settings"):
         table.add_column(name)
@@ -186,7 +190,8 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(tuning: Tuning, want: Want, path: Path) -> None:
-    """Draw the share of events within the wanted half-width against the budget, a line for each grid; exit 2 if it cannot be."""
+    """Draw the share of events within the wanted half-width against the budget, a line for each grid; exit 2 if it
+    cannot be."""
     try:
         _plot(tuning, want, path)
     except ImportError:

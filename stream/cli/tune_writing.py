@@ -1,4 +1,5 @@
-"""Writes the configuration that ``hexveil tune`` chose. A file that exists stays until the new one reads as it should."""
+"""Writes the configuration that ``hexveil tune`` chose. A file that exists stays until the new one reads as it
+should."""
 
 from __future__ import annotations
 
@@ -66,8 +67,9 @@ def _says(source: str, config: Config, key: str, value: Any) -> bool:
 def write_chosen(
     path: Path, source: str, keys: Mapping[str, Any], setting: Setting, want: Want, *, force: bool
 ) -> None:
-    """Write ``source`` with other values at ``keys``. Exit 2 with the reason, and with any old file as it was, if it cannot be
-    written, is no valid configuration, or does not read as ``setting`` and ``keys``. Never replaces a file without ``force``.
+    """Write ``source`` with other values at ``keys``. Exit 2 with the reason, and with any old file as it was, if it
+    cannot be written, is no valid configuration, or does not read as ``setting`` and ``keys``. Never replaces a file
+    without ``force``.
     """
     try:
         _write(path.resolve(), rewritten(source, keys, "by hexveil tune"), setting.keys() | dict(keys), force=force)
@@ -78,7 +80,8 @@ def write_chosen(
     except OSError as error:
         stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to", USAGE)
     typer.echo(
-        f"{path} written for {want}. What it says follows from the recording, so treat it as public. Check feed.name and the "
+        f"{path} written for {want}. What it says follows from the recording, so treat it as public. Check feed.name "
+        "and the "
         f"paths in it, then run: hexveil check --config {path}",
         err=True,
     )

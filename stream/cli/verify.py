@@ -27,19 +27,22 @@ def register(app: typer.Typer) -> None:
         releases: Annotated[
             str,
             typer.Argument(
-                help="File of releases, one message per line, plain or .gz ('-': stdin); or 'topic': the output topics of the configured Kafka."
+                help="File of releases, one message per line, plain or .gz ('-': stdin); or 'topic': the output topics "
+                "of the configured Kafka."
             ),
         ],
         key: Annotated[
             list[Path] | None,
             typer.Option(
-                help="The operator's public key (PEM). Repeat it for several. Without it signatures are checked against the key that they name."
+                help="The operator's public key (PEM). Repeat it for several. Without it signatures are checked "
+                "against the key that they name."
             ),
         ] = None,
         holding: Annotated[
             list[str] | None,
             typer.Option(
-                help="Digest of a close marker that you kept from earlier, as this command prints it; it has to be among them."
+                help="Digest of a close marker that you kept from earlier, as this command prints it; it has to be "
+                "among them."
             ),
         ] = None,
         config: ConfigFile = None,
@@ -108,13 +111,19 @@ def _text(report: dict[str, Any], trusted: list[str]) -> Iterator[str]:
         first, last = feed["numbers"]
         block = "" if feed["horizon"] is None else f", {feed['horizon']:g} in a block of the horizon"
         yield (
-            f"Feed {feed['feed']}: {feed['windows']} windows, numbers {first} to {last}, from {feed['first']} to {feed['last']}; relation "
-            f"'{feed['relation']}', at most ε {feed['epsilon']:g} in a window and {feed['budget']:g} in a period{block}."
+            f"Feed {feed['feed']}: {feed['windows']} windows, numbers {first} to {last}, from {feed['first']} to "
+            f"{feed['last']}; relation "
+            f"'{feed['relation']}', at most ε {feed['epsilon']:g} in a window and {feed['budget']:g} in a "
+            f"period{block}."
         )
         if first > 1:
             yield f"  The first {first - 1} windows are not here."
         if feed["faded"]:
-            yield f"  Of the first {feed['faded']} windows here only the close markers are left, so their messages were not checked."
+            yield (
+                f"  Of the first {feed['faded']} windows here only the close markers are left, so "
+                "their "
+                "messages were not checked."
+            )
         if feed["chained"] < feed["windows"]:
             yield f"  {feed['windows'] - feed['chained']} close markers are of an earlier version and not chained."
         if feed["signed"]:

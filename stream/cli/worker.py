@@ -50,7 +50,8 @@ def register(app: typer.Typer) -> None:
             stop_service(str(error), FAILED)
         except (AuthenticationError, NoPermissionError) as error:
             stop_service(
-                f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the rights that "
+                f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the "
+                "rights that "
                 "docs/security.md lists",
                 FAILED,
             )

@@ -62,7 +62,8 @@ def check_apart(ours: Sequence[Address], servers: Sequence[Address]) -> None:
     for one, other in (*combinations(ours, 2), *product(ours, servers)):
         if one.port == other.port != 0 and _one_machine(one.host, other.host):
             raise ValueError(
-                f"{one.key} and {other.key} both take port {one.port} of this machine, where only one server can listen; "
+                f"{one.key} and {other.key} both take port {one.port} of this machine, where only one server can "
+                "listen; "
                 "choose another port for one of them"
             )
 

@@ -39,9 +39,9 @@ def _address(url: str) -> str:
 class AlertRule(Section):
     """What is claimed of the exact mean of a cell in each of ``windows`` consecutive windows, and how often by mistake.
 
-    Exactly one of ``below_km_h`` (the mean is below it), ``slower_km_h`` and ``slower_percent`` (the mean is further below
-    usual than that). ``false_alarms_per_day``: bound on the expected number of alerts a day whose claim does not hold, over
-    all cells of the rule together. ``cells`` or ``area``: where; default everywhere.
+    Exactly one of ``below_km_h`` (the mean is below it), ``slower_km_h`` and ``slower_percent`` (the mean is further
+    below usual than that). ``false_alarms_per_day``: bound on the expected number of alerts a day whose claim does not
+    hold, over all cells of the rule together. ``cells`` or ``area``: where; default everywhere.
     """
 
     name: str = Field(

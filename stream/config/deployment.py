@@ -1,4 +1,5 @@
-"""The configuration of one deployment as one immutable :class:`Config`; rules that join several sections are checked here."""
+"""The configuration of one deployment as one immutable :class:`Config`; rules that join several sections are checked
+here."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ _PARTICIPATION_MARGIN = timedelta(minutes=1)
 
 
 _ONE_NOISE = ("allocated", "baseline", "array-averaging", "pooled-minimax")
-"""Mechanisms whose released mean is the exact one, clipped and weighted as public counts say, and Laplace noise of its scale.
-The others clip it to a range that noise of its own chose first, and no released number says how wrong that range may be.
+"""Mechanisms whose released mean is the exact one, clipped and weighted as public counts say, and Laplace noise of its
+scale. The others clip it to a range that noise of its own chose first, and no released number says how wrong that range
+may be.
 """
 
 
@@ -62,7 +64,8 @@ class Config(BaseModel):
         if self.relation == NeighbouringRelation.VALUES:
             if self.speed.clipping == "carried":
                 raise ValueError(
-                    "speed.clipping 'carried' is for relation 'participation' only; under 'values' set it to 'joint' or 'none'"
+                    "speed.clipping 'carried' is for relation 'participation' only; under 'values' set it to 'joint' "
+                    "or 'none'"
                 )
             return self
         refused = {
@@ -114,7 +117,8 @@ class Config(BaseModel):
         }
         if missing := [what for what, there in needs.items() if not there]:
             raise ValueError(
-                f"participation.shares.area {settings.shares.area} needs {' and '.join(missing)}: a user moves the area's mean by "
+                f"participation.shares.area {settings.shares.area} needs {' and '.join(missing)}: a user moves the "
+                "area's mean by "
                 "all their weights, and only smoothing reads it; set that, or area = 0"
             )
         return self
@@ -125,7 +129,8 @@ class Config(BaseModel):
             given = [key for key in ("fastest_km_h", "standing_m") if getattr(self.feed.quality, key)]
             if given:
                 raise ValueError(
-                    f"feed.quality.{given[0]}: under relation 'values' the number of events is public, so refusing some by their "
+                    f"feed.quality.{given[0]}: under relation 'values' the number of events is public, so refusing "
+                    "some by their "
                     "speed would publish that speed; leave it out. speed.upper_bound clips speeds that are too high"
                 )
         return self
@@ -135,7 +140,8 @@ class Config(BaseModel):
         frozen = self.feed.quality.frozen
         if frozen is not None and frozen >= self.window.slot:
             raise ValueError(
-                f"feed.quality.frozen {frozen} is not shorter than window.slot {self.window.slot}, and the rule reads the events of "
+                f"feed.quality.frozen {frozen} is not shorter than window.slot {self.window.slot}, and the rule reads "
+                "the events of "
                 "one window: it would never refuse any; give less"
             )
         return self
@@ -157,7 +163,8 @@ class Config(BaseModel):
 
     @property
     def frozen(self) -> timedelta:
-        """What is reported from one position for longer is refused, under "participation" at a speed above 0 only; 0: nothing is."""
+        """What is reported from one position for longer is refused, under "participation" at a speed above 0 only; 0:
+        nothing is."""
         possible = self.relation == NeighbouringRelation.PARTICIPATION and self.window.slot > PARTICIPATION_FROZEN
         given = self.feed.quality.frozen
         return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
@@ -167,7 +174,8 @@ class Config(BaseModel):
         settings, cells = self.participation, self.window.max_cells_per_user
         if settings is not None and settings.cells_per_user > cells:
             raise ValueError(
-                f"participation.cells_per_user {settings.cells_per_user} is above window.max_cells_per_user {cells}: no user "
+                f"participation.cells_per_user {settings.cells_per_user} is above window.max_cells_per_user {cells}: "
+                "no user "
                 "could ever count in so many cells; raise the latter or lower the former"
             )
         return self
@@ -232,13 +240,16 @@ class Config(BaseModel):
             _, per_one = self.privacy.ledger_unit
             whole, most = ("rho", "rho_budget") if self.privacy.accounting == "zcdp" else ("epsilon", "budget")
             raise ValueError(
-                f"privacy.{most} {self.privacy.ledger_budget / per_one} is below the {self.window_grant / per_one} of one window, "
-                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the histograms, so "
+                f"privacy.{most} {self.privacy.ledger_budget / per_one} is below the {self.window_grant / per_one} of "
+                "one window, "
+                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the "
+                "histograms, so "
                 f"no window could ever be released; raise {most} or lower histogram.epsilon"
             )
         if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
             raise ValueError(
-                "histogram.domain reaches outside feed.domain, where every fix is rejected; keep it inside, or leave it out"
+                "histogram.domain reaches outside feed.domain, where every fix is rejected; keep it inside, or leave "
+                "it out"
             )
         return self
 
@@ -249,7 +260,8 @@ class Config(BaseModel):
         given = [f"feed.quality.{name}" for name, value in rules.items() if value]
         if self.declares_regions and given:
             raise ValueError(
-                f"histogram.euler.origin 'declared': the corners of a region have one time, and {', '.join(given)} would refuse some as jumps "
+                f"histogram.euler.origin 'declared': the corners of a region have one time, and {', '.join(given)} "
+                "would refuse some as jumps "
                 'or stays; set teleport_km_h = 0 and frozen = "0s" in [feed.quality], and leave standing_m out'
             )
         return self
@@ -258,7 +270,8 @@ class Config(BaseModel):
     def _corners_have_reported_speeds(self) -> Self:
         if self.declares_regions and self.feed.derives_speeds:
             raise ValueError(
-                f"histogram.euler.origin 'declared': feed.speeds {self.feed.speeds!r} takes the corners of a region, which have one time, "
+                f"histogram.euler.origin 'declared': feed.speeds {self.feed.speeds!r} takes the corners of a region, "
+                "which have one time, "
                 "for fixes of a journey and drops most of them; set feed.speeds to 'reported'"
             )
         return self
@@ -291,8 +304,10 @@ class Config(BaseModel):
         ):
             what = "[histogram]" if self.relation == NeighbouringRelation.VALUES else "relation 'participation'"
             raise ValueError(
-                f"[ledger] name {self.ledger.name!r} is not for {what}: feeds that share a ledger charge in the order in which they are "
-                "ready, which depends on how many events others sent; so one user's presence could decide in which feed another still "
+                f"[ledger] name {self.ledger.name!r} is not for {what}: feeds that share a ledger charge in the order "
+                "in which they are "
+                "ready, which depends on how many events others sent; so one user's presence could decide in which "
+                "feed another still "
                 "has budget. Leave out [ledger], or release the feeds under relation 'values' without histograms"
             )
         return self
@@ -301,7 +316,8 @@ class Config(BaseModel):
     def _a_shared_ledger_has_no_horizon(self) -> Self:
         if self.ledger is not None and self.privacy.horizon is not None:
             raise ValueError(
-                f"[ledger] name {self.ledger.name!r} is not for privacy.horizon: the feeds of a ledger may state other budgets, and of a "
+                f"[ledger] name {self.ledger.name!r} is not for privacy.horizon: the feeds of a ledger may state other "
+                "budgets, and of a "
                 "block that has begun nobody could lower what was granted. Leave out one of them"
             )
         return self
@@ -316,7 +332,8 @@ class Config(BaseModel):
         wanted = self.hexagons.merge_until_km_h is not None
         if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
             raise ValueError(
-                "hexagons.merge_until_km_h needs an allocated mean, whose interval it predicts; put 'mean' into speed.statistics "
+                "hexagons.merge_until_km_h needs an allocated mean, whose interval it predicts; put 'mean' into "
+                "speed.statistics "
                 "and set speed.mean_mechanism to 'allocated'"
             )
         return self
@@ -333,7 +350,8 @@ class Config(BaseModel):
         rules = [rule.name for rule in self.public.alerts if rule.relative]
         if rules and self.relation == NeighbouringRelation.PARTICIPATION:
             raise ValueError(
-                f"public.alerts: {', '.join(rules)} compares with usual; under relation 'participation' a mean is a ratio of noisy "
+                f"public.alerts: {', '.join(rules)} compares with usual; under relation 'participation' a mean is a "
+                "ratio of noisy "
                 "numbers, and no bound is known for the noise of an average of ratios; use below_km_h"
             )
         return self
@@ -351,8 +369,10 @@ class Config(BaseModel):
             yield "rules are about means, and speed.statistics has none; put 'mean' into it, or leave out the rules"
         if self.relation == NeighbouringRelation.VALUES and speed.mean_mechanism not in _ONE_NOISE:
             yield (
-                f"speed.mean_mechanism {speed.mean_mechanism!r} draws the range of values with noise that its scale does not "
-                f"describe, so no bound on false alarms holds; set it to one of {', '.join(_ONE_NOISE)}, or leave out the rules"
+                f"speed.mean_mechanism {speed.mean_mechanism!r} draws the range of values with noise that its scale "
+                "does not "
+                f"describe, so no bound on false alarms holds; set it to one of {', '.join(_ONE_NOISE)}, or leave out "
+                "the rules"
             )
         coarsest = finest if self.hexagons.merge_until_km_h is None else self.hexagons.coarsest_resolution
         sizes = f"{finest}" if coarsest == finest else f"{coarsest} to {finest}"
@@ -360,7 +380,8 @@ class Config(BaseModel):
             wrong = [cell for cell in rule.cells if not coarsest <= h3.get_resolution(cell) <= finest]
             if wrong:
                 yield (
-                    f"rule {rule.name}: cell {wrong[0]} has resolution {h3.get_resolution(wrong[0])}, but released cells have "
+                    f"rule {rule.name}: cell {wrong[0]} has resolution {h3.get_resolution(wrong[0])}, but released "
+                    "cells have "
                     f"{sizes} (hexagons.resolution); write cells of that resolution"
                 )
             if rule.area is not None and not domain.meets(rule.area):
@@ -407,4 +428,8 @@ class Config(BaseModel):
         accounting = self.privacy.accounting
         counted = "" if accounting == "pure" else f", accounting {accounting}"
         blocks = "" if self.privacy.horizon is None else f", blocks of {self.privacy.horizon.period}"
-        return f"relation {self.relation}, periods of {self.privacy.period}{blocks}, time zone {self.feed.timezone}{counted}"
+        return (
+            f"relation {self.relation}, periods of {self.privacy.period}{blocks}, time "
+            "zone "
+            f"{self.feed.timezone}{counted}"
+        )

@@ -1,4 +1,5 @@
-"""Environment variables that set keys of the configuration. A variable that looks like a key but matches none is refused."""
+"""Environment variables that set keys of the configuration. A variable that looks like a key but matches none is
+refused."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ PREFIX, SEPARATOR = "HEXVEIL_", "__"
 OTHERS = ("HEXVEIL_CONFIG", "HEXVEIL_KAFKA_JARS")
 """Variables of Hexveil that do not set a key."""
 _NEAR, _MISSPELT = 0.6, 0.8
-"""From this similarity on (difflib's ratio), a known name is suggested; and a variable without the separator is refused.
+"""From this similarity on (difflib's ratio), a known name is suggested; and a variable without the separator is
+refused.
 
 A less similar variable without the separator may belong to others: container platforms set HEXVEIL_SERVICE_HOST for a
 service named "hexveil".
@@ -40,9 +42,11 @@ def origins(config: type[BaseModel], environment: Mapping[str, str]) -> dict[Pat
 
 
 def override(data: dict[str, Any], config: type[BaseModel], environment: Mapping[str, str]) -> None:
-    """Set in ``data``, tables in tables as TOML gives them, what ``environment`` says; :func:`unusable` has nothing to say of it.
+    """Set in ``data``, tables in tables as TOML gives them, what ``environment`` says; :func:`unusable` has nothing to
+    say of it.
 
-    A section that is given as JSON comes before variables of its keys, and both leave the other keys as they are in ``data``.
+    A section that is given as JSON comes before variables of its keys, and both leave the other keys as they are in
+    ``data``.
     """
     given = {name.upper(): value for name, value in environment.items()}
     for path, field in keys(config):  # a section comes before its keys
@@ -84,7 +88,8 @@ def _not_json(config: type[BaseModel], environment: Mapping[str, str]) -> list[s
         except (ValueError, RecursionError):
             shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
             lines.append(
-                f"{given}: found {shown!r}, which is not JSON; write {wanted(compound[given.upper()])} as JSON, or set single "
+                f"{given}: found {shown!r}, which is not JSON; write {wanted(compound[given.upper()])} as JSON, or set "
+                "single "
                 "keys, like HEXVEIL_PRIVACY__EPSILON=1.5"
             )
     return lines

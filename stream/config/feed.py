@@ -43,7 +43,8 @@ def _known_timezone(name: str) -> str:
 def _whole_seconds(slot: timedelta) -> timedelta:
     if slot.microseconds or not _SHORTEST_SLOT <= slot <= _LONGEST_SLOT:
         raise ValueError(
-            f"{slot.total_seconds():g} s is not a whole number of seconds from 1s to 31d (workers look once per second for "
+            f"{slot.total_seconds():g} s is not a whole number of seconds from 1s to 31d (workers look once per second "
+            "for "
             "windows to close, and all rows of a window must fit into memory); write a length like '1h'"
         )
     return slot
@@ -78,7 +79,8 @@ def derived_speed_note(relation: NeighbouringRelation, speeds: SpeedSource) -> s
     if relation != NeighbouringRelation.VALUES or speeds == "reported":
         return None
     return (
-        "Under relation 'values' positions and times are public, so a derived speed is public as well and is not protected. "
+        "Under relation 'values' positions and times are public, so a derived speed is public as well and is not "
+        "protected. "
         "To protect derived speeds, use relation 'participation'."
     )
 
@@ -111,11 +113,12 @@ UnitsPerDegree = Annotated[int, AfterValidator(_power_of_ten)]
 
 
 class FeedFields(Section):
-    """Paths of the fields of a declared feed. Dots separate levels, a number is a list index (``location.coordinates.1``).
+    """Paths of the fields of a declared feed. Dots separate levels, a number is a list index
+    (``location.coordinates.1``).
 
-    ``time_format``: "rfc3339", a unit of numbers, or a pattern of Python's ``strptime``. ``timezone``: the zone of times
-    that have no offset from UTC; without it such times are refused. ``units_per_degree``: by how much latitude and
-    longitude are multiplied, as in whole numbers of 10⁻⁷ degree. ``speed``: None if the events have none.
+    ``time_format``: "rfc3339", a unit of numbers, or a pattern of Python's ``strptime``. ``timezone``: the zone of
+    times that have no offset from UTC; without it such times are refused. ``units_per_degree``: by how much latitude
+    and longitude are multiplied, as in whole numbers of 10⁻⁷ degree. ``speed``: None if the events have none.
     """
 
     user: FieldPath
@@ -131,11 +134,13 @@ class FeedFields(Section):
     def _numbers_have_no_zone(self) -> Self:
         if "%" in self.time_format and "%z" not in self.time_format and self.timezone is None:
             raise ValueError(
-                f"times of time_format {self.time_format!r} have no offset from UTC; set timezone to the zone of the clocks"
+                f"times of time_format {self.time_format!r} have no offset from UTC; set timezone to the zone of the "
+                "clocks"
             )
         if self.timezone is not None and self.time_format in TIME_UNIT_US:
             raise ValueError(
-                f"timezone is for texts without an offset, but time_format is {self.time_format!r}, whose numbers count from "
+                f"timezone is for texts without an offset, but time_format is {self.time_format!r}, whose numbers "
+                "count from "
                 "1970 in UTC; remove timezone, or set feed.times_zone if they count local time"
             )
         return self
@@ -151,8 +156,9 @@ class FeedConfig(Section):
     """The incoming feed and its units.
 
     ``speed_unit``: of the feed's speeds; by default km/h, and in GTFS-realtime m/s, as the format prescribes.
-    ``times_zone``: where times claim UTC and are local, the zone of those clocks. ``encoding``, ``records``: of recordings,
-    how their text is encoded, and where in a JSON document the list of events is. ``speeds`` other than "reported": what sends recordings to the feed derives speeds from positions. What it sends is canonical, so
+    ``times_zone``: where times claim UTC and are local, the zone of those clocks. ``encoding``, ``records``: of
+    recordings, how their text is encoded, and where in a JSON document the list of events is. ``speeds`` other than
+    "reported": what sends recordings to the feed derives speeds from positions. What it sends is canonical, so
     ``format`` is, and ``fields`` are those of the recordings that it reads.
     """
 
@@ -177,14 +183,16 @@ class FeedConfig(Section):
         if self.speeds != "reported":
             if self.format != "canonical":
                 raise ValueError(
-                    f"speeds is {self.speeds!r} and format {self.format!r}; events with derived speeds are canonical: set format "
+                    f"speeds is {self.speeds!r} and format {self.format!r}; events with derived speeds are canonical: "
+                    "set format "
                     "to 'canonical'. [feed.fields] then names the fields of what is read, or --format its format"
                 )
         elif (self.format == "declared") != (self.fields is not None):
             raise ValueError("[feed.fields] and format = 'declared' go together; give both or neither")
         elif self.fields is not None and self.fields.speed is None:
             raise ValueError(
-                "[feed.fields] names no speed; name it, or set format to 'canonical' and speeds to 'derived', which takes it from "
+                "[feed.fields] names no speed; name it, or set format to 'canonical' and speeds to 'derived', which "
+                "takes it from "
                 "positions"
             )
         return self
@@ -214,10 +222,10 @@ class WindowConfig(Section):
     """The timeslots, and the rule for which events are in time.
 
     ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
-    ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read to
-    its end and brought nothing newer for ``idle_timeout`` is ignored. ``max_cells_per_user``, ``max_events_per_user``: what
-    one user may count for in a window. ``publication_margin``: windows are published at their end plus ``allowed_delay`` plus
-    this, or a multiple of it, however long their draw took.
+    ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read
+    to its end and brought nothing newer for ``idle_timeout`` is ignored. ``max_cells_per_user``,
+    ``max_events_per_user``: what one user may count for in a window. ``publication_margin``: windows are published at
+    their end plus ``allowed_delay`` plus this, or a multiple of it, however long their draw took.
     """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
@@ -234,7 +242,8 @@ class WindowConfig(Section):
     def _recordings_are_over(self) -> Self:
         if self.publication_margin is not None and self.lateness == "event-time":
             raise ValueError(
-                "publication_margin is for live feeds: the windows of a recording ended long ago and are published at once; "
+                "publication_margin is for live feeds: the windows of a recording ended long ago and are published at "
+                "once; "
                 "leave it out, or set lateness to 'append-time'"
             )
         return self

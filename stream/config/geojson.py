@@ -1,4 +1,4 @@
-"""Polygons of GeoJSON documents (RFC 7946), with every coordinate checked. Pure."""
+"""Polygons, lines and points of GeoJSON documents (RFC 7946), with every coordinate checked. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def shapes(document: Any) -> list[tuple[str, Any]]:
 
 
 def polygons_of(shape: Any, where: str) -> list[Polygon]:
-    """Polygons of the geometry at ``where``. Raises :class:`ValueError` that says what is wrong there, and the remedy."""
+    """Polygons of the geometry at ``where``. Raises :class:`ValueError` that says what is wrong there, and the
+    remedy."""
     kind = shape.get("type") if isinstance(shape, dict) else None
     if kind not in ("Polygon", "MultiPolygon"):
         raise ValueError(f"{where} is {shown(kind)}; give Polygons or MultiPolygons, each with an area")
@@ -35,6 +36,31 @@ def polygons_of(shape: Any, where: str) -> list[Polygon]:
     if not isinstance(parts, list) or not parts:
         raise ValueError(f"{where} has no coordinates; write a list of rings of [longitude, latitude]")
     return [_polygon(part, where) for part in parts]
+
+
+def lines_of(shape: Any, where: str) -> list[list[Position]]:
+    """Lines of a LineString or MultiLineString; the points of a Point or MultiPoint as lines of one position.
+
+    Raises :class:`ValueError` that says what is wrong there, and the remedy.
+    """
+    kind = shape.get("type") if isinstance(shape, dict) else None
+    if kind not in ("Point", "MultiPoint", "LineString", "MultiLineString"):
+        raise ValueError(f"{where} is {shown(kind)}; give LineStrings, MultiLineStrings, Points or MultiPoints")
+    coordinates = shape.get("coordinates")
+    if kind == "Point":
+        return [[_position(coordinates, where)]]
+    parts = [coordinates] if kind == "LineString" else coordinates
+    if not isinstance(parts, list) or not parts:
+        raise ValueError(f"{where} has no coordinates; write a list of positions [longitude, latitude]")
+    if kind == "MultiPoint":
+        return [[_position(part, f"{where}, position {n}")] for n, part in enumerate(parts)]
+    return [_line(part, f"{where}, line {n}") for n, part in enumerate(parts)]
+
+
+def _line(positions: Any, where: str) -> list[Position]:
+    if not isinstance(positions, list) or len(positions) < 2:
+        raise ValueError(f"{where} is {shown(positions)}; write two or more positions [longitude, latitude]")
+    return [_position(position, f"{where}, position {n}") for n, position in enumerate(positions)]
 
 
 def _polygon(rings: Any, where: str) -> Polygon:
@@ -59,7 +85,8 @@ def _position(position: Any, where: str) -> Position:
     longitude, latitude = numbers
     if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
         raise ValueError(
-            f"{where} is {shown(position)}, not a place on Earth; write longitude first, from -180 to 180, then latitude, "
+            f"{where} is {shown(position)}, not a place on Earth; write longitude first, from -180 to 180, then "
+            "latitude, "
             "from -90 to 90"
         )
     return float(longitude), float(latitude)

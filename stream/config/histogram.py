@@ -44,8 +44,8 @@ _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
 _READ_TWICE = ("auto", "htf", "sparse")
 """Mechanisms that also publish a sparse reading under goal "relative"."""
 _BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 18}
-"""Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of draws;
-of its two counts for relative error; of one component of "euler" before and after inference."""
+"""Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of
+draws; of its two counts for relative error; of one component of "euler" before and after inference."""
 _SIZED_BY = {
     "euler": "[histogram.euler] rows and columns",
     "e2epriv": "sizes, or rows and columns",
@@ -55,20 +55,21 @@ _SIZED_BY = {
 }
 """What decides how large a message of the mechanism is."""
 MAX_SCALE = 1_000
-"""Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0, and
-numbers could exceed the assumed bytes."""
+"""Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0,
+and numbers could exceed the assumed bytes."""
 
 
 class EulerConfig(Section):
-    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded diameter.
+    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded
+    diameter.
 
-    ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are discarded.
-    ``inference``: what the counts are made before they are published; "none" keeps answers unbiased, "truncated" publishes the
-    draws and says that negative ones count as 0, "ordered" publishes beside the draws the nearest counts in which nothing is above
-    what it borders, and "max-norm" moves no count further than is needed for consistent ones.
-    ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is "none" or "ordered".
-    ``origin`` "declared": users declare their regions by the corners, events with one time; of each user's the last
-    ``regions_per_user`` of a window count, and the noise is that of so many.
+    ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are
+    discarded. ``inference``: what the counts are made before they are published; "none" keeps answers unbiased,
+    "truncated" publishes the draws and says that negative ones count as 0, "ordered" publishes beside the draws the
+    nearest counts in which nothing is above what it borders, and "max-norm" moves no count further than is needed for
+    consistent ones. ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is
+    "none" or "ordered". ``origin`` "declared": users declare their regions by the corners, events with one time; of
+    each user's the last ``regions_per_user`` of a window count, and the noise is that of so many.
     """
 
     rows: int = Field(default=8, ge=1, le=64)
@@ -86,7 +87,8 @@ class EulerConfig(Section):
     def _regions_have_one_definition(self) -> Self:
         if self.origin == "fixes" and self.regions_per_user > 1:
             raise ValueError(
-                f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one region per "
+                f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one "
+                "region per "
                 'user; set origin = "declared", or leave regions_per_user out'
             )
         unread = [name for name in ("nearest", "bandwidth_m", "outliers") if name in self.model_fields_set]
@@ -104,18 +106,20 @@ class EulerConfig(Section):
             and "total_share" in self.model_fields_set
         ):
             raise ValueError(
-                f"total_share {self.total_share} pays for a number that inference {self.inference!r} does not use; leave "
+                f"total_share {self.total_share} pays for a number that inference {self.inference!r} does not use; "
+                "leave "
                 'total_share out, or write inference = "none" or "ordered"'
             )
         return self
 
 
 class E2EPrivConfig(Section):
-    """How "e2epriv" chooses its size: ``size_share`` of ε; errors divide by ρ at least, ``rho`` or ``rho_share`` of all points.
+    """How "e2epriv" chooses its size: ``size_share`` of ε; errors divide by ρ at least, ``rho`` or ``rho_share`` of all
+    points.
 
-    ``total_share`` of ε pays for the number of all points. ``objective`` "relative" is the source's: errors are relative to the
-    true counts and cut at ``cap``; "weighted": relative to what the areas of the ranges let expect. ``tuning_areas``: shares of
-    the box that the tuning queries cover as squares; without any they are random ranges.
+    ``total_share`` of ε pays for the number of all points. ``objective`` "relative" is the source's: errors are
+    relative to the true counts and cut at ``cap``; "weighted": relative to what the areas of the ranges let expect.
+    ``tuning_areas``: shares of the box that the tuning queries cover as squares; without any they are random ranges.
     """
 
     objective: Literal["weighted", "relative"] = "weighted"
@@ -130,7 +134,8 @@ class E2EPrivConfig(Section):
     def _cap_is_used(self) -> Self:
         if self.cap != type(self).model_fields["cap"].default and self.objective == "weighted":
             raise ValueError(
-                f'cap {self.cap} is for objective "relative", but that is "weighted"; leave cap out, or write objective = "relative"'
+                f'cap {self.cap} is for objective "relative", but that is "weighted"; leave cap out, or write '
+                'objective = "relative"'
             )
         return self
 
@@ -143,10 +148,11 @@ class E2EPrivConfig(Section):
 
 
 class HTFConfig(Section):
-    """How "htf" grows: cuts by ``split`` in at most ``rounds`` (0: as many as needed), at most ``max_height`` levels, a node
-    stops at ``stop_cells`` cells or ``stop_count`` points; ``height_share`` of ε, or ``height_epsilon`` (ε_height), for the number
-    of points, on which the height depends, ``split_share`` for cuts, or ``level_epsilon`` (ε′) for the cuts of each level, ``stop_share`` of the rest for stops.
-    ``counts``: made "consistent", or published as "drawn". Every path costs ε, whatever the height.
+    """How "htf" grows: cuts by ``split`` in at most ``rounds`` (0: as many as needed), at most ``max_height`` levels, a
+    node stops at ``stop_cells`` cells or ``stop_count`` points; ``height_share`` of ε, or ``height_epsilon``
+    (ε_height), for the number of points, on which the height depends, ``split_share`` for cuts, or ``level_epsilon``
+    (ε′) for the cuts of each level, ``stop_share`` of the rest for stops. ``counts``: made "consistent", or published
+    as "drawn". Every path costs ε, whatever the height.
     """
 
     split: Literal["exponential", "search"] = "exponential"
@@ -170,12 +176,14 @@ class HTFConfig(Section):
                 raise ValueError(f"{name} {getattr(self, name)} is below 1e-6; give 1e-6 or more, or 0 for {other}")
         if self.level_epsilon and self.split_share != type(self).model_fields["split_share"].default:
             raise ValueError(
-                f"level_epsilon {self.level_epsilon} pays for the cuts of each level, so split_share {self.split_share} would buy "
+                f"level_epsilon {self.level_epsilon} pays for the cuts of each level, so split_share "
+                f"{self.split_share} would buy "
                 "nothing; leave one of them out"
             )
         if self.height_epsilon and self.height_share != type(self).model_fields["height_share"].default:
             raise ValueError(
-                f"height_epsilon {self.height_epsilon} pays for the number of points, so height_share {self.height_share} would "
+                f"height_epsilon {self.height_epsilon} pays for the number of points, so height_share "
+                f"{self.height_share} would "
                 "buy nothing; leave one of them out"
             )
         return self
@@ -206,8 +214,8 @@ class HTFConfig(Section):
 
 
 class QuadTreeConfig(Section):
-    """Budgets of the levels of "quadtree", its height, without which it goes down to single cells, and whether its counts are
-    made "consistent" or published as "drawn".
+    """Budgets of the levels of "quadtree", its height, without which it goes down to single cells, and whether its
+    counts are made "consistent" or published as "drawn".
     """
 
     budget: Literal["uniform", "geometric"] = "geometric"
@@ -283,7 +291,8 @@ class HistogramConfig(Section):
             raise ValueError("shares must give every mechanism a number above 0; leave shares out to share equally")
         if any(not 1 <= size <= max(self.rows, self.columns) for size in self.sizes):
             raise ValueError(
-                f"sizes {list(self.sizes)} must lie between 1 and the {max(self.rows, self.columns)} cells per side of the grid"
+                f"sizes {list(self.sizes)} must lie between 1 and the {max(self.rows, self.columns)} cells per side of "
+                "the grid"
             )
         return self
 
@@ -293,18 +302,22 @@ class HistogramConfig(Section):
             epsilons = self.epsilons_micro
         except BudgetError:
             raise ValueError(
-                f"epsilon {self.epsilon} shared by {len(self.mechanisms)} mechanisms leaves one of them less than 1e-6; raise epsilon"
+                f"epsilon {self.epsilon} shared by {len(self.mechanisms)} mechanisms leaves one of them less than "
+                "1e-6; raise epsilon"
             ) from None
         for name, micro in epsilons.items():
             if micro * MAX_SCALE < self.fixes_per_user * MICRO:
                 raise ValueError(
-                    f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per user, so its "
-                    f"noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of mechanisms"
+                    f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per "
+                    "user, so its "
+                    f"noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of "
+                    "mechanisms"
                 )
         regions = 1 if self.euler is None else self.euler.regions_per_user
         if regions > 1 and epsilons["euler"] * MAX_SCALE < regions * MICRO:
             raise ValueError(
-                f"epsilon {self.epsilon} leaves 'euler' {from_micro(epsilons['euler'])} for {regions} regions per user, so its noise "
+                f"epsilon {self.epsilon} leaves 'euler' {from_micro(epsilons['euler'])} for {regions} regions per "
+                "user, so its noise "
                 f"would exceed {MAX_SCALE} regions; raise epsilon, or lower histogram.euler.regions_per_user"
             )
         return self
@@ -332,7 +345,8 @@ class HistogramConfig(Section):
         except DPError:
             fewer = f"lower max_height {tree.max_height} below {height}, " if height > 1 else ""
             raise ValueError(
-                f"[histogram.{mechanism}]: its epsilon of {from_micro(micro)} does not pay for a tree of height {height}, which the noisy "
+                f"[histogram.{mechanism}]: its epsilon of {from_micro(micro)} does not pay for a tree of height "
+                f"{height}, which the noisy "
                 f"number of points may ask for: a part of it would have less than 1e-6; {fewer}{tree.remedy}"
             ) from None
 
@@ -342,13 +356,15 @@ class HistogramConfig(Section):
             size = self.largest_message(name)
             if size > MAX_MESSAGE_BYTES:
                 raise ValueError(
-                    f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} (brokers refuse "
+                    f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} (brokers "
+                    "refuse "
                     f"1 MiB); lower {_SIZED_BY.get(name, 'rows and columns')}"
                 )
         return self
 
     def check_regions(self, box: BoundingBox) -> None:
-        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users are charged before the draw."""
+        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users are charged before the
+        draw."""
         if self.euler is None:
             return
         from dpcore.spatial import Domain  # scipy comes with it
@@ -361,8 +377,10 @@ class HistogramConfig(Section):
             mechanism.shares(domain, micro)
         except DPError:
             raise ValueError(
-                f"[histogram.euler]: a user may change the counts by {mechanism.sensitivity(domain)}, and noise of that scale over its epsilon "
-                f"of {from_micro(micro)} cannot be drawn; lower diameter_m, regions_per_user, rows or columns, or raise epsilon"
+                f"[histogram.euler]: a user may change the counts by {mechanism.sensitivity(domain)}, and noise of "
+                "that scale over its epsilon "
+                f"of {from_micro(micro)} cannot be drawn; lower diameter_m, regions_per_user, rows or columns, or "
+                "raise epsilon"
             ) from None
 
     @property
@@ -383,7 +401,8 @@ class HistogramConfig(Section):
         return self.euler is not None and self.euler.origin == "declared"
 
     def largest_message(self, name: Mechanism) -> int:
-        """Largest possible size of a message of the mechanism, in bytes: of the finest grid, or the most parts, it may release."""
+        """Largest possible size of a message of the mechanism, in bytes: of the finest grid, or the most parts, it may
+        release."""
         if name == "euler":
             assert self.euler is not None
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]

@@ -19,8 +19,9 @@ from stream.config.search import Chosen
 def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Config:
     """Read ``path`` with environment overrides; ``overrides`` are dotted keys (``feed.format="capmetro"``).
 
-    The environment has precedence over overrides, and overrides over the file. Relative paths in the file are relative to
-    its folder (or to ``base`` of the chosen configuration), those in the environment and in overrides to the working folder.
+    The environment has precedence over overrides, and overrides over the file. Relative paths in the file are relative
+    to its folder (or to ``base`` of the chosen configuration), those in the environment and in overrides to the working
+    folder.
 
     Raises :class:`ConfigError`, which names every wrong key, the value found and what to write instead.
     """
@@ -54,7 +55,8 @@ def load_config(path: str | os.PathLike[str] | Chosen, **overrides: Any) -> Conf
 
 
 def with_section(config: Config, name: str, given: Mapping[str, Any]) -> Config:
-    """``config`` with the keys ``given`` as its section ``name``. Raises :class:`ConfigError`, as :func:`load_config` does."""
+    """``config`` with the keys ``given`` as its section ``name``. Raises :class:`ConfigError`, as :func:`load_config`
+    does."""
     try:
         section = type(getattr(config, name)).model_validate(given)
     except ValidationError as error:

@@ -1,4 +1,5 @@
-"""Sections ``[privacy]`` and ``[ledger]``: the most that one user may lose in a window and in a period, and the unit in which it is counted."""
+"""Sections ``[privacy]`` and ``[ledger]``: the most that one user may lose in a window and in a period, and the unit in
+which it is counted."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ LEDGER_UNITS = {"pure": ("micro_epsilon", MICRO), "zcdp": ("nano_rho", NANO)}
 
 
 class HorizonConfig(Section):
-    """Blocks of several periods, and the most that one user may lose in all releases of a block: budget, or rho_budget under zCDP."""
+    """Blocks of several periods, and the most that one user may lose in all releases of a block: budget, or rho_budget
+    under zCDP."""
 
     period: PositiveDuration
     budget: float | None = Field(default=None, gt=0, le=100_000)
@@ -33,11 +35,11 @@ class HorizonConfig(Section):
 class PrivacyConfig(Section):
     """The most that one user may lose per window and per period: epsilon and budget, or rho and rho_budget under zCDP.
 
-    ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ. It is given as a budget (the ε of a period)
-    with ``delta`` and the number of ``windows`` that the budget pays for, or as rho and rho_budget; the others are converted.
-    With ``admission`` "rolling" it pays for all windows, so ``windows`` is left out. "paced": a budget that is too small for all
-    windows of a period is spread over them (:mod:`stream.statistics.pacing`). ``horizon``: a second budget, for blocks of several
-    periods.
+    ``accounting`` "pure": ε-DP, δ = 0, counted in µε. "zcdp": ρ-zCDP, counted in nρ. It is given as a budget (the ε of
+    a period) with ``delta`` and the number of ``windows`` that the budget pays for, or as rho and rho_budget; the
+    others are converted. With ``admission`` "rolling" it pays for all windows, so ``windows`` is left out. "paced": a
+    budget that is too small for all windows of a period is spread over them (:mod:`stream.statistics.pacing`).
+    ``horizon``: a second budget, for blocks of several periods.
     """
 
     accounting: Literal["pure", "zcdp"] = "pure"
@@ -104,7 +106,8 @@ class PrivacyConfig(Section):
             )
         if self.horizon_budget < self.ledger_budget:
             raise ValueError(
-                f"privacy.horizon.{wanted} is below privacy.{wanted}, so no period could be spent; raise the former or lower the latter"
+                f"privacy.horizon.{wanted} is below privacy.{wanted}, so no period could be spent; raise the former or "
+                "lower the latter"
             )
         return self
 
@@ -119,7 +122,8 @@ class PrivacyConfig(Section):
         names = ("rho", "rho_budget") if self.accounting == "zcdp" else ("epsilon", "budget")
         if least is not None and most is not None and most < least:
             raise ValueError(
-                f"{names[1]} {most} is below {names[0]} {least}, so no window could ever be released; raise {names[1]} or lower {names[0]}"
+                f"{names[1]} {most} is below {names[0]} {least}, so no window could ever be released; raise {names[1]} "
+                f"or lower {names[0]}"
             )
         if self.ledger_grant < 1:
             raise ValueError(f"{names[0]} {least} is below the smallest unit of the ledger; raise it")
@@ -185,6 +189,7 @@ class PrivacyConfig(Section):
 
 
 class LedgerConfig(Section):
-    """The ledger that this feed shares with all feeds that name it. Without this section a feed has a ledger of its own."""
+    """The ledger that this feed shares with all feeds that name it. Without this section a feed has a ledger of its
+    own."""
 
     name: FeedName

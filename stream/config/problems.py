@@ -62,8 +62,8 @@ def wanted(field: FieldInfo) -> str:
 def problems(
     error: ValidationError, config: type[BaseModel], origin: Mapping[Path, str], within: Path = ()
 ) -> list[str]:
-    """One line for each problem. ``origin`` names the environment variable from which a key's value came; ``within`` the section
-    that was checked, if it was not all of ``config``.
+    """One line for each problem. ``origin`` names the environment variable from which a key's value came; ``within``
+    the section that was checked, if it was not all of ``config``.
     """
     lines = []
     for item in error.errors():

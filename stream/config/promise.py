@@ -1,4 +1,5 @@
-"""What a configuration promises over days, and what that means for the odds of a guess. Pure: reads the configuration alone.
+"""What a configuration promises over days, and what that means for the odds of a guess. Pure: reads the configuration
+alone.
 
 A bound compares the releases with those of the same world in which this user's data of these days are different (under
 "values": other measured speeds) or absent (under "participation"). What the crowd's data reveal is not bounded.
@@ -50,7 +51,8 @@ COMPARATORS = (
 
 
 def bounds(config: Config) -> list[Bound]:
-    """The bound of each span of :data:`DAYS`: budgets of the periods that it touches, or of the horizon's blocks if that is less.
+    """The bound of each span of :data:`DAYS`: budgets of the periods that it touches, or of the horizon's blocks if
+    that is less.
 
     Under "participation" with a horizon, a block's budget is for everything that a user did in the block: see ADR 39.
     """
@@ -58,7 +60,8 @@ def bounds(config: Config) -> list[Bound]:
 
 
 def one_day_among_others(config: Config) -> float | None:
-    """ε of one day's data in all releases of its block, where later days depend on it; None where that is a day's own budget."""
+    """ε of one day's data in all releases of its block, where later days depend on it; None where that is a day's own
+    budget."""
     privacy = config.privacy
     if privacy.horizon is None or config.relation == NeighbouringRelation.VALUES:
         return None

@@ -1,4 +1,5 @@
-"""The public list of cells under relation "participation". Each of them gets a message in every window, visited or not."""
+"""The public list of cells under relation "participation". Each of them gets a message in every window, visited or
+not."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def public_cells(config: Config) -> IdArray:
     """H3 ids (C,), ascending: cells whose centre lies in the configured polygon, or else in ``feed.domain``; none under
     relation "values", where cells are those that were visited.
 
-    Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells, or
-    more cells than ``participation.max_cells`` or than the messages of their distributions may have.
+    Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells,
+    or more cells than ``participation.max_cells`` or than the messages of their distributions may have.
     """
     settings = config.participation
     if settings is None:
@@ -55,13 +56,15 @@ def _polyfill(domain: Box, geojson: Path | None, resolution: int, max_cells: int
 
 def _too_many(count: str, bound: int, resolution: int) -> ConfigError:
     return ConfigError(
-        f"the public area holds {count} cells at H3 resolution {resolution}, more than participation.max_cells = {bound}; "
+        f"the public area holds {count} cells at H3 resolution {resolution}, more than participation.max_cells = "
+        f"{bound}; "
         "choose a smaller area, a coarser resolution or a larger bound (every cell is one message per window)"
     )
 
 
 def _require_publishable(config: Config, cells: int) -> None:
-    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for so many public cells."""
+    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for so many public
+    cells."""
     speed = config.speed
     if "cdf" not in speed.statistics:
         return

@@ -1,4 +1,5 @@
-"""Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a journey."""
+"""Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a
+journey."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ PARTICIPATION_FROZEN = timedelta(minutes=20)
 class QualityConfig(Section):
     """Rules for faulty fixes. Each reads one event, or one user's own events of a window; nobody else's events decide.
 
-    ``origin_degrees``: fixes this near to latitude 0, longitude 0 are refused; 0: none. ``fastest_km_h``: faster events are
-    refused; 0: none. ``frozen``: a position that a user repeats to the last digit for longer is refused; under "participation"
-    only with a speed above 0, and by default after 20 min. ``teleport_km_h``: a fix is refused if the user would have to be faster
-    than this to come from the fix before it, and to reach the one after it; under "participation" 400 by default. 0: none.
-    ``standing_m``: events of a user who reports only speeds of 0 in a window, and moves by more than this, are refused.
+    ``origin_degrees``: fixes this near to latitude 0, longitude 0 are refused; 0: none. ``fastest_km_h``: faster events
+    are refused; 0: none. ``frozen``: a position that a user repeats to the last digit for longer is refused; under
+    "participation" only with a speed above 0, and by default after 20 min. ``teleport_km_h``: a fix is refused if the
+    user would have to be faster than this to come from the fix before it, and to reach the one after it; under
+    "participation" 400 by default. 0: none. ``standing_m``: events of a user who reports only speeds of 0 in a window,
+    and moves by more than this, are refused.
     """
 
     origin_degrees: float = Field(default=0.01, ge=0, le=1)
@@ -36,6 +38,7 @@ class QualityConfig(Section):
     def _standing_is_no_walking_pace(self) -> Self:
         if self.fastest_km_h and self.fastest_km_h < 10:
             raise ValueError(
-                f"fastest_km_h {self.fastest_km_h:g} would refuse ordinary traffic; write 10 or more, or 0 for no such rule"
+                f"fastest_km_h {self.fastest_km_h:g} would refuse ordinary traffic; write 10 or more, or 0 for no such "
+                "rule"
             )
         return self

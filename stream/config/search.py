@@ -15,7 +15,8 @@ TEMPLATES = {"values": "bus-fleet.toml", "participation": "riders.toml"}
 
 
 class Chosen(NamedTuple):
-    """A chosen configuration: its file, the folder to which relative paths in it are relative, and why it was chosen."""
+    """A chosen configuration: its file, the folder to which relative paths in it are relative, and why it was
+    chosen."""
 
     file: Path
     base: Path
@@ -23,15 +24,17 @@ class Chosen(NamedTuple):
 
 
 def template(relation: str) -> Path:
-    """The shipped configuration of ``relation``: in ``config/`` of a clone, beside this file in an installed package."""
+    """The shipped configuration of ``relation``: in ``config/`` of a clone, beside this file in an installed
+    package."""
     installed = Path(__file__).with_name("templates")
     folder = installed if installed.is_dir() else Path(__file__).parents[2] / "config"
     return folder / TEMPLATES[relation]
 
 
 def find_config(named: Path | None, relation: str, environment: Mapping[str, str] = os.environ) -> Chosen:
-    """The first of: the file ``named``, the file of HEXVEIL_CONFIG, ``hexveil.toml`` in the working folder, the file of the
-    relation in ``config/``, the shipped template. Relative paths in the template are relative to the working folder.
+    """The first of: the file ``named``, the file of HEXVEIL_CONFIG, ``hexveil.toml`` in the working folder, the file of
+    the relation in ``config/``, the shipped template. Relative paths in the template are relative to the working
+    folder.
 
     A named file is chosen even if it does not exist, because another one would not be what the operator asked for.
     """

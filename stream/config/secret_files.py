@@ -1,4 +1,5 @@
-"""Reading of files that hold a secret: only their owner may read them, or the group to which an orchestrator mounts them."""
+"""Reading of files that hold a secret: only their owner may read them, or the group to which an orchestrator mounts
+them."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ class OpenSecretError(ValueError):
 def read_secret(path: Path, most: int = -1) -> bytes:
     """The first ``most`` bytes of a secret file; -1: all of it.
 
-    A mode like 0440 is accepted if the file belongs to another user, who gave it to one of this process's groups: orchestrators
-    mount secrets like that (``fsGroup``), and this process could not change the mode. Raises :class:`OpenSecretError` if
-    anybody else may read or write it, and :class:`OSError`.
+    A mode like 0440 is accepted if the file belongs to another user, who gave it to one of this process's groups:
+    orchestrators mount secrets like that (``fsGroup``), and this process could not change the mode. Raises
+    :class:`OpenSecretError` if anybody else may read or write it, and :class:`OSError`.
     """
     with path.open("rb") as handle:
         status = os.fstat(handle.fileno())
@@ -32,8 +33,10 @@ def read_secret(path: Path, most: int = -1) -> bytes:
             )
         if opened & ~_GROUP_READS:
             raise OpenSecretError(
-                f"{path}: mode {status.st_mode & 0o777:04o} lets others read this secret, and it belongs to user {status.st_uid}; "
-                "have it mounted with mode 0440 (defaultMode) and a group of this process (fsGroup), or give a copy with mode 0600"
+                f"{path}: mode {status.st_mode & 0o777:04o} lets others read this secret, and it belongs to user "
+                f"{status.st_uid}; "
+                "have it mounted with mode 0440 (defaultMode) and a group of this process (fsGroup), or give a copy "
+                "with mode 0600"
             )
         if opened:
             log.info("the group of a secret file can read it", file=str(path), group=status.st_gid)

@@ -1,4 +1,5 @@
-"""Sections ``[kafka]``, ``[redis]``, ``[operator]`` and ``[public]``: the servers that are used and the addresses to serve."""
+"""Sections ``[kafka]``, ``[redis]``, ``[operator]`` and ``[public]``: the servers that are used and the addresses to
+serve."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class ServerConfig(Section):
         raise NotImplementedError
 
     def check_tls_files(self, refusal: str) -> None:
-        """Raise :class:`ValueError` if TLS files are given but not used, with ``refusal``, or if one of a pair is missing."""
+        """Raise :class:`ValueError` if TLS files are given but not used, with ``refusal``, or if one of a pair is
+        missing."""
         if not self.encrypted and (self.ca_file or self.certificate_file or self.key_file):
             raise ValueError(refusal)
         if (self.certificate_file is None) != (self.key_file is None):
@@ -97,7 +99,8 @@ class KafkaConfig(ServerConfig):
     def _credentials_fit_the_protocol(self) -> Self:
         if self.authenticated != (self.username is not None and self.password_file is not None):
             raise ValueError(
-                f"security_protocol {self.security_protocol} {'needs' if self.authenticated else 'takes no'} username and "
+                f"security_protocol {self.security_protocol} {'needs' if self.authenticated else 'takes no'} username "
+                "and "
                 "password_file; give both with SASL_SSL or SASL_PLAINTEXT, neither otherwise"
             )
         self.check_tls_files(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
@@ -107,14 +110,15 @@ class KafkaConfig(ServerConfig):
 class RedisConfig(ServerConfig):
     """The Redis that holds state and ledger, and the credentials for it.
 
-    ``cluster``: further nodes of a Redis Cluster of which ``url`` names one; empty for a server that is no part of a cluster. Clients
-    learn the other nodes from whichever of these answers.
+    ``cluster``: further nodes of a Redis Cluster of which ``url`` names one; empty for a server that is no part of a
+    cluster. Clients learn the other nodes from whichever of these answers.
     """
 
     url: Annotated[str, AfterValidator(_redis_address)] = Field(
         default="redis://127.0.0.1:6379/0",
         pattern=r"^(redis|rediss|unix)://",
-        description="an address like 'redis://127.0.0.1:6379/0', 'rediss://redis.example:6380/0' or 'unix:///run/redis.sock'",
+        description="an address like 'redis://127.0.0.1:6379/0', 'rediss://redis.example:6380/0' or "
+        "'unix:///run/redis.sock'",
     )
     username: str | None = Field(default=None, min_length=1)
     cluster: tuple[Annotated[str, AfterValidator(_node)], ...] = ()
@@ -165,9 +169,10 @@ class SurfaceConfig(Section):
 class PublicConfig(SurfaceConfig):
     """The public server: its address, the sites whose pages may read or embed it, its limits, and its alerts.
 
-    ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the dashboard in a
-    frame; none by default. ``places``: file that ``hexveil gtfs`` wrote; ``areas``: GeoJSON file of named polygons;
-    ``basemap``: PMTiles archive to draw under the hexagons. ``socket``: Unix socket to listen on, in place of host and port.
+    ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the
+    dashboard in a frame; none by default. ``places``: file that ``hexveil gtfs`` wrote; ``areas``: GeoJSON file of
+    named polygons; ``streets``: GeoJSON file of lines and points to colour; ``basemap``: PMTiles archive to draw under
+    the hexagons. ``socket``: Unix socket to listen on, in place of host and port.
     """
 
     socket: Path | None = None
@@ -178,6 +183,7 @@ class PublicConfig(SurfaceConfig):
     max_windows: int = Field(default=840, ge=1, le=1_000_000)
     places: Path | None = None
     areas: Path | None = None
+    streets: Path | None = None
     basemap: Path | None = None
     alerts: tuple[AlertRule, ...] = Field(default=(), max_length=32)
     webhook: WebhookConfig | None = None

@@ -1,4 +1,5 @@
-"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: the cells, the statistics of speed, and how they are made."""
+"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: the cells, the statistics of speed, and how they are
+made."""
 
 from __future__ import annotations
 
@@ -28,13 +29,15 @@ MOMENTS = ("mean", "variance")
 _FROM_BINS = ("p15", "p50", "p85", "cdf")
 """Statistics that are read from the distribution's tree."""
 MAX_TREE_NODES = 5_500
-"""Most nodes of a tree that the configuration sets, over at most 4 096 bins. The constants of its intervals took at most 3 s
-of one core and 0.5 GB for each of at most four kinds of scales (:data:`dpcore.cdf.MAX_KINDS`); of the tree of least error 1.5 s.
+"""Most nodes of a tree that the configuration sets, over at most 4 096 bins. The constants of its intervals took at
+most 3 s of one core and 0.5 GB for each of at most four kinds of scales (:data:`dpcore.cdf.MAX_KINDS`); of the tree of
+least error 1.5 s.
 """
 
 
 class HexagonConfig(Section):
-    """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is narrow."""
+    """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is
+    narrow."""
 
     resolution: int = Field(ge=0, le=15)
     merge_until_km_h: float | None = Field(default=None, gt=0, le=1000)
@@ -53,11 +56,12 @@ class HexagonConfig(Section):
 class SpeedConfig(Section):
     """Statistics of speed per hexagon and timeslot.
 
-    ``mean_capacity``: m_UB, the most samples in an array of the mechanisms that pack samples into arrays, within what users of a
-    cell have; without it each mechanism's own rule decides. ``mean_quantile_percent``: where "fixed-quantile" sets the ends of
-    its range. ``cdf_factors``: branching of the tree over the bins from the root down, without it that of least error.
-    ``cdf_sharing``: how its levels share ε. ``typical_km_h``: the mean speed that is expected before any release; smoothed means
-    lie near it while the noise of releases hides more; without it, near U/2. All are public, and charges hold for every value.
+    ``mean_capacity``: m_UB, the most samples in an array of the mechanisms that pack samples into arrays, within what
+    users of a cell have; without it each mechanism's own rule decides. ``mean_quantile_percent``: where
+    "fixed-quantile" sets the ends of its range. ``cdf_factors``: branching of the tree over the bins from the root
+    down, without it that of least error. ``cdf_sharing``: how its levels share ε. ``typical_km_h``: the mean speed that
+    is expected before any release; smoothed means lie near it while the noise of releases hides more; without it, near
+    U/2. All are public, and charges hold for every value.
     """
 
     upper_bound: float = Field(gt=0, le=1000)
@@ -100,13 +104,15 @@ class SpeedConfig(Section):
             default = type(self).model_fields[key].default
             if getattr(self, key) != default and self.mean_mechanism not in mechanisms:
                 raise ValueError(
-                    f"{key} is for mean_mechanism {', '.join(mechanisms)}, but that is {self.mean_mechanism!r}; leave {key} out"
+                    f"{key} is for mean_mechanism {', '.join(mechanisms)}, but that is {self.mean_mechanism!r}; leave "
+                    f"{key} out"
                 )
         for key in ("cdf_factors", "cdf_sharing"):
             value = getattr(self, key)
             if value != type(self).model_fields[key].default and not set(self.statistics) & set(_FROM_BINS):
                 raise ValueError(
-                    f"{key} {value!r} is for statistics {', '.join(_FROM_BINS)}, but those are {list(self.statistics)}; leave {key} out"
+                    f"{key} {value!r} is for statistics {', '.join(_FROM_BINS)}, but those are "
+                    f"{list(self.statistics)}; leave {key} out"
                 )
         return self
 
@@ -114,7 +120,8 @@ class SpeedConfig(Section):
     def _moments_are_there_to_model(self) -> Self:
         if CLIPPED_NORMAL in self.post_processing and (missing := set(MOMENTS) - set(self.statistics)):
             raise ValueError(
-                f"post_processing {CLIPPED_NORMAL!r} models percentiles by mean and variance, but statistics {list(self.statistics)} "
+                f"post_processing {CLIPPED_NORMAL!r} models percentiles by mean and variance, but statistics "
+                f"{list(self.statistics)} "
                 f"are without {' and '.join(sorted(missing))}; add what is missing, or leave {CLIPPED_NORMAL!r} out"
             )
         return self
@@ -128,13 +135,15 @@ class SpeedConfig(Section):
         bins, leaves = len(bin_edges(self.upper_quanta, self.cdf_bins)) - 1, math.prod(self.cdf_factors)
         if not bins <= leaves < 2 * bins:
             raise ValueError(
-                f"cdf_factors {list(self.cdf_factors)} make {leaves} leaves, but cdf_bins {self.cdf_bins} and upper_bound "
+                f"cdf_factors {list(self.cdf_factors)} make {leaves} leaves, but cdf_bins {self.cdf_bins} and "
+                "upper_bound "
                 f"{self.upper_bound} make {bins} bins; their product must be at least {bins} and below {2 * bins}"
             )
         nodes = sum(math.prod(self.cdf_factors[: i + 1]) for i in range(len(self.cdf_factors)))
         if nodes > MAX_TREE_NODES:
             raise ValueError(
-                f"cdf_factors {list(self.cdf_factors)} make {nodes} nodes, above {MAX_TREE_NODES}, so a draw would take too long; "
+                f"cdf_factors {list(self.cdf_factors)} make {nodes} nodes, above {MAX_TREE_NODES}, so a draw would "
+                "take too long; "
                 "lower cdf_bins, or give fewer and larger factors"
             )
         return self
@@ -151,7 +160,8 @@ class SpeedConfig(Section):
 
 
 class ParticipationShares(Section):
-    """Relative weights by which epsilon, or rho, is divided among the releases; shares are rounded to the ledger's unit.
+    """Relative weights by which epsilon, or rho, is divided among the releases; shares are rounded to the ledger's
+    unit.
 
     ``area``: of the mean of all cells together, to which smoothing ties the cells' means; 0: it is not released.
     """

@@ -1,4 +1,5 @@
-"""Guesses which fields of a feed hold user, time, latitude, longitude and speed, by their names and a sample of their values.
+"""Guesses which fields of a feed hold user, time, latitude, longitude and speed, by their names and a sample of their
+values.
 
 A field in which nearly every value occurs once is never taken for the user.
 """
@@ -18,11 +19,14 @@ from stream.ingestion.formats import field_path, known_fields, number, walk
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "user": (
-        "user", "vehicleid", "vehicleref", "vehicle", "licenseplate", "licenceplate", "plate", "busid", "bus", "taxi", "taxiid",
-        "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "imei", "label", "veh", "name", "id",
+        "user", "vehicleid", "vehicleref", "vehicle", "licenseplate", "licenceplate", "plate", "busid", "bus", "taxi",
+        "taxiid",
+        "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "imei", "label", "veh", "name",
+        "id",
     ),
     "time": (
-        "time", "timestamp", "observationdatetime", "recordedattime", "recordedat", "datetime", "eventtime", "gpstime", "observedat", "ts",
+        "time", "timestamp", "observationdatetime", "recordedattime", "recordedat", "datetime", "eventtime", "gpstime",
+        "observedat", "ts",
         "tst", "date", "seen", "at", "when", "t",
     ),
     "lat": ("lat", "latitude", "y", "gpslat", "locationlat", "coordinates1", "1"),
@@ -71,7 +75,8 @@ def paths_of(tree: Any, prefix: str = "", depth: int = 0) -> list[str]:
 
 
 def guess_fields(paths: Iterable[str], no_users: Iterable[str] = ()) -> dict[str, str]:
-    """The likely path of each role, for the roles that have one; every path at most once, and no user among ``no_users``."""
+    """The likely path of each role, for the roles that have one; every path at most once, and no user among
+    ``no_users``."""
     names, excluded = {path: _plain(path) for path in paths}, set(no_users)
     roles: dict[str, str] = {}
     for role in ("lat", "lng", "time", "speed", "user"):
@@ -121,8 +126,10 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
                 for path in others
             )
             notes.append(
-                f"{best!r} is taken for the user, because its values repeat ({counts[best].distinct} in {counts[best].values} events) "
-                f"and its name is like a user's{passed}. Ask whoever runs the feed: the promise is made to what this field names."
+                f"{best!r} is taken for the user, because its values repeat ({counts[best].distinct} in "
+                f"{counts[best].values} events) "
+                f"and its name is like a user's{passed}. Ask whoever runs the feed: the promise is made to what this "
+                "field names."
             )
     missing = [role for role in ("user", "time", "lat", "lng") if role not in roles]
     if missing:

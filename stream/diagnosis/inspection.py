@@ -1,4 +1,5 @@
-"""Inspects a source: reads it as the service does, measures it, says what is wrong with it, and suggests its configuration."""
+"""Inspects a source: reads it as the service does, measures it, says what is wrong with it, and suggests its
+configuration."""
 
 from __future__ import annotations
 
@@ -41,13 +42,15 @@ _FAR_NORTH = 66.0
 _TELLING = 0.7
 """Above this product of cosines, speeds by direction differ too little between right and exchanged axes."""
 _NEARER = 0.6
-"""A quotient below the product to this power is nearer to what exchanged axes give. On recordings of buses it is 0.89 to 1.01."""
+"""A quotient below the product to this power is nearer to what exchanged axes give. On recordings of buses it is 0.89
+to 1.01."""
 _NO_SPEED, _MOST_ZERO, _TINY, _MOST_KNOWN = 0.5, 0.95, 0.2, 0.99
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What an inspection ends with. ``usable``, ``refused``: what the service takes under ``config``, and why not the others."""
+    """What an inspection ends with. ``usable``, ``refused``: what the service takes under ``config``, and why not the
+    others."""
 
     seen: Observations
     measures: Measures
@@ -145,7 +148,8 @@ def _place_and_time_problems(seen: Observations, measures: Measures) -> list[str
     lat, lng = measures.middle or (0.0, 0.0)
     if abs(lat) > _FAR_NORTH:
         sentences.append(
-            f"Most fixes are around latitude {lat:.1f}, longitude {lng:.1f}. If the feed is not of that place, latitude and longitude "
+            f"Most fixes are around latitude {lat:.1f}, longitude {lng:.1f}. If the feed is not of that place, "
+            "latitude and longitude "
             "are exchanged: exchange them in [feed.fields], and in the domain below."
         )
     elif (perhaps := _perhaps_exchanged(measures.direction_quotient, lat, lng)) is not None:
@@ -154,7 +158,8 @@ def _place_and_time_problems(seen: Observations, measures: Measures) -> list[str
         share = "The times" if seen.local == 1 else f"{seen.local:.0%} of the times"
         key = "feed.timezone" if seen.is_live else "feed.fields.timezone"
         sentences.append(
-            f"{share} have no zone. They were read in that of {key}, UTC unless the configuration says otherwise: set it to the "
+            f"{share} have no zone. They were read in that of {key}, UTC unless the configuration says otherwise: set "
+            "it to the "
             "zone of the clocks, or windows are released hours off."
         )
     return sentences
@@ -163,8 +168,8 @@ def _place_and_time_problems(seen: Observations, measures: Measures) -> list[str
 def _perhaps_exchanged(quotient: float | None, lat: float, lng: float) -> str | None:
     """What speeds by direction say about the axes; None if nothing.
 
-    If latitude and longitude are exchanged, distances along one are too long by the cosine of the true latitude, and along the
-    other one too short by that of the longitude. The speeds that vehicles report are not.
+    If latitude and longitude are exchanged, distances along one are too long by the cosine of the true latitude, and
+    along the other one too short by that of the longitude. The speeds that vehicles report are not.
     """
     if quotient is None or abs(lng) >= 90:
         return None
@@ -172,8 +177,10 @@ def _perhaps_exchanged(quotient: float | None, lat: float, lng: float) -> str | 
     if exchanged > _TELLING or quotient > exchanged**_NEARER:
         return None
     return (
-        f"Latitude and longitude are perhaps exchanged: along meridians, reported over derived speed is {quotient:.2f} of that along "
-        f"parallels. Usual is 0.85 to 1.2, and {exchanged:.2f} if they are exchanged here. Most fixes are around latitude {lat:.1f}, "
+        f"Latitude and longitude are perhaps exchanged: along meridians, reported over derived speed is {quotient:.2f} "
+        "of that along "
+        f"parallels. Usual is 0.85 to 1.2, and {exchanged:.2f} if they are exchanged here. Most fixes are around "
+        f"latitude {lat:.1f}, "
         f"longitude {lng:.1f}: look that place up on a map."
     )
 
@@ -185,7 +192,8 @@ def _speed_problems(seen: Observations, measures: Measures, config: Config) -> l
         return [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."]
     if speeds.zero + speeds.tiny > _MOST_ZERO:
         return [
-            f"{speeds.zero:.0%} of the speeds are 0 and {speeds.tiny:.0%} above 0 but below 0.01, so they are no measurements; "
+            f"{speeds.zero:.0%} of the speeds are 0 and {speeds.tiny:.0%} above 0 but below 0.01, so they are no "
+            "measurements; "
             f"{remedy}."
         ]
     if speeds.tiny > _TINY:
@@ -207,7 +215,8 @@ def _speed_problems(seen: Observations, measures: Measures, config: Config) -> l
             f"set feed.speed_unit = {unit!r}" if seen.is_live else f"the suggested configuration reads them in {unit}"
         )
         sentences.append(
-            f"The speeds agree with positions in {' or '.join(speeds.fits)} and not in {seen.speed_unit}, which {fixed}; {advice}."
+            f"The speeds agree with positions in {' or '.join(speeds.fits)} and not in {seen.speed_unit}, which "
+            f"{fixed}; {advice}."
         )
     if impossible := speeds.impossible[unit]:
         sentences.append(
@@ -216,7 +225,8 @@ def _speed_problems(seen: Observations, measures: Measures, config: Config) -> l
         )
     if fit_in_no_unit(measures):
         sentences.append(
-            f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over derived is "
+            f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over "
+            "derived is "
             + ", ".join(f"{quotient:g} in {unit}" for unit, quotient in speeds.quotients.items())
             + f"; {remedy}."
         )
@@ -231,28 +241,33 @@ def _order_problems(measures: Measures) -> list[str]:
             (measures.repeats, "repeat a vehicle and time. Each counts once"),
             (
                 measures.disorder,
-                "come after a later one of their vehicle. hexveil replay sorts recordings; live, they count while their window is open",
+                "come after a later one of their vehicle. hexveil replay sorts recordings; live, they count while "
+                "their window is open",
             ),
             (
                 measures.teleports,
-                "are reached and left by jumps faster than 400 km/h over more than 1 km: errors of position, or two vehicles with one "
+                "are reached and left by jumps faster than 400 km/h over more than 1 km: errors of position, or two "
+                "vehicles with one "
                 "identifier. feed.quality.teleport_km_h refuses them",
             ),
             (
                 measures.frozen,
-                "repeat one position to the last digit for more than 20 min: parked, or stuck. feed.quality.frozen refuses them",
+                "repeat one position to the last digit for more than 20 min: parked, or stuck. feed.quality.frozen "
+                "refuses them",
             ),
         )
         if count
     ]
     if measures.late.get("ahead", 0) > 0:
         sentences.append(
-            f"{measures.late['ahead']:.2%} of the fixes have a time more than a minute after their arrival: wrong clocks. "
+            f"{measures.late['ahead']:.2%} of the fixes have a time more than a minute after their arrival: wrong "
+            "clocks. "
             "window.max_future says how far ahead is accepted."
         )
     if measures.late.get("5m", 0) > 0.01:
         sentences.append(
-            f"{measures.late['5m']:.1%} of the fixes arrive more than 5 min after their time: raise window.allowed_delay, or they "
+            f"{measures.late['5m']:.1%} of the fixes arrive more than 5 min after their time: raise "
+            "window.allowed_delay, or they "
             "are late."
         )
     return sentences

@@ -1,7 +1,9 @@
-"""Recognises a live feed that is misread: other units, zones, fields or users than declared, or events that are mostly refused.
+"""Recognises a live feed that is misread: other units, zones, fields or users than declared, or events that are mostly
+refused.
 
-It looks at a sample of what arrives and tells operators. It decides nothing: what is released must not depend on it, because
-speeds are protected. Its sentences contain no value of any event. No event can make it raise, and its memory is bounded.
+It looks at a sample of what arrives and tells operators. It decides nothing: what is released must not depend on it,
+because speeds are protected. Its sentences contain no value of any event. No event can make it raise, and its memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ KINDS = ("epoch", "zone", "speed", DOUBTFUL_SPEED, "bound", "users", "fields", "
 MAY_BE_RIGHT = frozenset({DOUBTFUL_SPEED, "bound"})
 """Kinds that are no fault for certain."""
 _PER_BATCH, _PER_JUDGEMENT, _SAMPLED, _ENOUGH = 10, 100, 400, 10
-"""Messages whose fields are looked at: of a batch, until the next judgement, kept, and without which nothing is said."""
+"""Messages whose fields are looked at: of a batch, until the next judgement, kept, and without which nothing is
+said."""
 _NO_UNIT = "no known unit fits: let speeds be derived where the feed is read, feed.speeds = 'derived'"
 
 
@@ -129,7 +132,8 @@ class FeedDoubts:
             return None
         named = ", ".join(f"'{self._paths[role]}' ({role})" for role in lacking)
         remedy = (
-            "name their field in [feed.fields]; if they have none, derive speeds before the worker's topic, because workers derive "
+            "name their field in [feed.fields]; if they have none, derive speeds before the worker's topic, because "
+            "workers derive "
             "none: docs/feeds/derived.md"
             if lacking == ["speed"]
             else "set feed.format to that of the events, or to 'declared' and name their fields in [feed.fields]"
@@ -188,6 +192,10 @@ class FeedDoubts:
         )
         likely = f"they would fit {' or '.join(check.units)}: {remedy}" if check.units else _NO_UNIT
         if check.is_doubtful:
-            sentence = f"the reported speeds, read as {unit}, agree badly with the positions; {likely}, if whoever runs the feed says so"
+            sentence = (
+                f"the reported speeds, read as {unit}, agree badly with the positions; {likely}, "
+                "if "
+                "whoever runs the feed says so"
+            )
             return {DOUBTFUL_SPEED: sentence}
         return {"speed": f"the reported speeds, read as {unit}, contradict the positions; {likely}"}

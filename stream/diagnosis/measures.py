@@ -1,4 +1,5 @@
-"""Measures of a feed's fixes: how many, how often, how fast, and what is odd. Pure; columns, near-linear in their length."""
+"""Measures of a feed's fixes: how many, how often, how fast, and what is odd. Pure; columns, near-linear in their
+length."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ _LARGEST = 1e300
 class Speeds:
     """Reported speeds in the feed's own unit: shares of all fixes, and how they compare with positions.
 
-    ``fits``: units in which they agree with positions. ``pairs``: steps that were compared; ``derived_kmh``: their mean speed.
-    ``impossible``: number of speeds above 400 km/h, by the unit in which they are read.
+    ``fits``: units in which they agree with positions. ``pairs``: steps that were compared; ``derived_kmh``: their mean
+    speed. ``impossible``: number of speeds above 400 km/h, by the unit in which they are read.
     """
 
     known: float
@@ -53,11 +54,13 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Measures:
-    """What the fixes of a feed that can be read are like. Counts are of fixes if nothing else is said; times are µs UTC.
+    """What the fixes of a feed that can be read are like. Counts are of fixes if nothing else is said; times are µs
+    UTC.
 
-    ``on_road``: vehicles in the median quarter of an hour. ``middle``: median latitude and longitude. ``direction_quotient``:
-    reported over derived speed along meridians, divided by the same along parallels; None if there are too few steps. ``box``:
-    south, west, north and east of the bulk, west greater than east across 180 degrees; ``far``: those far outside of it.
+    ``on_road``: vehicles in the median quarter of an hour. ``middle``: median latitude and longitude.
+    ``direction_quotient``: reported over derived speed along meridians, divided by the same along parallels; None if
+    there are too few steps. ``box``: south, west, north and east of the bulk, west greater than east across 180
+    degrees; ``far``: those far outside of it.
     """
 
     fixes: int
@@ -177,7 +180,8 @@ def _speeds(speed: FloatArray, moves: Steps) -> Speeds:
 
 
 def _direction_quotient(lat: FloatArray, lng: FloatArray, speed: FloatArray, moves: Steps) -> float | None:
-    """About 1 in any unit of speed; where axes are exchanged, about the cosine of the latitude times that of the longitude."""
+    """About 1 in any unit of speed; where axes are exchanged, about the cosine of the latitude times that of the
+    longitude."""
     reported = speed[moves.at]
     chosen = moves.comparable & np.isfinite(reported) & (reported >= 0) & (moves.kmh >= _MOVES_KMH)
     at, reported, derived = moves.at[chosen], reported[chosen], moves.kmh[chosen]
@@ -194,8 +198,8 @@ def _direction_quotient(lat: FloatArray, lng: FloatArray, speed: FloatArray, mov
 def _box(lat: FloatArray, lng: FloatArray) -> tuple[tuple[float, float, float, float] | None, int]:
     """South, west, north and east of the bulk, and how many fixes lie far outside of it, as errors of position do.
 
-    The bulk are the fixes that are not farther from four fifths of them than those are across, three times, and half a degree;
-    of more than a thousand, all but the outermost thousandth on each side.
+    The bulk are the fixes that are not farther from four fifths of them than those are across, three times, and half a
+    degree; of more than a thousand, all but the outermost thousandth on each side.
     """
     if not len(lat):
         return None, 0
@@ -207,8 +211,12 @@ def _box(lat: FloatArray, lng: FloatArray) -> tuple[tuple[float, float, float, f
     if not inside.any():
         inside = np.ones(len(lat), dtype=bool)
     away = np.maximum.reduce([south - lat, lat - north, west - along, along - east])
-    (south, north), (west, east) = (np.quantile(values[inside], (0.001, 0.999)) if inside.sum() > 1_000 else
-                                    (values[inside].min(), values[inside].max()) for values in (lat, along))  # fmt: skip
+    (south, north), (west, east) = (
+        np.quantile(values[inside], (0.001, 0.999))
+        if inside.sum() > 1_000
+        else (values[inside].min(), values[inside].max())
+        for values in (lat, along)
+    )
     west, east = ((float(edge) + 180) % 360 - 180 if edge > 180 else float(edge) for edge in (west, east))
     return (float(south), west, float(north), east), int((away > 0).sum())
 

@@ -1,4 +1,5 @@
-"""What an inspection looks at: the fixes of a source that the service takes, as they were reported, and how it was read."""
+"""What an inspection looks at: the fixes of a source that the service takes, as they were reported, and how it was
+read."""
 
 from __future__ import annotations
 
@@ -19,11 +20,12 @@ class InspectionError(ValueError):
 class Observations:
     """Fixes in order of arrival, shape (n,), as a reader with ``feed`` takes them.
 
-    ``user``: number of the vehicle; ``time_us``: µs UTC; ``lat``/``lng``: degrees; ``speed``: in the feed's own unit, NaN if
-    none; ``arrived_us``: µs UTC, below 0 if unknown. ``kind``: what the source is, in words. ``format``: a known format, or
-    "declared" with ``feed.fields``. ``speed_unit``: the unit that the format fixes, or None. ``local``: share of times without a
-    zone, read in that of the fields. ``command``: that reads the source. ``notes``: what is to be said of how it was recognised.
-    ``refused``: events that are no fix, by reason. ``documents``: snapshots; 0 for events.
+    ``user``: number of the vehicle; ``time_us``: µs UTC; ``lat``/``lng``: degrees; ``speed``: in the feed's own unit,
+    NaN if none; ``arrived_us``: µs UTC, below 0 if unknown. ``kind``: what the source is, in words. ``format``: a known
+    format, or "declared" with ``feed.fields``. ``speed_unit``: the unit that the format fixes, or None. ``local``:
+    share of times without a zone, read in that of the fields. ``command``: that reads the source. ``notes``: what is to
+    be said of how it was recognised. ``refused``: events that are no fix, by reason. ``documents``: snapshots; 0 for
+    events.
     """
 
     kind: str

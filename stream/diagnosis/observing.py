@@ -1,4 +1,5 @@
-"""Recognises what a file, an answer or the messages of a topic are, and reads them for an inspection with the service's readers."""
+"""Recognises what a file, an answer or the messages of a topic are, and reads them for an inspection with the service's
+readers."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ GLOBE = BoundingBox(south=-90, west=-180, north=90, east=180)
 
 
 class _Sample(NamedTuple):
-    """What the beginning of a source shows: what it is, in words, some events as trees, its encoding, and the path of its list."""
+    """What the beginning of a source shows: what it is, in words, some events as trees, its encoding, and the path of
+    its list."""
 
     kind: str
     trees: list[Mapping[str, Any]]
@@ -63,7 +65,8 @@ class _Sample(NamedTuple):
 
 
 def inspection_config(given: Config | None) -> Config:
-    """The configuration by which a source is read: the ``given`` one, else the shipped one with the whole globe as domain."""
+    """The configuration by which a source is read: the ``given`` one, else the shipped one with the whole globe as
+    domain."""
     if given is not None:
         return given
     shipped = load_config(find_config(template("values"), "values"))
@@ -326,7 +329,11 @@ def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
         nothing = "no JSON objects, no header of a table, no Parquet and no GTFS-realtime in it"
         return f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
     if is_row(set().union(*sample.trees[:50])):
-        return "its first line has numbers, so it is no header: write the names of its columns before it, like user,time,lat,lng,speed"
+        return (
+            "its first line has numbers, so it is no header: write the names of its columns before it, "
+            "like "
+            "user,time,lat,lng,speed"
+        )
     return (
         f"{error}; rename fields, or declare them in [feed.fields]. "
         f"A table needs a header, whose names any one character separates. {kind}".strip()
@@ -336,7 +343,8 @@ def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
 def observe_messages(
     messages: list[bytes], arrived_us: NDArray[np.int64], limit: int, given: Config | None = None
 ) -> Observations:
-    """Observations of the messages of a topic. ``arrived_us``: when each arrived, µs UTC. Raises :class:`InspectionError`."""
+    """Observations of the messages of a topic. ``arrived_us``: when each arrived, µs UTC. Raises
+    :class:`InspectionError`."""
     trees = list(islice(_objects(messages), _SAMPLE))
     sample = _Sample("JSON, messages of a topic", trees)
     config, form = inspection_config(given), "declared"

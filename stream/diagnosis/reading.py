@@ -46,7 +46,8 @@ def read_recording(
 ) -> tuple[npt.NDArray[np.void], Refusals]:
     """All valid events of a recording as rows, and why others were refused. Events may have any age.
 
-    ``key``: of the pseudonyms, if it is not the configured one. ``most``: no further block is read after so many events. Raises :class:`~stream.sources.lines.RecordingError`.
+    ``key``: of the pseudonyms, if it is not the configured one. ``most``: no further block is read after so many
+    events. Raises :class:`~stream.sources.lines.RecordingError`.
     """
     key = load_user_key(config.privacy.user_key_file) if key is None else key
     if config.feed.derives_speeds:

@@ -111,10 +111,12 @@ def recognised(
     accepted: Accepted = Accepted(),
     note: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[Messages]:
-    """All of ``blocks``. The first ones are read immediately, until twenty thousand events are accepted or the source is silent.
+    """All of ``blocks``. The first ones are read immediately, until twenty thousand events are accepted or the source
+    is silent.
 
-    Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted, or :func:`judged`
-    refuses the accepted ones. ``note`` is called with what is odd about them if they are not refused for it.
+    Raises :class:`RecordingError` with the reasons if none of the first hundred thousand events is accepted, or
+    :func:`judged` refuses the accepted ones. ``note`` is called with what is odd about them if they are not refused for
+    it.
     """
     # Any key will do, because these pseudonyms are discarded.
     decoder, refusals = Decoder(config, secrets.token_bytes(KEY_BYTES)), Refusals(config.feed, file_format)

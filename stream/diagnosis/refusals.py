@@ -1,7 +1,7 @@
 """Why events are refused, the likely cause and the remedy. No sentence has the content of an event.
 
-One table and one judge for recordings, of which some events of each reason are looked at again, and for workers, which look at
-a sample of what arrives.
+One table and one judge for recordings, of which some events of each reason are looked at again, and for workers, which
+look at a sample of what arrives.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ from stream.sources.refused_vehicles import cause_of_left_out
 
 ROLES = ("user", "time", "lat", "lng", "speed")
 _SAMPLE, _NAMED, _MOST_NAMES, _LONGEST_NAME = 100, 12, 40, 40
-"""Refused events of each reason that are looked at; names of fields in a sentence, and of an event, and their letters."""
+"""Refused events of each reason that are looked at; names of fields in a sentence, and of an event, and their
+letters."""
 _NO_FACTS: Mapping[str, float] = {}
 _FACTS = ("row", "columns", "of", "undecoded")
 _DECLARE = "set feed.format = 'declared' and {} in [feed.fields]"
 REMEDIES = {
-    Reason.NOT_JSON: "send one JSON object, or an array of them, in a message; of a file, hexveil inspect says what it is",
-    Reason.MISSING_FIELD: "set feed.format to that of the events, or to 'declared' and name their fields in [feed.fields]",
+    Reason.NOT_JSON: "send one JSON object, or an array of them, in a message; of a file, hexveil inspect says what it "
+    "is",
+    Reason.MISSING_FIELD: "set feed.format to that of the events, or to 'declared' and name their fields in "
+    "[feed.fields]",
     Reason.WRONG_TYPE: "a field has no value of its type: docs/feeds/declared.md",
     Reason.SWAPPED_AXES: "latitude and longitude are swapped: exchange them where they are sent, or in [feed.fields]",
-    Reason.OUT_OF_DOMAIN: "they are of another place than feed.domain: correct it, or read another feed; hexveil inspect says where",
+    Reason.OUT_OF_DOMAIN: "they are of another place than feed.domain: correct it, or read another feed; hexveil "
+    "inspect says where",
     Reason.AT_ORIGIN: "they are at 0, 0, as units without reception report",
-    Reason.TOO_OLD: "they are older than window.max_age, as a recording is: set window.lateness to 'event-time' here and for the "
+    Reason.TOO_OLD: "they are older than window.max_age, as a recording is: set window.lateness to 'event-time' here "
+    "and for the "
     "worker, or release it by 'hexveil replay --offline'. Times before 2000 come from clocks that were never set",
     Reason.IN_FUTURE: "they are further ahead than window.max_future: correct the clocks that stamp them",
     Reason.NEGATIVE_SPEED: "a speed below 0 is none: correct it where it is sent",
@@ -56,7 +61,8 @@ _AT_FAULT: dict[Reason, tuple[str, ...]] = {
 
 
 class Look(NamedTuple):
-    """What is looked at of an event: names of its fields, those among them of the format, and numbers and short texts there."""
+    """What is looked at of an event: names of its fields, those among them of the format, and numbers and short texts
+    there."""
 
     names: tuple[str, ...]
     present: tuple[str, ...]
@@ -84,7 +90,8 @@ def look(message: bytes, fields: FeedFields) -> Look | None:
 
 
 def cause(reason: Reason, looks: Sequence[Look], feed: FeedConfig, file_format: str | None = None) -> str | None:
-    """The likely cause for which events like ``looks`` are refused, with the remedy; None if there is nothing to say."""
+    """The likely cause for which events like ``looks`` are refused, with the remedy; None if there is nothing to
+    say."""
     file_format = file_format or feed.format
     special = {
         Reason.WRONG_TYPE: _of_types,
@@ -124,7 +131,8 @@ def _of_times(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str 
         if 2 * len(texts) <= len(times) or not texts:
             return None
         return (
-            f"times are texts like {form(texts[-1])!r} (9 is any digit, a any letter), which is no form that is known: send them "
+            f"times are texts like {form(texts[-1])!r} (9 is any digit, a any letter), which is no form that is known: "
+            "send them "
             "like '2017-03-21T07:00:00-05:00', or as numbers, or set time_format in [feed.fields] to their pattern"
         )
     if known.time_format == "epoch-ns":
@@ -141,7 +149,8 @@ def _of_times(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str 
         return f"times are {unit}: {_DECLARE.format(f'time_format = {known.time_format!r}{either}{zone}')}"
     if zone:
         return (
-            f"{known.local:.0%} of these times have no offset from UTC: {_DECLARE.format(f'the fields{zone}')}. Local times "
+            f"{known.local:.0%} of these times have no offset from UTC: {_DECLARE.format(f'the fields{zone}')}. Local "
+            "times "
             "that occur twice or never are refused"
         )
     return None
@@ -170,7 +179,8 @@ def _place(look: Look) -> tuple[float, float] | None:
 
 
 def units_of_degrees(lat: Any, lng: Any) -> int:
-    """The power of ten by which most positions are multiplied; 1 for degrees, and where no power puts them on the globe.
+    """The power of ten by which most positions are multiplied; 1 for degrees, and where no power puts them on the
+    globe.
 
     The largest that brings them to no less than a tenth of a degree, as whole numbers are.
     """
@@ -208,7 +218,11 @@ def _of_fields(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str
     paths = dict(zip(ROLES, _fields_of(feed, file_format).paths, strict=False))
     named = ", ".join(f"{paths.get(role, role)!r} ({role})" for role in lacking)
     if lacking == ["speed"]:
-        return f"most have no {named}: name its field in [feed.fields]; if there is none, set feed.speeds = 'derived' (docs/feeds/derived.md)"
+        return (
+            f"most have no {named}: name its field in [feed.fields]; if there is none, set feed.speeds "
+            "= "
+            "'derived' (docs/feeds/derived.md)"
+        )
     return f"most have no {named}: {REMEDIES[Reason.MISSING_FIELD]}"
 
 
@@ -255,7 +269,8 @@ class Refusals:
             self._looks.pop(reason, None)
 
     def leave_out(self, counts: Mapping[str, int], derived: int) -> None:
-        """Count events that were left out, by reason, before any message was made of them, and those with a ``derived`` speed."""
+        """Count events that were left out, by reason, before any message was made of them, and those with a ``derived``
+        speed."""
         self.counts += Counter(counts)
         self.derived += derived
 
@@ -264,7 +279,8 @@ class Refusals:
         return {reason.value: self._example(reason) for reason in self._sample}
 
     def told(self) -> list[str]:
-        """One line for each reason, the most frequent first, with the cause of those that concern a twentieth of the events."""
+        """One line for each reason, the most frequent first, with the cause of those that concern a twentieth of the
+        events."""
         examples, lines, fewest = self.examples(), [], (self.taken + self.refused) / 20
         for name, count in self.counts.most_common():
             why = self.cause_of(name) if count >= fewest else None
@@ -273,7 +289,8 @@ class Refusals:
         return lines
 
     def likely_cause(self) -> str | None:
-        """The likely cause of the most frequent reason, with its remedy, if more than a twentieth of the events are refused."""
+        """The likely cause of the most frequent reason, with its remedy, if more than a twentieth of the events are
+        refused."""
         if not self.counts or 20 * self.refused <= self.taken + self.refused:
             return None
         why = self.cause_of(self.counts.most_common(1)[0][0])
@@ -286,11 +303,13 @@ class Refusals:
         return cause(Reason(name), self._looked(Reason(name)), self.feed, self.file_format)
 
     def _looked(self, reason: Reason) -> list[Look]:
-        """Events of a recording are converted to the feed's format; one that cannot be converted is passed on unchanged."""
+        """Events of a recording are converted to the feed's format; one that cannot be converted is passed on
+        unchanged."""
         if reason not in self._looks:
             places = [_fields_of(self.feed, name) for name in dict.fromkeys((self.file_format, self.feed.format))]
             looks = [
-                max((seen for fields in places if (seen := look(message, fields))), key=lambda seen: len(seen.present), default=None)
+                max((seen for fields in places if (seen := look(message, fields))), key=lambda seen: len(seen.present),
+                default=None)
                 for message in self._sample[reason]
             ]  # fmt: skip
             self._looks[reason] = [seen for seen in looks if seen is not None]
@@ -333,7 +352,8 @@ class LiveRefusals:
         self._events += len(batch.rows) + len(batch.reason)
 
     def judged(self, looks: Sequence[Look]) -> str | None:
-        """For which reason most events are refused, with the remedy. A sentence stays until enough newer events are judged."""
+        """For which reason most events are refused, with the remedy. A sentence stays until enough newer events are
+        judged."""
         if self._events >= self.LEAST_EVENTS:
             self._sentence = self._judge(looks) if 2 * self._counts.sum() > self._events else None
             self._counts[:], self._events = 0, 0

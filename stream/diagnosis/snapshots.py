@@ -1,4 +1,5 @@
-"""Reads snapshots of positions for an inspection, GTFS-realtime or SIRI-VM, with the readers of ``hexveil gtfs-rt`` and ``siri-vm``."""
+"""Reads snapshots of positions for an inspection, GTFS-realtime or SIRI-VM, with the readers of ``hexveil gtfs-rt`` and
+``siri-vm``."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def observe_snapshot(path: Path, form: Form, given: Config | None = None) -> Obs
 
 
 def observe_folder(path: Path, limit: int, given: Config | None = None) -> Observations | None:
-    """Observations of a folder of snapshots, in order of their names; None if it has none. Raises :class:`InspectionError`.
+    """Observations of a folder of snapshots, in order of their names; None if it has none. Raises
+    :class:`InspectionError`.
 
     Its form is that of most of its files, so notes and pages of errors among them do not matter.
     """
@@ -67,7 +69,8 @@ def observe_folder(path: Path, limit: int, given: Config | None = None) -> Obser
 
 
 def reader_of(form: str, config: Config, speeds: SpeedSource) -> SnapshotEvents:
-    """The reader of the command for this form. Raises :class:`InspectionError` if it is not installed, or cannot be used."""
+    """The reader of the command for this form. Raises :class:`InspectionError` if it is not installed, or cannot be
+    used."""
     feed = config.feed
     try:
         if "siri" in form.lower():
@@ -128,7 +131,8 @@ def _observe(files: list[Path], form: Form, kind: str, limit: int, given: Config
     notes = [] if reader.clocks_problem is None else [f"{reader.clocks_problem[0].upper()}{reader.clocks_problem[1:]}."]
     if len(snapshots) == 1:
         notes.append(
-            "One snapshot is too few to tell the unit of its speeds, or whether its identifiers last: inspect an hour of them."
+            "One snapshot is too few to tell the unit of its speeds, or whether its identifiers last: inspect an hour "
+            "of them."
         )
     return Observations(
         kind=kind,

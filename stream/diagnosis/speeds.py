@@ -1,9 +1,9 @@
 """Compares the reported speeds of a recording with its positions, and names the unit that would fit. Pure.
 
-Over consecutive fixes of a vehicle, distance over time is its mean speed in between, a little too low because streets wind.
-The mean of reported speeds estimates the same. On recordings of buses every 2 to 4 minutes the quotient is 1.00 to 1.20, and
-over 200 steps of them in order of time 0.88 to 1.48. So there are two grades: outside 0.6 to 1.75 the speeds contradict the
-positions; outside 0.8 to 1.45 they are doubtful if another unit would bring them inside.
+Over consecutive fixes of a vehicle, distance over time is its mean speed in between, a little too low because streets
+wind. The mean of reported speeds estimates the same. On recordings of buses every 2 to 4 minutes the quotient is 1.00
+to 1.20, and over 200 steps of them in order of time 0.88 to 1.48. So there are two grades: outside 0.6 to 1.75 the
+speeds contradict the positions; outside 0.8 to 1.45 they are doubtful if another unit would bring them inside.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def steps(user: NDArray[np.generic], time_us: IntArray, lat: FloatArray, lng: Fl
 
 @dataclass(frozen=True)
 class SpeedCheck:
-    """Mean speeds in km/h over ``pairs`` steps: as reported, and from positions. ``units``: others that would fit, the likeliest first."""
+    """Mean speeds in km/h over ``pairs`` steps: as reported, and from positions. ``units``: others that would fit, the
+    likeliest first."""
 
     pairs: int
     reported: float
@@ -109,7 +110,8 @@ class SpeedCheck:
     def sentence(self, declared: SpeedUnit) -> str:
         """What contradicts what, and the likely cause."""
         text = (
-            f"if the reported speeds are in {declared}, they are {self.reported:.3g} km/h in the mean, but positions give "
+            f"if the reported speeds are in {declared}, they are {self.reported:.3g} km/h in the mean, but positions "
+            "give "
             f"{self.derived:.3g} km/h over the same {self.pairs} steps"
         )
         if self.units:
@@ -148,9 +150,11 @@ def check_rows(rows: NDArray[np.void], declared: SpeedUnit) -> SpeedCheck:
 
 
 def speed_problem(rows: NDArray[np.void], declared: SpeedUnit, remedy: str) -> tuple[str, bool] | None:
-    """Why the speeds of a recording cannot be right, or are doubtful, with the remedy; None if they agree with the positions.
+    """Why the speeds of a recording cannot be right, or are doubtful, with the remedy; None if they agree with the
+    positions.
 
-    And whether it is to be refused: if they cannot be right, and another unit would fit. ``remedy``: what sets the unit.
+    And whether it is to be refused: if they cannot be right, and another unit would fit. ``remedy``: what sets the
+    unit.
     """
     check = check_rows(rows, declared)
     if not (check.contradicts or check.is_doubtful):
@@ -167,7 +171,8 @@ def bound_problem(quanta: NDArray[np.number], upper_quanta: int) -> str | None:
     if share < ABOVE_BOUND:
         return None
     return (
-        f"{share:.0%} of the speeds are above speed.upper_bound, {upper_quanta * SPEED_QUANTUM_KMH:g} km/h, and count as it: "
+        f"{share:.0%} of the speeds are above speed.upper_bound, {upper_quanta * SPEED_QUANTUM_KMH:g} km/h, and count "
+        "as it: "
         "set it to what vehicles of the place may drive, or correct the unit."
     )
 
@@ -175,8 +180,9 @@ def bound_problem(quanta: NDArray[np.number], upper_quanta: int) -> str | None:
 class SpeedDoubts:
     """What the newest steps of a feed say about its speeds.
 
-    Steps are kept by their number and not by time, so that a small fleet, or one that reports seldom, is judged later but is
-    judged. Of more than ``MOST_ROWS`` vehicles, those with the lowest pseudonyms are followed, and pseudonyms are random.
+    Steps are kept by their number and not by time, so that a small fleet, or one that reports seldom, is judged later
+    but is judged. Of more than ``MOST_ROWS`` vehicles, those with the lowest pseudonyms are followed, and pseudonyms
+    are random.
     """
 
     def __init__(self, unit: SpeedUnit) -> None:
@@ -198,7 +204,8 @@ class SpeedDoubts:
         self._filled += len(taken)
 
     def judged(self) -> SpeedCheck | None:
-        """The comparison, if speeds contradict positions or are doubtful. It is withdrawn once 200 newer steps are neither."""
+        """The comparison, if speeds contradict positions or are doubtful. It is withdrawn once 200 newer steps are
+        neither."""
         if self._filled:
             self._move()
         seconds, metres, reported = self._steps.T

@@ -1,8 +1,8 @@
 """Suggests a configuration that fits a feed, with the reason of each line. Pure.
 
-Only facts of the feed are suggested: its format, units and place, and the map that its fleet can fill, by a public table.
-Nothing that protects is, because it must not follow from what is protected. Under "participation" positions are protected as
-well, so the place and the map are left to the operator.
+Only facts of the feed are suggested: its format, units and place, and the map that its fleet can fill, by a public
+table. Nothing that protects is, because it must not follow from what is protected. Under "participation" positions are
+protected as well, so the place and the map are left to the operator.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _counts(seen: Observations) -> bool:
 
 
 def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> list[Suggestion]:
-    """Keys of ``[feed]``, ``[feed.fields]``, ``[window]`` and ``[hexagons]`` that fit the feed, as ``feed`` has them."""
+    """Keys of ``[feed]``, ``[feed.fields]``, ``[window]`` and ``[hexagons]`` that fit the feed, as ``feed`` has
+    them."""
     if measures.box is None:
         return []
     unit, why = speed_unit(seen, measures)
@@ -149,7 +150,11 @@ def _why_format(seen: Observations, name: str) -> str:
     if name == "capmetro-2015":
         return f"{seen.kind}; the columns of capmetro, with speeds in mph"
     if name == "canonical" != seen.format:
-        return f"{seen.kind}; events with derived speeds are canonical, and what they are made of has the fields named below"
+        return (
+            f"{seen.kind}; events with derived speeds are canonical, and what they are made of has "
+            "the "
+            "fields named below"
+        )
     return f"{seen.kind}; " + (
         "its fields are named below" if name == "declared" else "it has the fields of this format"
     )
@@ -197,7 +202,11 @@ def configuration(template: str, lines: list[Suggestion], relation: Neighbouring
             continue
         new = f"{line.key} = {line.value}  # {line.reason}"
         if protected and line.key == "domain":
-            new = "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city, not of the recording"
+            new = (
+                "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city, "
+                "not "
+                "of the recording"
+            )
         line_of_key = re.search(rf"^(# )?{line.key} = .*$", text, re.MULTILINE)
         if line_of_key is None:  # keys that the template does not show follow the format
             line_of_key = re.search(r"^format = .*$", text, re.MULTILINE)

@@ -1,4 +1,5 @@
-"""Recognises the form of a feed's times by a sample of them: the unit of numbers, ISO 8601, day first, month first. Pure."""
+"""Recognises the form of a feed's times by a sample of them: the unit of numbers, ISO 8601, day first, month first.
+Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _DATES = ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d"
           "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%d %B %Y", "%d.%m.%y")  # fmt: skip
 _CLOCKS = ("%H:%M:%S", "%H:%M", "%H:%M:%S.%f", "%I:%M:%S %p", "%I:%M %p", "%I:%M:%S.%f %p")
 PATTERNS = (
-    *(f"{date}{gap}{clock}{zone}" for date in _DATES for gap in (" ", "T", ", ") for clock in _CLOCKS for zone in ("", "%z", " %z")),
+    *(f"{date}{gap}{clock}{zone}" for date in _DATES for gap in (" ", "T", ", ") for clock in _CLOCKS for zone in ("",
+    "%z", " %z")),
     "%Y%m%d%H%M%S",
     "%Y%m%d %H%M%S",
     "%a %b %d %H:%M:%S %Y",
@@ -48,7 +50,8 @@ def _patterns() -> dict[str, list[str]]:
 
 
 class TimeForm(NamedTuple):
-    """``time_format`` as in ``[feed.fields]``, or "epoch-ns". ``local``: share of the times that have no offset from UTC.
+    """``time_format`` as in ``[feed.fields]``, or "epoch-ns". ``local``: share of the times that have no offset from
+    UTC.
 
     ``either``: another pattern that reads all of the times as well.
     """
@@ -74,7 +77,8 @@ def time_form(values: Sequence[Any]) -> TimeForm | None:
 
 
 def unit_of(values: Sequence[Any]) -> str | None:
-    """The unit in which most of ``values``, as numbers or texts of digits, lie between 2000 and 2100; None if there is none."""
+    """The unit in which most of ``values``, as numbers or texts of digits, lie between 2000 and 2100; None if there is
+    none."""
     numbers = [_number(value) for value in values]
     known = np.array([value for value in numbers if value is not None])
     if not len(known) or len(known) < MOSTLY * len(values):
@@ -102,7 +106,8 @@ def _has_offset(text: str) -> bool | None:
 
 
 def _pattern_of(texts: list[str]) -> TimeForm | None:
-    """The pattern that reads all texts; of several, that by which they lie nearest together, as those of one feed do."""
+    """The pattern that reads all texts; of several, that by which they lie nearest together, as those of one feed
+    do."""
     spans: dict[str, float] = {}
     for pattern in _patterns().get(_shape(texts[0]), ()):
         with suppress(ValueError):

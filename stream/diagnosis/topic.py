@@ -1,6 +1,7 @@
 """The newest messages of a Kafka topic, with the times at which the broker appended them, for an inspection.
 
-They are read within the worker's bounds: a batch that unpacks to more is skipped, and of a larger message only that is known.
+They are read within the worker's bounds: a batch that unpacks to more is skipped, and of a larger message only that is
+known.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class TopicUnreachableError(RuntimeError):
 async def newest_messages(
     kafka: KafkaConfig, topic: str, limit: int
 ) -> tuple[list[bytes], NDArray[np.int64], Counter[str]]:
-    """The newest ``limit`` messages of ``topic``, in equal parts from its partitions, when each arrived (µs UTC), and how many were
-    left out, by reason. It joins no group and commits nothing.
+    """The newest ``limit`` messages of ``topic``, in equal parts from its partitions, when each arrived (µs UTC), and
+    how many were left out, by reason. It joins no group and commits nothing.
 
     Raises :class:`TopicUnreachableError` and :class:`InspectionError`.
     """
@@ -52,7 +53,8 @@ async def newest_messages(
     if not values:
         left_out = "".join(f"; {count} {reason}" for reason, count in unread.items())
         raise InspectionError(
-            f"{topic} is neither a file, nor an address, nor a topic with messages of Kafka at {kafka.bootstrap}{left_out}"
+            f"{topic} is neither a file, nor an address, nor a topic with messages of Kafka at "
+            f"{kafka.bootstrap}{left_out}"
         )
     return values, np.array(arrived, dtype=np.int64), unread
 
@@ -60,7 +62,8 @@ async def newest_messages(
 async def _newest(
     bounded: BoundedConsumer, topic: str, limit: int, unread: Counter[str]
 ) -> tuple[list[bytes], list[int]]:
-    """Messages, and when the broker appended each (µs UTC), below 0 if it does not say. ``unread`` counts those left out."""
+    """Messages, and when the broker appended each (µs UTC), below 0 if it does not say. ``unread`` counts those left
+    out."""
     consumer = bounded.kafka
     values: list[bytes] = []
     arrived: list[int] = []
@@ -85,7 +88,8 @@ async def _newest(
 
 
 async def _assign_newest(consumer: AIOKafkaConsumer, topic: str, limit: int) -> dict[TopicPartition, int]:
-    """Let ``consumer`` begin ``limit`` messages before the end of ``topic``, in equal parts; the ends of partitions with messages."""
+    """Let ``consumer`` begin ``limit`` messages before the end of ``topic``, in equal parts; the ends of partitions
+    with messages."""
     await consumer._client.set_topics([topic])
     partitions = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
     begins, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)

@@ -1,4 +1,5 @@
-"""Whether the field of the user names users: each is promised a budget, so a field that names events voids the promise. Pure."""
+"""Whether the field of the user names users: each is promised a budget, so a field that names events voids the promise.
+Pure."""
 
 from __future__ import annotations
 
@@ -52,8 +53,10 @@ def events_as_users(users: NDArray[np.generic], time_us: NDArray[np.int64], fiel
     if float(np.subtract(*np.quantile(time_us, (0.75, 0.25)))) <= LEAST_SPREAD_US:
         return None
     return (
-        f"{field} is no user: {share:.1%} of its values in {len(users)} events occur once, so each event would get a budget of its "
-        "own, and nobody would be protected. Name the field of the vehicle or device in [feed.fields]; if each user really has "
+        f"{field} is no user: {share:.1%} of its values in {len(users)} events occur once, so each event would get a "
+        "budget of its "
+        "own, and nobody would be protected. Name the field of the vehicle or device in [feed.fields]; if each user "
+        "really has "
         "one event, give --yes-users-are-events"
     )
 
@@ -82,7 +85,8 @@ def odd_names(names: Iterable[object]) -> list[str]:
 def everywhere_at_once(
     users: NDArray[np.generic], time_us: NDArray[np.int64], lat: NDArray[np.float64], lng: NDArray[np.float64]
 ) -> str | None:
-    """Says so if one of several users has a third of all events, in places that no vehicle reaches one after the other."""
+    """Says so if one of several users has a third of all events, in places that no vehicle reaches one after the
+    other."""
     names, counts = np.unique(users, return_counts=True)
     if len(names) < 2 or counts.max() < LEAST_EVENTS or counts.max() < _LARGEST_SHARE * len(users):
         return None
@@ -93,7 +97,8 @@ def everywhere_at_once(
     if 4 * jumps.sum() < len(jumps):
         return None
     return (
-        f"one user has {counts.max() / len(users):.0%} of the events, in many places at once: a placeholder that many vehicles "
+        f"one user has {counts.max() / len(users):.0%} of the events, in many places at once: a placeholder that many "
+        "vehicles "
         "send, which share its budget"
     )
 
@@ -121,7 +126,8 @@ class LiveUsers:
             self._size = len(self._parts[0])
 
     def judged(self) -> str | None:
-        """Why the field names events, by the events of the last hour or less; withdrawn once later ones repeat users."""
+        """Why the field names events, by the events of the last hour or less; withdrawn once later ones repeat
+        users."""
         if self._size < LEAST_EVENTS:
             return self._sentence
         sample = np.concatenate(self._parts)

@@ -1,8 +1,8 @@
 """Whether the intervals of means hold the truth, judged cell by cell. NOT PRIVATE: it is computed from true values.
 
-Weighted by events, or pooled over cells, a few cells whose intervals always miss do not show. A hexagon of a motorway is such
-a cell: most of its speeds are above ``speed.upper_bound``, so the clipped mean, which is released, is far below the mean. So
-every cell is judged by both: the mean of its clipped speeds, and that of its speeds as they were measured.
+Weighted by events, or pooled over cells, a few cells whose intervals always miss do not show. A hexagon of a motorway
+is such a cell: most of its speeds are above ``speed.upper_bound``, so the clipped mean, which is released, is far below
+the mean. So every cell is judged by both: the mean of its clipped speeds, and that of its speeds as they were measured.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class CellCoverage:
-    """One cell over windows and draws: number of ``releases`` and ``events`` of all of them; means over events, in km/h, of the
-    ``shown`` value, of ``clipped`` and of ``measured`` speeds; shares of 95 % intervals that hold the mean of either.
+    """One cell over windows and draws: number of ``releases`` and ``events`` of all of them; means over events, in
+    km/h, of the ``shown`` value, of ``clipped`` and of ``measured`` speeds; shares of 95 % intervals that hold the mean
+    of either.
     """
 
     cell: str
@@ -39,7 +40,8 @@ class CellCoverage:
 
 
 class Verdicts:
-    """Rows (cell, events, shown, clipped, measured, covers clipped, covers measured) of windows and draws, as they come."""
+    """Rows (cell, events, shown, clipped, measured, covers clipped, covers measured) of windows and draws, as they
+    come."""
 
     def __init__(self) -> None:
         self._cells: list[IdArray] = []
@@ -57,7 +59,8 @@ class Verdicts:
         self._rows.append(np.stack([events, shown, *truths, *covers.astype(np.float64)]))
 
     def by_cell(self) -> tuple[CellCoverage, ...]:
-        """Every cell, those first whose intervals miss the mean of measured speeds most often; of equal ones the busiest."""
+        """Every cell, those first whose intervals miss the mean of measured speeds most often; of equal ones the
+        busiest."""
         if not self._cells:
             return ()
         cells, index = np.unique(np.concatenate(self._cells), return_inverse=True)

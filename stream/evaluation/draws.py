@@ -56,9 +56,9 @@ class _Witness(Noise):
 class Places:
     """The two coordinate systems of a window under "values", and the one place that converts between them.
 
-    ``hexagons``: samples by H3 hexagon, where events lie; truth and weight of an error are each hexagon's own, however coarse
-    the cell that answers for it. ``cells``: the same samples by the cells of the plan, each a hexagon or the parent that
-    several were merged into; noise, intervals and released numbers are a cell's.
+    ``hexagons``: samples by H3 hexagon, where events lie; truth and weight of an error are each hexagon's own, however
+    coarse the cell that answers for it. ``cells``: the same samples by the cells of the plan, each a hexagon or the
+    parent that several were merged into; noise, intervals and released numbers are a cell's.
     """
 
     hexagons: Contributions
@@ -90,7 +90,8 @@ class Places:
         return _events(self.hexagons)[self.shown]
 
     def errors(self, estimate: FloatArray, truth: FloatArray) -> FloatArray:
-        """``estimate``, shape (C,) by cell, less ``truth``, shape (H,) by hexagon, of each shown hexagon: shape (S,)."""
+        """``estimate``, shape (C,) by cell, less ``truth``, shape (H,) by hexagon, of each shown hexagon: shape
+        (S,)."""
         return estimate[self.answering] - truth[self.shown]
 
 
@@ -169,7 +170,8 @@ def _by_statistic(derived: Mapping[str, Derived]) -> Iterator[tuple[str, Derived
 
 
 def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatArray:
-    """What noise was added to in a single-cell mean, shape (C,): a number of the mechanism's own, not the samples' mean."""
+    """What noise was added to in a single-cell mean, shape (C,): a number of the mechanism's own, not the samples'
+    mean."""
     noisy = published[column.scale[published] > 0]
     target = np.zeros_like(column.raw)
     target[noisy] = column.raw[noisy] - column.scale[noisy] * np.array(noise.added)
@@ -177,7 +179,8 @@ def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatAr
 
 
 def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, places: Places) -> None:
-    """Noise and coverage of the published cells that noise was added to; ``target``, shape (C,): what it was added to."""
+    """Noise and coverage of the published cells that noise was added to; ``target``, shape (C,): what it was added
+    to."""
     noisy = places.published[column.scale[places.published] > 0]
     if name not in PERCENTS:
         table.add_noise((column.raw - target)[noisy], _events(places.cells)[noisy])
@@ -199,8 +202,8 @@ def _events(contributions: Contributions) -> FloatArray:
 
 
 def _score_distributions(plan: Plan, contributions: Contributions, kept: Contributions, tables: Tables) -> None:
-    """Kolmogorov distance of a distribution drawn by the plan of the percentiles, and whether its band holds what noise was
-    added to, at all bins; a draw of its own.
+    """Kolmogorov distance of a distribution drawn by the plan of the percentiles, and whether its band holds what noise
+    was added to, at all bins; a draw of its own.
     """
     cells, drawn = draw_distributions(plan, kept, Noise())
     if drawn is None:

@@ -1,7 +1,8 @@
-"""How narrow the leading numbers of a recording are under one configuration, and which budget pays for them. NOT PRIVATE.
+"""How narrow the leading numbers of a recording are under one configuration, and which budget pays for them. NOT
+PRIVATE.
 
-The leading number of a cell is the one that a reader sees first: the smoothed mean where smoothing is configured, else the
-shrunk mean, else the raw mean. Windows are planned, charged, drawn and smoothed by the service's own code.
+The leading number of a cell is the one that a reader sees first: the smoothed mean where smoothing is configured, else
+the shrunk mean, else the raw mean. Windows are planned, charged, drawn and smoothed by the service's own code.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ Windows = dict[int, npt.NDArray[np.void]]
 
 @dataclass(frozen=True)
 class Leading:
-    """Leading numbers of the cells that have events, shape (C,): events; how far the 95 % interval reaches, in km/h, infinite
-    where nothing is released; whether the interval holds the true mean over samples; whether it holds the mean in which users
-    count as their weights say (under "values" the same); H3 resolution, below that of the window's grid where cells are merged.
+    """Leading numbers of the cells that have events, shape (C,): events; how far the 95 % interval reaches, in km/h,
+    infinite where nothing is released; whether the interval holds the true mean over samples; whether it holds the mean
+    in which users count as their weights say (under "values" the same); H3 resolution, below that of the window's grid
+    where cells are merged.
     """
 
     events: FloatArray
@@ -92,8 +94,8 @@ class Leading:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One configuration on one recording. ``half_width``: of the wanted share of events, in km/h; ``budget``: ε that pays
-    for a period, ``ledger_budget`` the same in the ledger's unit.
+    """One configuration on one recording. ``half_width``: of the wanted share of events, in km/h; ``budget``: ε that
+    pays for a period, ``ledger_budget`` the same in the ledger's unit.
     """
 
     epsilon: float
@@ -124,8 +126,9 @@ class Spending:
             spent[user] = before + charge
 
     def ledger_budget(self) -> int:
-        """In the ledger's unit: the most of what the periods need, each by its own recorded slots. A part of a period counts
-        for all of it in proportion: a half day needs twice what it spent, but never above a whole grant for every slot.
+        """In the ledger's unit: the most of what the periods need, each by its own recorded slots. A part of a period
+        counts for all of it in proportion: a half day needs twice what it spent, but never above a whole grant for
+        every slot.
         """
         return max(self._needed(period, slots) for period, slots in self._slots.items())
 
@@ -156,7 +159,8 @@ def stated(config: Config, ledger_budget: int) -> float:
 
 
 def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int) -> Outcome:
-    """Release ``windows`` (slot -> rows) ``draws`` times with noise from ``seed``, which may never leave the boundary."""
+    """Release ``windows`` (slot -> rows) ``draws`` times with noise from ``seed``, which may never leave the
+    boundary."""
     every, ledger_budget = released(config, windows, draws, seed)
     return Outcome(
         epsilon=config.privacy.epsilon,
@@ -169,7 +173,8 @@ def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int
 
 
 def released(config: Config, windows: Windows, draws: int, seed: int) -> tuple[Leading, int]:
-    """The leading numbers of all cells, windows and draws, and the least budget in the ledger's unit, as :func:`simulate`."""
+    """The leading numbers of all cells, windows and draws, and the least budget in the ledger's unit, as
+    :func:`simulate`."""
     noise = Noise(np.random.default_rng(seed).bytes)
     memories: list[Memory | None] = [None] * draws
     spending, parts = Spending(config.window_grant, config.slotting), []
@@ -211,8 +216,8 @@ def _judged(plan: Plan, samples: Contributions, leading: Derived) -> Leading:
 
 
 def _own(plan: Plan, samples: Contributions, at: IntArray, truth: FloatArray) -> FloatArray:
-    """The mean of weighted users in each cell, shape (C,), under "participation". Under "values", and where nobody who counts
-    was, ``truth``, the mean over samples. ``at``: where the plan lists each cell.
+    """The mean of weighted users in each cell, shape (C,), under "participation". Under "values", and where nobody who
+    counts was, ``truth``, the mean over samples. ``at``: where the plan lists each cell.
     """
     if plan.participation is None:
         return truth

@@ -58,15 +58,15 @@ class Score:
     """Event-weighted errors of one estimator of one statistic, over all windows and trials, in ``unit``.
 
     ``statistic`` "distribution": the error is the Kolmogorov distance of the released distribution. ``mae``, ``rmse``,
-    ``bias``: of the clamped value, over the events in cells that have one; None if none has. ``released``: share of all events
-    that are in such cells. ``noise``: mean absolute noise. ``worst_error``: the largest
-    worst-case error E that a release states, the bound of its bias plus its noise. ``coverage``: share of cells whose 95 %
-    interval holds what noise was added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells whose value is within
-    ±5 km/h of the truth, ``useful_cells``: share of all cells with events; what has no value counts as missed.
-    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``plans``: windows by what
-    their plans retained; ``most_cells``: most cells of one user before and after, in the window where they are most.
-    ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell, ``cell_coverage``: whether the
-    intervals of each cell hold the truth, the worst cells first (both of means only).
+    ``bias``: of the clamped value, over the events in cells that have one; None if none has. ``released``: share of all
+    events that are in such cells. ``noise``: mean absolute noise. ``worst_error``: the largest worst-case error E that
+    a release states, the bound of its bias plus its noise. ``coverage``: share of cells whose 95 % interval holds what
+    noise was added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells whose
+    value is within ±5 km/h of the truth, ``useful_cells``: share of all cells with events; what has no value counts as
+    missed. ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound.
+    ``plans``: windows by what their plans retained; ``most_cells``: most cells of one user before and after, in the
+    window where they are most. ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell,
+    ``cell_coverage``: whether the intervals of each cell hold the truth, the worst cells first (both of means only).
     """
 
     mechanism: str
@@ -96,8 +96,9 @@ class Score:
 
 @dataclass(frozen=True)
 class HistogramScore:
-    """Error of one mechanism's answers over all windows and draws. ``width``: median of 95 % intervals. ``coverage``: share of
-    them that hold the truth; ``covered``: the same by class of true counts, where there are any. None without intervals.
+    """Error of one mechanism's answers over all windows and draws. ``width``: median of 95 % intervals. ``coverage``:
+    share of them that hold the truth; ``covered``: the same by class of true counts, where there are any. None without
+    intervals.
     """
 
     mechanism: str

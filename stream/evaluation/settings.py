@@ -19,8 +19,8 @@ CELLS_PER_USER = (2, 4, 8, 16)
 class Setting:
     """Everything that is searched besides ε and the budget. ``weight``, ``cells_per_user``: only under "participation".
 
-    ``post_processing``: as configured; what models percentiles is left out of :meth:`keys` where ``statistics`` are without what
-    it needs.
+    ``post_processing``: as configured; what models percentiles is left out of :meth:`keys` where ``statistics`` are
+    without what it needs.
     """
 
     resolution: int

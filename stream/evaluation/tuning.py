@@ -1,10 +1,10 @@
 """Searches the least budget under which the leading numbers of a recording are as narrow as wanted. NOT PRIVATE.
 
-First, on the coarsest grid and with the mean alone, one change of the other settings after the other, each kept if it lowers
-the budget. Then, with these, the grids of space and time from coarse to fine. Then the changes again, on the chosen grid. At
-last the choice is tried under other noise, with more ε until that confirms it.
-More ε makes intervals narrower and costs more, so the least ε is enclosed from both sides; where a coarser grid does not
-reach the want within the budget, a finer one is not tried.
+First, on the coarsest grid and with the mean alone, one change of the other settings after the other, each kept if it
+lowers the budget. Then, with these, the grids of space and time from coarse to fine. Then the changes again, on the
+chosen grid. At last the choice is tried under other noise, with more ε until that confirms it. More ε makes intervals
+narrower and costs more, so the least ε is enclosed from both sides; where a coarser grid does not reach the want within
+the budget, a finer one is not tried.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a search ended with. ``grids``: the least trial that reaches the want within the budget on each grid; None if none
-    does. ``skipped``: grids that were not tried, and why. ``chosen``: the best that other noise confirms. Without a chosen one,
-    ``nearest`` is the trial within the budget that comes nearest to the want and does not reach it, and ``beyond`` what the
-    grid ``costed`` needs; None if no ε that is tried suffices there. That grid is the coarsest, or the cheapest if some reach
-    the want within the budget, but none is confirmed there.
+    """What a search ended with. ``grids``: the least trial that reaches the want within the budget on each grid; None
+    if none does. ``skipped``: grids that were not tried, and why. ``chosen``: the best that other noise confirms.
+    Without a chosen one, ``nearest`` is the trial within the budget that comes nearest to the want and does not reach
+    it, and ``beyond`` what the grid ``costed`` needs; None if no ε that is tried suffices there. That grid is the
+    coarsest, or the cheapest if some reach the want within the budget, but none is confirmed there.
     """
 
     trials: tuple[Trial, ...]
@@ -105,7 +105,8 @@ class Recording:
 
 
 class Search:
-    """Trials of one recording, each made once. ``most``: largest budget of a period; ``on_trial``: called after each."""
+    """Trials of one recording, each made once. ``most``: largest budget of a period; ``on_trial``: called after
+    each."""
 
     def __init__(
         self,
@@ -158,8 +159,8 @@ class Search:
         return Tuning(tuple(self._trials.values()), grids, skipped, chosen)
 
     def _first_confirmed(self, candidates: Sequence[Trial]) -> tuple[Trial | None, Trial | None]:
-        """The first of ``candidates``, refined, that other noise confirms within the budget, or None; the cheapest that was
-        refined, None without candidates.
+        """The first of ``candidates``, refined, that other noise confirms within the budget, or None; the cheapest that
+        was refined, None without candidates.
         """
         refined: list[Trial] = []
         chosen = None
@@ -180,8 +181,8 @@ class Search:
         return Tuning(tuple(self._trials.values()), grids, skipped, None, nearest, beyond, costed)
 
     def _confirmed(self, best: Trial, most: float) -> Trial | None:
-        """``best``, or the next ε above it, that reaches the want under other noise, too, for a budget of at most ``most``;
-        None if no ε does.
+        """``best``, or the next ε above it, that reaches the want under other noise, too, for a budget of at most
+        ``most``; None if no ε does.
 
         Of many trials under one noise, the cheapest was also lucky.
         """
@@ -194,7 +195,8 @@ class Search:
         return None
 
     def _nearest(self) -> Trial | None:
-        """The trial within the budget that does not reach the want and whose intervals are narrowest; None if there is none.
+        """The trial within the budget that does not reach the want and whose intervals are narrowest; None if there is
+        none.
 
         One that reaches it was lucky: other noise did not confirm it.
         """
@@ -273,7 +275,8 @@ class Search:
         return best
 
     def _honest(self, trial: Trial, before: float, most: float) -> Trial | None:
-        """``trial``, or one of a few higher ε, whose intervals hold the truth often enough; None if all of them do not."""
+        """``trial``, or one of a few higher ε, whose intervals hold the truth often enough; None if all of them do
+        not."""
         for level in range(trial.level, min(trial.level + _HONEST_STEPS, len(EPSILONS))):
             candidate = self.trial(trial.setting, level)
             if candidate.outcome.budget > most:
@@ -292,8 +295,8 @@ class Search:
 
 
 def terms_of(config: Config, trial: Trial, most: float) -> dict[str, float]:
-    """Dotted keys of the privacy parameters of ``trial``. Its budget is rounded up to three digits, unless that is above
-    ``most``, the ε of a period; then it is exact.
+    """Dotted keys of the privacy parameters of ``trial``. Its budget is rounded up to three digits, unless that is
+    above ``most``, the ε of a period; then it is exact.
     """
     least = trial.outcome.ledger_budget
     step = 10 ** max(len(str(least)) - 3, 0)

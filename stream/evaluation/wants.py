@@ -34,7 +34,8 @@ class Want:
         half_width, percent = float(match[1]), float(match[2])
         if not 0 < half_width < upper / 2:
             raise ValueError(
-                f"±{half_width:g} km/h in {text!r} must be above 0 and below {upper / 2:g}, half of speed.upper_bound; write one "
+                f"±{half_width:g} km/h in {text!r} must be above 0 and below {upper / 2:g}, half of speed.upper_bound; "
+                "write one "
                 f"like {EXAMPLE!r}"
             )
         if not 0 < percent <= 100:

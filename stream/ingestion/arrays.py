@@ -1,6 +1,7 @@
 """JSON that holds several events: arrays, and notifications of NGSI-LD context brokers. Pure.
 
-An element is cut out without being read, so an element that is no event, or that JSON does not know (NaN), is refused alone.
+An element is cut out without being read, so an element that is no event, or that JSON does not know (NaN), is refused
+alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ MAX_EVENTS = 5_000
 _SPACE = b" \t\r\n"
 _KEPT, _HEAD, _PIECE = 1 << 10, 1 << 12, 1 << 14
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+("?)|[\[\]{},]', re.DOTALL)
-"""A string, whose group is empty while its end is missing, or a mark of structure. Every quotation mark begins a match."""
+"""A string, whose group is empty while its end is missing, or a mark of structure. Every quotation mark begins a
+match."""
 
 _MEMBER = re.compile(rb'"(type|data)"\s*:\s*(.*)', re.DOTALL)
 
@@ -40,7 +42,8 @@ def may_hold_several(message: bytes) -> bool:
 
 
 def elements(message: bytes, most: float = math.inf) -> list[bytes] | None:
-    """The elements of a JSON array, or of the ``data`` of a notification; None for anything else, and if there are none.
+    """The elements of a JSON array, or of the ``data`` of a notification; None for anything else, and if there are
+    none.
 
     ``most``: of an array that is no JSON, nothing is read behind so many elements.
     """
@@ -52,7 +55,8 @@ def elements(message: bytes, most: float = math.inf) -> list[bytes] | None:
 
 
 def first_element(message: bytes) -> bytes:
-    """The first of the :func:`elements`, however the others are formed; nothing if it is not known after the first 4 KiB."""
+    """The first of the :func:`elements`, however the others are formed; nothing if it is not known after the first 4
+    KiB."""
     text = message.strip(_SPACE)
     values = _whole(text)
     if values is None:
@@ -77,8 +81,8 @@ def _data_of(notification: bytes) -> bytes:
 
 
 def _cut(text: bytes, most: float) -> list[bytes] | None:
-    """The elements of one array, however they are formed, up to one that exceeds ``most``; None if the array does not end with
-    the text. Nothing is read behind the end of the first array.
+    """The elements of one array, however they are formed, up to one that exceeds ``most``; None if the array does not
+    end with the text. Nothing is read behind the end of the first array.
     """
     cutter, values = Cutter(len(text)), list[bytes]()
     for at in range(0, len(text), _PIECE):

@@ -1,8 +1,9 @@
 """A Kafka consumer with bounded memory, whatever producers send.
 
-A batch that :mod:`stream.ingestion.unpacking` refuses, or that cannot be read, is skipped and noted, and reading continues after
-it. So is one that was damaged in the broker's log, which aiokafka would fetch again without end, and nothing else. Of a message
-this consumer keeps only what the service needs, and of one above ``MAX_ARRAY_BYTES`` only the fact that it was too large.
+A batch that :mod:`stream.ingestion.unpacking` refuses, or that cannot be read, is skipped and noted, and reading
+continues after it. So is one that was damaged in the broker's log, which aiokafka would fetch again without end, and
+nothing else. Of a message this consumer keeps only what the service needs, and of one above ``MAX_ARRAY_BYTES`` only
+the fact that it was too large.
 
 aiokafka has no setting for such limits, so this module replaces two of aiokafka's classes by its own. Its tests fail if
 another version of aiokafka does not have these classes.
@@ -30,7 +31,8 @@ log = structlog.get_logger()
 MAX_FETCH_BYTES = 8 << 20
 """Largest stored size of one partition's part in one answer of the broker; a single batch may be as large."""
 MAX_GATHERED_BYTES = 32 << 20
-"""Once this many bytes were read or unpacked at a time, no further message is taken: at most one batch more is unpacked."""
+"""Once this many bytes were read or unpacked at a time, no further message is taken: at most one batch more is
+unpacked."""
 _FETCHES = 3
 """How often a batch is fetched whose bytes are not those that were sent, before it is skipped."""
 _LOG_APPEND_TIME = 1
@@ -58,7 +60,8 @@ class Skipped(NamedTuple):
 
 
 class BoundedConsumer:
-    """An :class:`AIOKafkaConsumer` (``kafka``) of the feed, and the batches that it skipped (``skipped``); the caller clears them.
+    """An :class:`AIOKafkaConsumer` (``kafka``) of the feed, and the batches that it skipped (``skipped``); the caller
+    clears them.
 
     ``group``: the consumer group; None for a reader that is assigned its partitions and commits nothing.
     """
@@ -66,7 +69,8 @@ class BoundedConsumer:
     def __init__(self, config: KafkaConfig, group: str | None) -> None:
         self.skipped: list[Skipped] = []
         self.bytes_read = 0
-        """Bytes of the messages that were read at a time; of a packed batch, those of all that was unpacked, and of the packed."""
+        """Bytes of the messages that were read at a time; of a packed batch, those of all that was unpacked, and of the
+        packed."""
         self._failure: KafkaError | None = None
         self._damaged: dict[TopicPartition, tuple[int, int]] = {}
         self.kafka = AIOKafkaConsumer(
@@ -81,7 +85,8 @@ class BoundedConsumer:
         )
 
     def fetches_again(self, partition: TopicPartition, offset: int) -> bool:
-        """Whether the damaged batch at ``offset`` is fetched once more, because only its way here may have damaged it."""
+        """Whether the damaged batch at ``offset`` is fetched once more, because only its way here may have damaged
+        it."""
         last, count = self._damaged.get(partition, (offset, 0))
         count = count + 1 if last == offset else 1
         self._damaged[partition] = offset, count
@@ -106,10 +111,12 @@ class BoundedConsumer:
     async def gather(
         self, messages: int, timeout_ms: int, begun: Callable[[TopicPartition, list[FeedRecord]], int]
     ) -> list[tuple[TopicPartition, int, list[FeedRecord]]]:
-        """At most ``messages`` messages: for each run of records its partition, the offset that ``begun`` returns, and the records.
+        """At most ``messages`` messages: for each run of records its partition, the offset that ``begun`` returns, and
+        the records.
 
-        ``begun`` is called before anything else can happen to the partition. If a partition was assigned anew meanwhile, its
-        records come as separate runs. An error of the broker is raised only after the messages before it were returned.
+        ``begun`` is called before anything else can happen to the partition. If a partition was assigned anew
+        meanwhile, its records come as separate runs. An error of the broker is raised only after the messages before it
+        were returned.
         """
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -175,7 +182,8 @@ class _BoundedResult(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has
 
 
 class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokafka has no types
-    """Records of one partition in one answer of the broker. ``log_end``: the offset after its last message at that time."""
+    """Records of one partition in one answer of the broker. ``log_end``: the offset after its last message at that
+    time."""
 
     log_end: float = math.inf
     is_packed = False
@@ -190,7 +198,8 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
             self._consumer_record = self._feed_record
 
     def __iter__(self) -> Iterator[FeedRecord]:
-        # The generator itself: aiokafka's own iterator calls a function of Python for each record, and drops the generator at its end.
+        # The generator itself: aiokafka's own iterator calls a function of Python for each record, and drops the
+        # generator at its end.
         records: Iterator[FeedRecord] | None = self._records_iterator
         return iter(()) if records is None else records
 
@@ -209,8 +218,8 @@ class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokaf
 class _Batches:
     """The batches of an answer; each of them can be skipped.
 
-    Where the log is damaged so that no batch can be told from the next, the answer ends. The brokers do not read on there
-    either; other partitions are read.
+    Where the log is damaged so that no batch can be told from the next, the answer ends. The brokers do not read on
+    there either; other partitions are read.
     """
 
     def __init__(self, records: Any, reading: _BoundedRecords) -> None:
@@ -219,7 +228,8 @@ class _Batches:
         self._next: _Batch | _Damaged | None = None
 
     def has_next(self) -> bool:
-        """Whether another batch is taken. After batches that were unpacked in vain, the rest of the answer is fetched again."""
+        """Whether another batch is taken. After batches that were unpacked in vain, the rest of the answer is fetched
+        again."""
         if self._reading.consumer.has_enough:
             return False
         if self._next is None:
@@ -251,13 +261,15 @@ class _Batches:
             return None
 
     def _is_sound(self, batch: Any) -> bool:
-        """Whether its checksum is right, and its offsets, which the checksum does not cover, lie in what is left of the log."""
+        """Whether its checksum is right, and its offsets, which the checksum does not cover, lie in what is left of the
+        log."""
         return (
             bool(batch.validate_crc()) and self._reading.next_fetch_offset < batch.next_offset <= self._reading.log_end
         )
 
     def _end_of(self, damaged: Any, following: Any) -> int:
-        """The offset after a batch whose own word for it is not believed: the next one's, and within what is left of the log."""
+        """The offset after a batch whose own word for it is not believed: the next one's, and within what is left of
+        the log."""
         end = damaged.next_offset if following is None else following.base_offset
         return int(max(min(end, self._reading.log_end), self._reading.next_fetch_offset + 1))
 

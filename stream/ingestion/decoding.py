@@ -1,8 +1,9 @@
 """Decodes the messages of a batch into columns in one pass, with a reason for each message that is refused.
 
-Speeds are rounded to the public grid of ``SPEED_QUANTUM_KMH`` (half to even), positions to a grid of 1e-7 degree. The H3 cell
-is computed from the position before rounding. Under relation "values" no speed is refused because it is high or negative, because
-the number of events is public: a negative one counts as 0, and speeds are clipped to the configured bound later.
+Speeds are rounded to the public grid of ``SPEED_QUANTUM_KMH`` (half to even), positions to a grid of 1e-7 degree. The
+H3 cell is computed from the position before rounding. Under relation "values" no speed is refused because it is high or
+negative, because the number of events is public: a negative one counts as 0, and speeds are clipped to the configured
+bound later.
 """
 
 from __future__ import annotations
@@ -83,10 +84,11 @@ _SOUND = 255
 class Batch:
     """Columns of one batch.
 
-    ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch seconds).
-    ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]`` is the reason.
-    ``element``: the index of each refused event in its message, or of the corner for which a region is; -1 for other whole messages.
-    Neither index descends, and every event is in exactly one of them. ``messages``: number of messages that were decoded.
+    ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch
+    seconds). ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]``
+    is the reason. ``element``: the index of each refused event in its message, or of the corner for which a region is;
+    -1 for other whole messages. Neither index descends, and every event is in exactly one of them. ``messages``: number
+    of messages that were decoded.
     """
 
     rows: NDArray[np.void]
@@ -102,7 +104,8 @@ class Batch:
 class FixColumns:
     """Fixes of a table, shape (n,): identifiers, µs UTC, degrees, and speed in the feed's unit.
 
-    ``missing``: a field is empty. ``wrong``: a field has a value of another type. The values of such rows do not matter.
+    ``missing``: a field is empty. ``wrong``: a field has a value of another type. The values of such rows do not
+    matter.
     """
 
     user: list[Any]
@@ -134,9 +137,10 @@ class Decoder:
     def __init__(self, config: Config, user_key: bytes, *, arrays: bool = True) -> None:
         """``arrays``: whether a message may hold several events, as an array or notification.
 
-        Under "participation" such a message is refused as a whole, with a reason of its own: an array has one size and one
-        structure, so what one user sends in it would decide whether the events of the others in it count. A region, which is
-        several events of one user, is read under both relations, but only as a message of its own: within an array it is refused.
+        Under "participation" such a message is refused as a whole, with a reason of its own: an array has one size and
+        one structure, so what one user sends in it would decide whether the events of the others in it count. A region,
+        which is several events of one user, is read under both relations, but only as a message of its own: within an
+        array it is refused.
         """
         self._regions = config.declares_regions and config.feed.format == "canonical"
         known = feed_format(config.feed)
@@ -169,7 +173,8 @@ class Decoder:
         return whole
 
     def decode_part(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
-        """As :meth:`decode`, but of messages that are no event alone only so many that about ``AT_ONCE`` events are decoded.
+        """As :meth:`decode`, but of messages that are no event alone only so many that about ``AT_ONCE`` events are
+        decoded.
 
         The batch says how many messages that were, at least one of them. No byte is decoded twice.
         """
@@ -187,7 +192,8 @@ class Decoder:
         return Batch(batch.rows, index, batch.slots, message[bad], reason[bad], element[bad], read.messages)
 
     def _leading(self, values: Sequence[Any]) -> Leading:
-        """The fixes of the first messages, up to one that is not an event alone: of all of them in an ordinary batch."""
+        """The fixes of the first messages, up to one that is not an event alone: of all of them in an ordinary
+        batch."""
         leading = Leading([])
         # An error is of the message that cannot be decoded, or of an empty one or a tombstone before any is.
         with suppress(Exception):
@@ -198,7 +204,8 @@ class Decoder:
         return leading
 
     def _read(self, values: Sequence[bytes | None], leading: Leading, *, nested: bool = False) -> Read:
-        """The events of the first messages, in one pass. ``nested``: of all elements of one message, which hold no others."""
+        """The events of the first messages, in one pass. ``nested``: of all elements of one message, which hold no
+        others."""
         arrays = self._arrays and not nested
         fixes, events, spent = leading.fixes, len(leading.fixes), 0
         read, undecodable = Read(fixes, list(range(events))), events if leading.is_cut else -1
@@ -259,7 +266,8 @@ class Decoder:
         return (self._why_undecodable(value), -1) if fault is None else (Reason(fault[0]), fault[1])
 
     def _total(self, fixes: list[Any], arrived_us: Arrived) -> Batch:
-        """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and refused."""
+        """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and
+        refused."""
         try:
             users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
             columns = times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
@@ -316,7 +324,8 @@ class Decoder:
         reason: NDArray[np.uint8],
         arrived_us: Arrived,
     ) -> Batch:
-        """The batch of which ``columns`` (time, lat, lng, speed) are the messages at ``index``; writes the ``reason`` of each."""
+        """The batch of which ``columns`` (time, lat, lng, speed) are the messages at ``index``; writes the ``reason``
+        of each."""
         pseudonyms, verdict = self._pseudonymise(users)
         fixes = _Fixes(pseudonyms, *columns)
         self._judge(fixes, arrived_us if isinstance(arrived_us, int) else arrived_us[index], verdict)

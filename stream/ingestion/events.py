@@ -19,7 +19,8 @@ class Leading:
 
 @dataclass
 class Read:
-    """Events as they were read. ``index``: the number of the event of each fix. ``refused``: codes by number of the event."""
+    """Events as they were read. ``index``: the number of the event of each fix. ``refused``: codes by number of the
+    event."""
 
     fixes: list[Any] = field(default_factory=list)
     index: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Feed formats: the paths and units of their fields, and fast decoders of the known ones.
 
-A format is a set of field paths (``FeedFields``) and a speed unit. The typed structs only make the known formats fast. All
-formats give the same five fields, so later steps do not depend on the format.
+A format is a set of field paths (``FeedFields``) and a speed unit. The typed structs only make the known formats fast.
+All formats give the same five fields, so later steps do not depend on the format.
 """
 
 from __future__ import annotations
@@ -95,10 +95,11 @@ def known_fields() -> dict[str, FeedFields]:
 
 @dataclass(frozen=True)
 class FeedFormat:
-    """Decoder of one format: ``decode`` returns an object or raises; the getters read its user, time, lat, lng and speed.
+    """Decoder of one format: ``decode`` returns an object or raises; the getters read its user, time, lat, lng and
+    speed.
 
-    Times are aware datetimes or epoch milliseconds. ``kmh``: one unit of the format's speed in km/h. ``lenient``: reads what
-    ``decode`` refuses and whose meaning is certain, like numbers in texts; None where ``decode`` does.
+    Times are aware datetimes or epoch milliseconds. ``kmh``: one unit of the format's speed in km/h. ``lenient``: reads
+    what ``decode`` refuses and whose meaning is certain, like numbers in texts; None where ``decode`` does.
     """
 
     decode: Callable[[bytes], Any]
@@ -157,8 +158,8 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
 def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
     """The format of recordings in ``file_format``.
 
-    Where ``feed`` derives speeds, an event needs none: that of an event without a number is None, and if all are derived, that of
-    every event is; then ``fields`` names none.
+    Where ``feed`` derives speeds, an event needs none: that of an event without a number is None, and if all are
+    derived, that of every event is; then ``fields`` names none.
     """
     known = feed_format(feed.model_copy(update={"format": file_format}))
     if not feed.derives_speeds:
@@ -191,8 +192,8 @@ def _itms_lng(fix: _ItmsFix) -> float:
 def _decoder_of(fields: FeedFields, *, declared: bool, any_speed: bool = False) -> Callable[[bytes], Any]:
     """Reads events field by field: what stands in other fields never matters, and numbers may be texts.
 
-    ``declared``: times are in ``time_format``, else RFC 3339 or epoch milliseconds. ``any_speed``: a speed that is no number
-    is None. Raises for an event that cannot be read.
+    ``declared``: times are in ``time_format``, else RFC 3339 or epoch milliseconds. ``any_speed``: a speed that is no
+    number is None. Raises for an event that cannot be read.
     """
     user, time, lat, lng = (field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng))
     speed = None if fields.speed is None else field_path(fields.speed)
@@ -218,7 +219,8 @@ def _tree(message: bytes) -> Any:
 
 
 def _named(user: Any) -> str | int:
-    """The identifier. Raises for other types, and for a text that is not in UTF-8, which may be that of several users."""
+    """The identifier. Raises for other types, and for a text that is not in UTF-8, which may be that of several
+    users."""
     if isinstance(user, bool) or not isinstance(user, str | int) or (isinstance(user, str) and NO_LETTER in user):
         raise ValueError("no identifier")
     return user
@@ -255,7 +257,8 @@ def _number_or_none(tree: Any, path: tuple[str | int, ...]) -> float | None:
 def time_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], datetime | int | float]:
     """Reads times of one form, as aware datetimes or epoch milliseconds, and raises for others.
 
-    Not ``declared``: epoch milliseconds. Where times are numbers, texts of ISO 8601 are read as well. A text without an offset is local time in the ``timezone``.
+    Not ``declared``: epoch milliseconds. Where times are numbers, texts of ISO 8601 are read as well. A text without an
+    offset is local time in the ``timezone``.
     """
     form = fields.time_format if declared else "epoch-ms"
     zone = None if fields.timezone is None else ZoneInfo(fields.timezone)
@@ -277,8 +280,8 @@ def time_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], dateti
 def read_instant(text: object, zone: ZoneInfo | None) -> datetime:
     """ISO 8601 text as an aware datetime; a time without an offset is local time in ``zone``. Leap seconds are valid.
 
-    Raises :class:`ValueError` for other values, for a local time that occurs twice or never because clocks are changed, and
-    for one without a ``zone``.
+    Raises :class:`ValueError` for other values, for a local time that occurs twice or never because clocks are changed,
+    and for one without a ``zone``.
     """
     if not isinstance(text, str):
         raise ValueError("no text")

@@ -1,8 +1,8 @@
 """How far the log of a partition reaches on its leader, with the messages that readers are not shown yet.
 
 A leader shows a message once every follower in sync has it. While it waits for one that died or hangs, for up to
-``replica.lag.time.max.ms``, messages that it appended stay invisible: the end that readers are usually told (the high watermark)
-lies before them, and the topic looks read to its end. Here the leader is asked for the end of its log.
+``replica.lag.time.max.ms``, messages that it appended stay invisible: the end that readers are usually told (the high
+watermark) lies before them, and the topic looks read to its end. Here the leader is asked for the end of its log.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _AS_READER, _AS_DEBUGGER = -1, -2
 """Replica ids of ListOffsets. Only a leader answers a reader. A debugger is told the end of the log by any replica."""
 _LATEST = -1
 _OWN_CONNECTION = 2
-"""The group of connections of these requests, beside aiokafka's own two. On one that fetches, each would wait behind a fetch that
-finds nothing, for half a second."""
+"""The group of connections of these requests, beside aiokafka's own two. On one that fetches, each would wait behind a
+fetch that finds nothing, for half a second."""
 
 
 class LogEnds(NamedTuple):
-    """``ends``: the offset behind the last message that the leader of each partition has appended. ``unknown``: why there is
-    none of the other partitions.
+    """``ends``: the offset behind the last message that the leader of each partition has appended. ``unknown``: why
+    there is none of the other partitions.
     """
 
     ends: dict[TopicPartition, int]
@@ -80,7 +80,8 @@ async def _asked(consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition
 
 
 async def first_after(consumer: AIOKafkaConsumer, partition: TopicPartition, time_us: int) -> int:
-    """Offset of the first message that was appended to ``partition`` after ``time_us`` (µs UTC); the log's end if there is none."""
+    """Offset of the first message that was appended to ``partition`` after ``time_us`` (µs UTC); the log's end if there
+    is none."""
     ends = await consumer.end_offsets([partition])
     later = await consumer.offsets_for_times({partition: time_us // 1000 + 1})
     return int(ends[partition] if later[partition] is None else later[partition].offset)

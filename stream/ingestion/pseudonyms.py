@@ -1,7 +1,7 @@
 """Keyed 64-bit pseudonyms, the only form in which users enter Redis, and the secret key behind them.
 
-All workers of a feed must share one key, and it must not change within a ledger period, because a user with two pseudonyms
-has two budgets. Redis stores the key's fingerprint and so recognises another key.
+All workers of a feed must share one key, and it must not change within a ledger period, because a user with two
+pseudonyms has two budgets. Redis stores the key's fingerprint and so recognises another key.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class IngestMetrics(Protocol):
 class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """Reads the feed's topic into Redis until stopped. Kafka offsets are committed after the append.
 
-    Redis, not Kafka, stores which messages were read: reading continues at the offset in Redis. Every append states the offset
-    from which its batch was read without a gap, so Redis can refuse a batch that would skip messages.
+    Redis, not Kafka, stores which messages were read: reading continues at the offset in Redis. Every append states the
+    offset from which its batch was read without a gap, so Redis can refuse a batch that would skip messages.
     """
 
     def __init__(
@@ -189,7 +189,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         log.info("partitions assigned", partitions=sorted(partition.partition for partition in assigned))
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Forget the partitions. If the next owner is faster, Redis skips what it already stored of a batch still in progress."""
+        """Forget the partitions. If the next owner is faster, Redis skips what it already stored of a batch still in
+        progress."""
         for partition in revoked:
             self._position.pop(partition, None)
             self._stored.pop(partition, None)
@@ -229,7 +230,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
     async def _note_ends(self, consumer: AIOKafkaConsumer) -> None:
         """Store which partitions were read to the end that was looked up. Everything read so far is already in Redis.
 
-        One of which Redis lost rows is read again from where Redis is, because it may never get a message that would show it.
+        One of which Redis lost rows is read again from where Redis is, because it may never get a message that would
+        show it.
         """
         reached, mine = [], consumer.assignment()
         for partition, (end, time_us) in list(self._ends.items()):
@@ -279,8 +281,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
     async def _find_again(self, consumer: AIOKafkaConsumer, lost: Mapping[TopicPartition, int]) -> None:
         """Continue logs that no longer have our offset: where retention has moved their beginning, there.
 
-        If a log ends before our offset, a power failure took its end, or the topic is new. What was appended before the time
-        until which it was read was read, so reading continues behind that.
+        If a log ends before our offset, a power failure took its end, or the topic is new. What was appended before the
+        time until which it was read was read, so reading continues behind that.
         """
         begins = await consumer.beginning_offsets(list(lost))
         for partition, begin in begins.items():
@@ -329,7 +331,8 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         offsets: NDArray[np.int64],
         rising: NDArray[np.int64] | None,
     ) -> bool:
-        """Store the batch; False if reading must continue elsewhere. The events of one message are stored by one call."""
+        """Store the batch; False if reading must continue elsewhere. The events of one message are stored by one
+        call."""
         last = batch.messages - 1
         following = int(offsets[last]) + 1
         arrivals = None if rising is None else Arrivals(rising[batch.index], int(rising[last]), self._deadline)

@@ -1,7 +1,7 @@
 """Canonical messages that declare a region by its corners. Pure.
 
-A message has either a place (``lat`` and ``lng``) or a ``region``; one with both is refused, because it would be an event of its
-own and the corners of others.
+A message has either a place (``lat`` and ``lng``) or a ``region``; one with both is refused, because it would be an
+event of its own and the corners of others.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _declared_region = msgspec.json.Decoder(_DeclaredRegion).decode
 
 
 def corners_of(message: bytes) -> list[Fix] | None:
-    """The fixes of a canonical event with a ``region``, a list of corners: one for each, all with its user, time and speed. None
-    for anything else, whatever the bytes.
+    """The fixes of a canonical event with a ``region``, a list of corners: one for each, all with its user, time and
+    speed. None for anything else, whatever the bytes.
     """
     try:
         event = _declared_region(message)
@@ -53,8 +53,9 @@ def corners_of(message: bytes) -> list[Fix] | None:
 
 
 def region_fault(message: bytes) -> tuple[str, int] | None:
-    """Why a message with a region is refused, by the name of the reason, and the index of the first corner that is at fault; -1 if
-    none is. None for a message without a region. A sound region is "several-events": it was sent where one is expected.
+    """Why a message with a region is refused, by the name of the reason, and the index of the first corner that is at
+    fault; -1 if none is. None for a message without a region. A sound region is "several-events": it was sent where one
+    is expected.
     """
     try:
         event = json.loads(message.decode(), parse_int=float)

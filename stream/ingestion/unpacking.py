@@ -1,7 +1,8 @@
 """Unpacks the batches of messages that aiokafka reads, within bounds.
 
-Kafka limits the stored size of a batch, but 36 kB on disk may unpack into gigabytes, and an empty header of a message, which has
-two bytes, takes eighty as an object. aiokafka has no setting for such limits, so this module replaces the codecs of its readers.
+Kafka limits the stored size of a batch, but 36 kB on disk may unpack into gigabytes, and an empty header of a message,
+which has two bytes, takes eighty as an object. aiokafka has no setting for such limits, so this module replaces the
+codecs of its readers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from aiokafka.record.util import decode_varint_py as decode_varint  # the compil
 MAX_BATCH_BYTES = 16 << 20
 """Largest unpacked size of one batch."""
 MAX_HEADERS_BYTES = 1 << 16
-"""Most bytes that the headers of one message take in a batch of more than 1 MiB: read, they take forty times as many."""
+"""Most bytes that the headers of one message take in a batch of more than 1 MiB: read, they take forty times as
+many."""
 _ORDINARY_BYTES = 1 << 20
 _SHORTEST_RECORD = 6
 """Bytes of a message without key, value and headers."""
@@ -35,7 +37,8 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.room = bytearray(MAX_BATCH_BYTES)
         self.bytes_unpacked = 0
-        """Bytes of all packed batches, and of what they were unpacked into; of refused ones as if they were the largest."""
+        """Bytes of all packed batches, and of what they were unpacked into; of refused ones as if they were the
+        largest."""
 
 
 scratch = _Scratch()

@@ -122,7 +122,8 @@ class KafkaServer(Server):
         settings: str = "",
         users: Mapping[str, str] | None = None,
     ) -> None:
-        """``settings``: further lines of ``server.properties``, a later line overrides an earlier one with the same key.
+        """``settings``: further lines of ``server.properties``, a later line overrides an earlier one with the same
+        key.
 
         ``users``: names and passwords for SCRAM-SHA-512, known from the first start on.
         """
@@ -217,7 +218,8 @@ appender.console.layout.pattern=%d{ISO8601} %p %c{1} %m%n
 
 
 def random_uuid() -> str:
-    """A random UUID in Kafka's notation. None begins with a dash, which Kafka's storage tool would take for an option."""
+    """A random UUID in Kafka's notation. None begins with a dash, which Kafka's storage tool would take for an
+    option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text

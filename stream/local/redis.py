@@ -40,8 +40,8 @@ def find_redis() -> str:
 class RedisServer(Server):
     """Redis with the settings that the ledger needs: append-only file, synced on every write, no eviction.
 
-    It holds rows and a ledger, so other users of the machine must not reach it. It opens no port; its socket is in a folder of
-    its own that only this user can enter, because the path of a socket has at most 107 bytes.
+    It holds rows and a ledger, so other users of the machine must not reach it. It opens no port; its socket is in a
+    folder of its own that only this user can enter, because the path of a socket has at most 107 bytes.
     """
 
     name = "redis"
@@ -69,7 +69,8 @@ class RedisServer(Server):
     def start(self) -> Self:
         """Start and wait until data is loaded.
 
-        Raises :class:`RedisMissingError`, :class:`StartError`, or :class:`LocalServerError` for a server that is too old.
+        Raises :class:`RedisMissingError`, :class:`StartError`, or :class:`LocalServerError` for a server that is too
+        old.
         """
         make_private(self._socket.parent)
         command = [

@@ -26,7 +26,8 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 # Below Linux's ephemeral range (32768-60999), so that no outgoing connection takes a port between choice and bind.
 _PORTS = range(20_000, 32_000)
 _SHORTEST_POLL, _LONGEST_POLL = 0.005, 0.1
-"""Seconds between looks at a server that starts, of which each is half as long again as the one before: Valkey answers after 20 ms."""
+"""Seconds between looks at a server that starts, of which each is half as long again as the one before: Valkey answers
+after 20 ms."""
 _LOG_TAIL_LINES = 15
 
 
@@ -41,8 +42,9 @@ class StartError(LocalServerError):
 def free_port() -> int:
     """A loopback TCP port that is free now, and that this function gives to nobody else for a minute.
 
-    A connection to it was ended by its own side, so for that time (TIME_WAIT) nobody can bind it but with SO_REUSEADDR, as servers
-    do. A broker needs a second from its choice of ports until it binds them. Raises :class:`LocalServerError` if none is found.
+    A connection to it was ended by its own side, so for that time (TIME_WAIT) nobody can bind it but with SO_REUSEADDR,
+    as servers do. A broker needs a second from its choice of ports until it binds them. Raises
+    :class:`LocalServerError` if none is found.
     """
     for port in random.sample(_PORTS, 200):
         with closing(socket.socket()) as probe, suppress(OSError):
@@ -56,7 +58,8 @@ def free_port() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Called in a child before exec: let the kernel kill it when the thread of ``parent`` that started it ends (Linux)."""
+    """Called in a child before exec: let the kernel kill it when the thread of ``parent`` that started it ends
+    (Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
@@ -73,8 +76,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a child in its own session, with its output appended to ``log``.
 
-    Ctrl-C reaches only the parent, which then stops the child. The kernel kills the child when the *thread* that started it
-    ends, so start it from a thread that lives long enough. What it writes is for this user only.
+    Ctrl-C reaches only the parent, which then stops the child. The kernel kills the child when the *thread* that
+    started it ends, so start it from a thread that lives long enough. What it writes is for this user only.
     """
     log.touch(0o600)
     with log.open("ab") as output:
@@ -115,8 +118,8 @@ def end_process(process: subprocess.Popen[bytes], seconds: float) -> None:
 def make_private(folder: Path) -> None:
     """Make a folder that only this user can enter, or close an empty one to all others.
 
-    Raises :class:`LocalServerError` for a folder of another user, and for one that others could enter while it held something,
-    which may be theirs.
+    Raises :class:`LocalServerError` for a folder of another user, and for one that others could enter while it held
+    something, which may be theirs.
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
@@ -129,7 +132,8 @@ def make_private(folder: Path) -> None:
         return
     if any(folder.iterdir()):
         raise LocalServerError(
-            f"{folder}: mode {status.st_mode & 0o777:04o} lets others in; if you know everything in it, run: chmod 700 {folder}"
+            f"{folder}: mode {status.st_mode & 0o777:04o} lets others in; if you know everything in it, run: chmod 700 "
+            f"{folder}"
         )
     folder.chmod(0o700)
 

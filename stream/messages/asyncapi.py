@@ -1,4 +1,5 @@
-"""The AsyncAPI 3.1 document of the output topics, generated from the schemas and topic settings that the service uses."""
+"""The AsyncAPI 3.1 document of the output topics, generated from the schemas and topic settings that the service
+uses."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from stream.messages.topics import OUTPUT_PLANS, TopicPlan
 Schema = dict[str, Any]
 
 VERSION = "1.3.0"
-"""Version of the messages. The second number counts additions; a change that breaks readers gets a new topic, ``.v2``."""
+"""Version of the messages. The second number counts additions; a change that breaks readers gets a new topic,
+``.v2``."""
 
 _KEYS = {
     HEXAGON_SPEED: "H3 index of the cell.",
@@ -22,7 +24,8 @@ _KEYS = {
 _MEANING = {
     HEXAGON_SPEED: "One message per released cell and window.",
     SPATIAL_HISTOGRAM: "One message per mechanism and window, from which any range query can be answered.",
-    WINDOW: "The close marker: one message per window, sent after all others of it, with their number and digest, and with the digest of "
+    WINDOW: "The close marker: one message per window, sent after all others of it, with their number and digest, and "
+    "with the digest of "
     "the marker before it.",
     REJECTED: "Which input was refused and why. Inside the trust boundary only; empty under relation participation.",
 }
@@ -103,7 +106,8 @@ def document() -> Schema:
             "title": "Hexveil releases",
             "version": VERSION,
             "description": (
-                "Differentially private traffic statistics. A message may be sent more than once, with the same ce_id and the same "
+                "Differentially private traffic statistics. A message may be sent more than once, with the same ce_id "
+                "and the same "
                 "bytes. Later versions may add fields; ignore those that you do not know."
             ),
         },
@@ -184,14 +188,16 @@ def _headers(topic: str) -> Schema:
     required = [name for name in properties if name != "ce_time" or topic != REJECTED]
     if topic == WINDOW:
         properties[SIGNATURE] = text | {
-            "description": "Ed25519 signature in base64, by the key that the value names as its signer, of the value byte for byte. Absent: "
+            "description": "Ed25519 signature in base64, by the key that the value names as its signer, of the value "
+            "byte for byte. Absent: "
             "the marker is not signed."
         }
     return {"type": "object", "properties": properties, "required": required}
 
 
 def _as_draft_07(node: Any) -> Any:
-    """The schema in AsyncAPI's dialect. Of the keywords that our schemas use, only ``dependentRequired`` has another name there."""
+    """The schema in AsyncAPI's dialect. Of the keywords that our schemas use, only ``dependentRequired`` has another
+    name there."""
     if isinstance(node, list):
         return [_as_draft_07(part) for part in node]
     if not isinstance(node, dict):

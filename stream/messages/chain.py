@@ -1,9 +1,10 @@
 """Close markers form a chain, and an operator may sign them, so that a third party can tell what was published.
 
-Each marker carries the SHA-256 of the value of the marker before it (``previous``). With a signing key it names the public key
-(``signer``), and its header ``ce_signature`` is the Ed25519 signature (RFC 8032) of its value, byte for byte. Both follow from the
-marker and the one before it alone, so a marker that is made again is the same. An operator who changes the key lets the old one
-endorse the new one, and each marker of the new key carries that endorsement (``succeeds``).
+Each marker carries the SHA-256 of the value of the marker before it (``previous``). With a signing key it names the
+public key (``signer``), and its header ``ce_signature`` is the Ed25519 signature (RFC 8032) of its value, byte for
+byte. Both follow from the marker and the one before it alone, so a marker that is made again is the same. An operator
+who changes the key lets the old one endorse the new one, and each marker of the new key carries that endorsement
+(``succeeds``).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class ChainError(ValueError):
 
 
 class Succession(msgspec.Struct, frozen=True):
-    """An old key's statement that another one follows it. ``signer``: the old public key; ``endorsement``: its signature."""
+    """An old key's statement that another one follows it. ``signer``: the old public key; ``endorsement``: its
+    signature."""
 
     signer: str
     endorsement: str
@@ -61,7 +63,8 @@ class Succession(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """What the next marker needs to know of the last one: the digest of its value, and who signed it (empty: nobody)."""
+    """What the next marker needs to know of the last one: the digest of its value, and who signed it (empty:
+    nobody)."""
 
     digest: str
     signer: str = ""
@@ -130,7 +133,8 @@ class Signer:
         return Signer(new, Succession(self.public, self.sign(_ENDORSES + public_text(new.public_key()).encode())))
 
     def write(self, file: Path) -> None:
-        """Write the private key to ``file``, for its owner alone, and the public key beside it, with the suffix ``.pub``.
+        """Write the private key to ``file``, for its owner alone, and the public key beside it, with the suffix
+        ``.pub``.
 
         Each file is replaced in one step. Raises :class:`OSError`.
         """
@@ -223,6 +227,7 @@ def _may_follow(last: str, signer: Signer | None) -> None:
         return
     ours = "this worker has no signing key" if signer is None else f"this worker's key is {signer.public}"
     raise ChainError(
-        f"the last close marker was signed by {last}, and {ours}, which that one did not endorse; nothing is committed. Give every worker "
+        f"the last close marker was signed by {last}, and {ours}, which that one did not endorse; nothing is "
+        "committed. Give every worker "
         "the newest file of signing.key_file. If the key is lost, run 'hexveil key signing-lost', and tell your readers"
     )

@@ -1,12 +1,12 @@
 """The leading estimate of a cell: for each statistic one number, which every reader shows first. Pure.
 
-A message holds what was drawn and, under ``post_processed``, what models made of it. Of these the most accurate leads: the
-smoothed value, else the shrunk or modelled one, else the released one. It is chosen here and nowhere else, from the released
-message alone, so it costs no budget.
+A message holds what was drawn and, under ``post_processed``, what models made of it. Of these the most accurate leads:
+the smoothed value, else the shrunk or modelled one, else the released one. It is chosen here and nowhere else, from the
+released message alone, so it costs no budget.
 
-Under "participation" every cell of a public list is released, also where nobody was. A cell has no estimate where nobody is
-estimated in it: where its released number of users is at most one standard deviation of its own noise. Of empty cells one in
-eight exceeds that (12 %; Gaussian noise: 16 %).
+Under "participation" every cell of a public list is released, also where nobody was. A cell has no estimate where
+nobody is estimated in it: where its released number of users is at most one standard deviation of its own noise. Of
+empty cells one in eight exceeds that (12 %; Gaussian noise: 16 %).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ RELEASED = "released"
 """``method`` of an estimate that no model made."""
 
 Estimates = dict[str, dict[str, Any]]
-"""By statistic: ``value``, ``interval`` (95 %; absent where the model gives none), ``unit`` and ``method``; ``at_bound``, which
-is true, where the released value crowds the bound of speeds, whatever a model made of it."""
+"""By statistic: ``value``, ``interval`` (95 %; absent where the model gives none), ``unit`` and ``method``;
+``at_bound``, which is true, where the released value crowds the bound of speeds, whatever a model made of it."""
 
 
 def estimates_of(body: Mapping[str, Any]) -> Estimates | None:

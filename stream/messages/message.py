@@ -41,7 +41,8 @@ def cell_text(cell: int) -> str:
 
 
 def window_message(topic: str, feed: str, window: Window, part: str, key: str, body: Mapping[str, Any]) -> Message:
-    """A message about one window. Its ``ce_id`` depends on topic, feed, window and part only; its time is the window's end."""
+    """A message about one window. Its ``ce_id`` depends on topic, feed, window and part only; its time is the window's
+    end."""
     headers = _headers(topic, feed, identifier(topic, feed, window, part), part, utc_text(window.end))
     return Message(topic, key.encode(), msgspec.json.encode(body), headers, window.end * 1000)
 
@@ -114,7 +115,8 @@ def decode_outbox(blob: bytes) -> list[Message]:
 
 
 LARGEST_NUMBER = 1e15
-"""Largest magnitude of a number in a message that is read; larger ones are forged, and arithmetic with them overflows."""
+"""Largest magnitude of a number in a message that is read; larger ones are forged, and arithmetic with them
+overflows."""
 LEAST_NOISE = 1e-12
 """Least scale or variance of noise in a message that is read, apart from 0."""
 _OF_NOISE = ("scale", "variance", "variances")
@@ -124,8 +126,8 @@ _OF_NOISE = ("scale", "variance", "variances")
 def validator(topic: str) -> Any:
     """Checks decoded values of an output topic: ``is_valid`` and ``iter_errors``.
 
-    They must match the JSON Schema, no number may be above :data:`LARGEST_NUMBER` in magnitude, and scales and variances of
-    noise are 0 or at least :data:`LEAST_NOISE`.
+    They must match the JSON Schema, no number may be above :data:`LARGEST_NUMBER` in magnitude, and scales and
+    variances of noise are 0 or at least :data:`LEAST_NOISE`.
     """
     import jsonschema_rs  # not for those who only send
 

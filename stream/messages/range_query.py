@@ -43,13 +43,15 @@ def parse_box(text: str) -> Box:
     if not (max(abs(west), abs(east)) <= 180 and west != east and -90 <= south < north <= 90):
         raise RangeError(
             f"bbox {text} is not a box",
-            "give longitudes from -180 to 180, west first, and -90 <= south < north <= 90; west > east lies across 180 degrees",
+            "give longitudes from -180 to 180, west first, and -90 <= south < north <= 90; west > east lies across 180 "
+            "degrees",
         )
     return west, south, east, north
 
 
 def read_histogram(release: dict[str, Any]) -> Released:
-    """The histogram of a release. Raises :class:`ParameterError` for what is none, or has more than :data:`MAX_CELLS` cells."""
+    """The histogram of a release. Raises :class:`ParameterError` for what is none, or has more than :data:`MAX_CELLS`
+    cells."""
     domain = release["domain"]
     if domain["rows"] * domain["columns"] > MAX_CELLS:
         raise ParameterError(f"{domain['rows']} x {domain['columns']} cells are above {MAX_CELLS}")
@@ -57,12 +59,13 @@ def read_histogram(release: dict[str, Any]) -> Released:
 
 
 def count_in(release: dict[str, Any], bbox: Box, histogram: Released | None = None) -> dict[str, Any]:
-    """The estimated number of users in ``bbox``, in the form of the API's answers. ``histogram``: ``release``, if decoded already.
+    """The estimated number of users in ``bbox``, in the form of the API's answers. ``histogram``: ``release``, if
+    decoded already.
 
-    ``raw``: the histogram's answer, computed as if points lay evenly inside its blocks. ``interval`` contains the exact number
-    in at least 95 % of releases, however points lie; None if the release does not describe its noise. ``value``: ``raw``, moved
-    into the interval if it lies outside. Regions (euler) are counted in whole cells: the answer is for all cells that
-    ``bbox`` meets, and its ``bbox`` is the box of these cells.
+    ``raw``: the histogram's answer, computed as if points lay evenly inside its blocks. ``interval`` contains the exact
+    number in at least 95 % of releases, however points lie; None if the release does not describe its noise. ``value``:
+    ``raw``, moved into the interval if it lies outside. Regions (euler) are counted in whole cells: the answer is for
+    all cells that ``bbox`` meets, and its ``bbox`` is the box of these cells.
 
     Raises :class:`RangeError` for a range outside the domain, :class:`dpcore.spatial.histogram.HistogramError` for a
     release that is not a histogram.

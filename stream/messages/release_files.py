@@ -1,7 +1,8 @@
 """The files of ``--out``: NDJSON with one message per line, or, depending on the suffix, a table of the hexagons.
 
-Releases cost budget and cannot be drawn again, so no file is overwritten without ``--force``. Until the end of the run, a
-table's lines are kept in a file beside it; then the table is written in one step. A run that is cut short leaves the lines.
+Releases cost budget and cannot be drawn again, so no file is overwritten without ``--force``. Until the end of the run,
+a table's lines are kept in a file beside it; then the table is written in one step. A run that is cut short leaves the
+lines.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ class _Rows:
 
 @contextmanager
 def release_file(path: Path, *, force: bool = False) -> Iterator[TextIO]:
-    """A file to write lines of releases to. When the context ends, also by an error, ``path`` holds the lines or their table.
+    """A file to write lines of releases to. When the context ends, also by an error, ``path`` holds the lines or their
+    table.
 
-    ``force``: replace an existing file. Raises :class:`ReleaseFileError`, :class:`stream.messages.tables.ParquetMissingError`, and
-    :class:`OSError` if writing fails.
+    ``force``: replace an existing file. Raises :class:`ReleaseFileError`,
+    :class:`stream.messages.tables.ParquetMissingError`, and :class:`OSError` if writing fails.
     """
     suffix = path.suffix.removeprefix(".")
     if suffix not in SUFFIXES:
@@ -54,7 +56,8 @@ def release_file(path: Path, *, force: bool = False) -> Iterator[TextIO]:
     for taken in {path, lines}:
         if taken.exists() and not force:
             raise ReleaseFileError(
-                f"{taken} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force"
+                f"{taken} exists, and its releases cannot be drawn again; name another file, or overwrite it with "
+                "--force"
             )
     with lines.open("w", encoding="utf-8") as out:
         try:

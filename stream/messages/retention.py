@@ -10,13 +10,15 @@ from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, 
 from stream.messages.topics import topic_plans
 
 KEPT_PERIODS = timedelta(days=2)
-"""How long a period is kept after its last possible event, so that operators can look at it and retry set-aside windows."""
+"""How long a period is kept after its last possible event, so that operators can look at it and retry set-aside
+windows."""
 LAST_FIXES = timedelta(minutes=10)
 """The longest that the last fixes of a user are kept, with which the next speed is derived."""
 
 
 class Kept(NamedTuple):
-    """One kind of data. ``personal``: whether it is about single users; ``place``: where it is; ``time``: for how long."""
+    """One kind of data. ``personal``: whether it is about single users; ``place``: where it is; ``time``: for how
+    long."""
 
     what: str
     place: str

@@ -1,9 +1,9 @@
 """Shapes of released cells, the same for every reader. Pure.
 
-Cells may be merged into their H3 parents (:mod:`stream.statistics.merging`). An H3 parent is no union of its children: its
-hexagon leaves some of them out and covers parts of others. What was merged are the children. So a cell that is coarser than the
-finest of its window has the shape of its children of that resolution, without the finer cells that were released apart from it.
-The shapes of a window's cells neither overlap nor leave gaps.
+Cells may be merged into their H3 parents (:mod:`stream.statistics.merging`). An H3 parent is no union of its children:
+its hexagon leaves some of them out and covers parts of others. What was merged are the children. So a cell that is
+coarser than the finest of its window has the shape of its children of that resolution, without the finer cells that
+were released apart from it. The shapes of a window's cells neither overlap nor leave gaps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _PLACED = msgspec.json.Decoder(_Placed)
 
 
 def places_of(values: Iterable[bytes]) -> list[Place]:
-    """The places of the messages of one window, in the same order; all of them are needed to know the finest resolution."""
+    """The places of the messages of one window, in the same order; all of them are needed to know the finest
+    resolution."""
     placed = [_PLACED.decode(value) for value in values]
     finest = finest_of(placed)
     return [Place(one.cell, tuple(one.excludes), finest) for one in placed]
@@ -58,7 +59,8 @@ def parts_of(place: Place) -> tuple[str, ...]:
 
 @lru_cache(MOST_KEPT)
 def geometry_of(place: Place) -> dict[str, Any]:
-    """GeoJSON (RFC 7946): a Polygon or, where a cell was merged, a MultiPolygon. Across 180°, longitudes go on beyond it."""
+    """GeoJSON (RFC 7946): a Polygon or, where a cell was merged, a MultiPolygon. Across 180°, longitudes go on beyond
+    it."""
     parts = parts_of(place)
     if parts == (place.cell,):
         return {"type": "Polygon", "coordinates": [ring_of(place.cell)]}
@@ -93,7 +95,8 @@ def centre_of(cell: str, excludes: Sequence[str]) -> tuple[float, float]:
 
 
 def _remaining(cell: str, apart: set[str], finest: int) -> str | None:
-    """The cell if nothing at its centre is in ``apart``, else the nearest part of which this is true; None if all is apart.
+    """The cell if nothing at its centre is in ``apart``, else the nearest part of which this is true; None if all is
+    apart.
 
     Only parts around cells of ``apart`` are looked at, so that one that is much smaller costs no more.
     """

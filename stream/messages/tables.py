@@ -1,12 +1,13 @@
 """Releases as a table with one row per cell and window: CSV, GeoJSON and Parquet. Pure functions.
 
-A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the 95 %
-interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``, what
-models made ``post_processed_``. ``_at_bound`` is true where a value crowds the bound of speeds, else empty. Every row
-repeats the totals of its window, ``window_users`` and ``window_events`` (CSV has no place for them besides). Every field of
-a message has a column, so no file says less than the message.
+A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the
+95 % interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``,
+what models made ``post_processed_``. ``_at_bound`` is true where a value crowds the bound of speeds, else empty. Every
+row repeats the totals of its window, ``window_users`` and ``window_events`` (CSV has no place for them besides). Every
+field of a message has a column, so no file says less than the message.
 
-A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save memory.
+A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save
+memory.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _MODELLED = tuple(
     for part in ("_method", "", "_low", "_high", "_unit")
 )
 ALWAYS = (*FIRST, *_ESTIMATE, "status", "excludes", *_MEAN, *_MODELLED)
-"""Columns that every file has, so that the files of all windows can be put together. Others come by the configuration alone."""
+"""Columns that every file has, so that the files of all windows can be put together. Others come by the configuration
+alone."""
 PURE = "pure"
 """The accounting of a message that names none: pure ε, with delta = 0."""
 COUNTED = ("users", "events")
@@ -75,7 +77,8 @@ def row_of(value: bytes) -> Row:
 
 
 def rows_of(values: Sequence[bytes]) -> list[Row]:
-    """Hexagon messages as flat rows, in the same order. Every row has every column; None where the message has no value."""
+    """Hexagon messages as flat rows, in the same order. Every row has every column; None where the message has no
+    value."""
     rows = [row_of(value) for value in values]
     columns = _columns(rows)
     return [_filled(row, columns) for row in rows]
@@ -153,7 +156,8 @@ def can_write_parquet() -> bool:
 
 
 def _columns(rows: Iterable[Row]) -> list[str]:
-    """The columns of all rows. Where any cell of the feed may have a number, there is a column, also if none has it here."""
+    """The columns of all rows. Where any cell of the feed may have a number, there is a column, also if none has it
+    here."""
     columns: dict[str, None] = dict.fromkeys(ALWAYS)
     for row in rows:
         columns.update(dict.fromkeys(row))
@@ -173,7 +177,8 @@ def _totals(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 class _Sum:
-    """The sum of one number of a window's cells, from raw values: sums of clamped ones are too large where cells are empty.
+    """The sum of one number of a window's cells, from raw values: sums of clamped ones are too large where cells are
+    empty.
 
     Noise of cells is independent, so variances add.
     """

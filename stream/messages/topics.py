@@ -36,8 +36,8 @@ class TopicPlan:
 
 
 INPUT_SETTINGS = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "1048588"}
-"""The broker's clock decides what is in time. A batch has at most 1 MiB on disk: Kafka's default, stated because a broker may
-have another one."""
+"""The broker's clock decides what is in time. A batch has at most 1 MiB on disk: Kafka's default, stated because a
+broker may have another one."""
 
 
 OUTPUT_PLANS = (
@@ -58,7 +58,8 @@ def topic_plans(config: Config) -> list[TopicPlan]:
 
 
 def durability(replicas: int) -> dict[str, str]:
-    """Settings by which a topic with so many replicas loses nothing that was acknowledged, and outlives one broker, if it can."""
+    """Settings by which a topic with so many replicas loses nothing that was acknowledged, and outlives one broker, if
+    it can."""
     in_sync = min(2, max(1, replicas - 1))
     return {"min.insync.replicas": str(in_sync), "unclean.leader.election.enable": "false"}
 
@@ -66,8 +67,9 @@ def durability(replicas: int) -> dict[str, str]:
 async def create_topics(config: Config) -> dict[str, str]:
     """Create the topics that are missing. Returns ``created`` or ``exists`` for each name.
 
-    A broker lists a new topic only a moment after it was created, and until then clients report it missing. So this returns
-    once all topics are listed, or after ten seconds if the credentials allow to create topics but not to list them.
+    A broker lists a new topic only a moment after it was created, and until then clients report it missing. So this
+    returns once all topics are listed, or after ten seconds if the credentials allow to create topics but not to list
+    them.
     """
     client = AIOKafkaAdminClient(**kafka_options(config.kafka))
     await client.start()

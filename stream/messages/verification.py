@@ -1,7 +1,8 @@
 """Checks releases as a third party can: messages, close markers, their chain and signatures, and what they promise.
 
-Pure: it is given records in the order in which they were published, and says what contradicts what. It cannot see that noise was drawn,
-nor that charges were written before: those are claims about the operator's machine (:data:`UNCHECKED`).
+Pure: it is given records in the order in which they were published, and says what contradicts what. It cannot see that
+noise was drawn, nor that charges were written before: those are claims about the operator's machine
+(:data:`UNCHECKED`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from stream.windows import Window, utc_text
 
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 UNCHECKED = (
-    "Not checked, because releases cannot show it: that noise was drawn, and drawn once; that every user was charged before; that the "
+    "Not checked, because releases cannot show it: that noise was drawn, and drawn once; that every user was charged "
+    "before; that the "
     "rows were those of the feed. The audits, and the evidence of a release, are about these."
 )
 _HALF = 5e-7
@@ -72,8 +74,8 @@ class _Feed:
 
 @dataclass
 class Verification:
-    """Takes records and gathers what contradicts. ``trusted``: public keys of the operator. ``held``: digests of close markers that
-    the reader kept from earlier.
+    """Takes records and gathers what contradicts. ``trusted``: public keys of the operator. ``held``: digests of close
+    markers that the reader kept from earlier.
     """
 
     trusted: Collection[str] = ()
@@ -106,7 +108,8 @@ class Verification:
                 self._found(
                     "twice",
                     feed,
-                    f"{record.where}: {ce_id} was published before with another content: it was drawn twice, or changed",
+                    f"{record.where}: {ce_id} was published before with another content: it was drawn twice, or "
+                    "changed",
                 )
             return
         self._seen[ce_id] = fingerprint
@@ -124,7 +127,8 @@ class Verification:
             self._found(
                 "held",
                 "",
-                f"the close marker {missing}, which you hold, is not among these: what it stated was left out or replaced",
+                f"the close marker {missing}, which you hold, is not among these: what it stated was left out or "
+                "replaced",
             )
         if not feeds:
             self._found("empty", "", "there is no close marker, so nothing can be verified")
@@ -310,7 +314,8 @@ def _allowances(body: Mapping[str, Any], budgets: dict[str, float]) -> Iterator[
 
 
 def _faded(markers: list[_Marker], parts: Mapping[Window, object]) -> int:
-    """The number of windows, oldest first, of which only the close marker is left: topics keep markers for ever, messages do not."""
+    """The number of windows, oldest first, of which only the close marker is left: topics keep markers for ever,
+    messages do not."""
     whole = [at for at, marker in enumerate(markers) if marker.window in parts or not marker.body["messages"]]
     return whole[0] if whole else len(markers)
 

@@ -38,10 +38,11 @@ from stream.storage.sealed_rows import NotSealedError
 class CloseReport:
     """The result of one attempt to close or publish a window.
 
-    ``failure``: turn, ledger, publish, redis, content, unsealed or unexpected; None if the window was committed. ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was
-    published after its first instant; None if windows are published as soon as they are committed. ``beyond_limits``: number
-    of events that do not count, because their user exceeds a limit of the window. ``refused``: number of events that a rule
-    of ``feed.quality`` refused, by reason.
+    ``failure``: turn, ledger, publish, redis, content, unsealed or unexpected; None if the window was committed.
+    ``released``: None if the window waits for its instant of publication. ``behind``: seconds by which it was published
+    after its first instant; None if windows are published as soon as they are committed. ``beyond_limits``: number of
+    events that do not count, because their user exceeds a limit of the window. ``refused``: number of events that a
+    rule of ``feed.quality`` refused, by reason.
     """
 
     slot: int
@@ -56,7 +57,8 @@ class CloseReport:
 
     @property
     def blocks(self) -> bool:
-        """Whether the windows behind this one wait for it: it failed, and not for its content, for which it is set aside."""
+        """Whether the windows behind this one wait for it: it failed, and not for its content, for which it is set
+        aside."""
         return self.failure not in (None, "content")
 
 
@@ -72,8 +74,8 @@ FAILURES: dict[type[Exception], str] = {
 }
 """Errors that the next attempt may overcome; any other error is unexpected."""
 PUBLICATION_LEAD_SECONDS = 3.0
-"""How long before its instant a window is given to the publishing process, which first connects and verifies the ledger. Where
-that takes longer, the instant is missed, and the next attempt gets more time.
+"""How long before its instant a window is given to the publishing process, which first connects and verifies the
+ledger. Where that takes longer, the instant is missed, and the next attempt gets more time.
 """
 _known: dict[tuple[str, FeedKeys], Known] = {}
 """What this process knows about each broker and feed; it is kept between calls."""
@@ -96,7 +98,8 @@ def publish_in_process(config: Config, slots: list[int], lead_seconds: float) ->
 
 
 def begin_anew() -> None:
-    """Know nothing yet, as in a new process. Calling it imports what closing needs, so that the first window need not wait."""
+    """Know nothing yet, as in a new process. Calling it imports what closing needs, so that the first window need not
+    wait."""
     _known.clear()
 
 
@@ -120,11 +123,12 @@ async def close_windows(config: Config, slots: list[int]) -> list[CloseReport]:
 async def publish_windows(
     config: Config, slots: list[int], lead_seconds: float = PUBLICATION_LEAD_SECONDS
 ) -> list[CloseReport]:
-    """Publish the committed windows ``slots``, each at its next instant by the clock of Redis, in the order of the instants.
+    """Publish the committed windows ``slots``, each at its next instant by the clock of Redis, in the order of the
+    instants.
 
-    Connections are made and the ledger is verified before the first instant. If a window misses its instant meanwhile and
-    its next one is more than ``lead_seconds`` away, it is left for the next call, because another window may come first. Stops at
-    the first failure.
+    Connections are made and the ledger is verified before the first instant. If a window misses its instant meanwhile
+    and its next one is more than ``lead_seconds`` away, it is left for the next call, because another window may come
+    first. Stops at the first failure.
     """
     times, reports = config.publication, list[CloseReport]()
     assert times is not None, "without instants a window is published by the process that closes it"
@@ -148,7 +152,8 @@ async def publish_windows(
 
 
 async def _until(instant_us: int, rows: RowStore) -> int:
-    """Wait until Redis's clock shows ``instant_us`` or later, and return its time. A worker's own clock may be wrong."""
+    """Wait until Redis's clock shows ``instant_us`` or later, and return its time. A worker's own clock may be
+    wrong."""
     while (now_us := await rows.now_us()) < instant_us:
         await asyncio.sleep(min((instant_us - now_us) / 1e6, 1.0))
     return now_us

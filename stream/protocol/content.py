@@ -33,8 +33,8 @@ class ContentError(RuntimeError):
 
 @contextmanager
 def content_of(slot: int, step: str) -> Iterator[None]:
-    """Turn errors of the block into :class:`ContentError`, except if rows and plan do not match, or Redis does not answer or was set
-    back.
+    """Turn errors of the block into :class:`ContentError`, except if rows and plan do not match, or Redis does not
+    answer or was set back.
     """
     try:
         yield

@@ -89,8 +89,8 @@ class DueWindows:
     async def seal(self, slot: int) -> None:
         """Seal a window on a cluster by a look of this moment.
 
-        Servers of a cluster are set back one by one, so each partition seals the window only if it still holds what it was found due
-        by. Raises :class:`NotSealedError` if one does not, or if the window is no longer due.
+        Servers of a cluster are set back one by one, so each partition seals the window only if it still holds what it
+        was found due by. Raises :class:`NotSealedError` if one does not, or if the window is no longer due.
         """
         seen = await self.rows.look()
         if self.config.slotting.window(slot).end * 1_000_000 > (await self.mark_of(seen) or 0):
@@ -98,14 +98,15 @@ class DueWindows:
         await self.rows.seal(slot, seen.offsets)
 
     async def _give_up_unfinished(self) -> None:
-        """Set aside the planned window of a period that is not released any more, since the windows after it would wait for it."""
+        """Set aside the planned window of a period that is not released any more, since the windows after it would wait
+        for it."""
         slot = await self.store.unfinished()
         if slot is not None:
             await self.store.set_aside(slot, "its period is not released any more")
 
     async def _releasable(self, open_slots: list[int], latest: int | None) -> list[int]:
-        """Slots whose windows may be released. Rows of others are deleted: those from before ``window.slot`` was changed, and those
-        older than ``latest``, the latest window that was planned.
+        """Slots whose windows may be released. Rows of others are deleted: those from before ``window.slot`` was
+        changed, and those older than ``latest``, the latest window that was planned.
         """
         kept = []
         for slot in open_slots:

@@ -1,6 +1,7 @@
 """Checks before every window, by the close markers, that Redis remembers everything that was published.
 
-Losing Redis means losing privacy, because a ledger without its charges would grant the budgets again. Any doubt stops releases.
+Losing Redis means losing privacy, because a ledger without its charges would grant the budgets again. Any doubt stops
+releases.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from stream.storage.shared_ledger import Common, SharedLedger
 
 @dataclass
 class Known:
-    """What a process knows about a feed: the close markers that it has read, and the number of windows that were committed."""
+    """What a process knows about a feed: the close markers that it has read, and the number of windows that were
+    committed."""
 
     published: Published = field(default_factory=Published)
     committed: int = 0
@@ -35,11 +37,11 @@ class Known:
 async def verify_ledger(config: Config, redis: Redis) -> str:
     """Check the ledger as a worker does when it starts, and return its generation.
 
-    Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows than
-    were published (:class:`stream.storage.ledger.SetBackError`), or if it does not know the last one. In these cases charges
-    were lost, and further releases would spend budgets twice. Also raises if the configuration would give everybody a second
-    budget. If feeds share the ledger, the windows of all of them count, and this one joins them: the user key is created if there
-    is none, and the configured budget is stated unless a lower one is.
+    Raises :class:`LedgerError` if a window was published under another generation, if Redis remembers fewer windows
+    than were published (:class:`stream.storage.ledger.SetBackError`), or if it does not know the last one. In these
+    cases charges were lost, and further releases would spend budgets twice. Also raises if the configuration would give
+    everybody a second budget. If feeds share the ledger, the windows of all of them count, and this one joins them: the
+    user key is created if there is none, and the configured budget is stated unless a lower one is.
     """
     ledger = Ledger.of(redis, config)
     await LedgerCheck(config, redis, ledger, Known()).begin()
@@ -76,7 +78,8 @@ class LedgerCheck:
     async def verify(self) -> None:
         """Check the ledger and bind it to this configuration; raises :class:`LedgerError` like :func:`verify_ledger`.
 
-        A shared ledger needs the user key: one that is not there cannot be the one that charges were made under, and none is made.
+        A shared ledger needs the user key: one that is not there cannot be the one that charges were made under, and
+        none is made.
         """
         published, shared = await self.look(), SharedLedger.of(self.redis, self.config)
         if shared is not None:
@@ -90,7 +93,8 @@ class LedgerCheck:
         self.known.published = published
 
     async def verify_all(self) -> None:
-        """As :meth:`verify`, and that no server of a cluster may evict rows: a window would be released without them."""
+        """As :meth:`verify`, and that no server of a cluster may evict rows: a window would be released without
+        them."""
         await self.verify()
         if spans_servers(self.redis):
             for info in await info_of_masters(self.redis):
@@ -125,7 +129,8 @@ class LedgerCheck:
             raise LedgerError(str(error)) from None
 
     def _common(self, published: Published) -> Common:
-        """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for a user key that cannot be used."""
+        """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for a user key that cannot be
+        used."""
         key_file = self.config.privacy.user_key_file
         try:
             fingerprint = key_fingerprint(existing_user_key(key_file)) if key_file.exists() else ""
@@ -134,7 +139,8 @@ class LedgerCheck:
         return Common(user_field(self.config.feed), published.topic, fingerprint)
 
     async def _remembers(self, published: Published) -> None:
-        """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last one of each feed."""
+        """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last one of
+        each feed."""
         generation = await self.ledger.generation()
         foreign = sorted(published.generations - {generation})
         if foreign:
@@ -144,7 +150,8 @@ class LedgerCheck:
             )
             raise LedgerError(
                 f"{feeds} released under ledger generation {', '.join(foreign)}, "
-                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one {whom}, so nothing is "
+                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one {whom}, so "
+                "nothing is "
                 f"released. Restore Redis from its append-only file. {AFRESH}"
             )
         await self.ledger.check_published({feed: marker.sequence for feed, marker in published.markers()})
@@ -162,7 +169,8 @@ class LedgerCheck:
         }
         if last.digest not in digests:
             raise LedgerError(
-                f"window {last.window.start} of feed {feed!r} was published, but Redis does not know it: Redis was set back to an older "
+                f"window {last.window.start} of feed {feed!r} was published, but Redis does not know it: Redis was set "
+                "back to an older "
                 "state and its budgets with it, so nothing is released. Restore the newest append-only file"
             )
 
@@ -171,5 +179,6 @@ def _refuse_eviction(info: dict[str, Any]) -> None:
     if int(info["maxmemory"]) > 0 and str(info["maxmemory_policy"]).startswith("allkeys"):
         raise LedgerError(
             f"Redis may evict the ledger, or rows: maxmemory-policy {info['maxmemory_policy']} with maxmemory "
-            f"{info['maxmemory']}; an evicted budget is granted again, so nothing is released. CONFIG SET maxmemory-policy noeviction"
+            f"{info['maxmemory']}; an evicted budget is granted again, so nothing is released. CONFIG SET "
+            "maxmemory-policy noeviction"
         )

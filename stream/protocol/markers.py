@@ -57,8 +57,8 @@ class Ranked(NamedTuple):
 class Published:
     """The close markers of a feed, and of those that share its ledger, up to ``positions``.
 
-    ``newest``: the last one of each feed. ``generations``: all that they name. ``topic``: identity of the topic that holds
-    them; empty if the ledger is not shared.
+    ``newest``: the last one of each feed. ``generations``: all that they name. ``topic``: identity of the topic that
+    holds them; empty if the ledger is not shared.
     """
 
     positions: dict[TopicPartition, int] = field(default_factory=dict)
@@ -82,10 +82,11 @@ async def read_markers(
     shared_ledger: str | None = None,
     members: Collection[str] = (),
 ) -> Published:
-    """All close markers of ``feed`` and of every feed that names ``shared_ledger``; reading continues where ``known`` ended.
+    """All close markers of ``feed`` and of every feed that names ``shared_ledger``; reading continues where ``known``
+    ended.
 
-    ``members``: feeds that joined this ledger. Raises :class:`LedgerError` if the broker does not show the topic, or a message of
-    the feed or of a member is no close marker, because then nobody knows what was released.
+    ``members``: feeds that joined this ledger. Raises :class:`LedgerError` if the broker does not show the topic, or a
+    message of the feed or of a member is no close marker, because then nobody knows what was released.
     """
     consumer = AIOKafkaConsumer(**kafka_options(kafka), enable_auto_commit=False, auto_offset_reset="earliest")
     await start_client(consumer)
@@ -93,7 +94,8 @@ async def read_markers(
         partitions = await _partitions(consumer)
         if not partitions:
             raise LedgerError(
-                f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is unknown. "
+                f"Kafka at {kafka.bootstrap} shows no topic {WINDOW}, so whether feed {feed!r} released anything is "
+                "unknown. "
                 "Run 'hexveil topics create', let this user describe and read the topic, or wait for the broker"
             )
         identity = "" if shared_ledger is None else await topic_identity(consumer, WINDOW)
@@ -114,13 +116,15 @@ def _marker(value: bytes, where: str) -> Marker:
         return msgspec.json.decode(value, type=Marker)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise LedgerError(
-            f"{where} holds something that is not a close marker ({error}), so what was released is unknown. Only workers may write there; "
+            f"{where} holds something that is not a close marker ({error}), so what was released is unknown. Only "
+            "workers may write there; "
             "find out who else did"
         ) from None
 
 
 async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
-    """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic only after a moment."""
+    """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic only after a
+    moment."""
     deadline = time.monotonic() + TOPIC_SECONDS
     while True:
         await consumer._client.force_metadata_update()
@@ -146,7 +150,8 @@ async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) ->
 
 @dataclass(frozen=True)
 class _Gathered:
-    """The close markers of ``feed``, and of feeds that name ``shared_ledger``: the last one of each, and all generations."""
+    """The close markers of ``feed``, and of feeds that name ``shared_ledger``: the last one of each, and all
+    generations."""
 
     feed: str
     shared_ledger: str | None
@@ -166,7 +171,8 @@ class _Gathered:
             self.newest[feed] = Ranked(rank, marker)
 
     def _of_the_ledger(self, feed: str, value: bytes) -> bool:
-        """Whether a message of another feed names the shared ledger. If it cannot be read, it may, if ``feed`` is a member."""
+        """Whether a message of another feed names the shared ledger. If it cannot be read, it may, if ``feed`` is a
+        member."""
         if self.shared_ledger is None:
             return False
         try:
@@ -203,7 +209,8 @@ async def _read(
             deadline = time.monotonic() + _ANSWER_SECONDS
         elif time.monotonic() > deadline:
             raise LedgerError(
-                f"Kafka shows that {WINDOW} holds more, but sent nothing for {_ANSWER_SECONDS:.0f} s, so what was released is "
+                f"Kafka shows that {WINDOW} holds more, but sent nothing for {_ANSWER_SECONDS:.0f} s, so what was "
+                "released is "
                 "unknown. Check the broker; the worker tries again"
             )
         for records in batches.values():

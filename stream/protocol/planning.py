@@ -60,16 +60,19 @@ class Planning:
         return self.statistics.terms
 
     async def window(self, slot: int) -> DueWindow:
-        """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed since.
+        """The window that begins at ``slot``. A planned window keeps its length, even if ``window.slot`` was changed
+        since.
 
-        Raises :class:`PlanError` if no window begins there, and :class:`LedgerError` if its plan counts in another unit.
+        Raises :class:`PlanError` if no window begins there, and :class:`LedgerError` if its plan counts in another
+        unit.
         """
         stored = await self.store.plan(slot)
         planned = None if stored is None else self._read(stored)
         window = self.terms.window_at(slot) if planned is None else planned.plan.window
         if window.start != slot:
             raise PlanError(
-                f"no window of {timedelta(seconds=self.terms.slot_s)} begins at {utc_text(slot)}: window.slot was changed while its rows "
+                f"no window of {timedelta(seconds=self.terms.slot_s)} begins at {utc_text(slot)}: window.slot was "
+                "changed while its rows "
                 "were collected; nothing was planned. Restore the old length until it is released"
             )
         planned_by_them = planned is not None and planned.plan.terms.reading.positions
@@ -97,9 +100,9 @@ class Planning:
     async def make(self, window: Window, rows: WindowRows | None, refused: IdArray) -> Plan:
         """A plan by the ledger and its terms of the period, without the users in ``refused``.
 
-        A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan can be made, the
-        window is withheld if the relation permits that; else this raises :class:`ContentError`. ``rows``: None if they could not be
-        read.
+        A higher budget takes effect with the next period; so does any other one if feeds share the ledger. If no plan
+        can be made, the window is withheld if the relation permits that; else this raises :class:`ContentError`.
+        ``rows``: None if they could not be read.
         """
         generation = await self.ledger.generation()
         if generation is None:
@@ -132,7 +135,8 @@ class Planning:
         return plan
 
     async def charge(self, plan: Plan) -> IdArray | None:
-        """Charge all users of ``plan``. Returns None once all have paid, else the users whose budget does not cover the charge.
+        """Charge all users of ``plan``. Returns None once all have paid, else the users whose budget does not cover the
+        charge.
 
         An empty array means that another worker charged the period on other terms meanwhile, so a new plan is needed.
         """
@@ -157,7 +161,8 @@ class Planning:
         if plan.gaussian != (self.terms.privacy.zcdp is not None):
             accounting = "pure" if self.terms.privacy.zcdp is None else "zcdp"
             raise LedgerError(
-                f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting '{accounting}'; "
+                f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting "
+                f"'{accounting}'; "
                 "restore the old settings until it is released"
             )
         return StoredPlan(plan, stored)

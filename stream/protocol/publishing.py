@@ -24,8 +24,8 @@ class PublishError(RuntimeError):
 class _Producer(AIOKafkaProducer):  # type: ignore[misc]
     """A producer that keeps the metadata of all topics that existed when it started.
 
-    aiokafka first requests the metadata of all topics, but later only of the topics that were added explicitly. After it is
-    given a new topic, it forgets the leaders of the others, and messages that are queued for them expire.
+    aiokafka first requests the metadata of all topics, but later only of the topics that were added explicitly. After
+    it is given a new topic, it forgets the leaders of the others, and messages that are queued for them expire.
     """
 
     async def start(self) -> None:

@@ -1,7 +1,7 @@
 """The release protocol: seal, read, plan, charge, draw, commit, publish, confirm, clean. Every step may be repeated.
 
-No lock is needed: a plan and a committed window are stored only once (the first writer wins), and a charge is paid once.
-Users are charged before noise is drawn, and only the committed bytes are published, whichever worker drew them.
+No lock is needed: a plan and a committed window are stored only once (the first writer wins), and a charge is paid
+once. Users are charged before noise is drawn, and only the committed bytes are published, whichever worker drew them.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Hooks(TypedDict, total=False):
 class ReleaseProtocol:
     """The parts of the protocol for one feed.
 
-    ``before_publishing`` is called once the committed bytes were read, and raises if what was published since contradicts them.
-    ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen, ``on_uncounted``
-    each time rows are read, with the rows, which know how many of them do not count and why.
+    ``before_publishing`` is called once the committed bytes were read, and raises if what was published since
+    contradicts them. ``after_step`` is called after each finished step, ``on_redraw`` when a draw was discarded unseen,
+    ``on_uncounted`` each time rows are read, with the rows, which know how many of them do not count and why.
     """
 
     statistics: Statistics
@@ -104,8 +104,8 @@ class ReleaseProtocol:
     async def commit(self, slot: int) -> None:
         """Make sure that the outbox contains the bytes of one window. Does nothing if the window was released.
 
-        Raises :class:`LedgerError` if the ledger cannot prove what was spent, and :class:`ContentError` for a window that was
-        set aside. Errors of Redis are passed on; the next attempt continues where this one stopped.
+        Raises :class:`LedgerError` if the ledger cannot prove what was spent, and :class:`ContentError` for a window
+        that was set aside. Errors of Redis are passed on; the next attempt continues where this one stopped.
         """
         released, outbox = await self.store.released_or_committed(slot)
         if released is None and outbox is None:
@@ -132,15 +132,16 @@ class ReleaseProtocol:
     async def publish(self, slot: int) -> Released:
         """Publish a committed window, confirm it by reading it back, and delete what closing it needed.
 
-        Errors of Redis and Kafka are passed on. Raises :class:`LedgerError` if the committed bytes are gone before or after they
-        were published, and what ``before_publishing`` raises.
+        Errors of Redis and Kafka are passed on. Raises :class:`LedgerError` if the committed bytes are gone before or
+        after they were published, and what ``before_publishing`` raises.
         """
         released, outbox = await self.store.released_or_committed(slot)
         if released is None:
             if outbox is None:
                 raise _commit_gone(slot)
             messages = decode_outbox(outbox)
-            # After the bytes were read: if Redis was set back and this is a second release, the first marker is out by now.
+            # After the bytes were read: if Redis was set back and this is a second release, the first marker is out by
+            # now.
             await self.before_publishing()
             await self._publish(messages)
             await self._confirm(messages)
@@ -161,7 +162,8 @@ class ReleaseProtocol:
         return due
 
     async def _read(self, due: DueWindow) -> WindowRows | None:
-        """The sorted rows, with lat and lng where they are read; None if reading fails because of their content and the window may be withheld."""
+        """The sorted rows, with lat and lng where they are read; None if reading fails because of their content and the
+        window may be withheld."""
         window = due.window
         try:
             with content_of(window.start, "reading"):
@@ -182,7 +184,8 @@ class ReleaseProtocol:
         return planned
 
     async def _charge(self, plan: Plan) -> npt.NDArray[np.uint64] | None:
-        """Charge the plan. Returns None once all have paid, else the users who could not; this plan must then not be drawn."""
+        """Charge the plan. Returns None once all have paid, else the users who could not; this plan must then not be
+        drawn."""
         refused = await self.planning.charge(plan)
         if refused is None:
             await self._done("charge")
@@ -204,8 +207,8 @@ class ReleaseProtocol:
     async def _commit(self, plan: Plan, drawn: Drawn | None) -> None:
         """Commit the drawn window with its number and the memory after it.
 
-        If the link of the chain was replaced meanwhile, or Redis was set back, the messages are written anew with the same noise.
-        Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
+        If the link of the chain was replaced meanwhile, or Redis was set back, the messages are written anew with the
+        same noise. Raises :class:`LedgerError`, and commits nothing, if the window's charges are gone from Redis.
         """
         slot = plan.window.start
         while True:
@@ -218,7 +221,8 @@ class ReleaseProtocol:
                 outcome = await self.store.commit(slot, encode_outbox(messages), before, after, plan.digest, number)
             except ChargesGoneError:
                 raise LedgerError(
-                    f"the charges of window {utc_text(slot)} are gone from Redis, so its draw is discarded unseen, and the window is "
+                    f"the charges of window {utc_text(slot)} are gone from Redis, so its draw is discarded unseen, and "
+                    "the window is "
                     "charged and drawn again. Run Redis with an append-only file that is synced on every write"
                 ) from None
             if outcome is not Outcome.STATE_MOVED:
@@ -232,7 +236,8 @@ class ReleaseProtocol:
         await self._done("commit")
 
     def _continued(self, marker: Message, last: bytes) -> tuple[Message, bytes]:
-        """The close marker as the next of the feed's chain, and the link to it. Raises :class:`LedgerError` for another key."""
+        """The close marker as the next of the feed's chain, and the link to it. Raises :class:`LedgerError` for another
+        key."""
         try:
             chained, link = continued(marker, decode_link(last), self.signer)
         except ChainError as error:
@@ -261,7 +266,8 @@ class ReleaseProtocol:
         )
         if not await self.store.remember(slot, released, outbox):
             raise LedgerError(
-                f"window {utc_text(slot)} was published, but meanwhile Redis lost its commit: it was set back to an older state and "
+                f"window {utc_text(slot)} was published, but meanwhile Redis lost its commit: it was set back to an "
+                "older state and "
                 "its budgets with it. Restore the newest append-only file"
             )
         return released
@@ -281,6 +287,7 @@ def _spent_elsewhere(window: Window) -> LedgerError:
 
 def _commit_gone(slot: int) -> LedgerError:
     return LedgerError(
-        f"the committed bytes of window {utc_text(slot)} are gone from Redis, and it was not released; nothing is published. "
+        f"the committed bytes of window {utc_text(slot)} are gone from Redis, and it was not released; nothing is "
+        "published. "
         "Run Redis with an append-only file that is synced on every write"
     )

@@ -1,6 +1,7 @@
 """The identity of a topic: a random UUID that the cluster draws when it creates the topic.
 
-Two clusters may have the same id, because container images format their storage with a constant one; two topics never have.
+Two clusters may have the same id, because container images format their storage with a constant one; two topics never
+have.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ async def topic_identity(consumer: AIOKafkaConsumer, topic: str) -> str:
 
 def _without_identity(topic: str) -> LedgerError:
     return LedgerError(
-        f"the brokers give topic {topic} no identity, so whether all feeds of the ledger publish there is unknown. Give this feed a "
+        f"the brokers give topic {topic} no identity, so whether all feeds of the ledger publish there is unknown. "
+        "Give this feed a "
         "ledger of its own, or use Kafka 2.8 or later"
     )

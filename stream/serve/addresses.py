@@ -1,4 +1,5 @@
-"""Absolute addresses of the service as the client names it, also behind a proxy that ends TLS or serves it below a path."""
+"""Absolute addresses of the service as the client names it, also behind a proxy that ends TLS or serves it below a
+path."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ from stream.serve.window_store import View, WindowView
 log = structlog.get_logger()
 
 SELECTED_BYTES = 32 << 20
-"""Bytes of answers of which readers may ask for any number, that are kept: a share of their own, so that they push out no others."""
+"""Bytes of answers of which readers may ask for any number, that are kept: a share of their own, so that they push out
+no others."""
 
 
 class Service:
@@ -149,8 +150,8 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 def make_app(config: Config, basemap: Path | None = None, source: Source | None = None) -> web.Application:
     """The aiohttp application over ``source``, by default the topics of the configured cluster.
 
-    ``basemap`` is a PMTiles archive to draw under the hexagons. Raises :class:`stream.config.ConfigError` for a webhook whose
-    secret cannot be read, and for files of places or areas that cannot be served.
+    ``basemap`` is a PMTiles archive to draw under the hexagons. Raises :class:`stream.config.ConfigError` for a webhook
+    whose secret cannot be read, and for files of places or areas that cannot be served.
     """
     service = Service(config, source or TopicSource(config.kafka))
     origins = config.public.cors_origins

@@ -19,7 +19,8 @@ log = structlog.get_logger()
 
 PING_SECONDS = 15.0
 _RETRY_MS = (1_000, 5_000)
-"""Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a restart."""
+"""Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a
+restart."""
 _PAST_AT_ONCE = 16
 _WINDOWS_BEHIND = 64
 
@@ -51,7 +52,8 @@ class _Stream:
 class Broadcast:
     """The open streams. A stream that is ``queue`` events behind is ended; its client can resume by Last-Event-ID.
 
-    A window has an event of its own and at most one for each rule on alerts, so the queue grows by the number of ``rules``.
+    A window has an event of its own and at most one for each rule on alerts, so the queue grows by the number of
+    ``rules``.
     """
 
     def __init__(
@@ -93,7 +95,8 @@ class Broadcast:
     async def stream(
         self, request: web.Request, feed: str, after: int | None, last_event_id: int | None
     ) -> web.StreamResponse:
-        """Send one event per complete window, and one per rule and window with alerts to tell, until the client disconnects."""
+        """Send one event per complete window, and one per rule and window with alerts to tell, until the client
+        disconnects."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )
@@ -133,7 +136,8 @@ class Broadcast:
         return not stream.ended.is_set()
 
     def _past(self, feed: str, since: int | None) -> list[WindowView]:
-        """Windows after the id ``since``. If ``since`` is above every id, the topic was created anew, and all windows are returned."""
+        """Windows after the id ``since``. If ``since`` is above every id, the topic was created anew, and all windows
+        are returned."""
         if since is None:
             return []
         newest = self._view.completed(feed)[-1:]

@@ -1,8 +1,8 @@
 """The usual value of a cell: the mean of its earlier releases at the same time of day, weighted by precision.
 
-A merged cell is what its finer neighbours leave of it (``excludes``), so one cell id is another area in another window. Only
-releases of the same area are compared. Values are as released: the errors of modelled ones depend on each other, so their mean
-over windows would have no honest error. Pure; uses released values only.
+A merged cell is what its finer neighbours leave of it (``excludes``), so one cell id is another area in another window.
+Only releases of the same area are compared. Values are as released: the errors of modelled ones depend on each other,
+so their mean over windows would have no honest error. Pure; uses released values only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class _Cell(msgspec.Struct, gc=False):
 
 
 class UsualValue(msgspec.Struct, gc=False):
-    """What is usual of one statistic of a cell, as it is written. Ten thousand of them are no work for the garbage collector."""
+    """What is usual of one statistic of a cell, as it is written. Ten thousand of them are no work for the garbage
+    collector."""
 
     value: float
     interval: tuple[float, float]
@@ -107,7 +108,8 @@ class Usual:
         return self.earlier_of_each(view, [window])[0]
 
     def earlier_of_each(self, view: View, windows: Sequence[WindowView]) -> list[Earlier]:
-        """:meth:`earlier` for each of the ``windows``, all of one feed; sorts the view once, and reads each time of day once."""
+        """:meth:`earlier` for each of the ``windows``, all of one feed; sorts the view once, and reads each time of day
+        once."""
         if not windows:
             return []
         with self._lock:
@@ -146,7 +148,8 @@ class Usual:
         )
 
     def released(self, window: WindowView, statistic: str) -> tuple[CellArray, FloatArray]:
-        """Cells of a complete window with noise in that statistic, and (2, C) values as released and standard deviations."""
+        """Cells of a complete window with noise in that statistic, and (2, C) values as released and standard
+        deviations."""
         nothing = np.zeros(0, dtype=np.uint64), np.zeros((2, 0))
         return self._decoded(window).columns.get(statistic, nothing)
 
@@ -234,9 +237,9 @@ def _columns(cells: Iterable[_Cell]) -> Columns:
 def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator[tuple[int, UsualValue]]:
     """Mean per cell weighted by 1/variance, clamped to [0, top], with a 95 % interval that assumes independent windows.
 
-    ``deviation`` is the standard deviation of the noise in that mean. ``spread`` is how much the cell itself varies from window
-    to window: the root of the variance between windows that their noise does not explain (DerSimonian and Laird, Controlled
-    Clinical Trials 7, 1986, section 3).
+    ``deviation`` is the standard deviation of the noise in that mean. ``spread`` is how much the cell itself varies
+    from window to window: the root of the variance between windows that their noise does not explain (DerSimonian and
+    Laird, Controlled Clinical Trials 7, 1986, section 3).
     """
     cells, index = np.unique(np.concatenate([part for part, _ in parts]), return_inverse=True)
     values, deviations = np.concatenate([table for _, table in parts], axis=1)

@@ -1,4 +1,5 @@
-"""Who asks: clients, among whom costly answers and the room for sending are shared, and the networks that they are of."""
+"""Who asks: clients, among whom costly answers and the room for sending are shared, and the networks that they are
+of."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from aiohttp import web
 from stream.http_server import site_of
 
 _ONE_NETWORK = {4: 24, 6: 48}
-"""Bits, by version of the protocol, of an address that are of the network of one operator or of one customer of theirs."""
+"""Bits, by version of the protocol, of an address that are of the network of one operator or of one customer of
+theirs."""
 
 
 def client_of(request: web.Request) -> str:

@@ -14,7 +14,8 @@ from stream.serve.window_store import View
 
 
 class Feeds:
-    """Handler for the list of feeds. A configuration describes its own feed only; of others nothing is known but the releases."""
+    """Handler for the list of feeds. A configuration describes its own feed only; of others nothing is known but the
+    releases."""
 
     def __init__(self, config: Config, view: View, answers: Answers) -> None:
         self._view, self._answers = view, answers

@@ -89,7 +89,8 @@ def headers(origins: Sequence[str]) -> Callable[[web.Request, web.StreamResponse
         response.headers["X-Content-Type-Options"] = "nosniff"
         if not origins:
             return
-        # Without it, a cache could answer a page of another origin with an answer to a request without origin, which lacks the permission.
+        # Without it, a cache could answer a page of another origin with an answer to a request without origin, which
+        # lacks the permission.
         vary = ["Origin", response.headers["Vary"]] if "Vary" in response.headers else ["Origin"]
         response.headers["Vary"] = ", ".join(vary)
         if _allowed(request, origins):
@@ -106,5 +107,6 @@ def _allowed(request: web.Request, origins: Sequence[str]) -> bool:
 
 
 def worth_a_log(record: logging.LogRecord) -> bool:
-    """Log filter for ``aiohttp.server``: bytes that are not HTTP are the sender's fault and cause no traceback in the log."""
+    """Log filter for ``aiohttp.server``: bytes that are not HTTP are the sender's fault and cause no traceback in the
+    log."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

@@ -22,7 +22,8 @@ from stream.serve.window_store import View, WindowView, history
 FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
 """Media type of each file format."""
 MOST_SELECTED = 16
-"""Selections of cells that may be made or wait at the same time. There are as many as boxes, so their queue is short."""
+"""Selections of cells that may be made or wait at the same time. There are as many as boxes, so their queue is
+short."""
 
 
 class _Place(msgspec.Struct):

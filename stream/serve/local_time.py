@@ -33,8 +33,8 @@ def local_start(start: str, zone: str) -> datetime:
 def local_length(window: WindowView, zone: str) -> timedelta:
     """From the first to the last time that the clocks of ``zone`` show in the window.
 
-    It is the length of the window unless the clocks change in it. The end is that of the last moment in the window: where
-    the clocks skip from 02:00 to 03:00, the window from 01:00 ends at 02:00.
+    It is the length of the window unless the clocks change in it. The end is that of the last moment in the window:
+    where the clocks skip from 02:00 to 03:00, the window from 01:00 ends at 02:00.
     """
     begin = local_start(window.start, zone).replace(tzinfo=None)
     try:

@@ -29,10 +29,11 @@ DAY_KINDS: dict[str, frozenset[int]] = {
 
 
 class Means:
-    """Puts the releases of one cell in many windows together: their noise is independent, so its mean is narrower than each.
+    """Puts the releases of one cell in many windows together: their noise is independent, so its mean is narrower than
+    each.
 
-    A mean is weighted by the events of the windows or, under "participation", by their users, as that of an area is by its
-    cells. A merged cell is another one where it excludes other cells.
+    A mean is weighted by the events of the windows or, under "participation", by their users, as that of an area is by
+    its cells. A merged cell is another one where it excludes other cells.
     """
 
     def __init__(self, view: View, answers: Answers, areas: dict[str, Area]) -> None:

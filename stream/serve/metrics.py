@@ -46,7 +46,8 @@ class PublicMetrics:
         )
         self.deliveries = Counter(
             "hexveil_public_webhook_deliveries",
-            "Deliveries to the webhook by outcome: delivered; failed after every attempt; dropped, because too many waited.",
+            "Deliveries to the webhook by outcome: delivered; failed after every attempt; dropped, because too many "
+            "waited.",
             ["outcome"],
             registry=r,
         )

@@ -45,9 +45,11 @@ _ERRORS = {
     503: "Too much is asked at once; Retry-After says when to try again.",
 }
 _NO_OTHER = (
-    "Why there is none. same: the day is that of the window; gone: it was here, but is no longer kept; withheld: nothing "
+    "Why there is none. same: the day is that of the window; gone: it was here, but is no longer kept; withheld: "
+    "nothing "
     "was published about it, which follows from public counts; incomplete: its messages have not all arrived, or the "
-    "close marker of the window itself has not; later: it lies after the newest window; settings: it has another length, "
+    "close marker of the window itself has not; later: it lies after the newest window; settings: it has another "
+    "length, "
     "another relation or other bounds of clipping; clocks: no window begins and ends at the same local times, and the "
     "clocks changed on one of the two days; none: no such window is here."
 )
@@ -141,7 +143,8 @@ def _schemas() -> Schema:
             **schemas_of_features(),
             "EventStream": {
                 "type": "string",
-                "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
+                "description": "Events named window: id is the place of the close marker, data is a Window as JSON. "
+                "Events named "
                 "alert, without id: data is an AlertNews as JSON.",
             },
             "Problem": members(
@@ -159,7 +162,8 @@ def _schemas() -> Schema:
 def _feed_schemas() -> Schema:
     """Components for the feeds."""
     derived = (
-        "Which speeds the configuration says are derived from two positions of a vehicle: those that are missing, or all. Null "
+        "Which speeds the configuration says are derived from two positions of a vehicle: those that are missing, or "
+        "all. Null "
         "where it says of none, and for another feed than the configured one."
     )
     feed = {
@@ -218,7 +222,8 @@ def _hexagon_schemas(message: Schema) -> Schema:
     }
     leading = or_null(
         {"type": "object", "additionalProperties": ref("Estimate")},
-        "By statistic the most accurate number: smoothed, else modelled within the window, else as released. Null where the "
+        "By statistic the most accurate number: smoothed, else modelled within the window, else as released. Null "
+        "where the "
         "cell was not published, and where nobody is estimated: the released number of users is within its noise.",
     )
     hexagon = message | {
@@ -244,7 +249,8 @@ def _window_fields() -> Schema:
 
 
 def _histogram_schemas(released: Schema) -> Schema:
-    """Components for spatial histograms, whose messages have the properties ``released``, and for answers to range queries."""
+    """Components for spatial histograms, whose messages have the properties ``released``, and for answers to range
+    queries."""
     window = _window_fields()
     return {
         "HistogramSummary": {
@@ -363,8 +369,8 @@ _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}
 def _message(topic: str) -> Schema:
     """The schema of a topic's values as a component. Repeated parts get names, and additional fields are allowed.
 
-    Rules on which fields require or exclude each other are only in the topic's own schema, because generators of clients do
-    not support them.
+    Rules on which fields require or exclude each other are only in the topic's own schema, because generators of
+    clients do not support them.
     """
     value = schema(topic)
     named = {name: value[name] for name in ("type", "properties", "required")}

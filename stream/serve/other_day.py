@@ -16,11 +16,11 @@ from stream.serve.window_store import View, WindowView
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
 """Why there is no window to compare with.
 
-"same": the day is that of the window itself. "gone": it was here, but is no longer kept. "withheld": nothing was published
-about it, which follows from public counts. "incomplete": its messages have not all arrived, or the close marker of the
-window itself has not, which states the zone and the settings. "later": it lies after the newest complete window.
-"settings": it has another length, another relation or other bounds of clipping. "clocks": no window begins and ends at the
-same local times, and the clocks changed on one of the two days. "none": no such window is here.
+"same": the day is that of the window itself. "gone": it was here, but is no longer kept. "withheld": nothing was
+published about it, which follows from public counts. "incomplete": its messages have not all arrived, or the close
+marker of the window itself has not, which states the zone and the settings. "later": it lies after the newest complete
+window. "settings": it has another length, another relation or other bounds of clipping. "clocks": no window begins and
+ends at the same local times, and the clocks changed on one of the two days. "none": no such window is here.
 """
 REASONS: tuple[Reason, ...] = ("same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none")
 _DAY = timedelta(days=1)
@@ -58,8 +58,8 @@ class OtherDay:
 def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
     """The window that begins on ``day`` at the local time at which ``window`` begins, on the clocks of its feed.
 
-    Without ``day``, it is that of a week before, where it can be compared with, else that of the day before. Of a local time
-    that the clocks repeat, the first is compared with the first and the second with the second.
+    Without ``day``, it is that of a week before, where it can be compared with, else that of the day before. Of a local
+    time that the clocks repeat, the first is compared with the first and the second with the second.
     """
     zone = zone_of(window)
     local = local_start(window.start, zone)

@@ -218,7 +218,8 @@ WINDOW_PATH = Parameter(
 )
 DAY = Parameter(
     "day",
-    "Local date, on the clocks of the feed; default: a week before, where a window of then can be compared with, else the day before.",
+    "Local date, on the clocks of the feed; default: a week before, where a window of then can be compared with, else "
+    "the day before.",
     {"type": "string", "format": "date"},
     "2017-03-14",
     _day,

@@ -17,7 +17,8 @@ from stream.windows import EARLIEST_S
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
 MAX_LISTED_BYTES = 16 << 10
-"""Longest close marker, and longest summary of a histogram, in bytes: lists of windows repeat them. Ours have about 1 kB."""
+"""Longest close marker, and longest summary of a histogram, in bytes: lists of windows repeat them. Ours have about 1
+kB."""
 MAX_ID_BYTES = 512
 """Longest ``ce_id`` in bytes: the store remembers those of a window until it is complete. Ours have about 100."""
 

@@ -23,8 +23,8 @@ PARQUET = "application/vnd.apache.parquet"
 PROBLEM = "application/problem+json"
 
 _CACHE_CONTROL = "public, no-cache"
-"""Every answer is asked for again by its entity tag. Not even a complete window is fixed by its address: another replay of the
-same hours has other numbers, and another version of the service says more of the same ones.
+"""Every answer is asked for again by its entity tag. Not even a complete window is fixed by its address: another replay
+of the same hours has other numbers, and another version of the service says more of the same ones.
 """
 _MIN_GZIP = 1024
 _PACKED = "-gzip"

@@ -15,7 +15,8 @@ from aiohttp.payload import Payload
 from stream.serve.clients import client_of
 
 SEND_BUFFER = 32 * 1024
-"""Bytes that the system and the transport each buffer for a client that does not read; the rest waits where it is kept."""
+"""Bytes that the system and the transport each buffer for a client that does not read; the rest waits where it is
+kept."""
 STALL_SECONDS = 30.0
 """How long a client may leave one piece unread before its connection is closed."""
 MAX_SENDING_BYTES = 256 << 20
@@ -39,8 +40,8 @@ async def bound_every_answer(request: web.Request, response: web.StreamResponse)
 class Sending:
     """The bodies that are being sent. One that several clients read counts once.
 
-    What a client receives counts twice where it asks for more, so that one that reads slowly leaves room for others: of n
-    such clients each gets one part of n + 1, and one part stays free.
+    What a client receives counts twice where it asks for more, so that one that reads slowly leaves room for others: of
+    n such clients each gets one part of n + 1, and one part stays free.
     """
 
     def __init__(self, max_bytes: int = MAX_SENDING_BYTES) -> None:

@@ -13,13 +13,15 @@ from stream.messages.message import SPATIAL_HISTOGRAM, validator
 SLAB = 16_384
 """About so many values are checked at once: some 5 ms of work."""
 MAX_ROW = 2_047
-"""Most values in one row: the components of regions along a domain of 1024 cells, the longest that a configuration allows."""
+"""Most values in one row: the components of regions along a domain of 1024 cells, the longest that a configuration
+allows."""
 
 _Node = dict[str, Any]
 
 
 def is_histogram(body: Any) -> bool:
-    """Whether the value of a message matches the schema of spatial histograms, with no row above :data:`MAX_ROW` values.
+    """Whether the value of a message matches the schema of spatial histograms, with no row above :data:`MAX_ROW`
+    values.
 
     The schema says of a long array what each of its elements is, and of no two arrays that they are equally long. So a
     structure matches if and only if copies of it do that hold a slab of each long array and together all of it.

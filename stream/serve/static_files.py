@@ -32,8 +32,11 @@ from stream.serve.window_store import View
 
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"
+_TYPE, _VECTOR = 99, 1
+"""Where the header of an archive says what its tiles are, and its number for vectors (PMTiles Version 3)."""
 MOST_READ = 4
-"""Parts of the basemap that are read at the same time, so that many requests do not fill the memory before any is answered."""
+"""Parts of the basemap that are read at the same time, so that many requests do not fill the memory before any is
+answered."""
 
 # MapLibre's worker is a file of our own, and map images are made in the page (data: and blob:). Nothing else is needed.
 POLICY = "; ".join(
@@ -103,6 +106,12 @@ def check_basemap(path: Path) -> Path:
     return path
 
 
+def has_vectors(archive: Path) -> bool:
+    """Whether the tiles of a PMTiles archive are vectors, whose roads can carry colours, and no pictures."""
+    with archive.open("rb") as file:
+        return file.read(_TYPE + 1)[_TYPE:] == bytes([_VECTOR])
+
+
 class Pages:
     """Handlers for the page, and for what it requests besides the read API."""
 
@@ -125,7 +134,8 @@ class Pages:
             "parquet": can_write_parquet(),
             "alerting": bool(config.public.alerts),
             "places": city.named,
-            "lines": city.drawn,
+            "lines": city.drawn or (basemap is not None and has_vectors(basemap)),
+            "network": city.drawn,
             "areas": city.divided,
             "scheduled": city.timed,
             "limits": LIMITS,
@@ -168,7 +178,8 @@ class Pages:
         """The basemap by byte ranges, or as a whole where it is small."""
         if self._basemap is None:
             raise web.HTTPNotFound
-        # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a block.
+        # Chromium keeps ranges in blocks of 4 KiB. A second request for the same range got it cut at the end of a
+        # block.
         try:
             async with self._reading:
                 part = await asyncio.to_thread(part_of, self._basemap, request)

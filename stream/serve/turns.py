@@ -21,13 +21,14 @@ RETRY_SECONDS = 5
 class Turns:
     """A queue of bounded length before one kind of answer, in which clients take turns.
 
-    One client may fill the queue. Where it is full, whoever has fewer requests in it than another takes the place of that
-    one's newest. Among equals, whoever is of a network with fewer requests takes a place of the network that has most.
-    Limit: whoever has addresses in as many networks as the queue has places can still close it to all others.
+    One client may fill the queue. Where it is full, whoever has fewer requests in it than another takes the place of
+    that one's newest. Among equals, whoever is of a network with fewer requests takes a place of the network that has
+    most. Limit: whoever has addresses in as many networks as the queue has places can still close it to all others.
     """
 
     def __init__(self, kind: str, most: int, retry_seconds: int = RETRY_SECONDS) -> None:
-        """``kind``: what is asked for, in the plural. ``most`` may have a turn or wait for one; others may try again later."""
+        """``kind``: what is asked for, in the plural. ``most`` may have a turn or wait for one; others may try again
+        later."""
         self._kind, self._most, self._retry_seconds = kind, most, retry_seconds
         self._is_taken = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}

@@ -29,7 +29,8 @@ class Described(NamedTuple):
     """What answers say of a window, as JSON, in one state of it."""
 
     tag: str
-    """It is another one in another state, and no other window has it: a body made of the window depends on nothing else."""
+    """It is another one in another state, and no other window has it: a body made of the window depends on nothing
+    else."""
     summary: bytes
     histograms: bytes
     """The window with the summaries of its histograms."""
@@ -165,7 +166,8 @@ class View:
         self.windows: dict[tuple[str, str], WindowView] = {}
         self._spans: tuple[int, dict[str, tuple[str, str] | None]] = (0, {})
         self.generation = 0
-        """How often a window became complete, or a complete one was removed. What was derived from complete windows holds while it stays."""
+        """How often a window became complete, or a complete one was removed. What was derived from complete windows
+        holds while it stays."""
 
     def put(self, message: Received) -> Outcome:
         """Store a checked message. The caller then asks :meth:`full` whether its window may be complete now."""

@@ -1,7 +1,8 @@
 """A simulated fleet as an agency publishes it: VehiclePositions at an address on this machine, for demos and tests.
 
-Like many feeds it leaves speeds out for some vehicles, repeats a vehicle's last position until there is a newer one, and drops
-vehicles that have been silent for ten minutes. Streets, timetables and speeds are invented; the seed determines them.
+Like many feeds it leaves speeds out for some vehicles, repeats a vehicle's last position until there is a newer one,
+and drops vehicles that have been silent for ten minutes. Streets, timetables and speeds are invented; the seed
+determines them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class SimulatedAgency:
 
 
 def simulated_clock(start_us: int, pace: float) -> Callable[[], int]:
-    """A clock (µs UTC) that begins at ``start_us``, runs ``pace`` times as fast as time, and never overtakes the present."""
+    """A clock (µs UTC) that begins at ``start_us``, runs ``pace`` times as fast as time, and never overtakes the
+    present."""
     began = time.time_ns() // 1000
 
     def now_us() -> int:
@@ -65,7 +67,8 @@ def simulated_clock(start_us: int, pace: float) -> Callable[[], int]:
 
 
 async def serve_agency(agency: SimulatedAgency, clock: Callable[[], int], port: int, stopping: asyncio.Event) -> None:
-    """Answer at ``http://127.0.0.1:port`` + :data:`VEHICLE_POSITIONS` until ``stopping`` is set. Raises :class:`OSError` if it cannot listen."""
+    """Answer at ``http://127.0.0.1:port`` + :data:`VEHICLE_POSITIONS` until ``stopping`` is set. Raises
+    :class:`OSError` if it cannot listen."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=agency.snapshot(clock()), content_type="application/x-protobuf")

@@ -62,7 +62,8 @@ def course_of(line: Line, resolution: int, step: float) -> Course:
 
 
 def positions(line: Line, stops: FloatArray) -> FloatArray | None:
-    """Metres along the line at which it passes the stops (n, 2), in their order, with the least sum of squared distances.
+    """Metres along the line at which it passes the stops (n, 2), in their order, with the least sum of squared
+    distances.
 
     None if a stop lies further than :data:`FURTHEST_M` from there, or if too many pairs would be compared.
     """

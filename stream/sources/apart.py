@@ -1,4 +1,5 @@
-"""Decodes large documents in a process of their own: C code that reads 25 MiB at once lets no other thread of its process run."""
+"""Decodes large documents in a process of their own: C code that reads 25 MiB at once lets no other thread of its
+process run."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ from stream.local import die_with_parent
 from stream.sources.snapshots import Snapshot, SnapshotError
 
 LARGE_BYTES = 1 << 20
-"""Documents from this size on are decoded in another process. Smaller ones take about 20 ms, a fleet of 10 000 included."""
+"""Documents from this size on are decoded in another process. Smaller ones take about 20 ms, a fleet of 10 000
+included."""
 
 Decode = Callable[[bytes, int | None], Snapshot]
 
 
 class DecodedApart:
-    """``decode`` (a function that can be pickled), of large documents in another process, which is started for the first one.
+    """``decode`` (a function that can be pickled), of large documents in another process, which is started for the
+    first one.
 
     It ends with the thread that began it, or if memory lacks; then a document is tried once more in a new one.
     """
@@ -29,7 +32,8 @@ class DecodedApart:
         self._pool: ProcessPoolExecutor | None = None
 
     def __call__(self, body: bytes, received_us: int | None) -> Snapshot:
-        """The snapshot; waits for it. Raises what ``decode`` raises, and :class:`SnapshotError` if the process ended."""
+        """The snapshot; waits for it. Raises what ``decode`` raises, and :class:`SnapshotError` if the process
+        ended."""
         if len(body) < LARGE_BYTES:
             return self._decode(body, received_us)
         try:

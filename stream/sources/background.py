@@ -11,14 +11,16 @@ import numpy as np
 from stream.sources.messages import Messages
 
 AHEAD = 4
-"""Blocks that are read before they are asked for: what is read while delivery naps after an empty block is not held up."""
+"""Blocks that are read before they are asked for: what is read while delivery naps after an empty block is not held
+up."""
 _WAIT_SECONDS = 0.01
 
 
 def in_background(blocks: Iterable[Messages]) -> Iterator[Messages]:
     """The same blocks, up to :data:`AHEAD` of them read in advance; an empty block whenever the next one is not ready.
 
-    Errors of the source are raised in their place. When the iterator is closed, it waits for the block that is being read.
+    Errors of the source are raised in their place. When the iterator is closed, it waits for the block that is being
+    read.
     """
     source = iter(blocks)
     reader = ThreadPoolExecutor(1, thread_name_prefix="source")

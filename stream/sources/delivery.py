@@ -1,4 +1,5 @@
-"""Sends messages to Kafka at a chosen pace, with an idempotent producer, in whole batches, one partition per vehicle."""
+"""Sends messages to Kafka at a chosen pace, with an idempotent producer, in whole batches, one partition per
+vehicle."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ class KafkaSender:
         while self.topic not in (await self._producer.client.fetch_all_metadata()).topics():
             if time.monotonic() > deadline:
                 raise DeliveryError(
-                    f"Kafka at {self.bootstrap} has no topic {self.topic!r}, or does not show it; run 'hexveil topics create', correct feed.topic, "
+                    f"Kafka at {self.bootstrap} has no topic {self.topic!r}, or does not show it; run 'hexveil topics "
+                    "create', correct feed.topic, "
                     "or let this user describe and write it"
                 )
             await asyncio.sleep(_NAP_S)
@@ -148,8 +150,8 @@ class KafkaSender:
 class Pacer:
     """Decides when a message is due on the wall clock: at ``speed`` times the recorded pace, or at once (``None``).
 
-    With ``live``, no message is due before its own time: once an accelerated feed reaches the present, it continues in real
-    time.
+    With ``live``, no message is due before its own time: once an accelerated feed reaches the present, it continues in
+    real time.
     """
 
     def __init__(self, speed: float | None, *, live: bool = False, clock: Callable[[], float] = time.time) -> None:
@@ -198,8 +200,8 @@ async def deliver(
 ) -> None:
     """Send ``blocks`` in order at the pace until ``stopped`` or ``limit`` messages. Returns once all have arrived.
 
-    After an empty block, everything is sent at once. A message that goes back in time is due together with the latest one
-    before it. An error of the source is raised after all messages before it were delivered.
+    After an empty block, everything is sent at once. A message that goes back in time is due together with the latest
+    one before it. An error of the source is raised after all messages before it were delivered.
     """
     latest = np.iinfo(np.int64).min
     try:

@@ -1,12 +1,12 @@
 """Events of recordings, with the speeds that the feed asks for.
 
-The events pass through :class:`~stream.sources.snapshot_events.SnapshotEvents`, as those of live sources do, so the same fixes
-give the same speeds. They are sorted by time before. Then a derived speed is a function of the vehicle's own fixes alone: what
-is forgotten is older than every fix that follows, so neither the chunks in which a file is read nor other vehicles change it,
-as relation "participation" requires.
+The events pass through :class:`~stream.sources.snapshot_events.SnapshotEvents`, as those of live sources do, so the
+same fixes give the same speeds. They are sorted by time before. Then a derived speed is a function of the vehicle's own
+fixes alone: what is forgotten is older than every fix that follows, so neither the chunks in which a file is read nor
+other vehicles change it, as relation "participation" requires.
 
-Whether a speed is derived follows from whether a number is there, never from the number, which relation "values" protects: an
-event with a number goes on byte for byte, and the service judges it as it does where no speed is derived.
+Whether a speed is derived follows from whether a number is there, never from the number, which relation "values"
+protects: an event with a number goes on byte for byte, and the service judges it as it does where no speed is derived.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class DerivedEvents(SnapshotEvents):
         return cause_of_left_out(self.tally.refused)
 
     def of(self, values: Iterable[bytes], clock: int) -> tuple[Messages, list[int]]:
-        """The events of ``values`` that get a derived speed, and the indexes of all other values that go on as they are: of events
-        with a speed, and of what cannot be decoded.
+        """The events of ``values`` that get a derived speed, and the indexes of all other values that go on as they
+        are: of events with a speed, and of what cannot be decoded.
 
         ``clock``: µs UTC; no event of these or later values is older, and what is older by enough is forgotten.
         Raises :class:`SnapshotError` for too many vehicles.
@@ -71,7 +71,8 @@ class DerivedEvents(SnapshotEvents):
         return self.take(rows.snapshot(clock)), others
 
     def _add(self, rows: SnapshotRows, value: bytes) -> bool:
-        """Add the fix of an event, or count why it is refused; whether the event has a speed, and so goes on in any case."""
+        """Add the fix of an event, or count why it is refused; whether the event has a speed, and so goes on in any
+        case."""
         if len(value) > MAX_MESSAGE_BYTES:
             raise ValueError("no event")
         fix = self._format.read(value)
@@ -104,8 +105,8 @@ class DerivedEvents(SnapshotEvents):
 
 
 def with_speeds(blocks: Iterable[Messages], events: DerivedEvents) -> Iterator[Messages]:
-    """``blocks`` of canonical messages, sorted by time, with derived speeds. What is no event is passed on, so that the service
-    refuses it. Raises :class:`RecordingError` for too many vehicles.
+    """``blocks`` of canonical messages, sorted by time, with derived speeds. What is no event is passed on, so that the
+    service refuses it. Raises :class:`RecordingError` for too many vehicles.
     """
     for block in blocks:
         if not block.values:
@@ -126,7 +127,8 @@ def derived_recording(
     events: DerivedEvents,
     on_progress: Callable[[int, int], None] = lambda done, size: None,
 ) -> Iterator[Messages]:
-    """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError` for what cannot be read."""
+    """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError` for what cannot be
+    read."""
     one_each = config.relation == NeighbouringRelation.PARTICIPATION
     with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
 

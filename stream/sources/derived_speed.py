@@ -1,8 +1,9 @@
-"""Derives speeds from positions: great-circle distance to an earlier fix of the same vehicle, divided by the time. Pure.
+"""Derives speeds from positions: great-circle distance to an earlier fix of the same vehicle, divided by the time.
+Pure.
 
-A derived speed depends on two fixes of *one* user, both in the same ledger period. So a user's events of one period change
-only that user's own speeds of that period. Under relation "values" positions and times are public, so a derived speed is
-public as well and is not protected.
+A derived speed depends on two fixes of *one* user, both in the same ledger period. So a user's events of one period
+change only that user's own speeds of that period. Under relation "values" positions and times are public, so a derived
+speed is public as well and is not protected.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class DerivationLimits:
 
     ``least_s``: the reference is the newest fix at least this old, because GPS error is too large for shorter times.
     ``most_s``: after a longer gap the way is unknown. ``cap_kmh``: a higher speed is an error of position.
-    ``frozen_s``: if a position repeats to the last digit for longer within a ledger period, without a gap of ``most_s``, the unit
-    is stuck; a standing vehicle would show small changes.
+    ``frozen_s``: if a position repeats to the last digit for longer within a ledger period, without a gap of
+    ``most_s``, the unit is stuck; a standing vehicle would show small changes.
     """
 
     least_s: float = 8.0
@@ -75,10 +76,11 @@ class _Fixes:
 
 
 class SpeedDerivation:
-    """Derives speeds for consecutive batches. Of every vehicle it keeps the few fixes with which a later one may be compared.
+    """Derives speeds for consecutive batches. Of every vehicle it keeps the few fixes with which a later one may be
+    compared.
 
-    Vehicles without a fix in the last ``most_s`` are forgotten, so memory is bounded by the number of vehicles on the road.
-    What :meth:`kept` returns and another process recalls gives the same speeds there.
+    Vehicles without a fix in the last ``most_s`` are forgotten, so memory is bounded by the number of vehicles on the
+    road. What :meth:`kept` returns and another process recalls gives the same speeds there.
     """
 
     def __init__(self, limits: DerivationLimits | None = None) -> None:
@@ -103,10 +105,10 @@ class SpeedDerivation:
     ) -> FloatArray:
         """Speeds in km/h, shape (n,); NaN if none can be derived.
 
-        ``time``: µs UTC, in any order; ``lat``/``lng``: degrees; ``period``: start of each row's ledger period. A speed is
-        never derived across two periods. A repeated (vehicle, time) gives the same speed again. ``now_us``: the feed's own
-        clock, by which old fixes are forgotten. It must not be the largest of ``time``, because then one vehicle's wrong clock
-        would affect all others.
+        ``time``: µs UTC, in any order; ``lat``/``lng``: degrees; ``period``: start of each row's ledger period. A speed
+        is never derived across two periods. A repeated (vehicle, time) gives the same speed again. ``now_us``: the
+        feed's own clock, by which old fixes are forgotten. It must not be the largest of ``time``, because then one
+        vehicle's wrong clock would affect all others.
         """
         vehicle = self._numbers(vehicles)
         fixes = self._with_kept(_Fixes(vehicle, time, lat, lng, time, period))
@@ -121,9 +123,11 @@ class SpeedDerivation:
     def recall(
         self, vehicles: Sequence[str], fixes: NDArray[np.void], period: IntArray, anew: Collection[str] = ()
     ) -> None:
-        """Add fixes (``FIX``, shape (n,)) that this or another process kept. ``vehicles`` and ``period`` as for :meth:`derive`.
+        """Add fixes (``FIX``, shape (n,)) that this or another process kept. ``vehicles`` and ``period`` as for
+        :meth:`derive`.
 
-        A fix whose vehicle and time are in memory already changes nothing. ``anew``: vehicles whose fixes in memory are replaced.
+        A fix whose vehicle and time are in memory already changes nothing. ``anew``: vehicles whose fixes in memory are
+        replaced.
         """
         if anew:
             replaced = [self._number[name] for name in anew if name in self._number]
@@ -200,7 +204,8 @@ class SpeedDerivation:
         return fixes
 
     def _reference(self, fixes: _Fixes) -> IntArray:
-        """For each fix the index of its reference: the newest fix at least ``least_s`` older; its own index if there is none."""
+        """For each fix the index of its reference: the newest fix at least ``least_s`` older; its own index if there is
+        none."""
         key = _key(fixes.vehicle, fixes.time)
         earlier = np.searchsorted(key, key - round(self.limits.least_s * 1000), side="right") - 1
         own = np.arange(len(key))
@@ -219,7 +224,8 @@ class SpeedDerivation:
         return np.where(good, kmh, np.nan)
 
     def _remember(self, fixes: _Fixes, earlier: IntArray, now_us: int) -> None:
-        """Of every vehicle: the reference of its newest fix and all fixes after it; all its fixes if there is no reference yet.
+        """Of every vehicle: the reference of its newest fix and all fixes after it; all its fixes if there is no
+        reference yet.
 
         Vehicles whose newest fix is too old to be a reference again are forgotten.
         """

@@ -16,7 +16,8 @@ from stream.config.feed import FeedFields
 from stream.ingestion.formats import known_fields
 
 SEPARATORS = (",", ";", "\t", "|")
-"""Usual separators of columns. Another character separates them if the header then has the fields that are looked for."""
+"""Usual separators of columns. Another character separates them if the header then has the fields that are looked
+for."""
 _LONGEST_HEADER = 1 << 16
 _NEVER_SEPARATE = frozenset(string.ascii_letters + string.digits + "_-.\"'\r\n\0")
 PARQUET = b"PAR1"
@@ -107,7 +108,8 @@ def records_at(text: bytes, path: str) -> list[bytes] | None:
 
 
 def is_gtfs_realtime(head: bytes) -> bool:
-    """Whether the first bytes are those of a GTFS-realtime message in protobuf, JSON or text form: its header with the version."""
+    """Whether the first bytes are those of a GTFS-realtime message in protobuf, JSON or text form: its header with the
+    version."""
     is_binary = head.startswith(_GTFS_RT_VERSION) and head[2:3] == _GTFS_RT_VERSION and head[4:5] in (b"1", b"2")
     return is_binary or _GTFS_RT_OTHER_FORMS.match(head.removeprefix(BOM)) is not None
 
@@ -158,7 +160,8 @@ def header_readings(header: bytes) -> list[tuple[str, list[str]]]:
 
 
 def is_header(line: bytes, fields: FeedFields) -> bool:
-    """Whether the first line of a file is the header of a CSV: it names the ``fields``, or has five columns and is not JSON."""
+    """Whether the first line of a file is the header of a CSV: it names the ``fields``, or has five columns and is not
+    JSON."""
     if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
     separator, names = columns_of(line, fields)
@@ -184,12 +187,17 @@ def wrong_header(names: list[str], missing: set[str], fields: FeedFields) -> str
     fitting = next((name for name, known in known_fields().items() if set(known.paths) <= set(names)), None)
     hint = "" if fitting is None else f"; its header has the columns of {fitting!r}: give --format {fitting}"
     if is_row(names):
-        return f"its first line has numbers, so it is no header: write the names of its columns before it, like {','.join(fields.paths)}"
+        return (
+            "its first line has numbers, so it is no header: write the names of its columns before "
+            "it, "
+            f"like {','.join(fields.paths)}"
+        )
     if any("." in path for path in fields.paths):
         return f"the format is nested, and nested formats are not read from CSV; write one JSON object a line{hint}"
     if hint:
         return f"no column {', '.join(sorted(missing))} in its header{hint}"
     return (
-        f"its header {', '.join(names)[:200]!r} has no column {', '.join(sorted(missing))}; name its columns in [feed.fields] "
+        f"its header {', '.join(names)[:200]!r} has no column {', '.join(sorted(missing))}; name its columns in "
+        "[feed.fields] "
         "and set feed.format = 'declared'"
     )

@@ -1,8 +1,9 @@
-"""Keeps the last fixes of a live feed in Redis, and goes on without if Redis is away. Used in a thread, not in the event loop.
+"""Keeps the last fixes of a live feed in Redis, and goes on without if Redis is away. Used in a thread, not in the
+event loop.
 
-Under "values" only: of whom fixes are kept depends on how many others there are, because memory is bounded, and whether fixes are
-kept decides whether a speed is derived after a restart. Positions are public there. Under "participation" no user's events may
-depend on another user, so nothing is kept.
+Under "values" only: of whom fixes are kept depends on how many others there are, because memory is bounded, and whether
+fixes are kept decides whether a speed is derived after a restart. Positions are public there. Under "participation" no
+user's events may depend on another user, so nothing is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ TIMEOUT_S = 2.0
 PAUSE_S = 10.0
 """After an error Redis is left alone for so long, so that the feed is not held up with every batch."""
 _MEANWHILE = (
-    ": events are sent on, but until it is mended, a restart, or another process of this feed, derives no speed for the first "
+    ": events are sent on, but until it is mended, a restart, or another process of this feed, derives no speed for "
+    "the first "
     "position of a vehicle"
 )
 
@@ -46,8 +48,9 @@ class Opened(NamedTuple):
 class FixMemory:
     """The last fixes of each vehicle, where a later process, or another one of the same feed, recalls them.
 
-    ``opens`` raises :class:`UserKeyError` or :class:`ConfigError` while the user key, or a file of ``[redis]``, cannot be used; it
-    is called again whenever there are fixes to keep. ``key_file``: that of the user key, which a warning names.
+    ``opens`` raises :class:`UserKeyError` or :class:`ConfigError` while the user key, or a file of ``[redis]``, cannot
+    be used; it is called again whenever there are fixes to keep. ``key_file``: that of the user key, which a warning
+    names.
     """
 
     def __init__(
@@ -76,7 +79,8 @@ class FixMemory:
         if self.damaged and not self._saw_damage:
             self._saw_damage = True
             log.warning(
-                "kept positions were damaged and are deleted: the next position of these vehicles has no derived speed; see "
+                "kept positions were damaged and are deleted: the next position of these vehicles has no derived "
+                "speed; see "
                 "who else writes to this redis",
                 vehicles=self.damaged,
             )
@@ -119,7 +123,8 @@ class FixMemory:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 log.warning(
-                    "positions are not kept in redis, so a restart derives no speed for the first one; this is tried again "
+                    "positions are not kept in redis, so a restart derives no speed for the first one; this is tried "
+                    "again "
                     "with every batch",
                     reason=str(error),
                 )
@@ -152,17 +157,23 @@ class FixMemory:
             return "redis is away"
         if str(error).startswith(OTHER_KEY):
             return (
-                f"{self._key_file} is not the user key of this feed in redis; copy the workers' privacy.user_key_file there "
+                f"{self._key_file} is not the user key of this feed in redis; copy the workers' privacy.user_key_file "
+                "there "
                 "and start this command again"
             )
-        return "redis refuses to keep positions; see its error: rights (docs/security.md), maxmemory, or a replica's address"
+        return (
+            "redis refuses to keep positions; see its error: rights (docs/security.md), maxmemory, or "
+            "a "
+            "replica's address"
+        )
 
 
 def fix_memory(config: Config) -> FixMemory | None:
     """The memory of a configured feed; None, which is logged, under "participation"."""
     if config.relation == NeighbouringRelation.PARTICIPATION:
         log.info(
-            "positions are not kept in redis under relation 'participation', so a restart derives no speed for the first one"
+            "positions are not kept in redis under relation 'participation', so a restart derives no speed for the "
+            "first one"
         )
         return None
     limits = DerivationLimits()

@@ -1,7 +1,9 @@
-"""Decodes High-Frequency Positioning (HFP 2), Helsinki's format of vehicle positions over MQTT, with a reason for each refusal.
+"""Decodes High-Frequency Positioning (HFP 2), Helsinki's format of vehicle positions over MQTT, with a reason for each
+refusal.
 
-Source: Digitransit, "High-frequency positioning". A message has one object under the name of its event (``VP``, ``DOO``, …);
-the vehicle is named by two levels of the topic, because the ``oper`` of the payload is whoever runs the trip. Pure.
+Source: Digitransit, "High-frequency positioning". A message has one object under the name of its event (``VP``,
+``DOO``, …); the vehicle is named by two levels of the topic, because the ``oper`` of the payload is whoever runs the
+trip. Pure.
 """
 
 from __future__ import annotations
@@ -82,10 +84,11 @@ def _add(rows: SnapshotRows, publication: Publication, kmh: float) -> None:
 
 
 def vehicle_of(topic: str) -> str | None:
-    """``operator:vehicle`` by the levels of an HFP 2 topic, without leading zeros; None if the topic does not name them.
+    """``operator:vehicle`` by the levels of an HFP 2 topic, without leading zeros; None if the topic does not name
+    them.
 
-    HFP 1 has no level of the event type, so the levels that name a vehicle here are its vehicle and its route there: one
-    vehicle would be another user, with a budget of its own, on each route.
+    HFP 1 has no level of the event type, so the levels that name a vehicle here are its vehicle and its route there:
+    one vehicle would be another user, with a budget of its own, on each route.
     """
     levels = topic.split("/")
     try:
@@ -128,7 +131,8 @@ def _number(value: Any) -> float:
 
 
 def _speed(text: msgspec.Raw) -> float:
-    """The number in JSON, infinite if no double holds it; NaN for anything else. No number may make a message unreadable."""
+    """The number in JSON, infinite if no double holds it; NaN for anything else. No number may make a message
+    unreadable."""
     try:
         value = json.loads(bytes(text), parse_int=float)
     except (ValueError, RecursionError):

@@ -1,4 +1,5 @@
-"""The timetable of a simulated city: its routes, their lines and stops with invented names. It represents no real city."""
+"""The timetable of a simulated city: its routes, their lines and stops with invented names. It represents no real
+city."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The street map of a simulated city: its grid, main and ring roads, river and parks with invented names. It represents no real city.
+"""The street map of a simulated city: its grid, main and ring roads, river and parks with invented names. It represents
+no real city.
 
 Vehicles drive on these roads (:mod:`stream.sources.network`). Layers and tags are those of Protomaps' basemaps.
 """
@@ -21,7 +22,8 @@ _CLOSEST, _CLOSER = 16, 6
 _GRID_HIDDEN = 3
 """Zooms at which the streets of the grid would lie too close together to be drawn."""
 _AVENUES = (
-    "Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Ivy", "Juniper", "Katsura", "Larch", "Maple", "Nutmeg",
+    "Alder", "Birch", "Cedar", "Dogwood", "Elm", "Fir", "Ginkgo", "Hazel", "Ivy", "Juniper", "Katsura", "Larch",
+    "Maple", "Nutmeg",
     "Oak", "Pine", "Quince", "Rowan", "Spruce", "Thorn", "Ulmo", "Viburnum", "Willow", "Yew", "Zelkova",
 )  # fmt: skip
 """Names of avenues from west to east, a block apart; the middle one runs through the middle of the city."""
@@ -33,7 +35,8 @@ _PARKS = {"Veil Park": (2, 2, 4, 4), "Noise Common": (-6, -2, -4, 0), "Ledger Hi
 
 
 def crossing(site: Site, lat: float, lng: float) -> str:
-    """The crossing of the grid's avenues and numbered streets that is nearest to a place; streets are counted from the north."""
+    """The crossing of the grid's avenues and numbered streets that is nearest to a place; streets are counted from the
+    north."""
     block = site.radius_km / BLOCKS
     east, north = (lng - site.lng) * site.km_per_degree[1] / block, (lat - site.lat) * site.km_per_degree[0] / block
     column, row = (min(max(round(blocks), 1 - BLOCKS), BLOCKS - 1) for blocks in (east, north))

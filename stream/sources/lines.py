@@ -1,4 +1,5 @@
-"""Reads lines of a file or of standard input, plain or gzipped, in bounded memory; knows its position for a progress bar.
+"""Reads lines of a file or of standard input, plain or gzipped, in bounded memory; knows its position for a progress
+bar.
 
 JSON over several lines is read as if each object were one line, and of an array each element.
 """
@@ -44,9 +45,11 @@ def open_stored(path: Path) -> Stored:
 
 
 def _is_gzip(begin: bytes) -> bool:
-    """Whether the first four bytes are those of a gzip stream (RFC 1952, 2.3.1): method 8, and no flag that is reserved.
+    """Whether the first four bytes are those of a gzip stream (RFC 1952, 2.3.1): method 8, and no flag that is
+    reserved.
 
-    A damaged first line of text may begin with the first three of them; after these, letters and brackets set reserved flags.
+    A damaged first line of text may begin with the first three of them; after these, letters and brackets set reserved
+    flags.
     """
     return len(begin) == 4 and begin[:3] == GZIP + b"\x08" and not begin[3] & 0xE0
 
@@ -97,8 +100,8 @@ def _begun(beginning: bytes, whole: bool) -> _Lines | _Values | None:
 def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
     """Whether JSON continues on the next line: the first line is but the beginning of an array or an object.
 
-    A damaged first line is no such beginning: whole objects and arrays that no comma or bracket follows are the lines of a
-    recording. None if three lines must be known for it and are not. ``whole``: nothing more will be known.
+    A damaged first line is no such beginning: whole objects and arrays that no comma or bracket follows are the lines
+    of a recording. None if three lines must be known for it and are not. ``whole``: nothing more will be known.
     """
     text = beginning.lstrip()
     first, ended, rest = text.partition(b"\n")
@@ -117,9 +120,9 @@ def _is_over_lines(beginning: bytes, whole: bool) -> bool | None:
 class Lines:
     """Blocks of whole lines in UTF-8, without their ends. ``position`` and ``size`` are bytes of the file as stored.
 
-    An empty block means that standard input is silent at present. ``encoding``: of the file's text. ``records``: the path of
-    a list in a JSON document, whose elements are the lines. ``over_lines``: whether a value of JSON may go over several lines, and
-    so be cut by what others before it hold.
+    An empty block means that standard input is silent at present. ``encoding``: of the file's text. ``records``: the
+    path of a list in a JSON document, whose elements are the lines. ``over_lines``: whether a value of JSON may go over
+    several lines, and so be cut by what others before it hold.
 
     Raises :class:`RecordingError` after the last readable line if the gzip stream is cut short or damaged.
     """

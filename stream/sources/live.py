@@ -76,8 +76,8 @@ async def poll(
 async def _events(reader: SnapshotEvents, body: bytes | None, received_us: int) -> Messages | None:
     """The new events of an answer; None if the document did not change, or is no snapshot, which is logged.
 
-    A large answer takes seconds to decode. A thread waits for it, one answer at a time, so that the event loop goes on with
-    Kafka's requests and the clock of windows.
+    A large answer takes seconds to decode. A thread waits for it, one answer at a time, so that the event loop goes on
+    with Kafka's requests and the clock of windows.
     """
     if body is None:
         return None
@@ -110,7 +110,8 @@ class FileSink:
 
 
 class KafkaSink:
-    """Writes events to the feed's topic. While Kafka is down it sends the same events again; the service counts each once."""
+    """Writes events to the feed's topic. While Kafka is down it sends the same events again; the service counts each
+    once."""
 
     def __init__(self, config: Config, stopping: asyncio.Event) -> None:
         self._config, self._stopping = config, stopping

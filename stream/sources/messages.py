@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 class Messages:
     """A block of messages. ``due``: when each reaches the broker at recorded pace, µs UTC. The key is the vehicle.
 
-    ``unread`` messages are not events of the format. They are passed on, so that the service rejects, counts and reports
-    them; they have no key and are due together with the message before. An empty block: the source is silent at present.
+    ``unread`` messages are not events of the format. They are passed on, so that the service rejects, counts and
+    reports them; they have no key and are due together with the message before. An empty block: the source is silent at
+    present.
     """
 
     due: NDArray[np.int64]

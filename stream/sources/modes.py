@@ -44,7 +44,8 @@ _EXTENDED = {
 
 
 def mode_of(route_type: str) -> Mode:
-    """The mode of a ``route_type`` as it is written; :attr:`Mode.OTHER` for one without a mode of its own, and for none."""
+    """The mode of a ``route_type`` as it is written; :attr:`Mode.OTHER` for one without a mode of its own, and for
+    none."""
     if not (route_type.isascii() and route_type.isdecimal() and len(route_type) <= 4):
         return Mode.OTHER
     number = int(route_type)

@@ -1,7 +1,7 @@
 """Follows topics of an MQTT broker: reconnects with back-off and jitter, and keeps a bounded queue of messages.
 
-Positions are not acknowledged (QoS 0): each is replaced by the next within seconds. What arrives faster than the sink stores it
-is dropped and counted, so that a stopped Kafka costs no memory.
+Positions are not acknowledged (QoS 0): each is replaced by the next within seconds. What arrives faster than the sink
+stores it is dropped and counted, so that a stopped Kafka costs no memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Broker:
-    """Where a broker is, and how to log in. ``login``: user and password; ``pause_s``: first pause before a new attempt.
+    """Where a broker is, and how to log in. ``login``: user and password; ``pause_s``: first pause before a new
+    attempt.
 
     Raises :class:`ValueError` for an address that is not one, and for a password that would be sent without TLS.
     """
@@ -130,7 +131,8 @@ class Broker:
 
 
 class _Arrivals(asyncio.Queue[Publication]):
-    """What arrived and was not decoded yet, within bounds of number and bytes. What exceeds them is dropped and counted."""
+    """What arrived and was not decoded yet, within bounds of number and bytes. What exceeds them is dropped and
+    counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,9 +164,10 @@ def _size(message: Publication) -> int:
 class _Client(Client):
     """A client that puts what it receives into ``arrivals``, with the time.
 
-    It leaves out and counts messages whose topic is not text, or has wildcards. With aiomqtt's own callback such a message
-    ends the reading and leaves the connection open. A message with a quality of service that was not granted ends the
-    connection: of QoS 2, paho keeps each message until the broker releases it, so a broker that never does fills the memory.
+    It leaves out and counts messages whose topic is not text, or has wildcards. With aiomqtt's own callback such a
+    message ends the reading and leaves the connection open. A message with a quality of service that was not granted
+    ends the connection: of QoS 2, paho keeps each message until the broker releases it, so a broker that never does
+    fills the memory.
     """
 
     def __init__(self, broker: Broker, tls: ssl.SSLContext | None, arrivals: _Arrivals) -> None:

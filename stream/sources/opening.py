@@ -1,4 +1,5 @@
-"""Opens a recording by what it contains, whatever its name: lines (NDJSON, CSV) or Parquet, from a file or standard input."""
+"""Opens a recording by what it contains, whatever its name: lines (NDJSON, CSV) or Parquet, from a file or standard
+input."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def together(paths: Sequence[Path]) -> Path:
 
 
 class Folder:
-    """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: files, in thousandths."""
+    """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: files, in
+    thousandths."""
 
     def __init__(
         self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
@@ -84,11 +86,11 @@ class Folder:
 def open_recording(
     path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
 ) -> Recording | Table | Folder:
-    """The recording at ``path``, a file or a folder, or on standard input if that is ``-``; ``shift`` is added to every event time.
+    """The recording at ``path``, a file or a folder, or on standard input if that is ``-``; ``shift`` is added to every
+    event time.
 
-    ``one_each``: a line is one event, or refused as a whole, as a message of relation "participation" is, where the form of one event
-    must not decide what becomes of another.
-    Raises :class:`RecordingError` for what cannot be read.
+    ``one_each``: a line is one event, or refused as a whole, as a message of relation "participation" is, where the
+    form of one event must not decide what becomes of another. Raises :class:`RecordingError` for what cannot be read.
     """
     require_format(path, file_format, feed)
     if path != STDIN and path.is_dir():

@@ -1,7 +1,8 @@
 """Sorts recordings by event time, in bounded memory.
 
-The file of a day is often grouped by route or trip, as CapMetro's are. If it were sent in that order, its first trips would
-move the watermark to the evening, and every other vehicle would be late. Sorted by event time it is like a live feed.
+The file of a day is often grouped by route or trip, as CapMetro's are. If it were sent in that order, its first trips
+would move the watermark to the evening, and every other vehicle would be late. Sorted by event time it is like a live
+feed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Place names and routes of H3 cells from a GTFS schedule. Public facts: they depend on no event, and cost no budget. Pure.
+"""Place names and routes of H3 cells from a GTFS schedule. Public facts: they depend on no event, and cost no budget.
+Pure.
 
 A cell is named after the stops in it: the most frequent name, and of equally frequent ones the nearest to its centre.
 """
@@ -24,7 +25,8 @@ MOST_SAMPLES = 20_000_000
 MOST_STOPS = 100_000
 """Stops that are listed by name, as many as ``hexveil serve`` takes."""
 PER_EDGE = 20
-"""Points along a line for each edge length of a cell: a cell that a line cuts by less than a twentieth of that may be missed."""
+"""Points along a line for each edge length of a cell: a cell that a line cuts by less than a twentieth of that may be
+missed."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Place:
 class Places:
     """Cells with a stop or a route, in ascending order; ``outside``: how many lie, even in part, outside the domain.
 
-    ``stops``: those with a name in the domain, each name once per place; ``lines``: by route its simplified lines there.
+    ``stops``: those with a name in the domain, each name once per place; ``lines``: by route its simplified lines
+    there.
     """
 
     resolution: int
@@ -52,7 +55,8 @@ class Places:
 
 
 def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
-    """The cells of a schedule that lie wholly in ``domain``. Raises :class:`ScheduleError` for more lines than a city has."""
+    """The cells of a schedule that lie wholly in ``domain``. Raises :class:`ScheduleError` for more lines than a city
+    has."""
     stops: dict[str, list[str]] = {}
     for number, stop in schedule.stops.items():
         stops.setdefault(h3.latlng_to_cell(stop.lat, stop.lng, resolution), []).append(number)
@@ -77,7 +81,8 @@ def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
 
 
 def _named_stops(schedule: Schedule, domain: BoundingBox) -> tuple[Stop, ...]:
-    """Stops with a name in ``domain``, in order of name; of platforms with the same name within some 100 m the first."""
+    """Stops with a name in ``domain``, in order of name; of platforms with the same name within some 100 m the
+    first."""
     chosen: dict[tuple[str, float, float], Stop] = {}
     for stop in sorted(schedule.stops.values(), key=lambda stop: (stop.name, stop.lat, stop.lng)):
         if stop.name and domain.contains(stop.lat, stop.lng):
@@ -100,7 +105,8 @@ def _crossed(schedule: Schedule, resolution: int) -> dict[str, set[str]]:
                     samples += 1
                     if samples > MOST_SAMPLES:
                         raise ScheduleError(
-                            "the lines are longer than those of a city; choose a coarser resolution, or divide the schedule"
+                            "the lines are longer than those of a city; choose a coarser resolution, or divide the "
+                            "schedule"
                         )
                     cells.add(h3.latlng_to_cell(lat, lng, resolution))
                 cells_of[id(line)] = cells

@@ -1,7 +1,7 @@
 """Polls the document at a URL, with conditional requests, back-off with jitter and bounded answers.
 
-Secrets are in headers and values of the query that the caller gives. They are sent to the first host only, not after a redirect
-to another host, and no error or log shows them.
+Secrets are in headers and values of the query that the caller gives. They are sent to the first host only, not after a
+redirect to another host, and no error or log shows them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _CHUNK = 1 << 16
 
 
 class FetchError(RuntimeError):
-    """There is no usable answer. ``retry_after_s``: the wait that the server asked for. ``final``: trying again is pointless."""
+    """There is no usable answer. ``retry_after_s``: the wait that the server asked for. ``final``: trying again is
+    pointless."""
 
     def __init__(self, reason: str, *, retry_after_s: float = 0.0, final: bool = False) -> None:
         super().__init__(reason)
@@ -42,7 +43,8 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True)
 class PollSettings:
-    """Settings of requests: seconds between two, seconds for one, bytes of an answer after decompression, headers, query."""
+    """Settings of requests: seconds between two, seconds for one, bytes of an answer after decompression, headers,
+    query."""
 
     interval_s: float = 15.0
     timeout_s: float = 20.0
@@ -124,7 +126,11 @@ class Poller:
             final = answer.status in (400, 401, 403, 404, 405, 410)
             remedy = "; check the address and the key" if final else ""
             if answer.status in (401, 403) and not had_secrets:
-                remedy = f" after a redirect to {answer.url.origin()}, which was not sent the key: if you trust it, name its address"
+                remedy = (
+                    f" after a redirect to {answer.url.origin()}, which was not sent the key: if "
+                    "you "
+                    "trust it, name its address"
+                )
             raise FetchError(f"status {answer.status}{remedy}", retry_after_s=_retry_after(answer), final=final)
         body = bytearray()
         async for chunk in answer.content.iter_chunked(_CHUNK):
@@ -146,10 +152,12 @@ def backed_off(first_s: float, failures: int) -> float:
 async def documents(
     poller: Poller, settings: PollSettings, stopping: asyncio.Event
 ) -> AsyncIterator[tuple[bytes | None, int]]:
-    """Every answer with its time of arrival (µs UTC), until ``stopping`` is set; None for a document that did not change.
+    """Every answer with its time of arrival (µs UTC), until ``stopping`` is set; None for a document that did not
+    change.
 
-    After each failure the pause doubles, up to five minutes, and is shortened by up to a half at random, so that many clients
-    do not come back at once. Raises :class:`FetchError` if the first answer says that trying again is pointless.
+    After each failure the pause doubles, up to five minutes, and is shortened by up to a half at random, so that many
+    clients do not come back at once. Raises :class:`FetchError` if the first answer says that trying again is
+    pointless.
     """
     failures, answered = 0, False
     while not stopping.is_set():

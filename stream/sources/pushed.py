@@ -1,7 +1,8 @@
-"""Takes events that vehicles push by HTTP, and answers once the broker has them. For small fleets without a message broker.
+"""Takes events that vehicles push by HTTP, and answers once the broker has them. For small fleets without a message
+broker.
 
-Who may send has the token. What a sender may cost is bounded: bytes and events of a request, events a second, requests at a time,
-and seconds until a body has arrived.
+Who may send has the token. What a sender may cost is bounded: bytes and events of a request, events a second, requests
+at a time, and seconds until a body has arrived.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _EVENT_BYTES = MOST_BYTES // MOST_EVENTS
 _MOST_REQUESTS = 16
 """Requests whose bodies are read at a time; others are asked to come back."""
 MOST_WAITING_BYTES = 16 << 20
-"""Bytes of events that wait for the broker. Further requests, and those that have waited for too long, are asked to come back."""
+"""Bytes of events that wait for the broker. Further requests, and those that have waited for too long, are asked to
+come back."""
 _CONNECTIONS, _IDLE_SECONDS = 512, 15.0
 """Connections at a time, half of them from one address, and seconds until one that asks for nothing is closed."""
 _BODY_SECONDS, _BROKER_SECONDS, _CLOSE_SECONDS = 10.0, 20.0, 5.0
@@ -59,7 +61,8 @@ class PushError(Exception):
 
 @dataclass
 class Allowance:
-    """A bucket of events that fills by ``rate`` a second, up to ten seconds' worth. ``clock``: seconds that never go back."""
+    """A bucket of events that fills by ``rate`` a second, up to ten seconds' worth. ``clock``: seconds that never go
+    back."""
 
     rate: float
     clock: Callable[[], float] = time.monotonic
@@ -79,12 +82,14 @@ class Allowance:
         return 0
 
     def owe(self, events: int) -> None:
-        """Take ``events`` for a request that was refused after it was read, even if there are fewer; at most a bucket is owed."""
+        """Take ``events`` for a request that was refused after it was read, even if there are fewer; at most a bucket
+        is owed."""
         self._left = max(self._left - events, -self._most)
 
 
 def read_body(body: bytes) -> list[bytes]:
-    """The events of a body as JSON: one object, an array of objects, or one object a line. Raises :class:`PushError`."""
+    """The events of a body as JSON: one object, an array of objects, or one object a line. Raises
+    :class:`PushError`."""
     try:
         text = body.decode()
         if text.lstrip()[:1] == "[":
@@ -111,8 +116,8 @@ def _require_at_most(events: int) -> None:
 class Intake:
     """Judges the events of a request by the rules of the service, and passes them on.
 
-    Under "values" all of a request are passed on or none. Under "participation" each is judged alone, because a request may
-    hold events of several users, and what one of them sent must not decide whether those of another one arrive.
+    Under "values" all of a request are passed on or none. Under "participation" each is judged alone, because a request
+    may hold events of several users, and what one of them sent must not decide whether those of another one arrive.
     """
 
     def __init__(self, config: Config) -> None:
@@ -176,7 +181,8 @@ class Intake:
         await self._sender.confirm()
 
     def _judged(self, values: list[bytes]) -> tuple[Messages, list[dict[str, Any]]]:
-        """The messages of a request, keyed by vehicle, and the first of those that the service would refuse, with reasons."""
+        """The messages of a request, keyed by vehicle, and the first of those that the service would refuse, with
+        reasons."""
         batch = self._decoder.decode(values, time.time_ns() // 1000)
         refused = [
             {"event": at, "reason": REASONS[code].value}
@@ -193,7 +199,8 @@ class Intake:
 def application(intake: Intake, token: str, allowance: Allowance) -> web.Application:
     """Answers ``POST /v1/events``. A request without the token costs neither a body nor allowance.
 
-    One that is refused after it was read costs what as many bytes of events cost. While more is owed than there is, no body is read.
+    One that is refused after it was read costs what as many bytes of events cost. While more is owed than there is, no
+    body is read.
     """
     expected, reading = f"Bearer {token}".encode(), asyncio.Semaphore(_MOST_REQUESTS)
 

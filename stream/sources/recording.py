@@ -1,7 +1,7 @@
 """Turns recordings into the messages that a live producer would have sent, with the same bytes and keys.
 
-A recording in the feed's own format is passed on: CSV rows as JSON objects, NDJSON lines byte for byte. Any known format can
-also be converted to canonical events, with speeds in the unit that the feed declares.
+A recording in the feed's own format is passed on: CSV rows as JSON objects, NDJSON lines byte for byte. Any known
+format can also be converted to canonical events, with speeds in the unit that the feed declares.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _decode = msgspec.json.Decoder().decode
 
 
 def require_format(path: Path, file_format: str, feed: FeedConfig) -> None:
-    """Raise :class:`RecordingError` if a recording in ``file_format`` cannot be read, or not be converted for ``feed``."""
+    """Raise :class:`RecordingError` if a recording in ``file_format`` cannot be read, or not be converted for
+    ``feed``."""
     if file_format not in FORMATS or (file_format == "declared" and feed.fields is None):
         known = ", ".join(FORMATS)
         raise RecordingError(
@@ -72,8 +73,8 @@ class Recording:
     """One file as messages for ``feed``, in file order, due at their event time; iterated once.
 
     ``position`` and ``size`` (stored bytes) are for a progress bar. ``shift`` is added to every event time. Raises
-    :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the damage), for missing
-    CSV columns, and for a format that this feed does not accept.
+    :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the damage), for
+    missing CSV columns, and for a format that this feed does not accept.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class Recording:
         *,
         one_each: bool = False,
     ) -> None:
-        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused as a whole."""
+        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused as a
+        whole."""
         require_format(path, file_format, feed)
         self._format = recording_format(feed, file_format)
         self._any_speed = feed.derives_speeds
@@ -98,7 +100,8 @@ class Recording:
         self.path = path
         if one_each and feed.records is not None:
             raise RecordingError(
-                f"{path}: feed.records names a list in one document, and under 'participation' the form of one event must not decide "
+                f"{path}: feed.records names a list in one document, and under 'participation' the form of one event "
+                "must not decide "
                 "what becomes of another; write one event a line and leave feed.records out"
             )
         self._one_each = one_each
@@ -171,7 +174,8 @@ class Recording:
         return names
 
     def _csv_event(self, line: bytes, names: list[str]) -> bytes:
-        """The row as a JSON object without the fields that are empty. Of a row that is none of this table, what is wrong."""
+        """The row as a JSON object without the fields that are empty. Of a row that is none of this table, what is
+        wrong."""
         separator, text = self._separator, line.decode("utf-8", "replace")
         at, self._row = self._row, self._row + 1
         try:
@@ -232,7 +236,8 @@ def _finite(number: float) -> float:
 
 
 def _number(text: str) -> float | str | None:
-    """The number, with a decimal point or comma; None for none; any other text as it is, so that the service names it."""
+    """The number, with a decimal point or comma; None for none; any other text as it is, so that the service names
+    it."""
     if is_nothing(text):
         return None
     try:

@@ -1,7 +1,8 @@
 """The part of GTFS-realtime that is read, and its bounds. A parser keeps all else as bytes, whatever is nested in it.
 
-Two bytes of a snapshot can be a message of their own, which takes a hundred once it is parsed. So parts are counted before:
-of protobuf its entities, because nothing else that is read here is repeated, and of JSON and text what separates values.
+Two bytes of a snapshot can be a message of their own, which takes a hundred once it is parsed. So parts are counted
+before: of protobuf its entities, because nothing else that is read here is repeated, and of JSON and text what
+separates values.
 """
 
 from __future__ import annotations

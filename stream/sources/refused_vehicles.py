@@ -14,14 +14,18 @@ _LONGEST_US = 45_000_000
 _OTHER_MESSAGES = frozenset({"no-vehicle", "deleted"})
 """Entries that say nothing about vehicles, and may stand beside these."""
 REMEDIES = {
-    "no-vehicle": "the feed has trip updates or alerts and no vehicle position: unless that changes, ask the agency for the "
+    "no-vehicle": "the feed has trip updates or alerts and no vehicle position: unless that changes, ask the agency "
+    "for the "
     "address of its vehicle positions",
-    "no-vehicle-id": "the feed does not name its vehicles, so nobody's budget could be charged: ask the agency for their identifiers",
+    "no-vehicle-id": "the feed does not name its vehicles, so nobody's budget could be charged: ask the agency for "
+    "their identifiers",
     "no-position": "the feed has no coordinates: ask the agency",
-    NO_PLACE: "coordinates are outside the globe or exactly 0, 0: ask the agency, which may send them in another unit or order",
+    NO_PLACE: "coordinates are outside the globe or exactly 0, 0: ask the agency, which may send them in another unit "
+    "or order",
     "other-coordinates": "srsName names other coordinates: ask the agency for WGS 84",
     "time-unreadable": "their times are no times of the format, or local times without a zone: ask the agency",
-    "time-no-epoch-seconds": "their times are outside the years 2000 to 2100, as milliseconds are where the format has seconds: ask the "
+    "time-no-epoch-seconds": "their times are outside the years 2000 to 2100, as milliseconds are where the format has "
+    "seconds: ask the "
     "agency for seconds",
 }
 """What is wrong where most vehicles are refused for a reason, and what to do."""
@@ -53,8 +57,8 @@ class RefusalWatch:
     def judged(self, taken: int, refused: Counter[str], at_us: int) -> str | None:
         """Take what became of some vehicles that arrived at ``at_us`` (µs UTC).
 
-        Returns why most are refused, once there are enough of them; None if most are not, or if it was said within the last five
-        minutes. Timestamps ahead are judged elsewhere.
+        Returns why most are refused, once there are enough of them; None if most are not, or if it was said within the
+        last five minutes. Timestamps ahead are judged elsewhere.
         """
         self._taken += taken
         self._refused += Counter({reason: count for reason, count in refused.items() if reason != IN_FUTURE})

@@ -19,8 +19,8 @@ class Replay:
     """Blocks of messages of one file. With ``loop`` it repeats, and moves the times of each pass forward by whole days.
 
     ``order`` is ``"time"`` (sorted, like a live feed) or ``"file"`` (as in the file). Raises
-    :class:`~stream.sources.lines.RecordingError` at once for a file or format that cannot be read, and later if the file is
-    cut short. Standard input cannot be looped.
+    :class:`~stream.sources.lines.RecordingError` at once for a file or format that cannot be read, and later if the
+    file is cut short. Standard input cannot be looped.
     """
 
     def __init__(

@@ -1,6 +1,8 @@
-"""Lines of routes for a map: those parts of a schedule's lines that lie in a box, simplified until they fit a bound. Pure.
+"""Lines of routes for a map: those parts of a schedule's lines that lie in a box, simplified until they fit a bound.
+Pure.
 
-Source: Douglas and Peucker (1973), the algorithm that keeps every point farther than a tolerance from the simplified line.
+Source: Douglas and Peucker (1973), the algorithm that keeps every point farther than a tolerance from the simplified
+line.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ FloatArray = npt.NDArray[np.float64]
 def route_lines(
     schedule: Schedule, domain: BoundingBox, most_points: int = MOST_POINTS
 ) -> dict[str, list[list[Point]]]:
-    """By name of route its lines in ``domain``, each once, with at most ``most_points`` points (latitude, longitude) in all."""
+    """By name of route its lines in ``domain``, each once, with at most ``most_points`` points (latitude, longitude) in
+    all."""
     parts: dict[str, set[tuple[Point, ...]]] = {}
     for route, lines in schedule.lines.items():
         inside = {tuple(part) for line in lines for part in _inside(line, domain)}
@@ -55,7 +58,8 @@ def route_lines(
 
 
 def _inside(line: list[Point], domain: BoundingBox) -> Iterator[list[Point]]:
-    """Longest runs of at least two points in ``domain``, without repetitions of a point and without jumps over the antimeridian.
+    """Longest runs of at least two points in ``domain``, without repetitions of a point and without jumps over the
+    antimeridian.
 
     They are cut at :data:`_LONGEST_PART` points.
     """
@@ -77,7 +81,8 @@ def _inside(line: list[Point], domain: BoundingBox) -> Iterator[list[Point]]:
 
 
 def simplified(line: FloatArray, tolerance_m: float) -> FloatArray:
-    """The points (n, 2; latitude, longitude) of which no dropped one is farther than ``tolerance_m`` from the line of the others."""
+    """The points (n, 2; latitude, longitude) of which no dropped one is farther than ``tolerance_m`` from the line of
+    the others."""
     scale = math.radians(1) * EARTH_M * np.array([1.0, math.cos(math.radians(float(line[:, 0].mean())))])
     metres = line * scale
     keep = np.zeros(len(line), dtype=bool)

@@ -1,7 +1,8 @@
-"""Reads stops, routes and lines of a GTFS schedule (a zip archive of CSV files) within bounds of bytes, rows and memory.
+"""Reads stops, routes and lines of a GTFS schedule (a zip archive of CSV files) within bounds of bytes, rows and
+memory.
 
-Source: GTFS Schedule Reference, files stops.txt, routes.txt, trips.txt, shapes.txt and stop_times.txt. A route's lines are the
-shapes of its trips; for trips without a shape, straight lines between consecutive stops. All of it is public.
+Source: GTFS Schedule Reference, files stops.txt, routes.txt, trips.txt, shapes.txt and stop_times.txt. A route's lines
+are the shapes of its trips; for trips without a shape, straight lines between consecutive stops. All of it is public.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class Stop:
 
 @dataclass
 class Schedule:
-    """Public facts of a timetable. ``lines``: by route id the distinct lines of its trips; ``modes``: routes of the archive by
-    mode, chosen or not; ``refused``: rows by reason.
+    """Public facts of a timetable. ``lines``: by route id the distinct lines of its trips; ``modes``: routes of the
+    archive by mode, chosen or not; ``refused``: rows by reason.
     """
 
     stops: dict[str, Stop] = field(default_factory=dict)
@@ -246,7 +247,8 @@ class _Reading:
 def table_rows(
     archive: zipfile.ZipFile, name: str, columns: tuple[str, ...], optional: tuple[str, ...], refused: Counter[str]
 ) -> Iterator[list[str]]:
-    """The given columns of every row of a file; "" where an optional one is absent. Nothing, if there is no such file."""
+    """The given columns of every row of a file; "" where an optional one is absent. Nothing, if there is no such
+    file."""
     if f"{name}.txt" not in archive.namelist():
         return
     with archive.open(f"{name}.txt") as file:
@@ -273,7 +275,8 @@ def _printable(name: str) -> str:
 
 
 def _lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
-    """Lines as text, at most :data:`_LONGEST_LINE` bytes each, and all of them at most the bytes of the file's bound."""
+    """Lines as text, at most :data:`_LONGEST_LINE` bytes each, and all of them at most the bytes of the file's
+    bound."""
     size = 0
     while line := readline(_LONGEST_LINE + 1):
         size += len(line)

@@ -1,8 +1,9 @@
-"""Scheduled speed of cells by kind of day and local hour: all scheduled metres by all scheduled seconds. Pure; public facts.
+"""Scheduled speed of cells by kind of day and local hour: all scheduled metres by all scheduled seconds. Pure; public
+facts.
 
-The scheduled time of a cell includes the standing times between arrival and departure at its stops, except before the first and
-after the last stop of a trip. Between two stops the speed is steady. A stretch between two stops within one cell, and a stay,
-counts in the hour of its middle; one after midnight counts on the day on which it is driven.
+The scheduled time of a cell includes the standing times between arrival and departure at its stops, except before the
+first and after the last stop of a trip. Between two stops the speed is steady. A stretch between two stops within one
+cell, and a stay, counts in the hour of its middle; one after midnight counts on the day on which it is driven.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _MOST_COMPARED = 1_000_000_000
 
 @dataclass(frozen=True)
 class ScheduledSpeeds:
-    """``metres`` and ``seconds``: (cells, kinds of day, hours) of all days of the calendar, of which there are ``days`` (3,) of
-    each kind. ``trips``: how many were counted.
+    """``metres`` and ``seconds``: (cells, kinds of day, hours) of all days of the calendar, of which there are ``days``
+    (3,) of each kind. ``trips``: how many were counted.
 
     ``straight``: those of them that were drawn straight from stop to stop; ``refused``: trips by reason.
     """
@@ -58,13 +59,15 @@ class ScheduledSpeeds:
     refused: Counter[str]
 
     def table(self) -> dict[str, Any]:
-        """As ``hexveil serve`` reads it: of each cell the rows (kind of day, hour, metres, seconds). Raises :class:`ScheduleError`."""
+        """As ``hexveil serve`` reads it: of each cell the rows (kind of day, hour, metres, seconds). Raises
+        :class:`ScheduleError`."""
         metres, seconds = np.rint(self.metres).astype(np.int64), np.rint(self.seconds).astype(np.int64)
         known = (metres > 0) & (seconds > 0)
         cells = known.any(axis=(1, 2)).sum()
         if known.sum() > MOST_HOURS or cells > MOST_CELLS:
             raise ScheduleError(
-                f"{known.sum()} hours of {cells} cells have a service, more than {MOST_HOURS} or {MOST_CELLS}; choose a coarser "
+                f"{known.sum()} hours of {cells} cells have a service, more than {MOST_HOURS} or {MOST_CELLS}; choose "
+                "a coarser "
                 "resolution"
             )
         rows = []
@@ -77,7 +80,8 @@ class ScheduledSpeeds:
 
 
 class _Stretches(NamedTuple):
-    """Parts of a trip within one cell: from ``start`` to ``end``, as shares of the way from stop ``hop`` to the next."""
+    """Parts of a trip within one cell: from ``start`` to ``end``, as shares of the way from stop ``hop`` to the
+    next."""
 
     cell: IntArray
     hop: IntArray
@@ -156,7 +160,8 @@ class _Adding:
             self._add_standing(course, along, arrival, departure, service[part])
 
     def _placed(self, shape: int, stops: IntArray) -> tuple[Course, FloatArray, bool] | None:
-        """The cells along the way of a trip, where its stops lie along it, and whether it is straight from stop to stop."""
+        """The cells along the way of a trip, where its stops lie along it, and whether it is straight from stop to
+        stop."""
         places = self._table.places[stops]
         line = line_of(self._table.shapes[shape]) if shape >= 0 else None
         pairs = 0 if line is None else len(places) * len(line.points)
@@ -206,7 +211,8 @@ class _Adding:
         return np.array([self._numbers[cell] for cell in course.cells], dtype=np.int64)
 
     def _runs(self, trips: IntArray, first: FloatArray, stops: int) -> tuple[IntArray, FloatArray]:
-        """Rows of the trips, as often as they run on one day, and by how many seconds each run is later than its row says."""
+        """Rows of the trips, as often as they run on one day, and by how many seconds each run is later than its row
+        says."""
         row: list[IntArray] = []
         later: list[FloatArray] = []
         for k, (trip, departure) in enumerate(zip(trips.tolist(), first.tolist(), strict=True)):

@@ -1,4 +1,5 @@
-"""A synthetic live feed: canonical events of a simulated bus fleet, with the faults of real feeds. The seed determines it.
+"""A synthetic live feed: canonical events of a simulated bus fleet, with the faults of real feeds. The seed determines
+it.
 
 Streets, timetables and speeds are invented; none of them was measured.
 """
@@ -30,7 +31,8 @@ VEHICLE_POSITIONS = "/vehicle-positions.pb"
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of faulty fixes, and the GPS error. Late fixes arrive up to :data:`LONGEST_DELAY_S` later, out of order."""
+    """Shares of faulty fixes, and the GPS error. Late fixes arrive up to :data:`LONGEST_DELAY_S` later, out of
+    order."""
 
     late: float = 0.02
     duplicate: float = 0.005

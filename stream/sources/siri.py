@@ -1,9 +1,9 @@
 """Decodes SIRI Vehicle Monitoring (XML) into columns, with a reason for each refused activity.
 
-Source: CEN/TS 15531-3 (SIRI), VehicleMonitoringDelivery with VehicleActivity. Element names are read without their namespace,
-because producers use several: what stands before the colon is not looked up, as each element would otherwise be a copy of the
-whole name of its namespace. The XML is parsed by expat without entities: a document with a document type is refused before any of
-its declarations is read, so nothing is expanded and nothing is fetched.
+Source: CEN/TS 15531-3 (SIRI), VehicleMonitoringDelivery with VehicleActivity. Element names are read without their
+namespace, because producers use several: what stands before the colon is not looked up, as each element would otherwise
+be a copy of the whole name of its namespace. The XML is parsed by expat without entities: a document with a document
+type is refused before any of its declarations is read, so nothing is expanded and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, 
 
 _DEEPEST = 40
 MOST_ELEMENTS = 2_000_000
-"""Elements of a document; a vehicle of a detailed profile has 50. They bound the processor time of an answer to seconds."""
+"""Elements of a document; a vehicle of a detailed profile has 50. They bound the processor time of an answer to
+seconds."""
 _LONGEST_TEXT = 1024
 _ACTIVITY = "VehicleActivity"
 _JOURNEY = "MonitoredVehicleJourney"
@@ -44,7 +45,8 @@ _DEGREES = {"", "wgs84", "epsg:4326", "4326", "urn:ogc:def:crs:epsg::4326"}
 
 
 class SiriVehicleMonitoring(SnapshotEvents):
-    """Events of SIRI-VM documents. ``Velocity`` is in ``feed.speed_unit``; times without a zone are in ``feed.timezone``."""
+    """Events of SIRI-VM documents. ``Velocity`` is in ``feed.speed_unit``; times without a zone are in
+    ``feed.timezone``."""
 
     def decoder(self, feed: FeedConfig) -> Decode:
         """Of SIRI-VM documents."""
@@ -62,11 +64,11 @@ def decode_siri(
     times_zone: ZoneInfo | None = None,
 ) -> Snapshot:
     """The vehicles of one document. ``zone``: that of times without one; ``kmh``: one unit of ``Velocity`` in km/h;
-    ``max_future_us``: how far ahead of arrival or response a timestamp may be; ``times_zone``: of times that claim UTC and
-    are local.
+    ``max_future_us``: how far ahead of arrival or response a timestamp may be; ``times_zone``: of times that claim UTC
+    and are local.
 
-    The user is ``OperatorRef:VehicleRef``, because a vehicle's reference is unique within its operator; without an operator,
-    it is ``VehicleRef``. Raises :class:`SnapshotError` for bytes that are not such a document.
+    The user is ``OperatorRef:VehicleRef``, because a vehicle's reference is unique within its operator; without an
+    operator, it is ``VehicleRef``. Raises :class:`SnapshotError` for bytes that are not such a document.
     """
     document = _Document(body)
     response_us = _instant_us(document.response_time, zone)

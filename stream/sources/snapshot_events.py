@@ -1,4 +1,5 @@
-"""Snapshots of vehicle positions as canonical events: one per vehicle and timestamp, with a speed reported or derived."""
+"""Snapshots of vehicle positions as canonical events: one per vehicle and timestamp, with a speed reported or
+derived."""
 
 from __future__ import annotations
 
@@ -71,9 +72,10 @@ class Memory(Protocol):
 class Tally:
     """Counts of the vehicles of all snapshots and what was done with them. Inside the trust boundary only.
 
-    ``earlier``: those of ``repeated`` whose timestamp is earlier than one that was sent. ``set_back``: vehicles of which a
-    later timestamp turned out to be wrong. ``stale``: answers that came while the feed stood still. ``unkept``: vehicles whose
-    last fixes could not be kept, each time that one had new ones. ``damaged``: records of kept fixes that were damaged.
+    ``earlier``: those of ``repeated`` whose timestamp is earlier than one that was sent. ``set_back``: vehicles of
+    which a later timestamp turned out to be wrong. ``stale``: answers that came while the feed stood still. ``unkept``:
+    vehicles whose last fixes could not be kept, each time that one had new ones. ``damaged``: records of kept fixes
+    that were damaged.
     """
 
     snapshots: int = 0
@@ -100,9 +102,10 @@ class Tally:
 class SnapshotEvents:
     """Turns snapshots, in order of arrival, into messages for ``feed``.
 
-    A vehicle whose timestamp did not advance gives no new event, unless its newest timestamp turns out to be wrong because it
-    is still ahead of a later document. ``max_future``: how far ahead of its arrival a timestamp may be. ``speeds`` is chosen by
-    the operator and never depends on the data: what one vehicle reports must not decide how the speed of another one is found.
+    A vehicle whose timestamp did not advance gives no new event, unless its newest timestamp turns out to be wrong
+    because it is still ahead of a later document. ``max_future``: how far ahead of its arrival a timestamp may be.
+    ``speeds`` is chosen by the operator and never depends on the data: what one vehicle reports must not decide how the
+    speed of another one is found.
     """
 
     unit_of_format: SpeedUnit = "km/h"
@@ -145,7 +148,8 @@ class SnapshotEvents:
 
     @property
     def cause_of_refusals(self) -> str | None:
-        """What is wrong where vehicles are refused for the most frequent reason, and what to do; None if that is not known."""
+        """What is wrong where vehicles are refused for the most frequent reason, and what to do; None if that is not
+        known."""
         return self.clocks_problem or next(
             (REMEDIES.get(reason) for reason, _ in self.tally.refused.most_common(1)), None
         )
@@ -165,8 +169,8 @@ class SnapshotEvents:
         return self._speeds == "derived"
 
     def decoder(self, feed: FeedConfig) -> Decode:
-        """Reads a document of the format, from bytes and time of arrival (µs UTC). It can be pickled, because large documents are
-        read in another process. A source that takes messages has no documents.
+        """Reads a document of the format, from bytes and time of arrival (µs UTC). It can be pickled, because large
+        documents are read in another process. A source that takes messages has no documents.
         """
         return _no_documents
 
@@ -189,11 +193,13 @@ class SnapshotEvents:
         self._unkept = set(fixes) if refused is None else set()
 
     def events(self, body: bytes, received_us: int | None = None) -> Messages:
-        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes and too many vehicles."""
+        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes and too many
+        vehicles."""
         return self.of_document(self.decoded(body, received_us))
 
     def decoded(self, body: bytes, received_us: int | None = None) -> Snapshot:
-        """One snapshot, compressed or not, of which nothing is taken yet. Raises :class:`SnapshotError` for other bytes."""
+        """One snapshot, compressed or not, of which nothing is taken yet. Raises :class:`SnapshotError` for other
+        bytes."""
         try:
             return self._decode(decompressed(body), received_us)
         except ValueError:
@@ -236,8 +242,9 @@ class SnapshotEvents:
     def _recall(self, vehicles: list[str]) -> None:
         """Add what another process, or this one before a restart, kept of the vehicles.
 
-        It replaces the fixes of vehicles of which all were kept: what is missing there was taken back by another process, because
-        its timestamp was wrong. Of as many fixes as are kept at most, others may be missing for want of room.
+        It replaces the fixes of vehicles of which all were kept: what is missing there was taken back by another
+        process, because its timestamp was wrong. Of as many fixes as are kept at most, others may be missing for want
+        of room.
         """
         if self._memory is None or not vehicles:
             return
@@ -276,8 +283,8 @@ class SnapshotEvents:
         return np.array(fresh, dtype=np.int64)
 
     def _number_behind(self, snapshot: Snapshot, fresh: list[int]) -> int:
-        """How many of these vehicles are far behind. The first document does not tell, because it also has the last fixes of those
-        that are parked.
+        """How many of these vehicles are far behind. The first document does not tell, because it also has the last
+        fixes of those that are parked.
         """
         if snapshot.arrival is None or self.tally.snapshots < 2:
             return 0
@@ -286,9 +293,9 @@ class SnapshotEvents:
     def _latest(self, snapshot: Snapshot) -> int:
         """A timestamp of an earlier document that is after this (µs UTC) came from a clock that was ahead.
 
-        Where arrivals are known, a clock that is right is never ahead of a later arrival. Else a document may be an old one that
-        came late, so only a timestamp that the service would refuse beside this header is disproved by it, unless the headers
-        around it show that the clock was set back.
+        Where arrivals are known, a clock that is right is never ahead of a later arrival. Else a document may be an old
+        one that came late, so only a timestamp that the service would refuse beside this header is disproved by it,
+        unless the headers around it show that the clock was set back.
         """
         if snapshot.arrival is not None:
             return snapshot.arrival + _CLOCKS_DIFFER_US
@@ -347,14 +354,15 @@ class SnapshotEvents:
         return Messages(time[known], [vehicles[k].encode() for k in known.tolist()], values)
 
     def _stamp(self, us: int) -> int | str:
-        """A time as the service reads it: with its offset where ``feed.times_zone`` says that those without are local."""
+        """A time as the service reads it: with its offset where ``feed.times_zone`` says that those without are
+        local."""
         return us // 1000 if self._clocks is None else datetime.fromtimestamp(us / 1e6, self._clocks).isoformat()
 
     def _reported(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
         """The speeds (m/s) that count as reported, NaN for the others.
 
-        Under "participation" a number that is no measurement counts as missing, and is so derived from its user's own fixes.
-        Under "values" the number is protected, so no number does.
+        Under "participation" a number that is no measurement counts as missing, and is so derived from its user's own
+        fixes. Under "values" the number is protected, so no number does.
         """
         if not self._only_measured:
             return speed

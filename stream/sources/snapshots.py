@@ -1,4 +1,5 @@
-"""Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused. Pure."""
+"""Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused.
+Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ LONGEST_ID = 256
 """Largest number of characters of an identifier; the service refuses longer ones as well."""
 MAX_FUTURE_US = MAX_FUTURE // timedelta(microseconds=1)
 AHEAD_US = 60_000_000
-"""A stored header that is later by more than this than those of its neighbours is wrong. Old documents that come late differ by
-less."""
+"""A stored header that is later by more than this than those of its neighbours is wrong. Old documents that come late
+differ by less."""
 IN_FUTURE = "time-in-future"
 """Why a vehicle is refused whose timestamp can only come from a wrong clock."""
 LEAST_SPEED_MS = 0.01
@@ -40,8 +41,8 @@ NO_PLACE = "no-place"
 def bounded_speed(speed: float) -> float:
     """A reported speed (m/s) within ±:data:`MOST_SPEED_MS`; NaN stays NaN, as then none was reported.
 
-    Every other number counts as reported, also one that is infinite because its format holds no larger one. Relation "values"
-    protects it, so it may decide neither whether there is an event nor whether its speed is derived.
+    Every other number counts as reported, also one that is infinite because its format holds no larger one. Relation
+    "values" protects it, so it may decide neither whether there is an event nor whether its speed is derived.
     """
     return math.nan if math.isnan(speed) else min(max(speed, -MOST_SPEED_MS), MOST_SPEED_MS)
 
@@ -51,9 +52,11 @@ class SnapshotError(ValueError):
 
 
 def decompressed(body: bytes) -> bytes:
-    """``body``, decompressed if its first bytes are those of gzip, whatever it is called: at most one byte more than a snapshot may have.
+    """``body``, decompressed if its first bytes are those of gzip, whatever it is called: at most one byte more than a
+    snapshot may have.
 
-    No format of snapshots begins with these bytes. Raises :class:`SnapshotError` for a gzip stream that is damaged or cut short.
+    No format of snapshots begins with these bytes. Raises :class:`SnapshotError` for a gzip stream that is damaged or
+    cut short.
     """
     if not body.startswith(GZIP) or len(body) > LARGEST_SNAPSHOT:
         return body
@@ -66,11 +69,12 @@ def decompressed(body: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN = none.
+    """Columns (n,) of the vehicles with a position. ``time``: µs UTC; ``lat``/``lng``: degrees; ``speed``: m/s, NaN =
+    none.
 
-    ``header``, ``arrival``: its own time and that of its arrival (µs UTC), None if unknown; ``clock``: the earlier of them.
-    ``refused``: number of other entries by reason. ``was_set_back``: the clock of earlier stored snapshots was ahead, and this
-    header is earlier than theirs.
+    ``header``, ``arrival``: its own time and that of its arrival (µs UTC), None if unknown; ``clock``: the earlier of
+    them. ``refused``: number of other entries by reason. ``was_set_back``: the clock of earlier stored snapshots was
+    ahead, and this header is earlier than theirs.
     """
 
     clock: int | None
@@ -84,7 +88,8 @@ class Snapshot:
     refused: Counter[str]
     was_set_back: bool = False
     ahead_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """By how many seconds the times of its entries, refused ones too, are ahead of its own or, without one, of its arrival."""
+    """By how many seconds the times of its entries, refused ones too, are ahead of its own or, without one, of its
+    arrival."""
 
     def until(self, latest_us: int) -> Snapshot:
         """Without the vehicles that are later; they count as refused. The header is no time of anything then."""
@@ -107,8 +112,8 @@ class SnapshotRows:
     """Collects the entries of one snapshot. An entry without a time gets that of the header, else ``received_us``.
 
     ``times_zone``: that of the clocks of entries whose times claim UTC and are local.
-    Times that are more than ``max_future_us`` after the arrival, if that is unknown after the header, come from a wrong clock:
-    such a header is no time of anything, and such an entry is refused, as the service would.
+    Times that are more than ``max_future_us`` after the arrival, if that is unknown after the header, come from a wrong
+    clock: such a header is no time of anything, and such an entry is refused, as the service would.
     """
 
     header_us: int | None
@@ -138,7 +143,8 @@ class SnapshotRows:
         *,
         is_utc: bool = True,
     ) -> None:
-        """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has none.
+        """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has
+        none.
 
         ``is_utc``: whether its time claims UTC.
         """
@@ -173,7 +179,8 @@ class SnapshotRows:
         return IN_FUTURE if time_us > self._latest_us else None
 
     def snapshot(self, clock: int | None = None) -> Snapshot:
-        """What was collected; positions are rounded to 1e-6 degree, a tenth of a metre. ``clock`` replaces that of the snapshot."""
+        """What was collected; positions are rounded to 1e-6 degree, a tenth of a metre. ``clock`` replaces that of the
+        snapshot."""
         columns = np.array([row[1:] for row in self._numbers], dtype=np.float64).reshape(-1, 3)
         known = [moment for moment in (self.header_us, self.received_us) if moment is not None]
         return Snapshot(

@@ -1,4 +1,5 @@
-"""Notices that a feed answers but stands still: the same header timestamp, or the same document, again and again. Pure."""
+"""Notices that a feed answers but stands still: the same header timestamp, or the same document, again and again.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ STALE_S = 300.0
 class Staleness:
     """Follows the feed's own clock over the answers of one address.
 
-    Only the times of arrival measure how long it stood still, so an agency's clock that is wrong by a constant is no staleness.
+    Only the times of arrival measure how long it stood still, so an agency's clock that is wrong by a constant is no
+    staleness.
     """
 
     def __init__(self, longest_s: float = STALE_S) -> None:
@@ -21,8 +23,8 @@ class Staleness:
     def answered(self, clock_us: int | None, received_us: int, *, brought_events: bool) -> str | None:
         """Take one answer; returns a sentence if the feed begins to be stale, or moves again.
 
-        ``clock_us``: the header's timestamp; None if it has none or the document is unchanged. Without a timestamp, new events
-        count as movement.
+        ``clock_us``: the header's timestamp; None if it has none or the document is unchanged. Without a timestamp, new
+        events count as movement.
         """
         moved = brought_events if clock_us is None else clock_us != self._clock
         if moved or self._moved_us is None:
@@ -36,7 +38,8 @@ class Staleness:
             self.stale = True
             seconds = (received_us - self._moved_us) / 1_000_000
             return (
-                f"the feed stands still: for {seconds:.0f} s its header has had the same timestamp, although its server answers; ask "
+                f"the feed stands still: for {seconds:.0f} s its header has had the same timestamp, although its "
+                "server answers; ask "
                 "the agency"
             )
         return None

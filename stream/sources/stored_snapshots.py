@@ -1,4 +1,5 @@
-"""Stored snapshots, whose arrival is not known: a clock that was ahead is noticed by the headers of the neighbours. Pure."""
+"""Stored snapshots, whose arrival is not known: a clock that was ahead is noticed by the headers of the neighbours.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ Name = TypeVar("Name")
 def without_clocks_ahead(snapshots: Iterable[tuple[Name, Snapshot]]) -> Iterator[tuple[Name, Snapshot]]:
     """The snapshots, in the order in which they were stored, each with its name.
 
-    Where a header is :data:`AHEAD_US` later than those of both neighbours, vehicles that are later than these are left out, and
-    count as refused. Where a header is so much earlier than the one before, and the next one is earlier than that as well, the
-    clock of those before was ahead: snapshots are marked until headers are as late again. One snapshot is held back, to see the
-    next.
+    Where a header is :data:`AHEAD_US` later than those of both neighbours, vehicles that are later than these are left
+    out, and count as refused. Where a header is so much earlier than the one before, and the next one is earlier than
+    that as well, the clock of those before was ahead: snapshots are marked until headers are as late again. One
+    snapshot is held back, to see the next.
     """
     before: Snapshot | None = None
     waiting: tuple[Name, Snapshot] | None = None
@@ -34,7 +35,8 @@ def without_clocks_ahead(snapshots: Iterable[tuple[Name, Snapshot]]) -> Iterator
 
 
 def _wrong_header(known_us: int | None, before: Snapshot | None, snapshot: Snapshot, after: Snapshot) -> int | None:
-    """The latest header (µs UTC) of earlier snapshots that is known to be wrong; None once headers are as late as that."""
+    """The latest header (µs UTC) of earlier snapshots that is known to be wrong; None once headers are as late as
+    that."""
     if snapshot.header is None:
         return known_us
     earlier, later = None if before is None else before.header, after.header

@@ -43,7 +43,8 @@ _FAR_US = 2.0**62
 _DAYS = "(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31"
 """Month and day of every date but 29 February."""
 _ORDINARY = rf"^(19|20)\d\d-({_DAYS})[T ]([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{{1,6}})?(Z|[+-]([01]\d|2[0-3]):?[0-5]\d)$"
-"""Texts that Arrow and :func:`~stream.ingestion.formats.read_instant` both read, as the same time. Arrow also reads what is not RFC 3339."""
+"""Texts that Arrow and :func:`~stream.ingestion.formats.read_instant` both read, as the same time. Arrow also reads
+what is not RFC 3339."""
 
 _Times = tuple[NDArray[np.int64], NDArray[np.bool_]]
 _encode = msgspec.json.Encoder().encode
@@ -53,7 +54,8 @@ class Table:
     """One Parquet file as columns or messages for ``feed``, in file order; iterated once.
 
     ``position`` and ``size``: rows, for a progress bar. ``shift`` is added to every time. Raises
-    :class:`~stream.sources.lines.RecordingError` for a file that is no Parquet, or whose columns are missing or of another type.
+    :class:`~stream.sources.lines.RecordingError` for a file that is no Parquet, or whose columns are missing or of
+    another type.
     """
 
     def __init__(
@@ -168,14 +170,16 @@ class Table:
                 return whole, np.zeros(len(whole), dtype=bool)
             if zone is None:
                 raise RecordingError(
-                    f"{self.path}: the times in column {name!r} have no zone; set feed.format = 'declared', and in [feed.fields] "
+                    f"{self.path}: the times in column {name!r} have no zone; set feed.format = 'declared', and in "
+                    "[feed.fields] "
                     "timezone to that of the recording, like 'UTC' or 'America/Chicago'"
                 )
             return utc_of_local(whole, zone)
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             if self._number_us is None:
                 raise RecordingError(
-                    f"{self.path}: column {name!r} contains numbers ({kind}), and time_format is 'rfc3339'; set it to 'epoch-s', "
+                    f"{self.path}: column {name!r} contains numbers ({kind}), and time_format is 'rfc3339'; set it to "
+                    "'epoch-s', "
                     "'epoch-ms' or 'epoch-us' in [feed.fields]"
                 )
             return _of_numbers(array, self._number_us)
@@ -189,7 +193,8 @@ class Table:
 
 
 class TableMessages(Sequence[bytes]):
-    """Rows of columns as messages in JSON. A field without a value is left out, so that the service says what is missing."""
+    """Rows of columns as messages in JSON. A field without a value is left out, so that the service says what is
+    missing."""
 
     def __init__(self, columns: FixColumns, fields: FeedFields, *, canonical: bool) -> None:
         self._columns = columns
@@ -271,7 +276,8 @@ def _at(batch: pa.RecordBatch, path: tuple[str | int, ...]) -> pa.Array:
 
 
 def _element(array: pa.Array, at: int) -> pa.Array:
-    """The element ``at`` of each list; null where the list is too short or there is none. Arrow's own kernel raises there."""
+    """The element ``at`` of each list; null where the list is too short or there is none. Arrow's own kernel raises
+    there."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind) and at >= kind.list_size:
         return pa.nulls(len(array), kind.value_type)
@@ -339,8 +345,8 @@ def _of_numbers(array: pa.Array, unit_us: int) -> _Times:
 
 
 def _of_texts(array: pa.Array, read: Callable[[Any], datetime | int | float], *, ordinary_too: bool) -> _Times:
-    """Each text is read by itself: no row decides how another one is read. Arrow reads the ordinary ones, which is fast, unless
-    ``ordinary_too``.
+    """Each text is read by itself: no row decides how another one is read. Arrow reads the ordinary ones, which is
+    fast, unless ``ordinary_too``.
     """
     if ordinary_too:
         times, others = np.zeros(len(array), dtype=np.int64), np.arange(len(array))

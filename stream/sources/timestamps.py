@@ -11,19 +11,27 @@ from stream.sources.staleness import STALE_S
 
 _STALE_US = round(STALE_S * 1_000_000)
 _EARLIER = (
-    "most vehicles have an earlier timestamp than one that was sent, so they are left out: the agency's clock was ahead, its "
+    "most vehicles have an earlier timestamp than one that was sent, so they are left out: the agency's clock was "
+    "ahead, its "
     "servers answer with old documents, or stored files are not in order of time"
 )
 _AHEAD = (
-    "most vehicles have a timestamp that is more than window.max_future ahead, so they are refused: correct the clock of this "
+    "most vehicles have a timestamp that is more than window.max_future ahead, so they are refused: correct the clock "
+    "of this "
     "machine, or feed.timezone if times have no zone, or ask the agency"
 )
 _BEHIND = (
-    "most new timestamps are more than 25 min behind their arrival, so that events are late for their windows: they are local times "
-    "read in another zone, or of a clock that is behind; ask the agency, or correct feed.timezone if times have no zone, or the "
+    "most new timestamps are more than 25 min behind their arrival, so that events are late for their windows: they "
+    "are local times "
+    "read in another zone, or of a clock that is behind; ask the agency, or correct feed.timezone if times have no "
+    "zone, or the "
     "clock of this machine"
 )
-_UNMOVED = f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no event is sent; ask the agency"
+_UNMOVED = (
+    f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no "
+    "event "
+    "is sent; ask the agency"
+)
 
 
 _QUARTER_S, _LEAST_SHIFT_S, _MOST_SHIFT_S, _TOLERANCE_S = 900, 1_500, 14.25 * 3600, 300
@@ -31,7 +39,8 @@ _FAR_S = 1e12
 
 
 def local_as_utc(ahead_s: NDArray[np.float64], of: str) -> str | None:
-    """What is wrong if most times are steadily whole quarters of an hour ahead of another clock, or behind it; None if not.
+    """What is wrong if most times are steadily whole quarters of an hour ahead of another clock, or behind it; None if
+    not.
 
     ``ahead_s``: by how many seconds each is ahead; ``of``: that clock, in words.
     """
@@ -46,20 +55,22 @@ def local_as_utc(ahead_s: NDArray[np.float64], of: str) -> str | None:
     shown = " ".join(text for text, number in ((f"{hours} h", hours), (f"{minutes} min", minutes)) if number)
     return (
         f"most times are {shown} {'ahead of' if shift > 0 else 'behind'} {of}: local time sent as UTC? If so, set "
-        "feed.times_zone to the zone of those clocks, like 'Europe/Berlin', which follows daylight saving; else correct their "
+        "feed.times_zone to the zone of those clocks, like 'Europe/Berlin', which follows daylight saving; else "
+        "correct their "
         "offset, or timezone in [feed.fields]"
     )
 
 
 BEHIND_US = 1_500_000_000
-"""A new timestamp that is older than this at its arrival may be late for its window. Zones differ by 30 minutes and more."""
+"""A new timestamp that is older than this at its arrival may be late for its window. Zones differ by 30 minutes and
+more."""
 _ENOUGH = 10
 """New timestamps that are judged at once, of which most are behind."""
 
 
 class Judged(NamedTuple):
-    """Vehicles of a document: those with a new timestamp, of which some are behind; with an earlier one than was sent, with one too
-    far ahead; all.
+    """Vehicles of a document: those with a new timestamp, of which some are behind; with an earlier one than was sent,
+    with one too far ahead; all.
     """
 
     fresh: int
@@ -81,8 +92,8 @@ class TimestampWatch:
     def judged(self, document: Judged, at_us: int) -> tuple[str, int] | None:
         """Take one document, at its arrival or, if that is unknown, its header (µs UTC).
 
-        Returns what is wrong, and of how many documents since it was said before; None if nothing is, or if it was said within
-        the last five minutes.
+        Returns what is wrong, and of how many documents since it was said before; None if nothing is, or if it was said
+        within the last five minutes.
         """
         if document.fresh or not document.entries:
             self._unmoved_since = None

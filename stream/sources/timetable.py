@@ -1,7 +1,8 @@
 """Reads the service of a GTFS schedule into columns: trips, the days on which they run, and their calls at stops.
 
-Source: GTFS Schedule Reference, files agency.txt, calendar.txt, calendar_dates.txt, trips.txt, stop_times.txt, frequencies.txt
-and shapes.txt. Times are seconds after noon less 12 hours of the service day, and may be after 24:00:00.
+Source: GTFS Schedule Reference, files agency.txt, calendar.txt, calendar_dates.txt, trips.txt, stop_times.txt,
+frequencies.txt and shapes.txt. Times are seconds after noon less 12 hours of the service day, and may be after
+24:00:00.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ FloatArray = NDArray[np.float64]
 MOST_CALLS = 10_000_000
 """Calls at stops that are kept, those of repeated departures included; each takes about 40 bytes."""
 MOST_TRIPS = MOST_CALLS // 2
-"""Trips whose names are kept, also those of other routes; one that goes anywhere has two calls, and a name takes about 150 bytes."""
+"""Trips whose names are kept, also those of other routes; one that goes anywhere has two calls, and a name takes about
+150 bytes."""
 _MOST_DAYS = 3_660
 """Days of a service's span; a longer one is a wrong year."""
 _MOST_HOURS = 168
@@ -38,11 +40,11 @@ _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday",
 class Timetable:
     """Columns of a timetable.
 
-    ``places``: latitude and longitude by number of stop; ``shapes``: (points, 2) by number of shape; ``trip_shape``: -1 for none;
-    ``service_days``: (services, 7) on how many days of each weekday, Monday first, a service runs. Calls are in order of
-    trip and sequence; their times are NaN where the timetable has none. ``departures``: by number of trip the rows (start,
-    end, headway in s) of frequencies.txt. ``zones``: of the agencies; ``first_year``: of the service, None without any;
-    ``calendar_days``: (7,) days of each weekday from the first to the last day of any service.
+    ``places``: latitude and longitude by number of stop; ``shapes``: (points, 2) by number of shape; ``trip_shape``: -1
+    for none; ``service_days``: (services, 7) on how many days of each weekday, Monday first, a service runs. Calls are
+    in order of trip and sequence; their times are NaN where the timetable has none. ``departures``: by number of trip
+    the rows (start, end, headway in s) of frequencies.txt. ``zones``: of the agencies; ``first_year``: of the service,
+    None without any; ``calendar_days``: (7,) days of each weekday from the first to the last day of any service.
     """
 
     places: FloatArray
@@ -62,7 +64,8 @@ class Timetable:
 
 
 def read_timetable(path: Path, routes: Collection[str] | None = None) -> Timetable:
-    """The service of the archive at ``path``, on these routes alone where they are given. Raises :class:`ScheduleError`."""
+    """The service of the archive at ``path``, on these routes alone where they are given. Raises
+    :class:`ScheduleError`."""
     with opened(path) as archive:
         return _Reading(archive, routes).timetable()
 

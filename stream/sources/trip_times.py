@@ -30,11 +30,13 @@ class _Known(NamedTuple):
 
 
 def filled(arrival: FloatArray, departure: FloatArray, along: FloatArray) -> Times:
-    """Times at every stop, at a steady speed between stops with known times (NaN = unknown); ``along``: metres (stops,).
+    """Times at every stop, at a steady speed between stops with known times (NaN = unknown); ``along``: metres
+    (stops,).
 
-    Timetables are often rounded to minutes, so that several stops have one time. Of those only one counts as known: the first
-    of the trip's first such run, else the last of a run. Stops at which a vehicle stands count as known instead, since their
-    times are not only rounded. Rows without first or last time, without duration or whose times go back are left out.
+    Timetables are often rounded to minutes, so that several stops have one time. Of those only one counts as known: the
+    first of the trip's first such run, else the last of a run. Stops at which a vehicle stands count as known instead,
+    since their times are not only rounded. Rows without first or last time, without duration or whose times go back are
+    left out.
     """
     usable = _usable(arrival, departure)
     arrival, departure = arrival[usable], departure[usable]

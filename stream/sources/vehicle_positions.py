@@ -3,8 +3,9 @@
 Source: GTFS Realtime Reference 2.0, messages FeedMessage, FeedEntity and VehiclePosition. Positions are float32 there,
 so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are in m/s; many agencies send none, or only zeros.
 
-FULL_DATASET and DIFFERENTIAL are read alike: each position says where a vehicle was at one time. Which vehicles a feed leaves
-out says nothing, and a deleted entity takes back no earlier position. The specification leaves DIFFERENTIAL undefined.
+FULL_DATASET and DIFFERENTIAL are read alike: each position says where a vehicle was at one time. Which vehicles a feed
+leaves out says nothing, and a deleted entity takes back no earlier position. The specification leaves DIFFERENTIAL
+undefined.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def decode_snapshot(
     """The vehicles of one FeedMessage. An entity without a timestamp gets that of the header, else ``received_us``.
 
     ``max_future_us``: how far ahead of arrival or header a timestamp may be. ``kmh``: one unit of speed in km/h.
-    ``times_zone``: that of the clocks, where timestamps count local time. The user is its :func:`vehicle_name`. An entity's
-    own ``id`` is not used, because it may change between snapshots. An entity that cannot be read is refused alone.
-    Raises :class:`SnapshotError` for bytes that are not such a feed.
+    ``times_zone``: that of the clocks, where timestamps count local time. The user is its :func:`vehicle_name`. An
+    entity's own ``id`` is not used, because it may change between snapshots. An entity that cannot be read is refused
+    alone. Raises :class:`SnapshotError` for bytes that are not such a feed.
     """
     message, unreadable = parse_feed(body)
     arrived_us = None if received_us is None else received_us // 1_000_000 * 1_000_000
@@ -82,8 +83,8 @@ def vehicle_name(descriptor: Any) -> str | None:
 
 
 def parse_feed(body: bytes) -> tuple[Any, int]:
-    """The decoded message, from protobuf, JSON or text, with what :mod:`stream.sources.reduced_feed` reads of it, and how many
-    entities could not be read.
+    """The decoded message, from protobuf, JSON or text, with what :mod:`stream.sources.reduced_feed` reads of it, and
+    how many entities could not be read.
 
     Raises :class:`SnapshotError`, also for a message whose parts would take more memory than a city's.
     """
@@ -161,7 +162,8 @@ def _merged(parts: list[Part], merge: Callable[[Any, Part], object], header: Par
 
 
 def _parts(body: bytes) -> list[bytes]:
-    """The headers and entities of a message, each with its tag and length. Raises :class:`DecodeError` if they do not fit."""
+    """The headers and entities of a message, each with its tag and length. Raises :class:`DecodeError` if they do not
+    fit."""
     parts, at = [], 0
     while at < len(body):
         begin, size, shift = at, 0, 0
@@ -230,7 +232,8 @@ def _found(error: Exception) -> str:
 
 
 def _check_named(tree: Any, message: Any) -> None:
-    """Raise :class:`SnapshotError` for an incrementality that the parser of JSON skipped, because it does not know its name."""
+    """Raise :class:`SnapshotError` for an incrementality that the parser of JSON skipped, because it does not know its
+    name."""
     header = tree.get("header")
     named = header.get("incrementality") if isinstance(header, dict) else None
     if named is not None and not message.header.HasField("incrementality"):
@@ -246,7 +249,8 @@ def _check_numbered(message: Any) -> None:
 
 def _unknown_incrementality(value: str) -> SnapshotError:
     return SnapshotError(
-        f"header.incrementality is {value[:40]!r}, neither FULL_DATASET nor DIFFERENTIAL, so what its entities mean is unknown; "
+        f"header.incrementality is {value[:40]!r}, neither FULL_DATASET nor DIFFERENTIAL, so what its entities mean is "
+        "unknown; "
         "ask the agency for one of these"
     )
 

@@ -1,7 +1,8 @@
 """Carried clipping: ranges for users' means in each cell, computed from what earlier windows released.
 
-A range is post-processing of past outputs, so it costs no budget. No sensitivity depends on it, because a user's numbers in a
-cell sum to their weight wherever in the range their mean lies. A narrow range gives less noise; a mean outside is clipped.
+A range is post-processing of past outputs, so it costs no budget. No sensitivity depends on it, because a user's
+numbers in a cell sum to their weight wherever in the range their mean lies. A narrow range gives less noise; a mean
+outside is clipped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from stream.statistics.smoothing_state import Memory, intervals
 from stream.terms import SPEED_QUANTUM_KMH
 
 SPREAD = 2.0
-"""The range reaches from the cell's mean divided by this to the mean multiplied by this. Narrower ranges bias the mean more."""
+"""The range reaches from the cell's mean divided by this to the mean multiplied by this. Narrower ranges bias the mean
+more."""
 NARROWEST_KMH = 20.0
 """Width of the narrowest range."""
 

@@ -31,7 +31,8 @@ CDF = "cdf"
 
 @dataclass(frozen=True)
 class Columns:
-    """One statistic over all cells, (C,) each, or (C, K) of a distribution, in released units; ``low``/``high`` before clamping."""
+    """One statistic over all cells, (C,) each, or (C, K) of a distribution, in released units; ``low``/``high`` before
+    clamping."""
 
     raw: FloatArray
     value: FloatArray
@@ -58,15 +59,17 @@ class Columns:
         return cls(raw, np.clip(raw, *(within or (0.0, top))), scale, interval[0] - step, interval[1] + step, top)
 
     def crowds(self, lower: float | FloatArray, upper: float | FloatArray) -> npt.NDArray[np.bool_]:
-        """Whether each released value, (C,), crowds the ``upper`` end of its range: it is in the upper half, and its interval
-        reaches the end. Then true speeds may be higher. A rule on what is released and on public bounds, so it costs no budget.
+        """Whether each released value, (C,), crowds the ``upper`` end of its range: it is in the upper half, and its
+        interval reaches the end. Then true speeds may be higher. A rule on what is released and on public bounds, so it
+        costs no budget.
         """
         return (self.high >= upper) & (self.raw >= (lower + upper) / 2)
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A post-processed statistic over all cells, shape (C,) each. ``interval``: its ends, None where the method promises none."""
+    """A post-processed statistic over all cells, shape (C,) each. ``interval``: its ends, None where the method
+    promises none."""
 
     method: str
     value: FloatArray

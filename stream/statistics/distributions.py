@@ -1,7 +1,7 @@
 """The whole distribution of a cell's speeds, published where percentiles are read from it; it costs nothing more.
 
-The noisy tree of every cell is drawn and paid for once, for percentiles and distribution together. What is published is a
-function of it (:mod:`dpcore.cdf`), rounded to a fixed granularity.
+The noisy tree of every cell is drawn and paid for once, for percentiles and distribution together. What is published is
+a function of it (:mod:`dpcore.cdf`), rounded to a fixed granularity.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def too_large(plan: Plan) -> bool:
 
 
 def only_for_itself(speed: SpeedTerms, cells: int) -> bool:
-    """Whether the trees of so many ``cells`` would be paid for in vain: for distributions that are left out, and no percentile."""
+    """Whether the trees of so many ``cells`` would be paid for in vain: for distributions that are left out, and no
+    percentile."""
     read = CDF in speed.statistics and not any(name in PERCENTS for name in speed.statistics)
     return read and numbers_of(speed, cells) > MAX_NUMBERS
 
 
 def share_columns(drawn: CDFs | None, cells: IntArray, n_cells: int, bins: int, per_scale: float) -> Columns:
-    """The distributions ``drawn`` of ``cells`` as columns (C, K); cells without noise have the whole range as their band.
+    """The distributions ``drawn`` of ``cells`` as columns (C, K); cells without noise have the whole range as their
+    band.
 
     ``per_scale``: standard deviations of a unit of the stated scale.
     """
@@ -83,6 +85,7 @@ def distribution_bodies(plan: Plan, column: Columns) -> list[dict[str, Any]]:
 
 
 def _significant(scale: FloatArray) -> FloatArray:
-    """``scale`` with four significant digits, and 0 below 10⁻⁹: rounded up, so that no less noise is stated than added."""
+    """``scale`` with four significant digits, and 0 below 10⁻⁹: rounded up, so that no less noise is stated than
+    added."""
     digits = 10.0 ** (np.floor(np.log10(np.maximum(scale, 1e-9))) - 3)
     return np.where(scale < 1e-9, 0.0, np.round(np.ceil(scale / digits - 1e-9) * digits, 12))

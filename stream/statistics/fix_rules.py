@@ -1,9 +1,9 @@
 """Which fixes of a user are refused when their window is closed: frozen, teleporting, standing while they move. Pure.
 
 Every verdict on a user's rows is a function of that user's own rows of the window. So under relation "participation"
-(neighbours differ by all of one user's events) removing a user changes that user's part alone. Under "values" (neighbours
-differ in one user's values) the rules read times and positions, which are public, and no value; there are neither ``moving_us``
-nor ``standing_m`` there, because they read values.
+(neighbours differ by all of one user's events) removing a user changes that user's part alone. Under "values"
+(neighbours differ in one user's values) the rules read times and positions, which are public, and no value; there are
+neither ``moving_us`` nor ``standing_m`` there, because they read values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class _Fixes:
 
 
 def refused(rules: FixRules, rows: npt.NDArray[np.void]) -> Mapping[str, BoolArray]:
-    """Which of ``rows`` (N,) ``rules`` refuse, by reason; a row has one reason at most. The order of rows is immaterial."""
+    """Which of ``rows`` (N,) ``rules`` refuse, by reason; a row has one reason at most. The order of rows is
+    immaterial."""
     if rules == FixRules():
         return {}
     order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
@@ -76,7 +77,8 @@ def refused(rules: FixRules, rows: npt.NDArray[np.void]) -> Mapping[str, BoolArr
 
 
 def _teleporting(fixes: _Fixes, fastest_km_h: float) -> BoolArray:
-    """Fixes that every step from or to another fix of the user would reach too fast. The only fix of a user is not refused."""
+    """Fixes that every step from or to another fix of the user would reach too fast. The only fix of a user is not
+    refused."""
     joined = fixes.follows
     lat, lng = fixes.place
     metres = great_circle_m(lat[:-1], lng[:-1], lat[1:], lng[1:])

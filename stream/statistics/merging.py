@@ -1,8 +1,8 @@
 """Adaptive resolution: merges sparse hexagons into their H3 parents until the mean's interval is narrow enough.
 
-Relation "values" only, because merging depends on public counts and on the ledger's public charges. A merged cell is the rest
-of an H3 parent, without those of its hexagons that have messages of their own. Every event is in exactly one cell, so a
-user's loss is the sum over the cells they visit, as without merging.
+Relation "values" only, because merging depends on public counts and on the ledger's public charges. A merged cell is
+the rest of an H3 parent, without those of its hexagons that have messages of their own. Every event is in exactly one
+cell, so a user's loss is the sum over the cells they visit, as without merging.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def _parents(cells: IdArray, resolution: int) -> IdArray:
 
 
 def widths(cells: IdArray, resolution: int) -> FloatArray:
-    """Width of each cell, shape (C,), in widths of a hexagon of ``resolution``: a parent has the area of seven children."""
+    """Width of each cell, shape (C,), in widths of a hexagon of ``resolution``: a parent has the area of seven
+    children."""
     return np.asarray(np.sqrt(7.0 ** (resolution - resolutions(cells).astype(np.int64))))
 
 

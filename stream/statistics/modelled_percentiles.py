@@ -1,4 +1,5 @@
-"""p15, p50 and p85 of each cell as a model reads them from its published mean and variance, where none are drawn. Pure."""
+"""p15, p50 and p85 of each cell as a model reads them from its published mean and variance, where none are drawn.
+Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ def modelled_percentiles(
 ) -> dict[str, Derived]:
     """The modelled percentiles of the ``bodies`` of a window, (C,) each, by name; 0 for bodies without a release.
 
-    They depend on variances and means as published, and on what ``means``, which earlier bodies may have a part in, made of
-    the latter: the smoothed mean counts, else the shrunk one, else the released one. ``upper``: U in km/h. They have no
-    interval, because no release says how far speeds are from the model's law.
+    They depend on variances and means as published, and on what ``means``, which earlier bodies may have a part in,
+    made of the latter: the smoothed mean counts, else the shrunk one, else the released one. ``upper``: U in km/h. They
+    have no interval, because no release says how far speeds are from the model's law.
     """
     places = np.array([g for g, body in enumerate(bodies) if "variance" in body], dtype=np.int64)
     released = [bodies[g] for g in places]

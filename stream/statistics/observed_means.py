@@ -1,8 +1,8 @@
 """What published messages say about the mean of each cell: releases for the models that smooth and shrink. Pure.
 
-Under "participation" a message gives the ratio of two noisy numbers. With a weak signal that ratio leans to the middle of its range,
-so it is not used: the numerator is computed back from ratio and count, and divided by the expected number of users, of which
-earlier counts of the cell know more than one (:mod:`dpcore.occupancy`).
+Under "participation" a message gives the ratio of two noisy numbers. With a weak signal that ratio leans to the middle
+of its range, so it is not used: the numerator is computed back from ratio and count, and divided by the expected number
+of users, of which earlier counts of the cell know more than one (:mod:`dpcore.occupancy`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 _UNSURE = 0.1
-"""How far the mean of a cell lies from the level, as a share of U: it weighs only what is not known of the number of users."""
+"""How far the mean of a cell lies from the level, as a share of U: it weighs only what is not known of the number of
+users."""
 _FEWEST = 1e-3
 """Where fewer users are expected in a cell, its release says nothing about their mean."""
 _LEAST_VARIANCE = 1e-12
@@ -31,15 +32,15 @@ _LEAST_VARIANCE = 1e-12
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
 _BESIDE_AREA = Dynamics(event=(0.1, 0.3))
-"""Where the mean of the area is released, every user counts once, with the mean of many samples: it scatters less than one sample.
-Without the area, the usual grid stays, by which intervals of the shipped maps were measured."""
+"""Where the mean of the area is released, every user counts once, with the mean of many samples: it scatters less than
+one sample. Without the area, the usual grid stays, by which intervals of the shipped maps were measured."""
 
 
 @dataclass(frozen=True)
 class ObservedMeans:
-    """``releases`` sorted by cell; ``places``: the position of each among the bodies, (C,). ``occupancy``: under "participation"
-    what is known of the users of these cells after the window, None under "values". ``dynamics``: by which they are smoothed,
-    None: the usual.
+    """``releases`` sorted by cell; ``places``: the position of each among the bodies, (C,). ``occupancy``: under
+    "participation" what is known of the users of these cells after the window, None under "values". ``dynamics``: by
+    which they are smoothed, None: the usual.
     """
 
     releases: Releases
@@ -57,9 +58,9 @@ def observed_means(
 ) -> ObservedMeans:
     """The observations in the ``bodies`` of a window, as published.
 
-    ``known``: cells, (K,), and what earlier windows said about their users, at the time of the window; not used if the window has
-    other cells. ``level``: the mean of all cells as earlier windows know it, in the unit of ``upper``, U. ``area``: users and mean
-    of all cells together, as the close marker publishes them; only under "participation".
+    ``known``: cells, (K,), and what earlier windows said about their users, at the time of the window; not used if the
+    window has other cells. ``level``: the mean of all cells as earlier windows know it, in the unit of ``upper``, U.
+    ``area``: users and mean of all cells together, as the close marker publishes them; only under "participation".
     """
     cells = np.array([int(body["cell"], 16) for body in bodies], dtype=np.uint64)
     order = np.argsort(cells, kind="stable")
@@ -121,7 +122,8 @@ def _over_expected_users(
 
 
 def _area_mean(area: dict[str, Any], users: Users, body: dict[str, Any], level: float, upper: float) -> AreaMean | None:
-    """What the release of all cells together says about the mean of their expected ``users``; None if none are expected.
+    """What the release of all cells together says about the mean of their expected ``users``; None if none are
+    expected.
 
     The numerator is taken around the ``level``, so that little depends on how many users the cells have together.
     """

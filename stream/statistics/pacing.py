@@ -18,14 +18,16 @@ _ODD = 0x9E3779B97F4A7C15
 
 
 def spendable(left: IntArray, users: npt.NDArray[np.uint64], due: Due, budget: int) -> IntArray:
-    """What each of ``users`` may spend in the window that is ``due``, shape (L,), in the ledger's unit: at most ``left``.
+    """What each of ``users`` may spend in the window that is ``due``, shape (L,), in the ledger's unit: at most
+    ``left``.
 
-    ``left``: (L,) what they have left of ``budget`` in the window's period. With ``admission`` "paced" they may have spent, by the
-    end of the window, the share of ``budget`` that has passed of the period, plus a part of one window's grant. That part is
-    drawn for each user and period by their pseudonym, so that users take turns instead of being absent together. It depends
-    on the time, the configuration and the user's own past charges and pseudonym alone, so charges remain what the filter of
-    docs/privacy.md admits under either relation: pacing admits nobody whom the ledger would refuse. With "rolling", for relation
-    "values", they may spend an even share of what they have left over the windows left of the period (:mod:`dpcore.grants`).
+    ``left``: (L,) what they have left of ``budget`` in the window's period. With ``admission`` "paced" they may have
+    spent, by the end of the window, the share of ``budget`` that has passed of the period, plus a part of one window's
+    grant. That part is drawn for each user and period by their pseudonym, so that users take turns instead of being
+    absent together. It depends on the time, the configuration and the user's own past charges and pseudonym alone, so
+    charges remain what the filter of docs/privacy.md admits under either relation: pacing admits nobody whom the ledger
+    would refuse. With "rolling", for relation "values", they may spend an even share of what they have left over the
+    windows left of the period (:mod:`dpcore.grants`).
     """
     if due.terms.privacy.rolling:
         return rolling_grants(budget, np.maximum(budget - left, 0), due.windows_left)

@@ -1,6 +1,8 @@
-"""What a window publishes: post-processed estimates, the body of each cell, and all messages, from plan, columns and memory.
+"""What a window publishes: post-processed estimates, the body of each cell, and all messages, from plan, columns and
+memory.
 
-Pure: no server, no clock. A window can be reproduced from its rows, its plan, a tape of entropy and the memory before it.
+Pure: no server, no clock. A window can be reproduced from its rows, its plan, a tape of entropy and the memory before
+it.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def post_process(
 ) -> tuple[dict[str, Derived], Memory | None]:
     """Estimates from released values and public facts alone, and the memory after the window; they cost no budget.
 
-    They depend only on ``bodies`` and ``area``, as published, and on ``memory``: see :mod:`stream.statistics.smoothing_state`.
+    They depend only on ``bodies`` and ``area``, as published, and on ``memory``: see
+    :mod:`stream.statistics.smoothing_state`.
     """
     speed = plan.terms.speed
     derived, after = _modelled_means(plan, bodies, memory, area)
@@ -81,7 +84,8 @@ def _modelled_means(
 
 
 def _typical(plan: Plan) -> float | None:
-    """The mean speed that smoothing expects before any release, at most U, in km/h; None if the prior is as wide as U."""
+    """The mean speed that smoothing expects before any release, at most U, in km/h; None if the prior is as wide as
+    U."""
     speed = plan.terms.speed
     return None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper)
 
@@ -97,8 +101,8 @@ def compose(
 ) -> tuple[list[Message], Memory | None]:
     """Every message of a drawn window, close marker last, and the memory after it.
 
-    ``bodies``: of its cells, without post-processed values, which are added. ``sequence``: position of the window among those
-    committed, from 1.
+    ``bodies``: of its cells, without post-processed values, which are added. ``sequence``: position of the window among
+    those committed, from 1.
     """
     before, area = identity(memory), area_body(columns)
     derived, memory = post_process(plan, bodies, memory, area)
@@ -169,7 +173,8 @@ def _zcdp_fields(plan: Plan) -> dict[str, Any]:
 
 
 def _epsilon(plan: Plan) -> float:
-    """The most that one user may lose in the window by speed, as ε; with rolling grants, if they have lost nothing yet."""
+    """The most that one user may lose in the window by speed, as ε; with rolling grants, if they have lost nothing
+    yet."""
     privacy = plan.terms.privacy
     if not privacy.rolling or privacy.zcdp is None:
         return privacy.epsilon
@@ -222,8 +227,9 @@ def _cut_short(plan: Plan) -> list[str]:
 
 
 def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Columns], bodies: list[Body]) -> None:
-    """Mark the speeds that crowd the upper end of what they can be, where somebody is estimated. ``highest``: the largest mean
-    that a release can be of, in km/h, (C,) or of all cells. Ranges that are carried over are bounds of their own.
+    """Mark the speeds that crowd the upper end of what they can be, where somebody is estimated. ``highest``: the
+    largest mean that a release can be of, in km/h, (C,) or of all cells. Ranges that are carried over are bounds of
+    their own.
     """
     lower: float | FloatArray = 0.0
     if plan.ranges is not None and plan.terms.speed.clipping == "carried":
@@ -238,7 +244,8 @@ def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Co
 def state_worst_errors(
     plan: Plan, biases: dict[str, FloatArray], columns: dict[str, Columns], bodies: list[Body]
 ) -> None:
-    """Add the worst-case error to each mean and variance, and its mechanism to the mean. ``biases``: bounds by cell, (C,)."""
+    """Add the worst-case error to each mean and variance, and its mechanism to the mean. ``biases``: bounds by cell,
+    (C,)."""
     for name, bias in biases.items():
         errors = bias + columns[name].scale
         for body, error in zip(bodies, errors.tolist(), strict=True):

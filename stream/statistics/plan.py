@@ -60,13 +60,14 @@ class Allowance(NamedTuple):
 class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
     """What is decided under relation "values" alone.
 
-    ``published``: whether each of the plan's cells is published, (C,); the others are suppressed. ``mean_epsilon_micro``: µε of
-    one cell's mean; 0 if the mean is allocated. ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,), None
-    for no caps; ``sum_cap``: the largest of them. ``merged``: the cell into which each hexagon with rows is merged, ascending by
-    hexagon; None if no hexagon is merged. ``cut_short``: what public counts made too costly to try in full. ``chosen``: the
-    proposal of least predicted error, "all" samples, "suppressed" or "clipped"; "" without a choice. ``most_cells``: of one
-    admitted user, before and after. ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, around
-    the ``foretold`` mean, (C,); None if they are not.
+    ``published``: whether each of the plan's cells is published, (C,); the others are suppressed.
+    ``mean_epsilon_micro``: µε of one cell's mean; 0 if the mean is allocated. ``caps``: the most that one user adds to
+    Σx of each cell, in quanta, (C,), None for no caps; ``sum_cap``: the largest of them. ``merged``: the cell into
+    which each hexagon with rows is merged, ascending by hexagon; None if no hexagon is merged. ``cut_short``: what
+    public counts made too costly to try in full. ``chosen``: the proposal of least predicted error, "all" samples,
+    "suppressed" or "clipped"; "" without a choice. ``most_cells``: of one admitted user, before and after. ``lower``,
+    ``upper``: range in quanta to which users' means in each cell are clipped, around the ``foretold`` mean, (C,); None
+    if they are not.
     """
 
     published: BoolArray
@@ -85,7 +86,8 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
 class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
     """What is decided under relation "participation" alone.
 
-    ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, (C,) each; None if they are not.
+    ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, (C,) each; None if they are
+    not.
     """
 
     lower: IntArray | None = None
@@ -95,12 +97,12 @@ class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omi
 class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
     """All decisions about a window that are made before noise is drawn.
 
-    ``budget``: the most that one user may spend in the period, in the unit of ``charges``: µε, or nρ under zCDP, where noise is
-    discrete Gaussian. ``cells``: ids of those that get a message, (C,). ``users``: ids of all users with rows, (L,);
-    ``charges``: of each, 0 for users who do not take part. ``retained``: number of retained samples of each (cell, user) pair,
-    (P,), sorted by cell, as in ``counts_digest``. ``numerators``, ``denominators``: see :attr:`scales`. ``fixes_digest``: of all
-    fixes in the box of the histograms; empty without histograms. ``withheld``: the window could not be planned, so nothing is
-    drawn and nobody is charged; its close marker says so.
+    ``budget``: the most that one user may spend in the period, in the unit of ``charges``: µε, or nρ under zCDP, where
+    noise is discrete Gaussian. ``cells``: ids of those that get a message, (C,). ``users``: ids of all users with rows,
+    (L,); ``charges``: of each, 0 for users who do not take part. ``retained``: number of retained samples of each
+    (cell, user) pair, (P,), sorted by cell, as in ``counts_digest``. ``numerators``, ``denominators``: see
+    :attr:`scales`. ``fixes_digest``: of all fixes in the box of the histograms; empty without histograms. ``withheld``:
+    the window could not be planned, so nothing is drawn and nobody is charged; its close marker says so.
     """
 
     due: Due
@@ -142,7 +144,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=Tr
         """Noise scales as flat arrays; under zCDP scales of Gaussians. A numerator of 0 means that no noise is needed.
 
         Under "values": C scales for each of mean and variance, then C·h for the levels of the distribution. Under
-        "participation": one for the polynomials, one for users if they are counted separately, one for each level, one for the area.
+        "participation": one for the polynomials, one for users if they are counted separately, one for each level, one
+        for the area.
         """
         return LaplaceScales(self.numerators, self.denominators)
 
@@ -168,7 +171,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=Tr
 
     @property
     def ranges(self) -> IntArray | None:
-        """Range in quanta to which users' means in each cell are clipped, shape (2, C); None if they are not clipped."""
+        """Range in quanta to which users' means in each cell are clipped, shape (2, C); None if they are not
+        clipped."""
         part = self.participation or self.values
         return None if part is None or part.lower is None else np.array([part.lower, part.upper])
 
@@ -231,7 +235,8 @@ def decode_plan(blob: bytes) -> Plan:
         return _DECODER.decode(blob)
     except msgspec.DecodeError as error:
         raise PlanError(
-            f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this worker; "
+            f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this "
+            "worker; "
             "otherwise restore Redis from its append-only file"
         ) from None
 
@@ -249,7 +254,8 @@ def check_rows(plan: Plan, contributions: Contributions) -> None:
     upper = plan.terms.speed.upper_quanta
     if contributions.upper != upper:
         raise PlanError(
-            f"the noise of window {utc_text(plan.window.start)} protects speeds up to {upper} quanta, but its rows are clipped "
+            f"the noise of window {utc_text(plan.window.start)} protects speeds up to {upper} quanta, but its rows are "
+            "clipped "
             f"to {contributions.upper}; nothing was drawn"
         )
     if counts_digest(contributions.counts) != plan.counts_digest:

@@ -1,4 +1,5 @@
-"""The statistics of speed under each relation, as objects of one shape: plan, draw, body. The relation is chosen here alone."""
+"""The statistics of speed under each relation, as objects of one shape: plan, draw, body. The relation is chosen here
+alone."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Values:
     def plan(
         self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
     ) -> Plan:
-        """As :func:`stream.statistics.values.plan.plan_values`; under zCDP as :func:`stream.statistics.values.gaussian_plan.plan_gaussian`."""
+        """As :func:`stream.statistics.values.plan.plan_values`; under zCDP as
+        :func:`stream.statistics.values.gaussian_plan.plan_gaussian`."""
         if due.terms.privacy.zcdp is not None:
             return plan_gaussian(counts, due, allowance, asked, memory)
         return plan_values(counts, due, allowance, asked)

@@ -1,4 +1,5 @@
-"""Residual clipping on the shipped path: ranges around the forecast that the memory gives, and the mean that undoes them.
+"""Residual clipping on the shipped path: ranges around the forecast that the memory gives, and the mean that undoes
+them.
 
 A range is post-processing of earlier releases and public counts, so it costs no budget. See :mod:`dpcore.residual`.
 """
@@ -23,7 +24,8 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 SPREAD_SHARE = 0.2
-"""Standard deviation of users' means in a cell, as a share of U: public, chosen on CapMetro's 2015-09-06, 2016-11-25, 2017-03-16."""
+"""Standard deviation of users' means in a cell, as a share of U: public, chosen on CapMetro's 2015-09-06, 2016-11-25,
+2017-03-16."""
 
 
 OPEN_REACH = 2.5
@@ -33,7 +35,8 @@ CapMetro's 2016-11-26 were covered, with 2.5, 93 %."""
 
 @dataclass(frozen=True)
 class Ranges:
-    """``lower``, ``upper``: ends of each cell's range, (C,), and the ``foretold`` mean, in quanta; ``gain``: of its response, (C,)."""
+    """``lower``, ``upper``: ends of each cell's range, (C,), and the ``foretold`` mean, in quanta; ``gain``: of its
+    response, (C,)."""
 
     lower: IntArray
     upper: IntArray
@@ -47,7 +50,8 @@ class Ranges:
 
 
 def ranges_of(counts: Counts, noise: FloatArray, due: Due, memory: Memory | None) -> Ranges:
-    """The range of each cell of ``counts``; ``noise``: of its mean without clipping, (C,), quanta, infinite for none."""
+    """The range of each cell of ``counts``; ``noise``: of its mean without clipping, (C,), quanta, infinite for
+    none."""
     speed = due.terms.speed
     events, users = counts.by_cell(counts.samples), np.diff(counts.cell_start)
     forecast = foretold_of(memory, counts.cells, events, users, due)
@@ -62,7 +66,8 @@ def ranges_of(counts: Counts, noise: FloatArray, due: Due, memory: Memory | None
 
 
 def widening_after(plan: Plan, bodies: Sequence[dict[str, Any]], memory: Memory | None) -> FloatArray | None:
-    """By how much the next range of each body's cell is wider, (C,), from what was published; None without residual clipping."""
+    """By how much the next range of each body's cell is wider, (C,), from what was published; None without residual
+    clipping."""
     response = response_of(plan)
     if response is None or plan.ranges is None:
         return None
@@ -76,7 +81,8 @@ def widening_after(plan: Plan, bodies: Sequence[dict[str, Any]], memory: Memory 
 
 
 def with_what_clipping_leaves_open(plan: Plan, derived: dict[str, Derived]) -> dict[str, Derived]:
-    """``derived`` with intervals that include what the correction for clipping leaves open; the same without residual clipping.
+    """``derived`` with intervals that include what the correction for clipping leaves open; the same without residual
+    clipping.
 
     That error is alike from window to window, so smoothing does not average it out as it does noise.
     """

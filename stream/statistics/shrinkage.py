@@ -14,7 +14,8 @@ MAX_CELLS = 20_000
 
 
 def too_costly(plan: Plan) -> bool:
-    """Whether shrinkage is configured but left out, because the window has more than :data:`MAX_CELLS` published cells."""
+    """Whether shrinkage is configured but left out, because the window has more than :data:`MAX_CELLS` published
+    cells."""
     return _configured(plan) and int(plan.published.sum()) > MAX_CELLS
 
 
@@ -28,7 +29,8 @@ def _configured(plan: Plan) -> bool:
 
 
 def shrink_releases(releases: Releases, upper: float, calibration: Calibration) -> Shrunken:
-    """Estimates from released values and public counts alone; they cost no budget. ``calibration``: of earlier windows."""
+    """Estimates from released values and public counts alone; they cost no budget. ``calibration``: of earlier
+    windows."""
     return shrink(
         releases.means,
         releases.scales,

@@ -1,8 +1,8 @@
 """The memory of a feed: the state of smoothing over time, and how wide releases show modelled intervals to be.
 
-It is computed from released values alone. A step reads only the bodies of a window's messages and the mean of the area in
-its close marker, as published. So it costs no budget under either relation, and every reader of the output topics could
-compute the same memory. Pure: encode, decode, step.
+It is computed from released values alone. A step reads only the bodies of a window's messages and the mean of the area
+in its close marker, as published. So it costs no budget under either relation, and every reader of the output topics
+could compute the same memory. Pure: encode, decode, step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SMOOTHED = "mean_smoothed"
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in km/h."""
+    """The memory after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in
+    km/h."""
 
     version: int
     end: int
@@ -56,16 +57,19 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     calibration: bytes
     shrinkage: bytes
-    """Evidence on how wide intervals must be, of smoothed and of shrunk means: see :mod:`dpcore.interval_calibration`."""
+    """Evidence on how wide intervals must be, of smoothed and of shrunk means: see
+    :mod:`dpcore.interval_calibration`."""
     seen: bytes = b""
     low: bytes = b""
     high: bytes = b""
     """Cells of the window, ascending, and the 95 % interval of the smoothed mean of each."""
     widening: bytes = b""
-    """Of each of ``seen``, by how much its next range is wider, with residual clipping (:func:`dpcore.residual.widened`)."""
+    """Of each of ``seen``, by how much its next range is wider, with residual clipping
+    (:func:`dpcore.residual.widened`)."""
     counted: bytes = b""
     counted_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Under "participation": what noisy counts said about the users of each of ``seen`` (:class:`dpcore.occupancy.Occupancy`)."""
+    """Under "participation": what noisy counts said about the users of each of ``seen``
+    (:class:`dpcore.occupancy.Occupancy`)."""
 
 
 def encode_memory(memory: Memory) -> bytes:
@@ -74,7 +78,8 @@ def encode_memory(memory: Memory) -> bytes:
 
 
 def decode_memory(blob: bytes | None) -> Memory | None:
-    """The stored memory; None if there is none or it cannot be read. Smoothing then starts anew, at no loss of privacy."""
+    """The stored memory; None if there is none or it cannot be read. Smoothing then starts anew, at no loss of
+    privacy."""
     if not blob:
         return None
     try:
@@ -118,12 +123,12 @@ def step(
     area: dict[str, Any] | None = None,
     clipped: FloatArray | None = None,
 ) -> tuple[Memory, dict[str, Derived]]:
-    """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the ``area``'s
-    users and mean as published; with ``shrinking`` also the shrunk mean.
+    """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the
+    ``area``'s users and mean as published; with ``shrinking`` also the shrunk mean.
 
     ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,).
-    ``upper``: U in km/h. After a change of U, smoothing starts anew, because earlier means were clipped to another bound. Windows
-    come in the order of their time.
+    ``upper``: U in km/h. After a change of U, smoothing starts anew, because earlier means were clipped to another
+    bound. Windows come in the order of their time.
     """
     usable = memory if memory is not None and memory.upper == upper else None
     hours = window.start / 3600
@@ -150,7 +155,8 @@ def step(
 def foretold_of(
     memory: Memory | None, cells: npt.NDArray[np.uint64], events: IntArray, users: IntArray, due: Due
 ) -> Foretold:
-    """What the ``memory`` says about the mean of each of ``cells``, ascending, in the window that is ``due``, in km/h, (C,).
+    """What the ``memory`` says about the mean of each of ``cells``, ascending, in the window that is ``due``, in km/h,
+    (C,).
 
     ``events``, ``users``: public numbers of each. As for :func:`step`, a memory of another U is not used.
     """

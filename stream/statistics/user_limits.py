@@ -1,9 +1,10 @@
 """What one user may count for in one window: so many events, in so many cells. Which ones is a rule on their own rows.
 
-A window's cost follows from its (cell, user) pairs, and a sender chooses how many pairs their users make; the limits bound
-what each can cost. Nobody's rows decide about another's, and measured values decide nothing. So under relation
-"participation" (neighbours differ by all of one user's events) removing a user changes that user's part alone, and under
-"values" (neighbours differ in one user's values) both histories keep the same rows: sensitivities and charges are as before.
+A window's cost follows from its (cell, user) pairs, and a sender chooses how many pairs their users make; the limits
+bound what each can cost. Nobody's rows decide about another's, and measured values decide nothing. So under relation
+"participation" (neighbours differ by all of one user's events) removing a user changes that user's part alone, and
+under "values" (neighbours differ in one user's values) both histories keep the same rows: sensitivities and charges are
+as before.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def counted(limits: UserLimits, rows: npt.NDArray[np.void], contributions: Contr
 
 
 def _chosen(limits: UserLimits, contributions: Contributions, above: BoolArray) -> tuple[IntArray, IntArray]:
-    """Of users ``above`` a limit: the pairs that count, as cell · L + user, and the time of each user's last event (L,)."""
+    """Of users ``above`` a limit: the pairs that count, as cell · L + user, and the time of each user's last event
+    (L,)."""
     counts = contributions.counts
     event_pair = np.repeat(np.arange(len(counts.samples)), counts.samples)
     events = np.flatnonzero(above[counts.pair_user[event_pair]])

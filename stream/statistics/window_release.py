@@ -1,6 +1,7 @@
 """The pure steps of releasing one window: sort its rows, plan, draw, write its messages.
 
-No server and no clock: the result depends only on the rows, on what users have left, on the memory and on a tape of entropy.
+No server and no clock: the result depends only on the rows, on what users have left, on the memory and on a tape of
+entropy.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Drawn:
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """The statistics of a feed on its ``terms``, as steps for the release protocol; ``cells``: ids of its public list, (C,)."""
+    """The statistics of a feed on its ``terms``, as steps for the release protocol; ``cells``: ids of its public list,
+    (C,)."""
 
     terms: Terms
     cells: IdArray = field(default_factory=lambda: NO_IDS)
@@ -61,7 +63,8 @@ class WindowStatistics:
         return plan
 
     def withhold(self, due: Due, budget: int) -> Plan | None:
-        """The plan of a withheld window, without cells, users and charges. None if the window must not be withheld publicly."""
+        """The plan of a withheld window, without cells, users and charges. None if the window must not be withheld
+        publicly."""
         return Plan(due=due, budget=budget, withheld=True) if self.may_withhold else None
 
     @property
@@ -101,11 +104,13 @@ class WindowStatistics:
 def plan_window(
     rows: WindowRows, due: Due, allowance: Allowance, cells: IdArray = NO_IDS, memory: Memory | None = None
 ) -> Plan:
-    """Decide who takes part, which samples are retained, the noise scales and every user's charge, before any noise is drawn.
+    """Decide who takes part, which samples are retained, the noise scales and every user's charge, before any noise is
+    drawn.
 
-    ``cells``: ids of the public list under relation "participation", (C,). ``memory``: of earlier releases. In a period whose charges depended on counts, no
-    histograms are released, because admission to them would reveal who else was there. They begin with the next period.
-    Raises :class:`PlanError` if the rows were read without the fixes that histograms count.
+    ``cells``: ids of the public list under relation "participation", (C,). ``memory``: of earlier releases. In a period
+    whose charges depended on counts, no histograms are released, because admission to them would reveal who else was
+    there. They begin with the next period. Raises :class:`PlanError` if the rows were read without the fixes that
+    histograms count.
     """
     if allowance.by_counts and due.terms.histogram is not None:
         due = Due(due.terms.without_histograms(), due.window, due.generation)

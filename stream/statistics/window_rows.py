@@ -1,4 +1,5 @@
-"""The rows of one window as its statistics read them: without duplicates, faulty fixes and what is beyond a user's limits."""
+"""The rows of one window as its statistics read them: without duplicates, faulty fixes and what is beyond a user's
+limits."""
 
 from __future__ import annotations
 
@@ -28,9 +29,10 @@ _MIXER = np.uint64(0x9E3779B97F4A7C15)
 class WindowRows:
     """The rows of one window, as one ``reading`` counts them.
 
-    ``rows``: all of them, perhaps without lat and lng if the reading needs no positions. ``contributions`` and ``fixes``: of
-    those that count; ``fixes``: inside the reading's box, None without one. ``refused``: number of rows by reason, and
-    ``beyond_limits``: rows that do not count because their user is above a limit; both for operators only.
+    ``rows``: all of them, perhaps without lat and lng if the reading needs no positions. ``contributions`` and
+    ``fixes``: of those that count; ``fixes``: inside the reading's box, None without one. ``refused``: number of rows
+    by reason, and ``beyond_limits``: rows that do not count because their user is above a limit; both for operators
+    only.
     """
 
     rows: npt.NDArray[np.void]
@@ -66,7 +68,8 @@ class WindowRows:
             return replace(self, reading=reading, fixes=None)
         if reading.positions and "lat" not in (self.rows.dtype.names or ()):
             raise PlanError(
-                f"another worker planned window {utc_text(plan.window.start)} by positions while this one read it without "
+                f"another worker planned window {utc_text(plan.window.start)} by positions while this one read it "
+                "without "
                 "positions; nothing was drawn. The next attempt reads them"
             )
         return WindowRows.of(self.rows, reading)
@@ -82,10 +85,11 @@ class WindowRows:
 
 
 def contributions_of(rows: npt.NDArray[np.void], upper: int) -> Contributions:
-    """Remove duplicates of (user, time), clip to [0, ``upper``] quanta and sort by (cell, user, time). The order of ``rows`` does not matter.
+    """Remove duplicates of (user, time), clip to [0, ``upper``] quanta and sort by (cell, user, time). The order of
+    ``rows`` does not matter.
 
-    Of rows with equal (user, time), the one with the lowest (cell, value) is kept. Whatever the values, this is one sample of
-    that user, so sensitivities are unchanged.
+    Of rows with equal (user, time), the one with the lowest (cell, value) is kept. Whatever the values, this is one
+    sample of that user, so sensitivities are unchanged.
     """
     repeated = _repeated(rows["user"], rows["time"])
     kept = rows

@@ -23,8 +23,8 @@ class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
 class Appended(NamedTuple):
     """Numbers of rows of one call: stored, stored before, late.
 
-    ``skewed``: late rows that were in time by the broker's timestamp, although the partition had been read past that time. The
-    clocks of brokers and Redis then differ by more than is allowed.
+    ``skewed``: late rows that were in time by the broker's timestamp, although the partition had been read past that
+    time. The clocks of brokers and Redis then differ by more than is allowed.
     """
 
     appended: int
@@ -36,8 +36,8 @@ class Appended(NamedTuple):
 class Arrivals(NamedTuple):
     """When the broker appended the messages of a batch, µs UTC; the times do not decrease.
 
-    ``rows``: time of each row, shape (n,). ``last``: time of the last message, even if it gave no row. ``deadline``: function
-    from the start of a slot (epoch seconds) to the time until which its rows are in time.
+    ``rows``: time of each row, shape (n,). ``last``: time of the last message, even if it gave no row. ``deadline``:
+    function from the start of a slot (epoch seconds) to the time until which its rows are in time.
     """
 
     rows: NDArray[np.int64]
@@ -47,7 +47,8 @@ class Arrivals(NamedTuple):
 
 @dataclass(frozen=True)
 class Arriving:
-    """Offsets ``first`` to ``following`` - 1 of ``partition``: their ``rows``, each with its offset and timeslot start, (n,).
+    """Offsets ``first`` to ``following`` - 1 of ``partition``: their ``rows``, each with its offset and timeslot start,
+    (n,).
 
     Offsets do not descend; the rows of one message share its offset.
     """
@@ -62,7 +63,8 @@ class Arriving:
 
     @property
     def facts(self) -> list[Argument]:
-        """What a script is told of a batch: first and next offset, largest event time, append time of the last message."""
+        """What a script is told of a batch: first and next offset, largest event time, append time of the last
+        message."""
         largest = str(int(self.rows["time"].max())) if len(self.rows) else ""
         return [self.first, self.following, largest, "" if self.arrivals is None else self.arrivals.last]
 

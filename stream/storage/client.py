@@ -61,8 +61,8 @@ def _as_connection_error() -> Iterator[None]:
 def redis_client(redis: RedisConfig) -> Redis:
     """A client that connects when it is first used. Raises :class:`ConfigError` for a file that cannot be used.
 
-    Over ``rediss://`` it verifies the server's certificate and name by ``ca_file`` (default: the system's authorities), and
-    shows its own certificate if it has one. That of a cluster has the same commands, each on keys of one shard.
+    Over ``rediss://`` it verifies the server's certificate and name by ``ca_file`` (default: the system's authorities),
+    and shows its own certificate if it has one. That of a cluster has the same commands, each on keys of one shard.
     """
     if redis.cluster:
         nodes = [ClusterNode(*host_and_port(node)) for node in redis.cluster]
@@ -95,7 +95,8 @@ def misconfigured(info: Mapping[str, Any], redis: RedisConfig) -> str | None:
     if "cluster" not in (info.get("redis_mode"), info.get("server_mode")) or redis.cluster:  # Redis, Valkey
         return None
     return (
-        f"{redacted(redis.url)} is a node of a Redis Cluster, and the configuration has one server; name other nodes of the cluster in "
+        f"{redacted(redis.url)} is a node of a Redis Cluster, and the configuration has one server; name other nodes "
+        "of the cluster in "
         "redis.cluster, like ['redis-2.example:6379']"
     )
 

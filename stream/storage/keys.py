@@ -1,8 +1,9 @@
 """The names of all Redis keys. What is between braces decides on which shard of a Redis Cluster a key is.
 
-Ledger, plans, committed bytes and marks of a feed are on one shard, and so are those of feeds that share a ledger, because one call
-reads and writes keys of a feed and of the ledger. The rows of each partition are on a shard of their own. No name of a feed or ledger
-has a colon, so no two tags are equal, and a pattern with one feed's name matches no key of another.
+Ledger, plans, committed bytes and marks of a feed are on one shard, and so are those of feeds that share a ledger,
+because one call reads and writes keys of a feed and of the ledger. The rows of each partition are on a shard of their
+own. No name of a feed or ledger has a colon, so no two tags are equal, and a pattern with one feed's name matches no
+key of another.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ class FeedKeys:
         return f"hv:{{{self.feed}}}:{name}" if self.shared_ledger is None else self._shared(f"feed:{self.feed}:{name}")
 
     def _shared(self, name: str) -> str:
-        """A key that feeds of one ledger have in common. No name of a feed has a colon, so no feed has a key of this slot."""
+        """A key that feeds of one ledger have in common. No name of a feed has a colon, so no feed has a key of this
+        slot."""
         return self._named(name) if self.shared_ledger is None else f"hv:{{ledger:{self.shared_ledger}}}:{name}"
 
     # How far the feed was read.
 
     @property
     def opened(self) -> str:
-        """Hash, partition that may hold rows -> offset from which it is read again should its shard be lost, and who opened it.
+        """Hash, partition that may hold rows -> offset from which it is read again should its shard be lost, and who
+        opened it.
 
         Empty until that is known, while the partition is being opened.
         """
@@ -70,7 +73,8 @@ class FeedKeys:
         return self._shared("user-key")
 
     def last_fixes(self, turn: int) -> str:
-        """Hash, user -> the fixes with which their next one is compared. Two hashes (0 and 1) take turns, so that both expire."""
+        """Hash, user -> the fixes with which their next one is compared. Two hashes (0 and 1) take turns, so that both
+        expire."""
         return self._named(f"fixes:{turn}")
 
     # Which windows are open, sealed and released.
@@ -148,7 +152,8 @@ class FeedKeys:
 
     @property
     def birth(self) -> str:
-        """When the ledger was born, or the feed joined it, epoch seconds: no window of a period that began before is released."""
+        """When the ledger was born, or the feed joined it, epoch seconds: no window of a period that began before is
+        released."""
         return self._named("birth")
 
     @property
@@ -228,9 +233,9 @@ class PartKeys:
 
     @property
     def progress(self) -> str:
-        """Hash. ``offset``: first offset that is not stored yet; missing until the partition is opened. ``read``: time before
-        which everything appended has been read, µs. ``event``: largest event time, µs; ``moved``: when it last grew. ``mark``: copy
-        of the end of the retired periods. ``opener``: who opened it.
+        """Hash. ``offset``: first offset that is not stored yet; missing until the partition is opened. ``read``: time
+        before which everything appended has been read, µs. ``event``: largest event time, µs; ``moved``: when it last
+        grew. ``mark``: copy of the end of the retired periods. ``opener``: who opened it.
         """
         return self._named("progress")
 

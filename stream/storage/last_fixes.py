@@ -1,7 +1,7 @@
 """The last fixes of a feed's users in Redis, so that a speed is derived from the same two fixes after a restart, too.
 
-They are inside the trust boundary, like rows: users are pseudonyms, and what is kept expires. Losing them costs no privacy,
-because no charge follows from them.
+They are inside the trust boundary, like rows: users are pseudonyms, and what is kept expires. Losing them costs no
+privacy, because no charge follows from them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MOST_FIXES = 16
 MOST_USERS = 1 << 17
 """Users of whom fixes are kept; more than any fleet has on the road."""
 _AT_ONCE = 500
-"""Users of one call, in which Redis serves nobody else: 7 to 13 ms for twice as many with 10 to 16 fixes, one a second."""
+"""Users of one call, in which Redis serves nobody else: 7 to 13 ms for twice as many with 10 to 16 fixes, one a
+second."""
 
 
 OTHER_KEY = "OTHERKEY"
@@ -33,10 +34,12 @@ OTHER_KEY = "OTHERKEY"
 
 
 class LastFixes:
-    """What is kept of one feed. ``life_s``: for how long at least; ``least_s``: how old a fix must be to be compared with.
+    """What is kept of one feed. ``life_s``: for how long at least; ``least_s``: how old a fix must be to be compared
+    with.
 
-    ``fingerprint``: that of the user key that makes the pseudonyms. If the feed is bound to another key, every call raises
-    ``redis.ResponseError`` with ``OTHER_KEY``, and nothing is read or written, because its pseudonyms are of other users.
+    ``fingerprint``: that of the user key that makes the pseudonyms. If the feed is bound to another key, every call
+    raises ``redis.ResponseError`` with ``OTHER_KEY``, and nothing is read or written, because its pseudonyms are of
+    other users.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""A lease in Redis: while one worker closes windows, the others wait. It saves work; correctness does not depend on it."""
+"""A lease in Redis: while one worker closes windows, the others wait. It saves work; correctness does not depend on
+it."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Lease:
     async def hold(self) -> AsyncIterator[bool]:
         """True if this owner holds the lease during the block; False at once if another owner holds it.
 
-        If the lease cannot be renewed, it expires without an error. Then two workers may do the same work, and the release
-        protocol lets the first writer win.
+        If the lease cannot be renewed, it expires without an error. Then two workers may do the same work, and the
+        release protocol lets the first writer win.
         """
         milliseconds = int(self._seconds * 1000)
         if not await self._redis.set(self._key, self._owner, nx=True, px=milliseconds):

@@ -1,14 +1,15 @@
 """The durable per-user budget ledger: what each user has spent in a period, in integer µε, or nρ under zCDP.
 
-The proof needs these invariants of the storage: a user's entry only grows; before noise is drawn, a user has paid at least the
-charge of the window's last plan; a charge that would exceed the budget adds nothing; no user's charge depends on another
-user's budget; the generation changes only if the ledger is lost; no period is charged that began before the ledger was born,
-because another ledger may have granted its budgets. There are no refunds. The charges of a period are deleted only once it is
-retired, and a retired period is never charged again (:mod:`stream.storage.retirement`). With a horizon the same holds of its
-blocks: what is charged to a period is charged to its block in the same call, and a block is deleted once all its periods are retired.
+The proof needs these invariants of the storage: a user's entry only grows; before noise is drawn, a user has paid at
+least the charge of the window's last plan; a charge that would exceed the budget adds nothing; no user's charge depends
+on another user's budget; the generation changes only if the ledger is lost; no period is charged that began before the
+ledger was born, because another ledger may have granted its budgets. There are no refunds. The charges of a period are
+deleted only once it is retired, and a retired period is never charged again (:mod:`stream.storage.retirement`). With a
+horizon the same holds of its blocks: what is charged to a period is charged to its block in the same call, and a block
+is deleted once all its periods are retired.
 
-Feeds may share a ledger. They have budgets, generation, terms and the mark of retired periods in common; each has a birth, which
-is when it joined, and numbers its own windows.
+Feeds may share a ledger. They have budgets, generation, terms and the mark of retired periods in common; each has a
+birth, which is when it joined, and numbers its own windows.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ __all__ = [
 
 _BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
 _JOIN = """
--- KEYS: generation, birth of the feed, feeds of the ledger, budgets that they state
--- ARGV: generation and birth if they are new, feed, the budget that it states if it stated none or a higher one ('' = it states none)
+-- KEYS: generation, birth of the feed, feeds of the ledger, budgets that they state ARGV: generation and birth if they
+-- are new, feed, the budget that it states if it stated none or a higher one ('' = it states none)
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
 if redis.call('HSETNX', KEYS[3], ARGV[3], 0) == 1 then redis.call('SET', KEYS[2], ARGV[2], 'NX') end
 local known = tonumber(redis.call('HGET', KEYS[4], ARGV[3]))
@@ -69,11 +70,13 @@ if not birth or tonumber(ARGV[1]) < tonumber(birth) then redis.call('SET', KEYS[
 _CLOCK = "return redis.call('TIME')"
 _COUNTS = "return redis.call('MGET', unpack(KEYS))"
 _SPENT = """
--- KEYS: ledger of the period, charges of a window; ARGV: users, in one text
--- Returns what each spent, and what of it in the window, read at the same moment; an empty list where nobody was charged.
+-- KEYS: ledger of the period, charges of a window; ARGV: users, in one text Returns what each spent, and what of it in
+-- the window, read at the same moment; an empty list where nobody was charged.
 local users, answer = {}, {}
 for user in string.gmatch(ARGV[1], '%d+') do users[#users + 1] = user end
-for i, key in ipairs(KEYS) do answer[i] = redis.call('EXISTS', key) == 1 and redis.call('HMGET', key, unpack(users)) or {} end
+for i, key in ipairs(KEYS) do
+  answer[i] = redis.call('EXISTS', key) == 1 and redis.call('HMGET', key, unpack(users)) or {}
+end
 return answer
 """
 
@@ -87,7 +90,8 @@ _READ = 2_000
 
 
 class Terms(NamedTuple):
-    """The terms of a period so far: its lowest budget (None: not charged yet), and whether charges depended on counts."""
+    """The terms of a period so far: its lowest budget (None: not charged yet), and whether charges depended on
+    counts."""
 
     budget: int | None
     counts: bool
@@ -101,8 +105,8 @@ class Ledger:
 
     def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         self.committed = 0
-        """Number of windows known to be committed, of all feeds of the ledger. If Redis remembers fewer, it neither charges nor
-        commits."""
+        """Number of windows known to be committed, of all feeds of the ledger. If Redis remembers fewer, it neither
+        charges nor commits."""
         self._redis = redis
         self._calls: Any = redis  # typed by redis-py as answering str too; this client answers bytes
         self._keys = FeedKeys(feed, shared_ledger)
@@ -121,11 +125,13 @@ class Ledger:
         return None if generation is None else generation.decode()
 
     async def start_generation(self, birth: int | None = None, budget: int | None = None) -> str:
-        """The ledger's identity; created if there is none. Only for a feed that has never released anything, or shares a ledger.
+        """The ledger's identity; created if there is none. Only for a feed that has never released anything, or shares
+        a ledger.
 
-        ``birth``: birth of a new ledger in epoch seconds; default: the time of Redis. If the feed shares a ledger that other feeds
-        began, it joins it, and ``birth`` is when it does: another ledger may have granted the budgets of earlier periods to it.
-        ``budget``: the budget that it states to the others if it stated none yet, or a higher one.
+        ``birth``: birth of a new ledger in epoch seconds; default: the time of Redis. If the feed shares a ledger that
+        other feeds began, it joins it, and ``birth`` is when it does: another ledger may have granted the budgets of
+        earlier periods to it. ``budget``: the budget that it states to the others if it stated none yet, or a higher
+        one.
         """
         if birth is None:
             birth = int((await self._calls.eval(_CLOCK, 1, self._keys.generation))[0])
@@ -141,7 +147,8 @@ class Ledger:
         return generation
 
     async def birth(self) -> int | None:
-        """When this ledger was born, or the feed joined it, in epoch seconds. Windows of periods that began before are not released.
+        """When this ledger was born, or the feed joined it, in epoch seconds. Windows of periods that began before are
+        not released.
 
         None if it is not recorded; then nothing is released.
         """
@@ -154,16 +161,18 @@ class Ledger:
         return None if retired is None else int(retired)
 
     async def releases_since(self, slotting: Slotting) -> int | None:
-        """The time (epoch seconds) from which periods are released: the birth, with a horizon the start of its next block, or the
-        end of the retired periods if later. None if the birth is not recorded; then nothing is released.
+        """The time (epoch seconds) from which periods are released: the birth, with a horizon the start of its next
+        block, or the end of the retired periods if later. None if the birth is not recorded; then nothing is released.
         """
         birth, retired = await self.birth(), await self.retired()
         return None if birth is None else max(slotting.whole_from(birth), retired or birth)
 
     async def adopt(self, since: int) -> int:
-        """Move the birth back, so that periods from ``since`` (epoch seconds) on are released. Returns the resulting time.
+        """Move the birth back, so that periods from ``since`` (epoch seconds) on are released. Returns the resulting
+        time.
 
-        Only for an operator who knows that no other ledger released anything in these periods. Retired periods stay retired.
+        Only for an operator who knows that no other ledger released anything in these periods. Retired periods stay
+        retired.
         """
         await self._redis.eval(_ADOPT, 1, self._keys.birth, since)
         birth, retired = await self.birth(), await self.retired()
@@ -180,7 +189,8 @@ class Ledger:
         return sequence
 
     async def check_published(self, published: Mapping[str, int]) -> None:
-        """Check that Redis remembers what was published. ``published``: number of the last published window of each feed.
+        """Check that Redis remembers what was published. ``published``: number of the last published window of each
+        feed.
 
         Raises :class:`SetBackError` if Redis remembers fewer windows of a feed.
         """
@@ -225,7 +235,8 @@ class Ledger:
         return known == policy
 
     async def claim_identity(self, identity: str) -> None:
-        """Bind the ledger to the field that identifies users, because with another field everybody would have a second budget.
+        """Bind the ledger to the field that identifies users, because with another field everybody would have a second
+        budget.
 
         Raises :class:`LedgerError` if the ledger is bound to another field.
         """
@@ -237,8 +248,10 @@ class Ledger:
         known = await self._bound(self._keys.user_identity)
         if known not in ("", identity):
             raise LedgerError(
-                f"the users of this ledger are what {known} names, the configuration says {identity}; by another name everybody "
-                f"would get a second budget in the same period. Restore feed.topic, feed.format and user in [feed.fields]. {AFRESH}"
+                f"the users of this ledger are what {known} names, the configuration says {identity}; by another name "
+                "everybody "
+                "would get a second budget in the same period. Restore feed.topic, feed.format and user in "
+                f"[feed.fields]. {AFRESH}"
             )
 
     async def _claim(self, key: str, value: str) -> None:
@@ -257,9 +270,9 @@ class Ledger:
     async def budget(self, terms: Terms, configured: int) -> int:
         """The budget of a period with ``terms``, for a feed with the budget ``configured``.
 
-        A feed's own ledger takes the lower one. In a shared ledger the first charge fixes the budget of a period, for all feeds and
-        until its end: the least that any of them states, or this worker is configured with, if its feed states more. So all close
-        markers of the period state the same.
+        A feed's own ledger takes the lower one. In a shared ledger the first charge fixes the budget of a period, for
+        all feeds and until its end: the least that any of them states, or this worker is configured with, if its feed
+        states more. So all close markers of the period state the same.
         """
         if self._keys.shared_ledger is None:
             return configured if terms.budget is None else min(configured, terms.budget)
@@ -279,7 +292,8 @@ class Ledger:
         return spent
 
     async def left_of_block(self, period: Period, users: IdArray, *, besides: int) -> IntArray:
-        """Units that each of ``users`` may still spend in the block of ``period``, shape (L,); without a horizon no limit.
+        """Units that each of ``users`` may still spend in the block of ``period``, shape (L,); without a horizon no
+        limit.
 
         What they paid in the window ``besides`` (a slot) counts as not spent.
         """
@@ -303,12 +317,12 @@ class Ledger:
         """Charge ``users`` for the window ``slot``. Returns the users whose budget does not cover the charge.
 
         If any user is returned, the plan must not be drawn. A user who has paid for this window before pays only the
-        difference, so a repeated or replaced plan charges nobody twice. Once all have paid, the window is marked as paid for
-        ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged under a lower one.
-        Raises :class:`TermsError` for histograms after charges that depended on counts, and in a shared ledger if ``budget`` is not
-        that of the period (:meth:`budget`); :class:`LedgerError` if the ledger is
-        not the one of the plan, was set back, was born after the period began, or has retired the period, or if a later window
-        was planned; and :class:`AlreadyReleasedError` if another worker released the window meanwhile.
+        difference, so a repeated or replaced plan charges nobody twice. Once all have paid, the window is marked as
+        paid for ``plan`` (its digest); its commit requires this mark. ``budget`` applies unless the period was charged
+        under a lower one. Raises :class:`TermsError` for histograms after charges that depended on counts, and in a
+        shared ledger if ``budget`` is not that of the period (:meth:`budget`); :class:`LedgerError` if the ledger is
+        not the one of the plan, was set back, was born after the period began, or has retired the period, or if a later
+        window was planned; and :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
         keys, refused = self._keys_of_a_charge(slot, period), list[int]()
         fixed = [basis, period.start, self._keys.shared_ledger or "", period.begun, *_of_the_block(period)]
@@ -328,7 +342,8 @@ class Ledger:
         return np.array(refused, dtype=np.uint64)
 
     def _keys_of_a_charge(self, slot: int, period: Period) -> list[str]:
-        """The keys of the script that charges. Without a horizon it uses none of a block, and those of the period stand for them."""
+        """The keys of the script that charges. Without a horizon it uses none of a block, and those of the period stand
+        for them."""
         named, block = self._keys, period.key if period.block is None else period.block.key
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
         keys += [named.terms(period.key), named.birth, named.retired, named.budgets]
@@ -350,7 +365,8 @@ class Ledger:
             return AlreadyReleasedError(f"window {slot} was released by another worker")
         if "GENERATION" in said:
             return LedgerError(
-                "the ledger generation of the plan is gone from Redis; budgets spent are unknown, so nothing is released. "
+                "the ledger generation of the plan is gone from Redis; budgets spent are unknown, so nothing is "
+                "released. "
                 "Restore Redis from its append-only file"
             )
         return None

@@ -7,7 +7,8 @@ from typing import Self
 from stream.windows import utc_text
 
 AFRESH = (
-    "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each of them, and "
+    "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each "
+    "of them, and "
     "the ledger, too): a new ledger releases windows of periods that begin after it was born"
 )
 """What an operator can do if the ledger is lost or bound to other settings."""
@@ -25,7 +26,8 @@ class SetBackError(LedgerError):
 
     def __init__(self, remembered: int, committed: int, of: str = "this feed") -> None:
         super().__init__(
-            f"{committed} windows of {of} were committed, Redis remembers {remembered}: it was set back to an older state and "
+            f"{committed} windows of {of} were committed, Redis remembers {remembered}: it was set back to an older "
+            "state and "
             f"its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
         )
         self.remembered, self.committed = remembered, committed
@@ -37,7 +39,8 @@ class BeforeBirthError(LedgerError):
     def __init__(self, period: str, birth: int | None) -> None:
         born = "at a time that is not recorded" if birth is None else utc_text(birth)
         super().__init__(
-            f"the ledger was born {born}; windows of period {period}, which began before, are not released, because another ledger "
+            f"the ledger was born {born}; windows of period {period}, which began before, are not released, because "
+            "another ledger "
             "may have granted its budgets. Wait for the next period, or state with 'hexveil ledger adopt' that none has"
         )
 
@@ -47,7 +50,8 @@ class RetiredError(LedgerError):
 
     def __init__(self, period: str) -> None:
         super().__init__(
-            f"period {period} is retired: no event of it could come any more, and what was spent in it is deleted, so its windows "
+            f"period {period} is retired: no event of it could come any more, and what was spent in it is deleted, so "
+            "its windows "
             "are not released. Leave them; 'hexveil ledger show' says which periods are retired"
         )
 
@@ -63,16 +67,18 @@ class AlreadyReleasedError(RuntimeError):
 class OutOfTurnError(LedgerError):
     """It is not the turn of a window: those of a feed are planned, charged and committed in the order of their time.
 
-    ``other``: the window whose turn it is, or was: a later one that is planned already, the one that was planned last, or
-    ``slot`` itself if it was set aside.
+    ``other``: the window whose turn it is, or was: a later one that is planned already, the one that was planned last,
+    or ``slot`` itself if it was set aside.
     """
 
     def __init__(self, slot: int, other: int) -> None:
         window, beside = f"window {utc_text(slot)}", utc_text(other)
         if other > slot:
             why = (
-                f"{window} is never released, because the later window {beside} was planned already: windows are released in the order "
-                "of their time, or the order would tell what nobody paid for. Leave it, and replay recordings oldest first"
+                f"{window} is never released, because the later window {beside} was planned already: windows are "
+                "released in the order "
+                "of their time, or the order would tell what nobody paid for. Leave it, and replay recordings oldest "
+                "first"
             )
         elif other < slot:
             why = (

@@ -1,8 +1,9 @@
 """A partition takes rows only once it was opened, so that whoever seals a window knows of it.
 
-Who opens it names it first and reads the feed's seals then; who seals a window writes the feed's seal first and reads the names then.
-So in every order one of them seals the window in this partition. The offset at which the partition begins is noted before the
-first row, so a partition whose shard lost it is known by its note, and is read again from there.
+Who opens it names it first and reads the feed's seals then; who seals a window writes the feed's seal first and reads
+the names then. So in every order one of them seals the window in this partition. The offset at which the partition
+begins is noted before the first row, so a partition whose shard lost it is known by its note, and is read again from
+there.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from redis.asyncio import Redis
 from stream.storage.keys import FeedKeys, PartKeys
 
 _NAME = """
--- KEYS: opened, sealed, released windows, end of the retired periods; ARGV: partition
--- Returns the note, the mark, and the windows that the partition seals as it begins: all that are sealed. Rows of a partition that
--- was lost come again, so it seals what is released only.
+-- KEYS: opened, sealed, released windows, end of the retired periods; ARGV: partition Returns the note, the mark, and
+-- the windows that the partition seals as it begins: all that are sealed. Rows of a partition that was lost come again,
+-- so it seals what is released only.
 redis.call('HSETNX', KEYS[1], ARGV[1], '')
 local note, sealed = redis.call('HGET', KEYS[1], ARGV[1]), redis.call('SMEMBERS', KEYS[2])
 if note ~= '' then
@@ -60,7 +61,8 @@ class Opening:
         self._keys = keys
 
     async def open(self, partition: str, first_offset: int) -> None:
-        """Let ``partition`` take rows from ``first_offset`` on, or from the noted offset if it was opened before and lost."""
+        """Let ``partition`` take rows from ``first_offset`` on, or from the noted offset if it was opened before and
+        lost."""
         named, part = self._keys, PartKeys(self._keys, partition)
         while True:
             keys = [named.opened, named.sealed, named.closed, named.retired]

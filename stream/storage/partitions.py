@@ -17,8 +17,8 @@ Call = tuple[Sequence[str], Sequence[str | int | bytes]]
 class Known(NamedTuple):
     """What the feed's shard knows of a partition.
 
-    ``restart``: the offset from which it is read again should its shard be lost; None before it was opened. ``gone``: whether the
-    topic no longer has it.
+    ``restart``: the offset from which it is read again should its shard be lost; None before it was opened. ``gone``:
+    whether the topic no longer has it.
     """
 
     restart: int | None
@@ -31,7 +31,8 @@ def spans_servers(redis: Redis) -> bool:
 
 
 async def ask_every_primary(redis: Any) -> None:
-    """Raise :class:`RedisError` unless the server answers, of a cluster each primary: any of them may hold the ledger."""
+    """Raise :class:`RedisError` unless the server answers, of a cluster each primary: any of them may hold the
+    ledger."""
     if not spans_servers(redis):
         await redis.ping()
         return

@@ -21,23 +21,26 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]
 return redis.call('GET', KEYS[1])
 """
 _REMEMBER = """
--- KEYS: released windows, committed bytes; ARGV: window, record of its release, bytes that were published. A Redis that was set
--- back since they were committed must not come to know of the release: it would no longer show what it has lost.
+-- KEYS: released windows, committed bytes; ARGV: window, record of its release, bytes that were published. A Redis that
+-- was set back since they were committed must not come to know of the release: it would no longer show what it has
+-- lost.
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return 1 end
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 _FORGET = """
--- KEYS: released windows, then what is deleted; ARGV: window. A Redis that was set back to before the record of the release has
--- the bytes alone to show for it, and would have the window drawn again without them.
+-- KEYS: released windows, then what is deleted; ARGV: window. A Redis that was set back to before the record of the
+-- release has the bytes alone to show for it, and would have the window drawn again without them.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
 """
 _STORE_PLAN = """
--- KEYS: plan of the window, latest window that was planned, windows set aside, released windows; ARGV: window, plan, how the names of
--- plans and of committed bytes begin (in the hash slot of KEYS). Returns the plan that is stored. Windows are planned in the order of
--- their time, each once the one before is committed or set aside.
-if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then return redis.error_reply('RELEASED the window was released already') end
+-- KEYS: plan of the window, latest window that was planned, windows set aside, released windows; ARGV: window, plan,
+-- how the names of plans and of committed bytes begin (in the hash slot of KEYS). Returns the plan that is stored.
+-- Windows are planned in the order of their time, each once the one before is committed or set aside.
+if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
+  return redis.error_reply('RELEASED the window was released already')
+end
 local planned = redis.call('GET', KEYS[2])
 if planned and tonumber(planned) > tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end
 local stored = redis.call('GET', KEYS[1])
@@ -51,8 +54,8 @@ redis.call('SET', KEYS[1], ARGV[2])
 return ARGV[2]
 """
 _TAKE_UP = """
--- KEYS: windows set aside, oldest slot that may not be released yet, latest window that was planned; ARGV: window. Returns whether it
--- was set aside.
+-- KEYS: windows set aside, oldest slot that may not be released yet, latest window that was planned; ARGV: window.
+-- Returns whether it was set aside.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 local planned = redis.call('GET', KEYS[3])
 if planned and tonumber(planned) > tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end
@@ -62,8 +65,8 @@ if first and tonumber(first) > tonumber(ARGV[1]) then redis.call('SET', KEYS[2],
 return 1
 """
 _SET_ASIDE = """
--- KEYS: windows set aside, sealed windows, bytes of the window; ARGV: window, reason. Returns whether it is: what is committed can
--- only be published.
+-- KEYS: windows set aside, sealed windows, bytes of the window; ARGV: window, reason. Returns whether it is: what is
+-- committed can only be published.
 if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('SADD', KEYS[2], ARGV[1])
@@ -105,14 +108,16 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Carried(NamedTuple):
-    """What a feed carries from window to window: the memory of smoothing (empty: none), and the link to its last close marker."""
+    """What a feed carries from window to window: the memory of smoothing (empty: none), and the link to its last close
+    marker."""
 
     memory: bytes = b""
     link: bytes = b""
 
 
 class ReleaseStore:
-    """Stores plans, committed bytes, memory and records of releases of one feed, as bytes, without interpreting them."""
+    """Stores plans, committed bytes, memory and records of releases of one feed, as bytes, without interpreting
+    them."""
 
     def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes
@@ -138,7 +143,8 @@ class ReleaseStore:
         return bool(await self._redis.eval(_REMEMBER, len(keys), *keys, slot, record, outbox))
 
     async def set_aside(self, slot: int, reason: str) -> bool:
-        """Set the window aside, because its content fails. Its rows are kept until its period can no longer be released.
+        """Set the window aside, because its content fails. Its rows are kept until its period can no longer be
+        released.
 
         False, with nothing changed, if it is committed: then it only has to be published.
         """
@@ -164,7 +170,8 @@ class ReleaseStore:
         return {slot: reasons[str(slot).encode()].decode() for slot in sorted(map(int, reasons))}
 
     async def take_up(self, slot: int) -> bool:
-        """Let a window that was set aside be closed again, after the step that it reached. False if it was not set aside.
+        """Let a window that was set aside be closed again, after the step that it reached. False if it was not set
+        aside.
 
         Raises :class:`OutOfTurnError` once a later window was planned.
         """
@@ -210,8 +217,8 @@ class ReleaseStore:
     async def store_plan(self, slot: int, plan: bytes) -> bytes:
         """Store ``plan`` unless another one is stored. Returns the stored plan.
 
-        Raises :class:`OutOfTurnError` if a later window was planned, or the window that was planned last is not finished, and
-        :class:`AlreadyReleasedError` if another worker released the window meanwhile.
+        Raises :class:`OutOfTurnError` if a later window was planned, or the window that was planned last is not
+        finished, and :class:`AlreadyReleasedError` if another worker released the window meanwhile.
         """
         named = self._keys
         keys = (named.plan(slot), named.planned, named.set_aside, named.closed)
@@ -250,10 +257,11 @@ class ReleaseStore:
     async def commit(
         self, slot: int, outbox: bytes, before: Carried, after: Carried, plan_digest: str, number: int
     ) -> Outcome:
-        """Commit ``outbox`` as window ``number``, made with ``before``; it leaves ``after`` (an empty memory: unchanged).
+        """Commit ``outbox`` as window ``number``, made with ``before``; it leaves ``after`` (an empty memory:
+        unchanged).
 
-        Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid, and :class:`OutOfTurnError` if a later
-        window was planned or this one was set aside.
+        Raises :class:`ChargesGoneError` if the plan with ``plan_digest`` is not marked as paid, and
+        :class:`OutOfTurnError` if a later window was planned or this one was set aside.
         """
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence, named.commits]

@@ -1,7 +1,7 @@
 """Deletes from Redis what can never be released again: charges of old periods, and everything about their windows.
 
-The mark ``retired`` is set before anything is deleted and only grows. The calls that charge and that store rows check it. So
-no period can be charged after its charges were deleted, whatever clocks, configurations or other workers say.
+The mark ``retired`` is set before anything is deleted and only grows. The calls that charge and that store rows check
+it. So no period can be charged after its charges were deleted, whatever clocks, configurations or other workers say.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if not before or tonumber(before) < tonumber(ARGV[1]) then redis.call('SET', KEY
 return redis.call('GET', KEYS[1])
 """
 _RETIRE_SLOTS = """
--- KEYS: progress, a hash of slots; ARGV: mark, cursor, slots of one call, how the names of their rows begin (in the hash slot of
--- KEYS), or nothing. Returns the next cursor.
+-- KEYS: progress, a hash of slots; ARGV: mark, cursor, slots of one call, how the names of their rows begin (in the
+-- hash slot of KEYS), or nothing. Returns the next cursor.
 local mark = tonumber(ARGV[1])
 local before = redis.call('HGET', KEYS[1], 'mark')
 if before and tonumber(before) < mark then redis.call('HSET', KEYS[1], 'mark', ARGV[1]) end
@@ -64,9 +64,9 @@ class Retirement:
     async def retire(self, boundary: int) -> int | None:
         """Retire all periods that began before ``boundary`` (epoch seconds), which is the start of a period.
 
-        Periods of a shared ledger are retired once each of its feeds has asked for it. Returns the start of the oldest period that is
-        not retired; None if none is. The record of the window that was committed last is kept, because it reveals whether Redis was
-        set back.
+        Periods of a shared ledger are retired once each of its feeds has asked for it. Returns the start of the oldest
+        period that is not retired; None if none is. The record of the window that was committed last is kept, because
+        it reveals whether Redis was set back.
         """
         redis, named = self._redis, self._keys
         if named.shared_ledger is None:
@@ -79,8 +79,8 @@ class Retirement:
         sealed = [int(slot) async for slot in redis.sscan_iter(named.sealed, count=_CHUNK)]
         released = await self._released()
         aside = [int(slot) for slot in await redis.hkeys(named.set_aside)]
-        # As long as anything of a window or its period is stored, one of these three keys names the window, so they are deleted last;
-        # each partition names those of which it has rows.
+        # As long as anything of a window or its period is stored, one of these three keys names the window, so they are
+        # deleted last; each partition names those of which it has rows.
         old = sorted({slot for slot in (*sealed, *released, *aside) if slot < boundary})
         await self._unlink(old)
         await self._retire_rows(boundary)
@@ -99,7 +99,8 @@ class Retirement:
         return {int(slot): msgspec.json.decode(record, type=Released).sequence async for slot, record in records}
 
     async def _retire_rows(self, boundary: int) -> None:
-        """Delete the rows and seals of old windows in every partition, each of which takes no more rows of them from now on."""
+        """Delete the rows and seals of old windows in every partition, each of which takes no more rows of them from
+        now on."""
         named = self._keys
         names = {*await self._redis.hkeys(named.opened), *await self._redis.hkeys(named.partitions)}
         parts = [PartKeys(named, name.decode()) for name in sorted(names)]

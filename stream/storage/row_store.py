@@ -1,10 +1,12 @@
-"""Rows of a feed in Redis, by partition and timeslot, with offsets and times. Rows are stored exactly once, even if redelivered.
+"""Rows of a feed in Redis, by partition and timeslot, with offsets and times. Rows are stored exactly once, even if
+redelivered.
 
 A batch of one partition becomes one blob per timeslot, appended by one Lua call that also moves the partition's offset;
 rows below the stored offset are skipped, so a second delivery changes nothing, even with other batch boundaries or by a
 former owner of the partition. A batch that begins beyond the stored offset is refused, so nothing is skipped if Redis
 was set back. Sealed slots, and slots of retired periods, take no more rows, and no slot takes rows that the broker
-appended after its deadline. The call that stores the rows decides this. All that it touches is on the partition's shard.
+appended after its deadline. The call that stores the rows decides this. All that it touches is on the partition's
+shard.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ class StateError(RuntimeError):
 
 
 _READ_THROUGH = """
--- KEYS: progress, slots; ARGV: offset that the reader stored up to ('' = none), its position, time (µs), end of the retired periods
--- A position may lie beyond what was stored: marks of transactions take offsets. Returns {0, stored offset} if the store knows less
--- than the reader stored, with nothing written for it; {1, offset below which all rows are of windows that are over}; or {} if the
--- partition was not opened.
+-- KEYS: progress, slots; ARGV: offset that the reader stored up to ('' = none), its position, time (µs), end of the
+-- retired periods A position may lie beyond what was stored: marks of transactions take offsets. Returns {0, stored
+-- offset} if the store knows less than the reader stored, with nothing written for it; {1, offset below which all rows
+-- are of windows that are over}; or {} if the partition was not opened.
 local known = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark')
 local offset = tonumber(known[1])
 if not offset then return {} end
@@ -95,8 +97,8 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]
 class ReadThrough(NamedTuple):
     """A partition that was read to its end.
 
-    ``stored``: the next offset that the reader stored (None: none yet). ``position``: the offset at which reading continues.
-    ``time_us``: everything appended before this time (µs UTC) lies before ``position``.
+    ``stored``: the next offset that the reader stored (None: none yet). ``position``: the offset at which reading
+    continues. ``time_us``: everything appended before this time (µs UTC) lies before ``position``.
     """
 
     partition: str
@@ -106,8 +108,8 @@ class ReadThrough(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a look at all partitions saw: how far each partition of the topic was read, at most up to the time when the topic was
-    last listed; the next offset of each that is opened; and the starts of timeslots with rows, oldest first.
+    """What a look at all partitions saw: how far each partition of the topic was read, at most up to the time when the
+    topic was last listed; the next offset of each that is opened; and the starts of timeslots with rows, oldest first.
     """
 
     times: dict[str, PartitionTime]
@@ -150,9 +152,9 @@ class RowStore(SealedRows):
         Offsets do not descend; the events of one message share its offset, and all of them are in one call.
 
         The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), including rejected
-        messages and offsets without a message. Rows that were appended after the deadline of their slot are late; without
-        ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so Redis must know
-        it. Raises :class:`Behind` if earlier offsets are missing in Redis.
+        messages and offsets without a message. Rows that were appended after the deadline of their slot are late;
+        without ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so
+        Redis must know it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
         batch = Arriving(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
         part = PartKeys(self._keys, partition)
@@ -171,7 +173,8 @@ class RowStore(SealedRows):
     async def read_through(self, partitions: Sequence[ReadThrough]) -> dict[str, int]:
         """Record partitions that were read to their end.
 
-        Returns those of which Redis lost rows that had been stored, each with the offset from which it must be read again.
+        Returns those of which Redis lost rows that had been stored, each with the offset from which it must be read
+        again.
         """
         behind, restarts, left = dict[str, int](), dict[str, str](), list(partitions)
         while left:
@@ -202,7 +205,8 @@ class RowStore(SealedRows):
         await self._redis.eval(_LIST, 3, named.partitions, named.seen, named.gone, time_us, *partitions)
 
     async def claim_key(self, fingerprint: str) -> None:
-        """Bind the feed, or its shared ledger, to one user key, because with two keys a user would have two pseudonyms and two budgets.
+        """Bind the feed, or its shared ledger, to one user key, because with two keys a user would have two pseudonyms
+        and two budgets.
 
         Raises :class:`StateError` if the feed is bound to another key.
         """
@@ -210,7 +214,8 @@ class RowStore(SealedRows):
         known = await self._redis.get(self._keys.user_key)
         if known is None or known.decode() != fingerprint:
             raise StateError(
-                "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the feed, "
+                "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the "
+                "feed, "
                 f"and of the feeds that share its ledger, the same privacy.user_key_file. {AFRESH}"
             )
 
@@ -219,16 +224,19 @@ class RowStore(SealedRows):
         return bool(await self._redis.exists(self._keys.user_key))
 
     async def move(self, partition: str, stored: int, offset: int) -> None:
-        """Continue ``partition`` at ``offset``, because its log no longer has ``stored``. No change if another worker did so."""
+        """Continue ``partition`` at ``offset``, because its log no longer has ``stored``. No change if another worker
+        did so."""
         await self._opening.open(partition, stored)
         await self._redis.eval(_MOVE, 1, PartKeys(self._keys, partition).progress, stored, offset)
 
     async def read_until(self, partition: str) -> int:
-        """Everything that was appended to ``partition`` until this time (µs UTC) was read, or is gone; 0 if nothing was read."""
+        """Everything that was appended to ``partition`` until this time (µs UTC) was read, or is gone; 0 if nothing was
+        read."""
         return int(await self._redis.hget(PartKeys(self._keys, partition).progress, "read") or 0)
 
     async def next_offsets(self) -> dict[str, int]:
-        """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read again from."""
+        """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read
+        again from."""
         partitions = await self.partitions()
         stored = await self._each_part(partitions, _OFFSET)
         next_ = {name: known.restart for name, known in partitions.items()}

@@ -1,4 +1,5 @@
-"""Scripts of ``stream/storage/lua`` that are called for every batch: by their digest, so that their text is sent once."""
+"""Scripts of ``stream/storage/lua`` that are called for every batch: by their digest, so that their text is sent
+once."""
 
 from __future__ import annotations
 

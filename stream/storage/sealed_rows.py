@@ -1,7 +1,8 @@
 """Windows whose rows are final: sealed in every partition, read from all, deleted in all.
 
-Nothing is read before every partition has sealed the window, and each read states the seal that it saw. So what was read is all that
-the partitions stored before their seals, also if a shard was set back meanwhile: then its seal is gone, or it is another one.
+Nothing is read before every partition has sealed the window, and each read states the seal that it saw. So what was
+read is all that the partitions stored before their seals, also if a shard was set back meanwhile: then its seal is
+gone, or it is another one.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
 """What is read of an event where no statistic needs its position: 28 bytes."""
 
 _BYTES_PER_READ = 2**19
-"""What one read of a partition takes at least, unless fewer are left: it takes Redis about a millisecond, in which it serves
-nobody else."""
+"""What one read of a partition takes at least, unless fewer are left: it takes Redis about a millisecond, in which it
+serves nobody else."""
 _BLOBS_PER_READ = 2_000
-"""Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as long."""
+"""Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as
+long."""
 _PARTITIONS_AT_ONCE = 16
 """Partitions that are read at once: with half a MiB each, what is on its way stays small beside a window."""
 
@@ -56,9 +58,9 @@ redis.call('HSETNX', KEYS[2], ARGV[1], string.format('%d%06d', now[1], now[2]))
 return 1
 """
 _READ_PART = """
--- KEYS: sealed, rows, and slots if the topic no longer has the partition; ARGV: window, number of its first blob, least bytes, and
--- most blobs.
--- Returns the seal, whether these are the last blobs, and the blobs; nothing if the window is not sealed.
+-- KEYS: sealed, rows, and slots if the topic no longer has the partition; ARGV: window, number of its first blob, least
+-- bytes, and most blobs. Returns the seal, whether these are the last blobs, and the blobs; nothing if the window is
+-- not sealed.
 local seal = redis.call('HGET', KEYS[1], ARGV[1])
 if not seal then
   if KEYS[3] and redis.call('HEXISTS', KEYS[3], ARGV[1]) == 0 then return {'', 1} end
@@ -93,12 +95,14 @@ end
 
 
 class NotSealedError(RuntimeError):
-    """A partition does not hold what the window was found due by, or lost its seal: the window waits until it is read again."""
+    """A partition does not hold what the window was found due by, or lost its seal: the window waits until it is read
+    again."""
 
     def __init__(self, slot: int, partitions: list[str]) -> None:
         named = ", ".join(partitions[:5]) + (" and others" if len(partitions) > 5 else "")
         super().__init__(
-            f"window {utc_text(slot)} is not sealed in {named or 'any partition'}: what a shard lost when it was set back is read again first"
+            f"window {utc_text(slot)} is not sealed in {named or 'any partition'}: what a shard lost when it was set "
+            "back is read again first"
         )
 
 
@@ -131,8 +135,8 @@ class SealedRows:
     async def seal(self, slot: int, least: Mapping[str, int] | None = None) -> None:
         """Seal ``slot`` in every partition: later rows are late, and the stored rows are those that will be released.
 
-        ``least``: next offsets by which the window was found due; a partition that stored less is not sealed, because its shard was
-        set back since. Raises :class:`NotSealedError` if a partition is not sealed.
+        ``least``: next offsets by which the window was found due; a partition that stored less is not sealed, because
+        its shard was set back since. Raises :class:`NotSealedError` if a partition is not sealed.
         """
         partitions, bounds = await self.seal_others(slot), least or {}
         calls: list[Call] = []
@@ -145,7 +149,8 @@ class SealedRows:
             raise NotSealedError(slot, refused)
 
     async def read(self, slot: int, *, positions: bool = True) -> NDArray[np.void]:
-        """Every row of ``slot``, in order of partitions and arrival, without lat and lng if ``positions`` are not needed.
+        """Every row of ``slot``, in order of partitions and arrival, without lat and lng if ``positions`` are not
+        needed.
 
         Raises :class:`NotSealedError` unless every partition has sealed it.
         """
@@ -172,7 +177,8 @@ class SealedRows:
         return keys, [slot, blob, _BYTES_PER_READ, _BLOBS_PER_READ]
 
     async def drop_rows(self, slot: int) -> None:
-        """Delete the rows of a released slot. It stays sealed; where a shard is away, it stays named and is deleted later."""
+        """Delete the rows of a released slot. It stays sealed; where a shard is away, it stays named and is deleted
+        later."""
         await self._drop(slot, await self.partitions())
 
     async def discard(self, slot: int) -> None:

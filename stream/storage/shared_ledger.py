@@ -1,4 +1,5 @@
-"""The feeds of a shared ledger: what they must have in common, which of them joined, what each states and still holds."""
+"""The feeds of a shared ledger: what they must have in common, which of them joined, what each states and still
+holds."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ NO_TOPIC = "no topic"
 
 _LEAVE = """
 -- KEYS: feeds of the ledger, budgets that they state, birth of the feed, its sealed, released and set-aside windows
--- ARGV: feed, then how the keys of what its windows were charged and of its committed bytes begin; they are in the hash slot of KEYS
--- Returns nothing if the feed did not join; else its windows that are charged or committed and not released. It leaves if there are none.
--- A plan that nobody has paid for holds nothing: its charge is checked like any other, whenever it comes, and it may be one that
--- never can be charged.
+-- ARGV: feed, then how the keys of what its windows were charged and of its committed bytes begin; they are in the hash
+-- slot of KEYS Returns nothing if the feed did not join; else its windows that are charged or committed and not
+-- released. It leaves if there are none. A plan that nobody has paid for holds nothing: its charge is checked like any
+-- other, whenever it comes, and it may be one that never can be charged.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil end
 local waiting, cursor = {}, '0'
 repeat
@@ -43,19 +44,22 @@ return waiting
 
 
 _STATE = """
--- KEYS: feeds of the ledger, budgets that they state; ARGV: feed, budget, whether it replaces a lower one ('1') or not ('0')
--- A feed that did not join, or has left meanwhile, states nothing: it would bind the others for ever. Returns whether it joined.
+-- KEYS: feeds of the ledger, budgets that they state; ARGV: feed, budget, whether it replaces a lower one ('1') or not
+-- ('0') A feed that did not join, or has left meanwhile, states nothing: it would bind the others for ever. Returns
+-- whether it joined.
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 local known = tonumber(redis.call('HGET', KEYS[2], ARGV[1]))
 local given = tonumber(ARGV[2])
-if not known or given < known or (given > known and ARGV[3] == '1') then redis.call('HSET', KEYS[2], ARGV[1], ARGV[2]) end
+if not known or given < known or (given > known and ARGV[3] == '1') then
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+end
 return 1
 """
 
 
 class Common(NamedTuple):
-    """What all feeds of a ledger have in common: the field that identifies users, the identity of the topic that holds their
-    close markers, and the fingerprint of the user key (empty: there is none yet).
+    """What all feeds of a ledger have in common: the field that identifies users, the identity of the topic that holds
+    their close markers, and the fingerprint of the user key (empty: there is none yet).
     """
 
     user_field: str
@@ -94,25 +98,30 @@ class SharedLedger:
         yield (
             self._keys.user_field,
             common.user_field,
-            "the users of ledger {name!r} are what {known} names, in this feed it is {given}; a user who is named otherwise would "
+            "the users of ledger {name!r} are what {known} names, in this feed it is {given}; a user who is named "
+            "otherwise would "
             "spend two budgets. Send the identifier under the same name, or give this feed a ledger of its own",
         )
         yield (
             self._keys.marker_topic,
             common.marker_topic,
-            "the feeds of ledger {name!r} write their close markers to the topic with identity {known}, this one to {given}: it could "
-            "not be seen there what the others have released. Set kafka.bootstrap to the same cluster, or give this feed a ledger of its "
+            "the feeds of ledger {name!r} write their close markers to the topic with identity {known}, this one to "
+            "{given}: it could "
+            "not be seen there what the others have released. Set kafka.bootstrap to the same cluster, or give this "
+            "feed a ledger of its "
             "own. If the topic was deleted, give every feed and the ledger a new name",
         )
         yield (
             self._keys.user_key,
             common.user_key,
-            "the pseudonyms of ledger {name!r} are made with another user key than this feed has, if it has one; so a user would have "
+            "the pseudonyms of ledger {name!r} are made with another user key than this feed has, if it has one; so a "
+            "user would have "
             "two budgets. Give all feeds the same privacy.user_key_file, or give this feed a ledger of its own",
         )
 
     async def feeds(self) -> dict[str, int]:
-        """The feeds that joined, with the start of the oldest period that each may still release (epoch seconds; 0: any)."""
+        """The feeds that joined, with the start of the oldest period that each may still release (epoch seconds; 0:
+        any)."""
         kept = await self._redis.hgetall(self._keys.feeds)
         return {feed.decode(): int(oldest) for feed, oldest in sorted(kept.items())}
 
@@ -122,7 +131,8 @@ class SharedLedger:
         return {feed.decode(): int(budget) for feed, budget in sorted(stated.items())}
 
     async def state_budget(self, budget: int) -> None:
-        """State ``budget`` for this feed, also a higher one than before; only for an operator. Workers never raise what is stated.
+        """State ``budget`` for this feed, also a higher one than before; only for an operator. Workers never raise what
+        is stated.
 
         Raises :class:`LedgerError` if the feed did not join.
         """
@@ -130,7 +140,8 @@ class SharedLedger:
             raise await self._stranger(self._keys.feed)
 
     async def lower_budget(self, budget: int) -> None:
-        """State ``budget`` for this feed if it states a higher one, which an operator may have raised while this worker runs."""
+        """State ``budget`` for this feed if it states a higher one, which an operator may have raised while this worker
+        runs."""
         await self._state(budget, raises=False)
 
     async def _state(self, budget: int, *, raises: bool) -> bool:
@@ -155,7 +166,8 @@ class SharedLedger:
         if waiting:
             windows = ", ".join(utc_text(slot) for slot in sorted(map(int, waiting)))
             raise LedgerError(
-                f"feed {feed!r} has windows that are charged or committed and not published: {windows}. Let its worker publish them, "
+                f"feed {feed!r} has windows that are charged or committed and not published: {windows}. Let its worker "
+                "publish them, "
                 "then stop it and repeat the command"
             )
 
@@ -190,13 +202,15 @@ def configured_otherwise(feed: str, stated: int | None, configured: int, per_one
 
 
 def budgets_that_differ(stated: dict[str, int], charged_under: int | None, per_one: float) -> str:
-    """The budgets that feeds state, and that of the present period (None: not charged yet), for people; empty if all are equal."""
+    """The budgets that feeds state, and that of the present period (None: not charged yet), for people; empty if all
+    are equal."""
     least = min(stated.values())
     present = charged_under or least
     if {*stated.values(), present} == {least}:
         return ""
     figures = ", ".join(f"'{feed}' {budget / per_one:g}" for feed, budget in sorted(stated.items()))
     return (
-        f"budgets differ ({figures}): the first charge of a period fixes the least of them, so this period has {present / per_one:g}, and "
+        f"budgets differ ({figures}): the first charge of a period fixes the least of them, so this period has "
+        f"{present / per_one:g}, and "
         f"the next one gets {least / per_one:g}"
     )

@@ -24,7 +24,8 @@ Box = tuple[float, float, float, float]
 
 
 def archive_of(layers: Mapping[str, Sequence[Feature]], zooms: range, attribution: str) -> bytes:
-    """The archive of ``layers`` at every one of ``zooms``; closer up, a map enlarges the last. The same layers give the same bytes.
+    """The archive of ``layers`` at every one of ``zooms``; closer up, a map enlarges the last. The same layers give the
+    same bytes.
 
     Raises :class:`ValueError` where there is nothing to draw, or where the tiles are too many for one directory.
     """

@@ -1,6 +1,7 @@
 """Lines, polygons and points as vector tiles: projected, clipped to each tile and encoded. Pure.
 
-Source: "Vector Tile Specification" 2.1 (Mapbox); clipping by Liang and Barsky (1984) and by Sutherland and Hodgman (1974).
+Source: "Vector Tile Specification" 2.1 (Mapbox); clipping by Liang and Barsky (1984) and by Sutherland and Hodgman
+(1974).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Feature:
-    """Something on the map: its ``corners`` (latitude, longitude), those of a polygon once, and tags, drawn from ``min_zoom`` on."""
+    """Something on the map: its ``corners`` (latitude, longitude), those of a polygon once, and tags, drawn from
+    ``min_zoom`` on."""
 
     kind: Literal["point", "line", "polygon"]
     corners: Sequence[Point]
@@ -170,7 +172,8 @@ def _clipped_segment(start: Point, end: Point) -> tuple[Point, Point] | None:
 
 
 def _clipped_ring(points: Sequence[Point]) -> list[Point]:
-    """The part of a polygon that lies in the tile. Where that is several pieces, they hang together along the tile's margin."""
+    """The part of a polygon that lies in the tile. Where that is several pieces, they hang together along the tile's
+    margin."""
     ring = list(points)
     for axis, bound, sign in ((0, _LOW, 1), (0, _HIGH, -1), (1, _LOW, 1), (1, _HIGH, -1)):
         corners, ring = ring, []

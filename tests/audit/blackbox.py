@@ -2,8 +2,8 @@
 
 If a mechanism is ε-DP, P(M(x) ∈ S) <= e^ε·P(M(y) ∈ S) for every event S. Half of the samples choose an event, the
 other half bound both probabilities by Clopper–Pearson, so that log(lower/upper) exceeds the true ε with probability at
-most α, whatever event was chosen. A bound above the promised ε refutes the mechanism; one below proves nothing, so every
-audit has planted bugs that it must refute.
+most α, whatever event was chosen. A bound above the promised ε refutes the mechanism; one below proves nothing, so
+every audit has planted bugs that it must refute.
 
 Power, with n = 6000 samples per side (3000 tested) at α = 1e-4, for Laplace noise at ε = 1: the correct mechanism is
 bounded by about 0.79; half the noise by about 1.69; an ε of 1.5 by about 1.24, each above 1 with probability > 0.999.
@@ -121,8 +121,9 @@ def assert_caught(bound: Bound, epsilon: float) -> None:
 def assert_caught_within(n: int, sides: Callable[[int], Sequence[npt.ArrayLike]], epsilon: float) -> None:
     """The audit refutes ``epsilon``-DP with at most ``n`` of ``sides``' draws, as it must for a planted bug.
 
-    ``sides``: k -> the outputs of k further draws on either side. The audit looks at a sixteenth of the draws, at a quarter and at
-    all, each time at α/3, so that a correct mechanism is refuted with probability at most α, and stops when it has seen enough.
+    ``sides``: k -> the outputs of k further draws on either side. The audit looks at a sixteenth of the draws, at a
+    quarter and at all, each time at α/3, so that a correct mechanism is refuted with probability at most α, and stops
+    when it has seen enough.
     """
     outputs: tuple[list[FloatArray], list[FloatArray]] = [], []
     for before, draws in itertools.pairwise((0, -(-n // 16), -(-n // 4), n)):
@@ -143,8 +144,8 @@ def samples(draw: Callable[[Noise], npt.ArrayLike], noise: Noise | None = None, 
 class Pooled(Noise):
     """The shipped noise, drawn in batches and handed out draw by draw: an audit repeats small draws thousands of times.
 
-    Draws of one scale, and selections by one vector of costs, are independent and alike, so a batch is what as many calls
-    would have drawn. ``entropy``: by default that of :class:`Noise`, which a test records.
+    Draws of one scale, and selections by one vector of costs, are independent and alike, so a batch is what as many
+    calls would have drawn. ``entropy``: by default that of :class:`Noise`, which a test records.
     """
 
     def __init__(self, entropy: EntropySource | None = None, shrink: int = 1) -> None:

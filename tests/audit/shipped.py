@@ -1,4 +1,5 @@
-"""The shipped path under audit: rows -> plan -> charge -> draw of :mod:`stream.statistics.pipeline`, on many small towns at once.
+"""The shipped path under audit: rows -> plan -> charge -> draw of :mod:`stream.statistics.pipeline`, on many small
+towns at once.
 
 A window of R towns that share neither users nor cells is R independent releases in one draw: every town's numbers are
 one sample. What a town's user may lose is what the plan charges them, whatever is charged in other towns.

@@ -1,9 +1,9 @@
 """Exact audit of the ledger under both relations: every short history of charges, by the script that runs in Redis.
 
-A history is three calls, each for one of three windows and two users with charges of 1 or 2 out of a budget of 3; a call
-that refuses nobody lets its plan be drawn. 12³ histories, of which 320 differ in more than the names of their windows: the
-script looks at a window's name only as part of a key. The same with the windows divided among two feeds that share a ledger.
-No samples, power 1: what a user can lose is the largest drawn charge of every window, added up.
+A history is three calls, each for one of three windows and two users with charges of 1 or 2 out of a budget of 3; a
+call that refuses nobody lets its plan be drawn. 12³ histories, of which 320 differ in more than the names of their
+windows: the script looks at a window's name only as part of a key. The same with the windows divided among two feeds
+that share a ledger. No samples, power 1: what a user can lose is the largest drawn charge of every window, added up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ PLANTED = {
 
 
 async def worst_loss(redis: Redis, bug: str | None = None, feeds: tuple[FeedKeys, ...] = 3 * (BUS,)) -> int:
-    """Largest loss of a user over all histories; stops at the first above the budget. ``feeds``: that of each window."""
+    """Largest loss of a user over all histories; stops at the first above the budget. ``feeds``: that of each
+    window."""
     ledgers, worst = [Ledger(redis, keys.feed, keys.shared_ledger) for keys in feeds], 0
     if bug is not None:
         script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Exact audit of discrete Gaussian noise under zCDP: interval arithmetic of 60 digits, no sampling, no tolerance to hide in.
+"""Exact audit of discrete Gaussian noise under zCDP: interval arithmetic of 60 digits, no sampling, no tolerance to
+hide in.
 
-The sampler's law is read off the sampler itself, its Rényi divergences between neighbours are enclosed, and both are held
-against what is charged in nρ and stated as (ε, δ). Planted bugs must show more, or another law.
+The sampler's law is read off the sampler itself, its Rényi divergences between neighbours are enclosed, and both are
+held against what is charged in nρ and stated as (ε, δ). Planted bugs must show more, or another law.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def rounded_normal(variance: Fraction) -> Law:
 def divergence(law: Law, shift: int, order: Fraction, reach: int) -> Interval:
     """Encloses D_order(law ‖ law shifted) = ln(Σ p(x)^α·p(x − shift)^(1−α)) / (α − 1), from the masses alone.
 
-    ``reach``: terms beyond it on either side of their largest are below 10⁻⁶⁰ of the sum and fall at least by half each.
+    ``reach``: terms beyond it on either side of their largest are below 10⁻⁶⁰ of the sum and fall at least by half
+    each.
     """
     with localcontext(prec=DIGITS):
         alpha = _decimal(order)
@@ -131,7 +133,8 @@ def test_half_the_scale_or_a_forgotten_sensitivity_loses_more_than_is_charged(se
 
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(1), Fraction(3)])
 def test_a_continuous_normal_rounded_to_integers_has_another_divergence_and_is_caught(variance: Fraction) -> None:
-    """At integer orders the discrete Gaussian meets α·Δ²/(2σ²) to 35 digits; its imitation misses by far more than its error."""
+    """At integer orders the discrete Gaussian meets α·Δ²/(2σ²) to 35 digits; its imitation misses by far more than its
+    error."""
     order, expected = Fraction(2), 1 / variance
     reach = 9 if variance < 1 else 20
     with localcontext(prec=DIGITS):
@@ -149,7 +152,8 @@ def test_a_continuous_normal_rounded_to_integers_has_another_divergence_and_is_c
 
 
 def test_continuous_noise_is_off_the_grid_of_released_integers() -> None:
-    """Planted bug: a float is added to a sum of quanta, and its last digits reveal the sum. Integers have no such digits."""
+    """Planted bug: a float is added to a sum of quanta, and its last digits reveal the sum. Integers have no such
+    digits."""
     exact = np.arange(1000)
     assert np.issubdtype((exact + discrete_gaussian(Noise(), 40, 1, 1000)).dtype, np.integer)
     leaking = exact + np.random.default_rng(1).normal(0, 40, 1000)

@@ -1,8 +1,8 @@
 """The horizon: what a user may lose in several periods, over every small history, in the shipped ledger.
 
-A history says what a user would be charged in each window. The ledger admits and charges; whoever compares two histories
-learns from every window in which one of them contributes something else. So the loss between two histories is the sum of
-the charges, in either, of windows where they differ.
+A history says what a user would be charged in each window. The ledger admits and charges; whoever compares two
+histories learns from every window in which one of them contributes something else. So the loss between two histories is
+the sum of the charges, in either, of windows where they differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The attack on a night worker: what k nights of releases reveal about one vehicle alone in one rural hexagon.
 
-Every night the worker is the only one in their hexagon in one window, and counts there fully. An attacker knows that and
-adds up the released numbers of users, night after night, of every hexagon where nobody else is. Noise averages out, so the
-worker's hexagon rises to the top. A horizon stops it: once its budget is spent, the worker contributes nothing.
+Every night the worker is the only one in their hexagon in one window, and counts there fully. An attacker knows that
+and adds up the released numbers of users, night after night, of every hexagon where nobody else is. Noise averages out,
+so the worker's hexagon rises to the top. A horizon stops it: once its budget is spent, the worker contributes nothing.
 """
 
 from __future__ import annotations

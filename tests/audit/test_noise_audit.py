@@ -43,7 +43,8 @@ def test_reusing_a_seed_for_two_numbers_is_caught() -> None:
 @pytest.mark.false_alarm(2e-6)
 @pytest.mark.parametrize("scale", [1, 7, 40])
 def test_opendp_draws_from_the_same_distribution(scale: int) -> None:
-    """Two-sample χ², n = 20 000 of theirs, fresh in every run, α = 1e-6; a scale 20 % off fails with power > 1 - 1e-6."""
+    """Two-sample χ², n = 20 000 of theirs, fresh in every run, α = 1e-6; a scale 20 % off fails with power > 1 -
+    1e-6."""
     import opendp.prelude as opendp  # these imports take a second and only this test needs them
 
     opendp.enable_features("contrib")

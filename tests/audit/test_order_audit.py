@@ -1,7 +1,8 @@
-"""Transcripts of several due windows and a short budget show neither what was due at which look, nor which worker looked.
+"""Transcripts of several due windows and a short budget show neither what was due at which look, nor which worker
+looked.
 
-Every way in which three windows become due, over the worker's own service, the real protocol and a real server: all at once, one by
-one, while a window is drawn. The budget pays for two of the three.
+Every way in which three windows become due, over the worker's own service, the real protocol and a real server: all at
+once, one by one, while a window is drawn. The budget pays for two of the three.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def rows_of(config: Config, slot: int) -> np.ndarray:
 
 
 class Closed:
-    """What readers and budgets show of the windows that were committed: (window, its number, users who were charged), in order."""
+    """What readers and budgets show of the windows that were committed: (window, its number, users who were charged),
+    in order."""
 
     def __init__(self, config: Config, redis: Redis, patch: pytest.MonkeyPatch) -> None:
         self.shown: list[tuple[int, int, int]] = []

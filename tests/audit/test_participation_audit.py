@@ -117,7 +117,8 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
 
 
 def test_a_user_who_cannot_pay_is_exactly_absent(tmp_path: Path) -> None:
-    """If the budget is one unit below the charge, the integers are those of a window without the user; with a budget that is enough, they differ."""
+    """If the budget is one unit below the charge, the integers are those of a window without the user; with a budget
+    that is enough, they differ."""
     config = pure(tmp_path, "share", **{"hexagons.resolution": 7})
     rows = random_rows(3, 100)
     users = np.unique(rows["user"])

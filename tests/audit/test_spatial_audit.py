@@ -1,9 +1,9 @@
 """Spatial mechanisms: black-box ε over all cells at once, exact ε of every private choice, and the planted bugs caught.
 
-Black box: ``N`` fits per neighbour on a recorded tape, half of them choose the event and half test it at α = 1e-4. At ε = 1
-a count drawn with the whole budget is bounded by about 0.6, with a quarter of the scale by about 2.4 (its true loss is 4); a
-user's four points noised as one give the same. Where the budget is shared among levels and answers are made consistent,
-the bounds are lower and the planted bugs larger. Tapes are recorded, so nothing here is left to chance.
+Black box: ``N`` fits per neighbour on a recorded tape, half of them choose the event and half test it at α = 1e-4. At ε
+= 1 a count drawn with the whole budget is bounded by about 0.6, with a quarter of the scale by about 2.4 (its true loss
+is 4); a user's four points noised as one give the same. Where the budget is shared among levels and answers are made
+consistent, the bounds are lower and the planted bugs larger. Tapes are recorded, so nothing here is left to chance.
 Exact: probabilities of the exponential mechanism from its integer costs, over every neighbour of small grids.
 """
 
@@ -75,7 +75,8 @@ class Audit:
         ]
 
 
-# "auto relative" is "sparse relative" draw by draw: that goal needs no total, so the whole budget goes to the hierarchy.
+# "auto relative" is "sparse relative" draw by draw: that goal needs no total, so the whole budget goes to the
+# hierarchy.
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "auto relative"])
 def test_a_black_box_finds_no_more_than_epsilon(name: str) -> None:
     assert_private(epsilon_lower_bound(*Audit(MECHANISMS[name]).draws(N)), EPSILON)
@@ -138,7 +139,8 @@ CHOICES: dict[str, tuple[Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]
     "e2epriv sizes": (e2epriv_costs("weighted"), E2EPriv.cost_sensitivity(1), 4),
     "e2epriv sizes, relative": (e2epriv_costs("relative"), E2EPriv.cost_sensitivity(1), 20),
 }
-"""Costs, sensitivity, and the factor of the planted bug: the relative objective's bound is far from attained on 4 × 4 cells."""
+"""Costs, sensitivity, and the factor of the planted bug: the relative objective's bound is far from attained on 4 × 4
+cells."""
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -30,8 +30,8 @@ from tests.audit.worlds import (
 )
 
 FEW = 2
-"""Windows in which a planted bug shows where the budget is one window and a half: what the first one charges, or does not,
-decides about the second."""
+"""Windows in which a planted bug shows where the budget is one window and a half: what the first one charges, or does
+not, decides about the second."""
 
 
 def in_carried_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:

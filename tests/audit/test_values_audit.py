@@ -31,7 +31,8 @@ TOWNS, DRAWS = 800, 25
 
 
 def town(own: int) -> list[Event]:
-    """Two cells: user 1 is in both, twice in the first, with values ``own``; users 2 to 4 stand still: the worst case."""
+    """Two cells: user 1 is in both, twice in the first, with values ``own``; users 2 to 4 stand still: the worst
+    case."""
     return [(0, 1, own), (0, 1, own), (1, 1, own), (0, 2, 0), (0, 2, 0), (0, 3, 0), (1, 3, 0), (1, 4, 0), (1, 4, 0)]
 
 

@@ -1,9 +1,9 @@
 """Relation "values" under zCDP on the shipped path: forced transcripts over three windows, in exact arithmetic.
 
-One world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript is forced on
-worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same bytes, and what
-they add noise to may differ by no more than that user is charged: Σ Δ²·s²/(2t²) over the integers and scales that the shipped draw
-combines. No sampling; power 1. Planted bugs must show.
+One world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript is
+forced on worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same
+bytes, and what they add noise to may differ by no more than that user is charged: Σ Δ²·s²/(2t²) over the integers and
+scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ def others(rows: np.ndarray, user: int, seed: int) -> list[np.ndarray]:
 
 
 def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> tuple[dict[int, Fraction], World]:
-    """The worst loss of each user over three windows, in nρ, and the world in which they lost it. The user who is changed
-    has all other values in one window, and again in the next: losses of windows add up under a forced transcript.
+    """The worst loss of each user over three windows, in nρ, and the world in which they lost it. The user who is
+    changed has all other values in one window, and again in the next: losses of windows add up under a forced
+    transcript.
     """
     world, total, noise = World(config, planner), dict[int, Fraction](), recorded(seed)
     for number in range(WINDOWS):
@@ -156,7 +157,8 @@ def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path: P
 
 
 def test_the_noise_that_is_drawn_has_the_law_that_was_charged_for(tmp_path: Path) -> None:
-    """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace noise 2."""
+    """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace
+    noise 2."""
     plan, read = World(live_config(tmp_path)).plan(random_rows(3, 40, users=7), SLOT)
     contributions, noise = read.as_planned(plan).in_cells_of(plan), recorded(8)
     with combined() as seen:

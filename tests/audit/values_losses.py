@@ -1,4 +1,5 @@
-"""What the shipped draw of relation "values" adds noise to, and what it costs each user: exact, for their values at 0, at U and at random."""
+"""What the shipped draw of relation "values" adds noise to, and what it costs each user: exact, for their values at 0,
+at U and at random."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list
 
 
 def worst_share(config: Config, seed: int) -> Fraction:
-    """The largest part of their charge that any user of a random window loses: Σ |Δ|·s/t over the scales that the draw requested."""
+    """The largest part of their charge that any user of a random window loses: Σ |Δ|·s/t over the scales that the draw
+    requested."""
     rows, worst = random_rows(seed, 28, users=7), Fraction(0)
     plan, contributions = planned(config, rows)
     exact, scales = integers(plan, contributions)

@@ -110,7 +110,8 @@ class Worlds:
         return self.windows[key]
 
     def step(self, gone: int, spent: Budgets) -> dict[Budgets, Fraction]:
-        """Largest loss in one window of a world and of its neighbour without user ``gone``, by what is spent after it."""
+        """Largest loss in one window of a world and of its neighbour without user ``gone``, by what is spent after
+        it."""
         largest: dict[Budgets, Fraction] = {}
         for visits, without in PAIRS[gone]:
             one, charges = self.window(visits, spent[0])
@@ -179,7 +180,8 @@ AREA = {"participation.shares.area": 1.0, "speed.post_processing": ["kalman"]}
 
 
 def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str], **settings: object) -> Config:
-    """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual losses."""
+    """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual
+    losses."""
     return zcdp_config(
         tmp_path,
         rho=0.1,

@@ -1,7 +1,9 @@
-"""``python -m tests.audit.worst_losses``: the table of docs/privacy.md, worst loss over charge of every forced transcript. Exact.
+"""``python -m tests.audit.worst_losses``: the table of docs/privacy.md, worst loss over charge of every forced
+transcript. Exact.
 
-Under "participation" the transcripts are those of all 4⁹ worlds of 3 users, 3 windows and 2 cells, against the budget that pays for
-them; under "values" random windows in which each user's values are at 0, at U and at random, against each user's charge.
+Under "participation" the transcripts are those of all 4⁹ worlds of 3 users, 3 windows and 2 cells, against the budget
+that pays for them; under "values" random windows in which each user's values are at 0, at U and at random, against each
+user's charge.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ RIGHTS = {
 
 
 class Secured:
-    """A broker whose loopback plaintext listener is the administrator's and whose other listener is everybody else's."""
+    """A broker whose loopback plaintext listener is the administrator's and whose other listener is everybody
+    else's."""
 
     def __init__(self, server: KafkaServer, address: str, authority: Path, folder: Path) -> None:
         self.server, self.address, self.authority, self.folder = server, address, authority, folder

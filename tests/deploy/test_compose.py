@@ -105,7 +105,8 @@ def test_what_kafka_writes_outside_its_data_is_a_volume_or_under_tmp(compose: di
 
 
 def test_the_only_temporary_file_system_is_tmp(compose: dict[str, Any]) -> None:
-    """Podman refuses ``uid`` and ``gid``, runc ignores ``mode`` over a folder of the image; /tmp is open in every image."""
+    """Podman refuses ``uid`` and ``gid``, runc ignores ``mode`` over a folder of the image; /tmp is open in every
+    image."""
     mounts = [mount for service in compose["services"].values() for mount in service.get("tmpfs", [])]
     assert len(mounts) >= 5
     assert set(mounts) == {"/tmp:mode=1777"}

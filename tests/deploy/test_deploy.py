@@ -1,4 +1,5 @@
-"""What ``deploy/`` ships for Kubernetes and systemd: least privilege, the trust boundary, and settings that the code accepts."""
+"""What ``deploy/`` ships for Kubernetes and systemd: least privilege, the trust boundary, and settings that the code
+accepts."""
 
 from __future__ import annotations
 

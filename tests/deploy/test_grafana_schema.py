@@ -1,4 +1,5 @@
-"""Grafana is in no package registry that tests reach, so the dashboards are held against the types that Grafana publishes."""
+"""Grafana is in no package registry that tests reach, so the dashboards are held against the types that Grafana
+publishes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def dashboards() -> dict[str, dict[str, Any]]:
 
 
 def complaints(dashboards: dict[str, dict[str, Any]], folder: Path) -> str:
-    """What the compiler says of dashboards as values of Grafana's own types; a field that they do not know is an error."""
+    """What the compiler says of dashboards as values of Grafana's own types; a field that they do not know is an
+    error."""
     (folder / "node_modules").symlink_to(TYPES)
     for name, dashboard in dashboards.items():
         text = "import type { Dashboard } from '@grafana/schema';\n"

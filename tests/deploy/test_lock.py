@@ -1,4 +1,5 @@
-"""The lock files: every Python and platform that is claimed, from wheels alone, and the versions pyproject.toml asks for."""
+"""The lock files: every Python and platform that is claimed, from wheels alone, and the versions pyproject.toml asks
+for."""
 
 from __future__ import annotations
 

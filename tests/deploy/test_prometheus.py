@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes a real worker and a real ``serve``: every panel has data, every rule evaluates, and none fires."""
+"""A real Prometheus scrapes a real worker and a real ``serve``: every panel has data, every rule evaluates, and none
+fires."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ AT_ZERO = {
     "sum(hexveil_public_messages_invalid_total)": "somebody else writes to the output topics",
     "sum(rate(hexveil_public_messages_duplicate_total[5m]))": "a window is published again only after a failure",
 }
-"""Expressions of panels that may stay at 0 in a run without a fault, each with what would raise them. They have data all
-the same; every other one rises above 0 here."""
+"""Expressions of panels that may stay at 0 in a run without a fault, each with what would raise them. They have data
+all the same; every other one rises above 0 here."""
 RENAMED = {
     "hexveil_open_windows": "hexveil_windows_open",
     "hexveil_public_messages_total": "hexveil_public_message_total",

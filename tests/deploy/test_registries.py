@@ -33,7 +33,8 @@ PUBLIC = {
     "hexveil_public_requests": {"route", "code"},
     "hexveil_public_request_seconds": set(),
 }
-"""Every metric that may be seen outside, and its labels. Each counts requests or deliveries, or what released messages say."""
+"""Every metric that may be seen outside, and its labels. Each counts requests or deliveries, or what released messages
+say."""
 SENSITIVE = re.compile(
     r"user|vehicle|trip|cell|hexagon|plate|device|budget|spent|charge|admitted|exhausted|late|reject"
 )

@@ -1,4 +1,5 @@
-"""A new user's desk: an empty folder with the repository's configurations, ``hexveil`` on the path, made-up recordings."""
+"""A new user's desk: an empty folder with the repository's configurations, ``hexveil`` on the path, made-up
+recordings."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def small_desk(folder: Path, hexveil: Sequence[str]) -> Desk:
 
 
 def _write_buses(folder: Path) -> None:
-    """Six made-up vehicles in two windows of a morning in Austin, in the formats and under the names that the pages use."""
+    """Six made-up vehicles in two windows of a morning in Austin, in the formats and under the names that the pages
+    use."""
     start = datetime(2017, 3, 21, 6, 40, tzinfo=ZoneInfo("America/Chicago"))
     with (
         gzip.open(folder / "2017-03-21.csv.gz", "wt", encoding="utf-8", newline="") as capmetro,

@@ -4,8 +4,10 @@ A block is run in the order of its page, in one folder, and must end with 0. A c
 
 - ``<!-- test: exit 1 -->``: it ends with that code;
 - ``<!-- test: background -->``: it is started, left running for the blocks below, and ended with the page;
-- ``<!-- test: small -->``: it is run by itself, on made-up recordings under the names the page uses, benchmarks at their quick size;
-- ``<!-- test: elsewhere WHERE … -->``: tests (``tests/file.py::test_name``) run it, or pages whose own blocks run the same commands;
+- ``<!-- test: small -->``: it is run by itself, on made-up recordings under the names the page uses, benchmarks at
+  their quick size;
+- ``<!-- test: elsewhere WHERE … -->``: tests (``tests/file.py::test_name``) run it, or pages whose own blocks run the
+  same commands;
 - ``<!-- test: not here, REASON -->``.
 """
 
@@ -19,12 +21,13 @@ from pathlib import Path
 from stream.local import REPO_ROOT
 
 _BLOCK = re.compile(
-    r"(?:<!-- test: (?P<how>[^\n]*?) -->\n)?^(?P<indent> *)```(?P<language>sh|python)\b[^\n]*\n(?P<text>.*?)^(?P=indent)```$",
+    r"(?:<!-- test: (?P<how>[^\n]*?) -->\n)?^(?P<indent> "
+    r"*)```(?P<language>sh|python)\b[^\n]*\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 _COMMAND = re.compile(
     r"^\s*(?:[$>%] )?(?:sudo )?(?:[A-Z_]+=\S+ )*"
-    r"(?:\S*/)?(?:hexveil|make|python3?|pip3?|docker|podman|curl|kcat|redis-cli|npm|npx|node|git|systemctl|java|bash|sh|export|cd) (?!=)"
+    r"(?:\S*/)?(?:hexveil|make|python3?|pip3?|docker|podman|curl|kcat|redis-cli|npm|npx|node|git|systemctl|java|bash|sh|export|cd) (?!=)"  # noqa: E501
 )
 _DATA = ("js", "json", "toml", "yaml", "")
 """Fences that hold no commands."""
@@ -79,7 +82,8 @@ def blocks_of(text: str, name: str) -> list[Block]:
 
 
 def escaping(text: str) -> list[str]:
-    """What would not be tried though it looks like commands: lines in other fences, indented or after a prompt; lost directives."""
+    """What would not be tried though it looks like commands: lines in other fences, indented or after a prompt; lost
+    directives."""
     page_blocks = blocks_of(text, "")
     rest = _BLOCK.sub("", text)
     fence = None

@@ -1,4 +1,5 @@
-"""What the documents say is tried: every command runs, every link leads somewhere, the site builds and loads nothing."""
+"""What the documents say is tried: every command runs, every link leads somewhere, the site builds and loads
+nothing."""
 
 from __future__ import annotations
 

@@ -160,8 +160,8 @@ def test_reaches_the_optimum_of_an_independent_solver():
 
 
 def with_lone_users(rng: np.random.Generator) -> Sensitivities:
-    """20 to 200 cells that a tenth of the users visit each, and five that weigh 10⁻⁶ of these, of one user each. Those five
-    users visit the others, too, and move little there.
+    """20 to 200 cells that a tenth of the users visit each, and five that weigh 10⁻⁶ of these, of one user each. Those
+    five users visit the others, too, and move little there.
     """
     cells, users, lone = rng.integers(20, 200), rng.integers(20, 200), 5
     matrix = np.zeros((cells + lone, users + lone), dtype=np.int64)
@@ -174,7 +174,8 @@ def with_lone_users(rng: np.random.Generator) -> Sensitivities:
 
 
 def test_a_row_whose_users_have_next_to_no_price_keeps_a_finite_scale_and_its_plan_the_promised_gap():
-    """Without those users in the restricted program their row would have no price, and every such point would be lost."""
+    """Without those users in the restricted program their row would have no price, and every such point would be
+    lost."""
     rng = np.random.default_rng(14)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

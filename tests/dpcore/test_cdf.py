@@ -24,7 +24,8 @@ Scales = tuple[np.ndarray, np.ndarray]
 def released(
     tree: LevelTree, edges: np.ndarray, histograms: np.ndarray, scales: Scales, noise: Noise, root: Scales | None = None
 ) -> CDFs:
-    """Distributions of ``histograms`` (C, K) with noise of ``scales`` (C, h), and of ``root`` on their totals if given."""
+    """Distributions of ``histograms`` (C, K) with noise of ``scales`` (C, h), and of ``root`` on their totals if
+    given."""
     total, root_scale = histograms.sum(axis=1).astype(float), np.zeros(len(histograms))
     if root is not None:
         total, root_scale = total + noise.discrete_laplace(*root), root[0] / root[1]
@@ -64,7 +65,8 @@ def test_padding_beats_the_exact_square_when_prefixes_are_counted() -> None:
 
 
 def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_after() -> None:
-    """Brute force over every tree of two levels: 7·10 has the least prefix error at K = 64, 8·8 the least released one."""
+    """Brute force over every tree of two levels: 7·10 has the least prefix error at K = 64, 8·8 the least released
+    one."""
 
     def error(tree: LevelTree) -> float:
         return float(prefix_moments(tree, (0.0, *(1 / tree.shares()).tolist()))[0].sum() / 2)
@@ -175,7 +177,8 @@ def test_percentile_intervals_cover_at_least_94_percent(shape: str, bins: int, s
 
 
 def _shares_of(shape: str, bins: int, scale: int, root: int) -> tuple[CDFs, np.ndarray]:
-    """500 noisy distributions of one histogram, and its true shares (K,). ``root``: noise scale of the total, 0: public."""
+    """500 noisy distributions of one histogram, and its true shares (K,). ``root``: noise scale of the total, 0:
+    public."""
     values = SHAPES[shape](np.random.default_rng(7)).astype(np.int64)
     edges, tree = bin_edges(800, bins), choose_tree(bins)
     histogram = np.bincount(np.searchsorted(edges, values, side="right") - 1, minlength=bins)
@@ -196,7 +199,8 @@ def _held_whole(drawn: CDFs, truth: np.ndarray) -> int:
 def test_a_band_holds_the_whole_distribution_in_at_least_95_percent_of_draws(
     shape: str, bins: int, scale: int, root: int
 ) -> None:
-    """n = 500 draws, α = 1e-6; a coverage of 87 % is refuted with power 0.97. (2, 300, 300): even the total may be lost."""
+    """n = 500 draws, α = 1e-6; a coverage of 87 % is refuted with power 0.97. (2, 300, 300): even the total may be
+    lost."""
     drawn, truth = _shares_of(shape, bins, scale, root)
     assert stats.binomtest(_held_whole(drawn, truth), 500, 0.95, alternative="less").pvalue > ALPHA
 
@@ -234,7 +238,8 @@ def test_raw_shares_average_to_the_truth_and_their_deviation_is_that_of_the_nois
 
 
 def test_the_critical_value_of_one_share_is_its_quantile_and_of_many_below_a_sum_of_errors() -> None:
-    """Two bins: |L| of one Laplace variable, ln 20/√2 deviations, and a little more by design. 32 and 256: Bonferroni's."""
+    """Two bins: |L| of one Laplace variable, ln 20/√2 deviations, and a little more by design. 32 and 256:
+    Bonferroni's."""
     assert cdf.critical_value(LevelTree(1, (1,)), (0.0, 1.0)) == 0
     assert 1 < cdf.critical_value(LevelTree(2, (2,)), (0.0, 1.0)) / (math.log(20) / math.sqrt(2)) < 1.15
     for bins in (32, 256):
@@ -273,7 +278,8 @@ def test_bands_and_intervals_hold_where_the_ratios_of_scales_are_of_many_kinds(r
 
 @pytest.mark.parametrize("levels", [(10_000, 149), (1_000, 249)])
 def test_bands_hold_where_one_level_has_a_small_part_of_the_noise(levels: tuple[int, int]) -> None:
-    """n = 500 draws, α = 1e-6; a coverage of 87 % is refuted with power 0.96. A ratio of 0.0149, rounded to 0.01, gave 67 %."""
+    """n = 500 draws, α = 1e-6; a coverage of 87 % is refuted with power 0.96. A ratio of 0.0149, rounded to 0.01, gave
+    67 %."""
     tree, edges = choose_tree(64), bin_edges(800, 64)
     values = SHAPES["normal"](np.random.default_rng(7)).astype(np.int64)
     histogram = np.bincount(np.searchsorted(edges, values, side="right") - 1, minlength=64)
@@ -286,7 +292,8 @@ def test_bands_hold_where_one_level_has_a_small_part_of_the_noise(levels: tuple[
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_a_release_computes_few_critical_values_however_many_kinds_of_cells_there_are(root: int) -> None:
-    """Each costs up to seconds. Scales are only ever assumed to be larger, and those of the most frequent kinds are exact."""
+    """Each costs up to seconds. Scales are only ever assumed to be larger, and those of the most frequent kinds are
+    exact."""
     tree, (numerator, ones), noisy_root = of_many_kinds(300, 63, root)
     numerator[100:] = numerator[:2].repeat(100, axis=0)
     if noisy_root:

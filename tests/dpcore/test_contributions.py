@@ -12,7 +12,8 @@ UPPER = 50
 
 @pytest.mark.parametrize("span", [3, 10_000, 2**62], ids=["repeated times", "one packed key", "too wide to pack"])
 def test_events_are_grouped_as_a_literal_sort_groups_them(span: int) -> None:
-    """60 windows of up to 200 events: cells, users, times and values in order, values clipped, sums per user and cell."""
+    """60 windows of up to 200 events: cells, users, times and values in order, values clipped, sums per user and
+    cell."""
     rng = np.random.default_rng(1)
     for _ in range(60):
         n = int(rng.integers(0, 201))

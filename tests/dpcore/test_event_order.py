@@ -17,7 +17,8 @@ def in_doubt(rng: np.random.Generator, n: int, groups: int, span: int) -> tuple[
 @pytest.mark.parametrize("span", [1, 60, 2**20, 2**40])
 @pytest.mark.parametrize("groups", [1, 5, 2**30, 2**58])
 def test_events_come_in_the_order_that_sorting_by_every_column_gives(groups: int, span: int) -> None:
-    """With 2^58 groups a key has no room for time, so groups are counted first; with a span of 2^40 it has room for a part."""
+    """With 2^58 groups a key has no room for time, so groups are counted first; with a span of 2^40 it has room for a
+    part."""
     rng = np.random.default_rng([groups, span])
     for n in (0, 1, 2, 300, 5_000):
         group, time, value = in_doubt(rng, n, groups, span)

@@ -1,4 +1,5 @@
-"""Discrete Gaussian noise has exactly the stated law; a wrong scale, the bare proposal and a rounded normal are caught."""
+"""Discrete Gaussian noise has exactly the stated law; a wrong scale, the bare proposal and a rounded normal are
+caught."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Charges of Gaussian noise in nρ hold exactly for every user, whatever the solver did; the scales are close to the optimum."""
+"""Charges of Gaussian noise in nρ hold exactly for every user, whatever the solver did; the scales are close to the
+optimum."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_a_lone_user_in_one_cell_spends_all_of_their_allowance_on_the_scale_of_t
 
 
 def test_the_drawn_noise_has_the_scale_that_was_charged_for():
-    """10 000 draws: the standard deviation of the sample variance is σ²·√(2/n), and 5 of them are allowed (α = 6·10⁻⁷)."""
+    """10 000 draws: the standard deviation of the sample variance is σ²·√(2/n), and 5 of them are allowed (α =
+    6·10⁻⁷)."""
     allocation = allocate_gaussian(from_dense(np.array([[800]])), np.array([10**8]))
     drawn = discrete_gaussian(Noise(), int(allocation.numerator[0]), int(allocation.denominator[0]), 10_000)
     assert np.var(drawn) == pytest.approx(allocation.scales[0] ** 2, rel=5 * np.sqrt(2 / 10_000))

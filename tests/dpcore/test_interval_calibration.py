@@ -1,5 +1,6 @@
-"""Calibration widens or narrows a model's 95 % intervals, class by class and from releases alone, until they cover the truth
-as often as they claim, and narrows only as far as evidence insists. Intervals without calibration fail the same test.
+"""Calibration widens or narrows a model's 95 % intervals, class by class and from releases alone, until they cover the
+truth as often as they claim, and narrows only as far as evidence insists. Intervals without calibration fail the same
+test.
 
 Each coverage is of n = 4 000 cells in 20 windows with recorded noise, judged after the first 5. If an interval covers
 with 95 %, the share of 3 000 leaves 93 to 97 % with probability below 10⁻⁶ (normal approximation, standard deviation
@@ -34,7 +35,8 @@ QUIET, BUSY = 5.0, 200.0
 
 
 def coverage(wrong: dict[float, float], scale: float, calibrated: bool, seed: int = 1) -> dict[float, float]:
-    """Share of intervals that hold the truth, by events; the model's variance is 16 and the true one ``wrong`` times that."""
+    """Share of intervals that hold the truth, by events; the model's variance is 16 and the true one ``wrong`` times
+    that."""
     rng, calibration = np.random.default_rng(seed), Calibration()
     covered: dict[float, list[float]] = {events: [] for events in wrong}
     for window in range(WINDOWS):
@@ -94,9 +96,9 @@ def test_three_releases_close_to_the_model_narrow_an_interval_little() -> None:
 
 
 def test_good_predictions_do_not_hide_bad_ones_of_the_same_class() -> None:
-    """Of one cell in five the error has 9 times the variance of the others' (n = 40 000, noise as large as most errors). The class
-    holds 95.4 %, and 93.5 % if one variance is read for all; over ten seeds both vary by 0.3 points at most, so that 94.5 %
-    tells them apart with an α and a power of more than six standard deviations (0.1 %) each.
+    """Of one cell in five the error has 9 times the variance of the others' (n = 40 000, noise as large as most
+    errors). The class holds 95.4 %, and 93.5 % if one variance is read for all; over ten seeds both vary by 0.3 points
+    at most, so that 94.5 % tells them apart with an α and a power of more than six standard deviations (0.1 %) each.
     """
     assert _held_of_two_kinds() > 0.945
 

@@ -1,4 +1,5 @@
-"""Expectation propagation under Laplace noise: against quadrature, against what is known exactly, and against Gaussians."""
+"""Expectation propagation under Laplace noise: against quadrature, against what is known exactly, and against
+Gaussians."""
 
 from __future__ import annotations
 

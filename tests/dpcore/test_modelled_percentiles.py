@@ -1,4 +1,5 @@
-"""Modelled percentiles: of the one clipped normal law that has the given mean and variance, wherever noise has carried these."""
+"""Modelled percentiles: of the one clipped normal law that has the given mean and variance, wherever noise has carried
+these."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_a_law_whose_variance_is_taken_for_its_standard_deviation_is_caught_by_i
 
 
 def test_percentiles_are_those_of_samples_of_such_speeds() -> None:
-    """n = 200 000 samples: percentiles of them have standard errors below 0.06 km/h, so 0.4 is refuted in one of 10^10 runs."""
+    """n = 200 000 samples: percentiles of them have standard errors below 0.06 km/h, so 0.4 is refuted in one of 10^10
+    runs."""
     samples = np.clip(np.random.default_rng(5).normal(12.0, 18.0, 200_000), 0.0, UPPER)
     modelled = percentiles(np.array([samples.mean()]), np.array([samples.var()]), upper=UPPER, percents=USUAL)
     assert modelled[:, 0] == pytest.approx(np.percentile(samples, USUAL), abs=0.4)

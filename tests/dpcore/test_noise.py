@@ -145,7 +145,8 @@ def test_a_selection_with_one_good_candidate_among_many_ends_quickly() -> None:
 
 
 def test_no_costs_are_too_far_apart_to_choose_by_and_the_least_two_keep_their_law() -> None:
-    """Costs and the largest ratio that leave int64 together. n = 60 000 draws between costs 0 and 1 at ε = ln 3, α = 1e-6."""
+    """Costs and the largest ratio that leave int64 together. n = 60 000 draws between costs 0 and 1 at ε = ln 3, α =
+    1e-6."""
     for numerator in (1, 4, 10**9, 2**61):
         assert Noise().exponential(np.array([2**62, 0, 2**61]), numerator, 1)[0] == 1
     k, numerator = 60_000, round(math.log(3) * 2**40)

@@ -1,4 +1,5 @@
-"""The expected users of cells: exact without noise, calibrated with it, and ratios over them do not lean to the middle."""
+"""The expected users of cells: exact without noise, calibrated with it, and ratios over them do not lean to the
+middle."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def windows(seed: int, hours: int):
 
 
 def leaning(seed: int, expected_users) -> float:
-    """Share of U by which a city's mean, of 12 windows, is off: least squares of the numerators on ``expected_users``."""
+    """Share of U by which a city's mean, of 12 windows, is off: least squares of the numerators on
+    ``expected_users``."""
     past, top, bottom = NOTHING, 0.0, 0.0
     for _, numbers in windows(seed, 12):
         now = NoisyCounts(numbers.sum(axis=0), NUMBERS, 2)

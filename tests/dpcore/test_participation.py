@@ -1,4 +1,5 @@
-"""Integers of relation "participation": bins are never more than values, and samples count in a listed cell or not at all."""
+"""Integers of relation "participation": bins are never more than values, and samples count in a listed cell or not at
+all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bad input to every public mechanism of single statistics: a typed error that names value, bound and remedy, or a defined result.
+"""Bad input to every public mechanism of single statistics: a typed error that names value, bound and remedy, or a
+defined result.
 
 Refusals: no users, counts or capacities out of range, values that are not integers (NaN), ε that is no integer above 0,
 bounds out of range, totals that could leave int64. Defined: one user, one sample, equal values, U = 0.
@@ -101,7 +102,8 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     "epsilon below 0": plans(U, ints(2, 1), -5)
     | _case(BudgetError, chop=lambda: suppress(SOME, -5), sweep=lambda: sweep_chop_user(SOME, -5)),
     "epsilon NaN": plans(U, ints(2, 1), math.nan)
-    | _case(BudgetError, chop=lambda: suppress(SOME, math.nan), sweep=lambda: sweep_chop_user(SOME, math.nan)),  # type: ignore[arg-type]
+    | _case(BudgetError, chop=lambda: suppress(SOME, math.nan), sweep=lambda: sweep_chop_user(SOME, math.nan)),
+    # type: ignore[arg-type]
     "epsilon as a float": plans(U, ints(2, 1), 1.0),
     "upper bound below 0": plans(-1, ints(2, 1), MICRO)
     | _case(
@@ -183,7 +185,8 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         ParameterError,
         laplace=lambda: Noise().discrete_laplace(1.9),  # type: ignore[arg-type]
         laplace_many=lambda: Noise().discrete_laplace(1.9, 1, 1000),  # type: ignore[arg-type]
-        laplace_denominators=lambda: Noise().discrete_laplace(ints(1, 1), np.array([1.0, 1.5])),  # type: ignore[arg-type]
+        laplace_denominators=lambda: Noise().discrete_laplace(ints(1, 1), np.array([1.0, 1.5])),
+        # type: ignore[arg-type]
         laplace_huge=lambda: Noise().discrete_laplace(2**70),
         gaussian=lambda: discrete_gaussian(Noise(), 1.9),  # type: ignore[arg-type]
         gaussian_many=lambda: discrete_gaussian(Noise(), 1.9, 1, 1000),  # type: ignore[arg-type]
@@ -194,7 +197,8 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         costs=lambda: Noise().exponential(np.array([0.0, 0.9]), 1, 1),  # type: ignore[arg-type]
         cost_ratio=lambda: Noise().exponential(ints(0, 1), 1, 0.5),  # type: ignore[arg-type]
         weights=lambda: Noise().exponential(ints(0, 1), 1, 1, weights=np.array([0.5, 1.5])),  # type: ignore[arg-type]
-        half_an_entry=lambda: select_quantiles(ints(1), U, ints(5), MICRO, Noise(), entries=0.5),  # type: ignore[arg-type]
+        half_an_entry=lambda: select_quantiles(ints(1), U, ints(5), MICRO, Noise(), entries=0.5),
+        # type: ignore[arg-type]
     ),
     "values clipped to more than the noise is for": _case(
         ParameterError,

@@ -1,4 +1,5 @@
-"""Residual clipping: sensitivities by brute force, the undoing against samples, and ranges that follow noise and jams."""
+"""Residual clipping: sensitivities by brute force, the undoing against samples, and ranges that follow noise and
+jams."""
 
 from __future__ import annotations
 

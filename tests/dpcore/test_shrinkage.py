@@ -95,7 +95,8 @@ def test_the_order_of_cells_does_not_matter():
 
 
 def dense(means, scales, events, where, covariate) -> np.ndarray:
-    """The posterior mean by the model's covariance of all cells at once: what :func:`shrink` computes block by block."""
+    """The posterior mean by the model's covariance of all cells at once: what :func:`shrink` computes block by
+    block."""
     C = len(means)
     informative = np.sort(np.argsort(scales, kind="stable")[: shrinkage.MOST_INFORMATIVE])
     centred = covariate - np.average(covariate, weights=events)
@@ -129,7 +130,8 @@ def test_block_by_block_is_the_posterior_of_all_cells_at_once(monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_square_of_the_cells(monkeypatch):
-    """Peak of what numpy allocates for 1 000 and 4 000 cells, which one matrix over all cells would make 8 and 128 MB."""
+    """Peak of what numpy allocates for 1 000 and 4 000 cells, which one matrix over all cells would make 8 and 128
+    MB."""
     monkeypatch.setattr(shrinkage, "MOST_INFORMATIVE", 40)
     rng, peak = np.random.default_rng(9), []
     for cells in (1_000, 4_000):

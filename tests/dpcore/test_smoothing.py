@@ -149,7 +149,8 @@ def test_unseen_sites_have_the_variance_of_their_laplace_noise_and_the_unrelease
 
 
 def window_beside_a_past() -> tuple[SmoothingState, Window]:
-    """Six cells with a release (one of them without a value) beside five remembered ones, three of them the same cells."""
+    """Six cells with a release (one of them without a value) beside five remembered ones, three of them the same
+    cells."""
     rng = np.random.default_rng(11)
     past = SmoothingState(
         CELLS[:5],
@@ -169,7 +170,8 @@ def window_beside_a_past() -> tuple[SmoothingState, Window]:
 
 
 def joint(window: Window, past: SmoothingState, field: float, length: float) -> tuple[np.ndarray, np.ndarray]:
-    """(Mean, covariance) of the window's six cells given the past, by conditioning the joint normal distribution of all."""
+    """(Mean, covariance) of the window's six cells given the past, by conditioning the joint normal distribution of
+    all."""
     d, cells, places = Dynamics(), np.append(CELLS[:5], CELLS[2:8]), np.concatenate([PLACES[:5], PLACES[2:8]])
     middle = np.cos(np.radians(places[:, 0].mean()))
     at = 6371.0 * np.radians(np.column_stack([places[:, 1] * middle, places[:, 0]]))
@@ -213,7 +215,8 @@ def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
 
 @pytest.mark.parametrize("of_unseen", [0.0, 0.3])
 def test_the_area_is_one_more_normal_observation_of_the_weighted_sum_of_the_means(of_unseen: float):
-    """Cell 2 informs no other: the area sees what the trend says of it, and a deviation of its own that nobody knows."""
+    """Cell 2 informs no other: the area sees what the trend says of it, and a deviation of its own that nobody
+    knows."""
     past, window = window_beside_a_past()
     weights = (1 - of_unseen) * np.array([0.1, 0.4, 0.0, 0.2, 0.25, 0.05])
     weights[2] = of_unseen
@@ -244,7 +247,8 @@ BUSY = np.repeat([20.0, 2.0], 20)
 
 
 def weighted_bias(area: AreaMean | None) -> float:
-    """Bias, weighted by users, of the mean of 24 hours: busy cells have 15 km/h, say most and are slow; quiet ones have 35."""
+    """Bias, weighted by users, of the mean of 24 hours: busy cells have 15 km/h, say most and are slow; quiet ones have
+    35."""
     rng, state, truth = np.random.default_rng(7), None, np.where(BUSY > 10, 15.0, 35.0)
     for hour in range(24):
         scales = 300 / BUSY

@@ -270,7 +270,8 @@ def test_a_sweep_at_its_limit_keeps_the_best_of_what_it_finished_and_says_so():
 
 
 def test_the_order_in_which_a_sweep_tries_its_limits_does_not_decide():
-    """Ties go to the larger K: the same as trying every K from the largest down and keeping the first of least error."""
+    """Ties go to the larger K: the same as trying every K from the largest down and keeping the first of least
+    error."""
     rng = np.random.default_rng(26)
     for _ in range(300):
         matrix = random_matrix(rng)
@@ -310,7 +311,8 @@ def test_a_sweep_for_an_objective_keeps_the_k_whose_plan_has_the_least_of_it():
 
 
 def by_events(counts: Counts, most: int, epsilon: float) -> np.ndarray:
-    """Every user with more than ``most`` cells leaves, level by level, the cell whose events times error are least then."""
+    """Every user with more than ``most`` cells leaves, level by level, the cell whose events times error are least
+    then."""
     matrix = dense(counts, counts.samples)
     kept = matrix.copy()
     for level in range(int((matrix > 0).sum(1).max()), most, -1):

@@ -1,4 +1,5 @@
-"""Wide batches of noise: the tables decide exactly what the law says, to the last bit, and the noise has its distribution."""
+"""Wide batches of noise: the tables decide exactly what the law says, to the last bit, and the noise has its
+distribution."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_the_tails_are_right_to_the_last_bit(bits: int) -> None:
 
 @pytest.mark.parametrize(("name", "law"), [("whole", WHOLE), ("part", PART)])
 def test_sixteen_bits_decide_what_they_can_and_the_rest_is_left_to_further_bits(name: str, law: Inversion) -> None:
-    """All 65 536 draws of 16 bits, completed by zeros and by ones: each end of the interval has the value of the exact tails."""
+    """All 65 536 draws of 16 bits, completed by zeros and by ones: each end of the interval has the value of the exact
+    tails."""
     floors = np.array(tails(64)[name == "part"], dtype=np.uint64)
     bits = np.arange(2**16, dtype=np.uint16)
     for fill in (2 << 16, 2**64 - 1):  # neither meets a tail, which 64 bits would not decide

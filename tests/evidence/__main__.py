@@ -1,9 +1,9 @@
-"""``python -m tests.evidence [--quick] [--out FOLDER]``: runs the audits, the model of the release protocol and the planted
-bugs, and writes ``evidence-DATE.json`` and ``.html``. Exit 0 if all hold.
+"""``python -m tests.evidence [--quick] [--out FOLDER]``: runs the audits, the model of the release protocol and the
+planted bugs, and writes ``evidence-DATE.json`` and ``.html``. Exit 0 if all hold.
 
-The report says what was run on which version, with which settings, how likely chance alone makes a statistical test fail
-(α), which share of the planted bugs the tests notice (their power), and the worst loss that an audit found beside what
-was charged for it.
+The report says what was run on which version, with which settings, how likely chance alone makes a statistical test
+fail (α), which share of the planted bugs the tests notice (their power), and the worst loss that an audit found beside
+what was charged for it.
 """
 
 from __future__ import annotations
@@ -133,8 +133,10 @@ def _page(report: dict[str, Any]) -> str:
         "body{font:11pt system-ui,sans-serif;max-width:60em;margin:2em auto;color:#111;background:#fff}"
         "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #999;padding:.2em .5em;text-align:left}"
         f"</style></head><body><h1>Evidence of Hexveil {html.escape(report['version'])}</h1>\n<table>{rows}</table>\n"
-        "<h2>Worst loss beside what was charged</h2>\n<p>Over every small world of the audit. More than 1 would break the promise.</p>"
-        f"<table><tr><th>audit</th><th>worst loss</th><th>charged</th><th>loss / charge</th></tr>{losses}</table></body></html>\n"
+        "<h2>Worst loss beside what was charged</h2>\n<p>Over every small world of the audit. More than 1 would break "
+        "the promise.</p>"
+        "<table><tr><th>audit</th><th>worst loss</th><th>charged</th><th>loss / "
+        f"charge</th></tr>{losses}</table></body></html>\n"
     )
 
 

@@ -1,4 +1,5 @@
-"""``python -m tests.model [--full] [--traces]``: explore the release protocol as it is shipped, and refute the broken ones.
+"""``python -m tests.model [--full] [--traces]``: explore the release protocol as it is shipped, and refute the broken
+ones.
 
 Exit 0 if no rule is broken as shipped and each broken variant is refuted, 1 otherwise.
 """

@@ -15,8 +15,8 @@ from tests.model.world import Move, State, World
 class Graph:
     """The states that can be reached, by number, and from which each was reached first.
 
-    ``trace``: a shortest way to a move that breaks a rule, or to a state from which moves without a fault never publish every
-    window; None if there is none.
+    ``trace``: a shortest way to a move that breaks a rule, or to a state from which moves without a fault never publish
+    every window; None if there is none.
     """
 
     states: list[State] = field(default_factory=list)
@@ -84,7 +84,8 @@ def _stuck(n: int, sources: array[int], targets: array[int], ends: list[int]) ->
 
 
 def _trace(world: World, graph: Graph, number: int, last: Move | None = None) -> list[str]:
-    """The way to state ``number`` and then ``last``: who did what. Workers keep their names, although states have none."""
+    """The way to state ``number`` and then ``last``: who did what. Workers keep their names, although states have
+    none."""
     way = [number]
     while graph.parents[way[-1]] >= 0:
         way.append(graph.parents[way[-1]])

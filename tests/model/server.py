@@ -1,7 +1,7 @@
 """A real Valkey whose whole state is a value: load it, run one request, read the state after it.
 
-States are interned: equal content is the same small integer, however it came about. What a request does to a state is asked of
-the server once.
+States are interned: equal content is the same small integer, however it came about. What a request does to a state is
+asked of the server once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _MARK = (b"SET", b"model-mark", b"")
 
 
 class Executed(NamedTuple):
-    """What a request did: the state after it, its answers, and the state if the end of the log is replayed once more."""
+    """What a request did: the state after it, its answers, and the state if the end of the log is replayed once
+    more."""
 
     after: int
     answers: list[Any]

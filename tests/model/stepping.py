@@ -1,8 +1,9 @@
-"""The shipped :func:`stream.protocol.close_process.close_windows`, run one request at a time by a scheduler instead of an event loop.
+"""The shipped :func:`stream.protocol.close_process.close_windows`, run one request at a time by a scheduler instead of
+an event loop.
 
-Redis's client and Kafka's are replaced at the seam: every call suspends the coroutine with a :class:`Request`. What a coroutine
-does follows from the answers that it has got. So the state of a worker is its list of answers: a node of a tree. A node that
-needs its coroutine a second time runs it from the beginning, with the same answers.
+Redis's client and Kafka's are replaced at the seam: every call suspends the coroutine with a :class:`Request`. What a
+coroutine does follows from the answers that it has got. So the state of a worker is its list of answers: a node of a
+tree. A node that needs its coroutine a second time runs it from the beginning, with the same answers.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class SteppedPublisher:
 
 
 class PlainStatistics:
-    """In the place of the mathematics, which touch no server: a window costs each of its users ε, and bytes name their draw."""
+    """In the place of the mathematics, which touch no server: a window costs each of its users ε, and bytes name their
+    draw."""
 
     fresh = 0
     """Number of the next draw; the scheduler sets it."""
@@ -151,7 +153,8 @@ async def _at_once(producer: SteppedPublisher) -> None:
 
 @contextmanager
 def seam(redis: SteppedRedis, protocol: type[Any]) -> Iterator[None]:
-    """The shipped closing process with the scheduler's servers and ``protocol``; everything else is as it is shipped."""
+    """The shipped closing process with the scheduler's servers and ``protocol``; everything else is as it is
+    shipped."""
     servers = {
         "redis_client": lambda _: redis,
         "make_producer": lambda _: SteppedPublisher(),
@@ -171,7 +174,8 @@ def seam(redis: SteppedRedis, protocol: type[Any]) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Step:
-    """A worker that closes ``slot``, between two requests: its next ``request``, or the ``report`` with which it ended."""
+    """A worker that closes ``slot``, between two requests: its next ``request``, or the ``report`` with which it
+    ended."""
 
     number: int
     slot: int
@@ -185,8 +189,8 @@ class Step:
 
 
 class Steps:
-    """The tree of all that one attempt to close a window may go through. Every attempt is a process of its own, which has not
-    seen any close marker. (One that has seen some refuses to release more often, never less.)
+    """The tree of all that one attempt to close a window may go through. Every attempt is a process of its own, which
+    has not seen any close marker. (One that has seen some refuses to release more often, never less.)
     """
 
     def __init__(self, configs: Mapping[int, Config]) -> None:
@@ -211,8 +215,8 @@ class Steps:
         return self._roots[slot]
 
     def answered(self, step: Step, answer: Any, name: str, fresh: Callable[[], int]) -> tuple[Step, Plan | None]:
-        """The step after ``step`` got ``answer``, which ``name`` identifies, and the plan that was drawn on the way, as draw
-        number ``fresh()``.
+        """The step after ``step`` got ``answer``, which ``name`` identifies, and the plan that was drawn on the way, as
+        draw number ``fresh()``.
         """
         if name in step.following:
             return step.following[name]

@@ -13,8 +13,8 @@ class Variant(NamedTuple):
     """``exchanges``: pairs of texts, each of which stands once in a script or in ``release_protocol.py``.
 
     What it takes to refute it: ``windows``, ``faults``, whether Redis is ``set_back``, and whether it then
-    ``forgets_unpublished`` commits as well. ``feeds``: each has one of the windows; they share a ledger, or have ledgers ``apart``.
-    ``sees_others``: whether a worker is shown the close markers of the other feed.
+    ``forgets_unpublished`` commits as well. ``feeds``: each has one of the windows; they share a ledger, or have
+    ledgers ``apart``. ``sees_others``: whether a worker is shown the close markers of the other feed.
     """
 
     name: str
@@ -59,7 +59,11 @@ _NUMBER, _SPENT = (
     "spendings[#spendings + 1], spendings[#spendings + 2] = user, string.format('%.0f', spent)",
 )
 _DUE = "local due = tonumber(charges[i]) - tonumber(paid[i] or '0')"
-_PAID = "if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then\n  return redis.error_reply('CHARGES of this window are gone')\nend\n"
+_PAID = (
+    "if redis.call('HGET', KEYS[4], 'plan') ~= ARGV[5] then\n  return redis.error_reply('CHARGES of "
+    "this "
+    "window are gone')\nend\n"
+)
 
 _LATER, _BEFORE = (
     "tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end\nlocal stored",

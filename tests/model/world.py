@@ -48,8 +48,8 @@ NOTHING = Published(topic="the only one")
 
 
 class State(NamedTuple):
-    """``redis``, ``topic``: their contents. ``workers``: number of a step each, ascending. ``faults``: how many more there may be.
-    ``snapshot``: the state to which Redis will be set back, or :data:`NEVER`, :data:`MAY` or :data:`WAS`.
+    """``redis``, ``topic``: their contents. ``workers``: number of a step each, ascending. ``faults``: how many more
+    there may be. ``snapshot``: the state to which Redis will be set back, or :data:`NEVER`, :data:`MAY` or :data:`WAS`.
     """
 
     redis: int
@@ -60,8 +60,9 @@ class State(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A transition. ``worker``: its place in ``State.workers``; None for Redis. ``fault``: nobody wants it. ``refused``: the
-    worker gave up because the ledger cannot prove what was spent. ``broken``: the rule that the move breaks.
+    """A transition. ``worker``: its place in ``State.workers``; None for Redis. ``fault``: nobody wants it.
+    ``refused``: the worker gave up because the ledger cannot prove what was spent. ``broken``: the rule that the move
+    breaks.
     """
 
     after: State
@@ -73,7 +74,8 @@ class Move(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What may become of a request: its text, the answer, Redis and topic after it, the answer's name, whether it is a fault."""
+    """What may become of a request: its text, the answer, Redis and topic after it, the answer's name, whether it is a
+    fault."""
 
     text: str
     answer: Any
@@ -165,9 +167,9 @@ class World:
     def moves(self, state: State) -> Iterator[Move]:
         """Every transition from ``state``.
 
-        Requests for keys that never change are no moves of their own: they commute with everything that anybody else does. A
-        crash is explored right after a request with an effect only: between two effects, it makes no difference when a worker
-        dies. Workers are alike, so a state does not say which is which.
+        Requests for keys that never change are no moves of their own: they commute with everything that anybody else
+        does. A crash is explored right after a request with an effect only: between two effects, it makes no difference
+        when a worker dies. Workers are alike, so a state does not say which is which.
         """
         if state.snapshot >= 0 and state.snapshot != state.redis and self._recognisable(state):
             yield Move(state._replace(redis=state.snapshot, snapshot=WAS), None, "Redis is set back", fault=True)
@@ -189,7 +191,8 @@ class World:
         return bool(keys) and self.constant.issuperset(keys)
 
     def _recognisable(self, state: State) -> bool:
-        """Whether everything committed that Redis would forget was published with its close marker. The rest is a known limit."""
+        """Whether everything committed that Redis would forget was published with its close marker. The rest is a known
+        limit."""
         lost = self._committed(state.redis).keys() - self._committed(state.snapshot).keys()
         return self.variant.forgets_unpublished or lost <= {slot for slot, marker, _ in state.topic if marker}
 
@@ -264,7 +267,8 @@ class World:
 
     @cache  # noqa: B019
     def _ahead(self, number: int, redis: int) -> Step:
-        """The first step, from that of ``number`` on, that asks for more than keys that never change, or that has ended."""
+        """The first step, from that of ``number`` on, that asks for more than keys that never change, or that has
+        ended."""
         step = self.steps[number]
         while step.report is None and self._is_local(step.number):
             answer = self._executed(step.request, redis)[1]
@@ -342,7 +346,8 @@ class World:
     # Rules. Each says what it breaks.
 
     def settled(self, state: State) -> bool:
-        """Every window was published with its close marker, and none waits to be closed, but for those whose turn has passed."""
+        """Every window was published with its close marker, and none waits to be closed, but for those whose turn has
+        passed."""
         passed, published = self._passed(state.redis), {slot for slot, marker, _ in state.topic if marker}
         return passed.issuperset(self._open(state.redis)) and published | passed == set(self.slots)
 
@@ -383,7 +388,11 @@ class World:
         counters = {keys.commits.encode() for keys in self.keys.values()}
         numbers = [sum(int(content.get(key, 0)) for key in counters) for content in contents]
         if numbers[1] - numbers[0] != len(committed):
-            return f"{len(committed)} windows are committed, and the number of commits goes from {numbers[0]} to {numbers[1]}"
+            return (
+                f"{len(committed)} windows are committed, and the number of commits goes from "
+                f"{numbers[0]} "
+                f"to {numbers[1]}"
+            )
         return None
 
     def _judge_topic(self, before: frozenset[Part], after: frozenset[Part], redis: int, intact: bool) -> str | None:

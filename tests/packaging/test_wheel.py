@@ -50,7 +50,8 @@ class Desk:
 
     @contextmanager
     def running(self, *arguments: str, **environment: str) -> Iterator[Path]:
-        """``hexveil`` with these arguments while the block runs; it must still be there at its end and stop on SIGTERM."""
+        """``hexveil`` with these arguments while the block runs; it must still be there at its end and stop on
+        SIGTERM."""
         log = self.folder / f"{arguments[0]}.log"
         with log.open("w") as said:
             process = subprocess.Popen(
@@ -193,8 +194,8 @@ def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
     shutil.which("java") is None, reason="no Java on PATH: what the demo needs of it is tried elsewhere"
 )
 def test_the_demo_wants_no_clone(desk: Desk) -> None:
-    """The wheel contains the list of jars and all that a broker is started with. If Kafka is required and neither jars nor
-    Maven exist, the demo says so. That the wheel's worker releases is tried above.
+    """The wheel contains the list of jars and all that a broker is started with. If Kafka is required and neither jars
+    nor Maven exist, the demo says so. That the wheel's worker releases is tried above.
     """
     tools = desk.folder / "tools"
     tools.mkdir()

@@ -882,7 +882,8 @@ STATE = (
         "offline: implausible speeds stop a release under participation",
         "stream/offline.py",
         "problem = unit_problem(rows, config.feed, file_format, accepted)\n",
-        "problem = unit_problem(rows, config.feed, file_format, accepted)\n        if problem: raise SpanError(problem[0])\n",
+        "problem = unit_problem(rows, config.feed, file_format, accepted)\n        if problem: raise "
+        "SpanError(problem[0])\n",
         "tests/stream/diagnosis/test_recognition.py",
         "no_speed_decides",
     ),

@@ -20,7 +20,8 @@ _PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
 
 def copy_tree(to: Path) -> Path:
-    """A copy of what the tests import and read, compiled modules included, by hard links where the file system has them."""
+    """A copy of what the tests import and read, compiled modules included, by hard links where the file system has
+    them."""
     skipped = shutil.ignore_patterns("node_modules", ".*_cache")
     to.mkdir(parents=True)
     for name in _PARTS:

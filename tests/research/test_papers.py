@@ -1,4 +1,5 @@
-"""What the papers' benchmark computes itself: bounds that hold for the noise as it is, and what one point can change."""
+"""What the papers' benchmark computes itself: bounds that hold for the noise as it is, and what one point can
+change."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ SIZES, POINTS, BLOCK = (1, 2, 4, 8), 2_000, Rectangles([0], [3], [0], [4])
 
 
 def near_the_floor(beside: int) -> np.ndarray:
-    """A grid on which one point moves errors most: ρ = 20 points in :data:`BLOCK`, ``beside`` in the blocks that it cuts."""
+    """A grid on which one point moves errors most: ρ = 20 points in :data:`BLOCK`, ``beside`` in the blocks that it
+    cuts."""
     counts = np.zeros((16, 16), dtype=np.int64)
     counts[0, 0], counts[3, 0], counts[15, 15] = 20, beside, POINTS - 20 - beside
     return counts
@@ -92,7 +94,8 @@ def holds(worst: np.ndarray, changes: np.ndarray) -> bool:
 
 
 def test_one_point_changes_no_error_by_more_than_what_each_choice_divides_by_and_half_of_it_would_not_do() -> None:
-    """Every cell of a random grid of 16 × 16 gets one point more, and a cell of grids that come close to the bound for each size."""
+    """Every cell of a random grid of 16 × 16 gets one point more, and a cell of grids that come close to the bound for
+    each size."""
     rng = np.random.default_rng(1)
     counts = rng.poisson(rng.gamma(0.3, 5, (16, 16)))
     corners = np.sort(rng.integers(0, 16, (100, 2, 2)), axis=1)
@@ -134,7 +137,8 @@ def test_by_relative_error_a_grid_of_towns_everywhere_is_chosen_worse_and_with_f
 def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_are_in_more() -> None:
     """A user in two hours is in the cells of both; a cell of each hour is one of its own."""
     hours = [
-        Counts(np.array([7, 9], "u8"), np.array([1, 4], "u8"), np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([2, 1, 3])),
+        Counts(np.array([7, 9], "u8"), np.array([1, 4], "u8"), np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([2, 1,
+        3])),
         Counts(np.array([7], "u8"), np.array([4, 6], "u8"), np.array([0, 0]), np.array([0, 1]), np.array([5, 8])),
     ]  # fmt: skip
     day = day_of(hours)
@@ -144,7 +148,8 @@ def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_a
 
 
 def test_a_variance_beside_the_mean_lets_a_heavy_hitter_be_dropped_at_a_larger_epsilon() -> None:
-    """Its noise raises the threshold by more than its bias raises the error; where users differ, some of the cells are left."""
+    """Its noise raises the threshold by more than its bias raises the error; where users differ, some of the cells are
+    left."""
     epsilons = (0.05, 1.0, 5.0)
     alike = {name: [cells[0] for cells in by.values()] for name, by in cells_after([heavy_hitter()], epsilons).items()}
     assert alike == {"mean": [1, 12, 12], "mean and variance": [1, 1, 12]}
@@ -168,7 +173,8 @@ def test_in_another_order_the_pairs_of_users_and_cells_stay_the_same() -> None:
 
 
 def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabilities() -> None:
-    """Drawn instead of weighted: the median of 20 001 draws, of standard error 0.011, is off by 0.06 with α below 10⁻⁷."""
+    """Drawn instead of weighted: the median of 20 001 draws, of standard error 0.011, is off by 0.06 with α below
+    10⁻⁷."""
     rng = np.random.default_rng(4)
     groups, probability = [rng.normal(k, 1, 2_000) for k in range(3)], np.array([0.05, 0.45, 0.5])
     drawn = [rng.choice(groups[k]) for k in rng.choice(3, 20_001, p=probability)]
@@ -200,7 +206,8 @@ def test_ranges_lie_in_the_box_and_have_the_area_and_shape_that_their_name_state
 def test_each_further_box_is_where_most_taxis_mostly_were_apart_from_earlier_boxes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forty taxis around one place and thirty around another; without a limit on what boxes share, the first would be chosen twice."""
+    """Forty taxis around one place and thirty around another; without a limit on what boxes share, the first would be
+    chosen twice."""
     places = np.repeat([[0.0, 0.0], [9_000.0, 9_000.0], [-12_000.0, 3_000.0]], [50, 40, 30], axis=0)
     monkeypatch.setattr(euler, "mostly", lambda: places)
     first, second, third = euler.boxes(3).values()

@@ -21,7 +21,8 @@ def test_a_point_lies_in_the_box_on_both_sides_of_the_meridian_and_nowhere_else(
 
 @pytest.mark.parametrize(
     ("west", "east", "meets", "holds"),
-    [(179, -179, True, True), (177, 179, True, True), (-180, -179, True, True), (170, 177, True, False), (-178.5, 10, True, False), (0, 10, False, False)],
+    [(179, -179, True, True), (177, 179, True, True), (-180, -179, True, True), (170, 177, True, False), (-178.5, 10,
+    True, False), (0, 10, False, False)],
 )  # fmt: skip
 def test_boxes_are_compared_around_the_globe(west: float, east: float, meets: bool, holds: bool) -> None:
     other = BoundingBox(south=-18, west=west, north=-16, east=east)

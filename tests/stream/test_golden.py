@@ -1,9 +1,9 @@
 """The same rows, ledger and tape of entropy give the same releases, which refactoring must not change.
 
 Golden files hold every message of three windows under several configurations. Estimates under ``post_processed`` are
-floats of a model and may differ in their last digits between builds of numpy and scipy; of Euler's program scipy's solver
-chooses one of several optima, by its version. Everything else is exact.
-``HEXVEIL_WRITE_GOLDEN=1 pytest tests/stream/test_golden.py`` writes the files anew, where releases change on purpose.
+floats of a model and may differ in their last digits between builds of numpy and scipy; of Euler's program scipy's
+solver chooses one of several optima, by its version. Everything else is exact. ``HEXVEIL_WRITE_GOLDEN=1 pytest
+tests/stream/test_golden.py`` writes the files anew, where releases change on purpose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Whoever opens connections and asks for nothing keeps nobody else out. Real sockets; 127.0.0.2 is another address of this machine."""
+"""Whoever opens connections and asks for nothing keeps nobody else out. Real sockets; 127.0.0.2 is another address of
+this machine."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from tests.support.broker import shared_bootstrap
 
 
 def _is_free(port: int) -> bool:
-    """As servers see it: for a minute, a port that :func:`free_port` gave is closed to whoever does not want to use it again."""
+    """As servers see it: for a minute, a port that :func:`free_port` gave is closed to whoever does not want to use it
+    again."""
     with closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

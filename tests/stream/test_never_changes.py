@@ -92,8 +92,8 @@ def known(tmp_path: Path) -> dict[str, Any]:
 
 
 def lost(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What an old reader relies on and is missing now; only lists of required fields may grow: a choice that is new to an old
-    reader makes it refuse a message that it read before.
+    """What an old reader relies on and is missing now; only lists of required fields may grow: a choice that is new to
+    an old reader makes it refuse a message that it read before.
     """
     gone = []
     for place, statement in old.items():

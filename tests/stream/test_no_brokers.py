@@ -1,4 +1,5 @@
-"""A broker that just started lists no brokers. Clients that heard this fail within seconds instead of waiting without end.
+"""A broker that just started lists no brokers. Clients that heard this fail within seconds instead of waiting without
+end.
 
 A real broker shows this for some milliseconds after its start and at no one's wish, so a server stands in for it here.
 """

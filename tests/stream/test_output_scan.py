@@ -1,4 +1,5 @@
-"""Everything that leaves the boundary under "participation", with a user and without them: nothing but noisy numbers differs.
+"""Everything that leaves the boundary under "participation", with a user and without them: nothing but noisy numbers
+differs.
 
 Two runs of the worker's own parts on a real broker and a real Redis, by one clock. With noise that swallows what it is
 added to, every byte outside must be the same whoever took part, was refused, spoke rubbish or came late.

@@ -28,7 +28,8 @@ def java_options() -> str:
 
 
 def archive() -> None:
-    """Start a broker and end it, which writes its classes, and another one with them. Without an archive, brokers start as before."""
+    """Start a broker and end it, which writes its classes, and another one with them. Without an archive, brokers start
+    as before."""
     if not ARCHIVE.parent.is_dir() or "'" in str(ARCHIVE):
         return
     written = ARCHIVE.with_suffix(".part")

@@ -28,7 +28,8 @@ def bus_config(tmp_path: Path, **overrides: Any) -> Config:
 
 PLAINLY_PLANNED = {"speed.clipping": "none", "speed.suppression": "none", "speed.post_processing": []}
 """Overrides for tests of what becomes of a plan: without the search for what to leave out and the smoothing of what was
-drawn, it is made and composed in a tenth of the time. Charges still are exact losses, which differ from user to user."""
+drawn, it is made and composed in a tenth of the time. Charges still are exact losses, which differ from user to
+user."""
 
 
 def bus_fleet_file(folder: Path, domain: Mapping[str, float]) -> Path:
@@ -63,7 +64,8 @@ EVERY_MECHANISM = [
 
 
 def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None = None, **overrides: Any) -> Config:
-    """The hourly configuration of ``relation`` ("zcdp": riders counting ρ) with spatial histograms of a 16 × 16 box around :func:`located_rows`."""
+    """The hourly configuration of ``relation`` ("zcdp": riders counting ρ) with spatial histograms of a 16 × 16 box
+    around :func:`located_rows`."""
     names = mechanisms or EVERY_MECHANISM
     box = {"south": 30.1, "west": -97.9, "north": 30.6, "east": -97.5}
     settings: dict[str, Any] = {
@@ -160,7 +162,8 @@ LIVE = {
 
 
 def live_config(tmp_path: Path, budget: float = 12.0, delta: float = 1e-6, **overrides: Any) -> Config:
-    """The hourly bus-fleet.toml with Gaussian accounting, rolling grants and residual clipping; overrides are dotted keys."""
+    """The hourly bus-fleet.toml with Gaussian accounting, rolling grants and residual clipping; overrides are dotted
+    keys."""
     text = hourly.BUS.read_text(encoding="utf-8")
     wanted = f'accounting = "zcdp"\nbudget = {budget}\ndelta = {delta}'
     text, n_replaced = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)

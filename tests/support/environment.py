@@ -18,7 +18,8 @@ def environment(settings: Mapping[str, str]) -> dict[str, str]:
 def worker_environment(
     folder: Path, kafka: str, redis_url: str, port: int, feed: str | None = None, **settings: str
 ) -> dict[str, str]:
-    """Of a worker with its operator port and its key in ``folder``. ``feed``: name of its feed, topic and group alike."""
+    """Of a worker with its operator port and its key in ``folder``. ``feed``: name of its feed, topic and group
+    alike."""
     named = {} if feed is None else {"feed.name": feed, "feed.topic": feed, "kafka.group": feed}
     servers = {"kafka.bootstrap": kafka, "redis.url": redis_url, "operator.port": str(port)}
     return environment(named | servers | {"privacy.user_key_file": str(folder / "user.key")} | settings)

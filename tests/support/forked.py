@@ -1,4 +1,5 @@
-"""Asks :mod:`tests.support.forking` for a command and stands for it: ``python -I -S forked.py SOCKET MODULE ARGUMENT…``.
+"""Asks :mod:`tests.support.forking` for a command and stands for it: ``python -I -S forked.py SOCKET MODULE
+ARGUMENT…``.
 
 The command gets this process's arguments, folder, environment and streams; this one passes its signals on and ends with
 its exit code. It imports little, because it is started for every command.

@@ -1,9 +1,10 @@
-"""Starts commands of the service without the second that their imports take: each is a fork of one process that has them.
+"""Starts commands of the service without the second that their imports take: each is a fork of one process that has
+them.
 
 A command has arguments, a folder, an environment, streams and a process of its own, as if Python had been started for
-it, except that variables of Python's own have no effect, that a signal gives a shell's exit code, and that after SIGKILL
-it ends a moment after the process that stands for it. What this cannot show is that a command imports all it needs;
-``tests/packaging/test_wheel.py`` runs every command.
+it, except that variables of Python's own have no effect, that a signal gives a shell's exit code, and that after
+SIGKILL it ends a moment after the process that stands for it. What this cannot show is that a command imports all it
+needs; ``tests/packaging/test_wheel.py`` runs every command.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ USER, PASSWORD = "city", "s3cret"
 
 
 class Mosquitto:
-    """Listens on 127.0.0.1: at ``port`` without TLS for everybody; with ``ca`` only with TLS, and only for :data:`USER`."""
+    """Listens on 127.0.0.1: at ``port`` without TLS for everybody; with ``ca`` only with TLS, and only for
+    :data:`USER`."""
 
     def __init__(self, folder: Path, ca: CA | None = None) -> None:
         program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:{_SBIN}")

@@ -1,4 +1,5 @@
-"""A server that claims to be Redis 6.2. It answers HELLO, INFO, PING and TIME, and every EVAL with a time, and no other command.
+"""A server that claims to be Redis 6.2. It answers HELLO, INFO, PING and TIME, and every EVAL with a time, and no other
+command.
 
 No package here brings one so old. Run it with ``--port N`` or ``--unixsocket PATH``, as ``redis-server`` is.
 """

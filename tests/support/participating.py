@@ -21,13 +21,15 @@ SMALL = {
 
 
 def riders(tmp_path: Path, **overrides: object) -> Config:
-    """The hourly riders.toml over a small box at resolution 7, its key file in ``tmp_path``; overrides are dotted keys."""
+    """The hourly riders.toml over a small box at resolution 7, its key file in ``tmp_path``; overrides are dotted
+    keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | SMALL
     return load_config(hourly.RIDERS, **(settings | overrides))
 
 
 def skeleton(body: dict[str, Any]) -> dict[str, Any]:
-    """A message without its noisy numbers, what is made of them, and the digests over them and over the memory they leave."""
+    """A message without its noisy numbers, what is made of them, and the digests over them and over the memory they
+    leave."""
     noisy = ("value", "raw", "clamped", "scale", "interval", "at_bound")
 
     def bare(part: Any) -> Any:
@@ -46,7 +48,8 @@ def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:
 
 
 def loss(plan: Plan, one: np.ndarray, two: np.ndarray) -> Fraction:
-    """Privacy loss between two windows' integers (R, C) of equal scales: Σ|Δ|·s/t in ε, under zCDP Σ Δ²·s²/(2t²) in ρ."""
+    """Privacy loss between two windows' integers (R, C) of equal scales: Σ|Δ|·s/t in ε, under zCDP Σ Δ²·s²/(2t²) in
+    ρ."""
     moved = one - two
     if not plan.gaussian:
         amounts = np.abs(moved).sum(axis=1).tolist()

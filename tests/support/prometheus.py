@@ -1,4 +1,5 @@
-"""A real Prometheus on loopback, and what it answers. ``prometheus`` must be on PATH (Debian: apt-get install prometheus)."""
+"""A real Prometheus on loopback, and what it answers. ``prometheus`` must be on PATH (Debian: apt-get install
+prometheus)."""
 
 from __future__ import annotations
 
@@ -40,9 +41,11 @@ class Prometheus:
             raise RefusedError(refused.read().decode()) from None
 
     def greatest(self, expression: str, seconds: float) -> float | None:
-        """The greatest value of any series in the last ``seconds``, as a panel would draw it; None where it has no data.
+        """The greatest value of any series in the last ``seconds``, as a panel would draw it; None where it has no
+        data.
 
-        A value that is no number, such as a quantile of a histogram that saw nothing, is no data. Raises :class:`RefusedError`.
+        A value that is no number, such as a quantile of a histogram that saw nothing, is no data. Raises
+        :class:`RefusedError`.
         """
         now = time.time()
         drawn = self.ask("query_range", query=expression, start=now - seconds, end=now, step=STEP_SECONDS)

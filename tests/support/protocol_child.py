@@ -29,7 +29,8 @@ _FORKED.set_forkserver_preload([__name__, "pytest"])
 def exit_code(
     config_path: Path, feed: str, key: Path, bootstrap: str, url: str, slot: int, last_step: str, **more: Any
 ) -> int:
-    """Exit code of a process that closed ``slot`` or was killed (−9) after ``last_step``. ``more``: other keys of the configuration."""
+    """Exit code of a process that closed ``slot`` or was killed (−9) after ``last_step``. ``more``: other keys of the
+    configuration."""
     child = _FORKED.Process(target=_run, args=(config_path, feed, str(key), bootstrap, url, slot, last_step, more))
     child.start()
     child.join()

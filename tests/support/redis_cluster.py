@@ -1,7 +1,8 @@
 """A Redis Cluster on loopback: three masters with a replica each, whose servers a test may kill or stop.
 
-Clients and replicas log in with a password, so that other users of the machine read no rows. The bus between the servers has no
-login: whoever joins by it gets no rows without the password. With TLS its servers also show each other their certificates.
+Clients and replicas log in with a password, so that other users of the machine read no rows. The bus between the
+servers has no login: whoever joins by it gets no rows without the password. With TLS its servers also show each other
+their certificates.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ class LocalCluster:
         raise AssertionError(f"no master holds {key}")
 
     def move(self, key: str, pause: float) -> None:
-        """Move the hash slot of ``key`` to another master, key by key, with ``pause`` seconds after each: as operators rebalance."""
+        """Move the hash slot of ``key`` to another master, key by key, with ``pause`` seconds after each: as operators
+        rebalance."""
         source = self.master_of(key)
         masters = [node for node in self.nodes if node.client.execute_command("ROLE")[0] == b"master"]
         target = next(node for node in masters if node is not source)

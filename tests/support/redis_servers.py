@@ -1,7 +1,8 @@
 """Two servers for tests of state, ledger and closing: the embedded one, and the ``redis-server`` on PATH.
 
-A folder asks for them by a ``conftest.py`` that imports :func:`pytest_generate_tests` from here. Tests of what differs between
-servers (scripts, the append-only file, versions) are marked ``every_server``; ``--all`` runs the others on both, too.
+A folder asks for them by a ``conftest.py`` that imports :func:`pytest_generate_tests` from here. Tests of what differs
+between servers (scripts, the append-only file, versions) are marked ``every_server``; ``--all`` runs the others on
+both, too.
 """
 
 from __future__ import annotations

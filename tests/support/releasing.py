@@ -37,7 +37,8 @@ def due_of(config: Config, slot: int = SLOT) -> Due:
 def planned(
     config: Config, rows: np.ndarray, left: np.ndarray | int | None = None, slot: int = SLOT
 ) -> tuple[Plan, Contributions]:
-    """The service's plan of the window at ``slot``, and its contributions. ``left``: budgets, by default untouched ones."""
+    """The service's plan of the window at ``slot``, and its contributions. ``left``: budgets, by default untouched
+    ones."""
     plan, contributions, _ = planned_with_fixes(config, rows, left, slot)
     return plan, contributions
 

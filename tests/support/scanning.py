@@ -1,4 +1,5 @@
-"""A small deployment whose every output is written down: real Kafka, Redis and worker parts, a clock that the test moves."""
+"""A small deployment whose every output is written down: real Kafka, Redis and worker parts, a clock that the test
+moves."""
 
 from __future__ import annotations
 
@@ -86,8 +87,9 @@ class _Overwhelming(np.ndarray):
 class Swallowing(Noise):
     """Recorded noise that replaces the number to which it is added, and choices that ignore their costs.
 
-    It makes the noisy numbers and choices of any two histories equal, as their noise might. A release that is a function of
-    these and of public numbers alone is then the same to the byte; whatever still differs did not pass through noise.
+    It makes the noisy numbers and choices of any two histories equal, as their noise might. A release that is a
+    function of these and of public numbers alone is then the same to the byte; whatever still differs did not pass
+    through noise.
     """
 
     def __init__(self) -> None:
@@ -161,7 +163,8 @@ def worker_parts(monkeypatch: pytest.MonkeyPatch, noise: Callable[[], Noise]) ->
 async def observe(
     config: Config, redis: Redis, arrivals: Hourly, clock: Clock, *, look: bool = True, hours: int = HOURS
 ) -> Transcript:
-    """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API too."""
+    """Run the feed for ``hours`` through a fresh broker state and write down every output; ``look``: the public API
+    too."""
     await redis.flushall()
     close_process.begin_anew()
     await Ledger(redis, config.feed.name).start_generation(birth=0)

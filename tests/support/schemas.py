@@ -1,4 +1,5 @@
-"""Whether messages are what their schemas say, by the validator in Rust, which takes a hundredth of the time of that in Python.
+"""Whether messages are what their schemas say, by the validator in Rust, which takes a hundredth of the time of that in
+Python.
 
 ``tests/stream/statistics/test_pipeline.py`` asks both.
 """

@@ -1,4 +1,5 @@
-"""Two feeds with the same users that share a ledger, and what their releases cost each user, counted without the ledger."""
+"""Two feeds with the same users that share a ledger, and what their releases cost each user, counted without the
+ledger."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def charges_of(plan: Plan) -> Counter[int]:
 
 
 async def drawn(redis: Redis, config: Config, slot: int = SLOT, hook: Any = None) -> Counter[int]:
-    """Release a window; returns what each user pays for the plan from which it was drawn. ``hook``: called after each step."""
+    """Release a window; returns what each user pays for the plan from which it was drawn. ``hook``: called after each
+    step."""
     plans: list[Plan] = []
 
     async def look(step: str) -> None:

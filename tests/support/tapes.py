@@ -1,7 +1,9 @@
-"""Recorded noise for tests of distributions: the same answer in every run, so that a correct mechanism is never refuted by chance.
+"""Recorded noise for tests of distributions: the same answer in every run, so that a correct mechanism is never refuted
+by chance.
 
-A statistical test states its α for noise that is fresh; on a recorded tape it either holds or does not. ``HEXVEIL_FRESH_NOISE=1``
-draws from the operating system instead: then the suite's false alarms are what the tests state.
+A statistical test states its α for noise that is fresh; on a recorded tape it either holds or does not.
+``HEXVEIL_FRESH_NOISE=1`` draws from the operating system instead: then the suite's false alarms are what the tests
+state.
 
 Some samples cannot be recorded: another library draws them. Such a test carries the marker ``false_alarm`` with its α;
 ``tests/audit/test_false_alarms.py`` adds them up.

@@ -1,10 +1,11 @@
 """Which cells a rule names in a window, from released numbers only. Pure.
 
-A rule names a cell if each of its k windows supports the claim on its own, at the level of :func:`significance.level`. The
-probabilities of the k windows are not multiplied: the claim is about every window, so it is wrong as soon as it is wrong in one
-of them, and then that window's test alone errs with the level (an intersection–union test: Berger, Technometrics 24, 1982).
-This needs no independence between windows. Values as released are judged, never smoothed ones, because only their noise is known.
-A merged cell is what its finer neighbours leave of it. In windows where it is another area, it is another cell.
+A rule names a cell if each of its k windows supports the claim on its own, at the level of :func:`significance.level`.
+The probabilities of the k windows are not multiplied: the claim is about every window, so it is wrong as soon as it is
+wrong in one of them, and then that window's test alone errs with the level (an intersection–union test: Berger,
+Technometrics 24, 1982). This needs no independence between windows. Values as released are judged, never smoothed ones,
+because only their noise is known. A merged cell is what its finer neighbours leave of it. In windows where it is
+another area, it is another cell.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class _Named(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """A rule, a cell and the last of the k windows in which its claim holds. ``new``: it was not so a window earlier."""
+    """A rule, a cell and the last of the k windows in which its claim holds. ``new``: it was not so a window
+    earlier."""
 
     rule: AlertRule
     cell: str
@@ -99,7 +101,8 @@ class Alert(NamedTuple):
 
 
 def chain(view: View, window: WindowView, usual: Usual, rules: Sequence[AlertRule]) -> list[Judged]:
-    """The window and complete ones that end where the next begins, newest first: as many as the rules look at, and one more."""
+    """The window and complete ones that end where the next begins, newest first: as many as the rules look at, and one
+    more."""
     ends = {other.end: other for other in view.windows.values() if other.complete and other.feed == window.feed}
     windows: list[WindowView] = [window]
     while len(windows) <= max((rule.windows for rule in rules), default=0) and windows[-1].start in ends:
@@ -169,7 +172,8 @@ def _areas(cells: CellArray, rests: Rests) -> list[_Area]:
 
 
 def _has_laplace_noise(marker: CloseMarker) -> bool:
-    """Whether means have Laplace noise. That it is their only noise, the configuration ensures by ``speed.mean_mechanism``."""
+    """Whether means have Laplace noise. That it is their only noise, the configuration ensures by
+    ``speed.mean_mechanism``."""
     return (marker.relation, marker.accounting) == ("values", "pure")
 
 
@@ -196,8 +200,8 @@ def _against_usual(
 def _earlier(
     judged: WindowView, cells: CellArray, windows: Sequence[WindowView], usual: Usual
 ) -> tuple[FloatArray, FloatArray]:
-    """Released means of the ``cells`` in those windows and their scales, shape (N, C) each; scale 0 where there is none of the
-    area that the cell is in the ``judged`` window.
+    """Released means of the ``cells`` in those windows and their scales, shape (N, C) each; scale 0 where there is none
+    of the area that the cell is in the ``judged`` window.
     """
     values, scales = np.zeros((2, max(len(windows), 1), len(cells)))
     for row, window in enumerate(windows):

@@ -1,21 +1,24 @@
 """How easily noise alone makes a released mean look as low as it does: upper bounds on tail probabilities. Pure.
 
-A rule claims something of exact means: the mean of a cell, clipped and weighted as its window says but without noise, is below
-a limit. Each function bounds the probability of a number as low as the released one if the claim does not hold, whatever the
-exact means are. The noise is known: its scale was released.
+A rule claims something of exact means: the mean of a cell, clipped and weighted as its window says but without noise,
+is below a limit. Each function bounds the probability of a number as low as the released one if the claim does not
+hold, whatever the exact means are. The noise is known: its scale was released.
 
 **Sums of Laplace noise.** For independent Lᵢ with scales bᵢ and b = max bᵢ, and any t > 0,
 
     P(Σ Lᵢ ≥ t) <= ½ exp(−t/b) ∏ 1/(1 − bᵢ²/b²), without the widest in the product,        (1)
 
-because P(L ≥ s) <= ½ exp(−s/b) for every s, and E exp(V/b) is that product for the sum V of the others; for a single L it is
-exact. And Chernoff's bound, for 0 < λ < 1/b: P(Σ Lᵢ ≥ t) <= exp(−λt) ∏ 1/(1 − λ²bᵢ²). The least of them is taken. Both hold for
-discrete Laplace noise, too: (1) after half a step of the grid is taken off t, which :data:`ROUNDED` covers.
+because P(L ≥ s) <= ½ exp(−s/b) for every s, and E exp(V/b) is that product for the sum V of the others; for a single L
+it is exact. And Chernoff's bound, for 0 < λ < 1/b: P(Σ Lᵢ ≥ t) <= exp(−λt) ∏ 1/(1 − λ²bᵢ²). The least of them is taken.
+Both hold for discrete Laplace noise, too: (1) after half a step of the grid is taken off t, which :data:`ROUNDED`
+covers.
 
-**Sums of Gaussian noise** (discrete or not): P(Σ Gᵢ ≥ t) <= exp(−t²/(2 Σ σᵢ²)) (Canonne, Kamath, Steinke 2020, corollary 17).
+**Sums of Gaussian noise** (discrete or not): P(Σ Gᵢ ≥ t) <= exp(−t²/(2 Σ σᵢ²)) (Canonne, Kamath, Steinke 2020,
+corollary 17).
 
-**A ratio of noisy numbers** (relation "participation"): the mean is x̃ = S̃/Ñ, so x̃ as such has no known law. But the exact
-mean is at least r if and only if S − rN >= 0, and S̃ − rÑ = (x̃ − r)Ñ has noise that is a sum as above (Fieller 1954).
+**A ratio of noisy numbers** (relation "participation"): the mean is x̃ = S̃/Ñ, so x̃ as such has no known law. But the
+exact mean is at least r if and only if S − rN >= 0, and S̃ − rÑ = (x̃ − r)Ñ has noise that is a sum as above (Fieller
+1954).
 """
 
 from __future__ import annotations
@@ -40,13 +43,15 @@ _DAY = 86_400.0
 def level(false_alarms_per_day: float, seconds: float, cells: int) -> float:
     """The probability that each of the ``cells`` tests of a window of that length may err with.
 
-    Bonferroni: expectations add up whatever depends on what, so all tests of a day err no more often than the rule allows.
+    Bonferroni: expectations add up whatever depends on what, so all tests of a day err no more often than the rule
+    allows.
     """
     return min(false_alarms_per_day * seconds / _DAY / max(cells, 1), 0.5)
 
 
 def laplace_tail(excess: FloatArray, scales: FloatArray) -> FloatArray:
-    """Bound on P(Σᵢ Lᵢ >= ``excess``), shape (C,), for independent Laplace noise of ``scales`` (N, C); scale 0 is no noise."""
+    """Bound on P(Σᵢ Lᵢ >= ``excess``), shape (C,), for independent Laplace noise of ``scales`` (N, C); scale 0 is no
+    noise."""
     widest = scales.max(axis=0)
     known = (widest > 0) & (excess > 0)
     distance = np.where(known, excess, 0.0) / np.where(known, widest, 1.0)
@@ -60,7 +65,8 @@ def laplace_tail(excess: FloatArray, scales: FloatArray) -> FloatArray:
 
 
 def gaussian_tail(excess: FloatArray, deviation: FloatArray) -> FloatArray:
-    """Bound on P(G >= ``excess``), shape (C,), for a sum of independent Gaussian noise with that standard ``deviation``."""
+    """Bound on P(G >= ``excess``), shape (C,), for a sum of independent Gaussian noise with that standard
+    ``deviation``."""
     known = (deviation > 0) & (excess > 0)
     return np.where(known, np.exp(-0.5 * np.square(excess / np.where(known, deviation, 1.0))), 1.0)
 
@@ -75,8 +81,9 @@ def chance_slower(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(Chance, usual, limit), each of shape (C,), for the claim: exact mean < ``share`` · exact usual − ``less``.
 
-    ``now``: values and scales (C,); ``earlier``: values and scales (N, C), scale 0 where a window has none of the cell. Usual is
-    the mean of the earlier values weighted by precision; NaN where fewer than :data:`ENOUGH` windows know the cell.
+    ``now``: values and scales (C,); ``earlier``: values and scales (N, C), scale 0 where a window has none of the cell.
+    Usual is the mean of the earlier values weighted by precision; NaN where fewer than :data:`ENOUGH` windows know the
+    cell.
     """
     values, scales = earlier
     present = scales > 0
@@ -95,9 +102,9 @@ def chance_ratio_below(
 ) -> FloatArray:
     """Of means (C,) that are ratios of noisy numbers, if the exact ones are not below ``limit``.
 
-    ``shares``: released means as shares of their range; ``limit``: likewise. ``counts`` and their ``scales``: the denominators. Of
-    the degree + 1 noisy sums of a cell (:mod:`dpcore.bernstein`), the count is the sum and the mean a form of them. A count of 1 or
-    less says nothing.
+    ``shares``: released means as shares of their range; ``limit``: likewise. ``counts`` and their ``scales``: the
+    denominators. Of the degree + 1 noisy sums of a cell (:mod:`dpcore.bernstein`), the count is the sum and the mean a
+    form of them. A count of 1 or less says nothing.
     """
     counted = counts > 1
     excess = np.where(counted, (limit - shares) * counts - _COUNT_ROUNDED * np.abs(limit - shares), 0.0)

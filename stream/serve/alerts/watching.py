@@ -50,8 +50,8 @@ class _Chain(NamedTuple):
 class Alerts:
     """The rules of the configured feed. Windows that were there before the start are not told of.
 
-    What is told of a window are its alerts that this process did not find in the window before. So after a restart the first
-    window tells every alert, those that began while nobody watched among them.
+    What is told of a window are its alerts that this process did not find in the window before. So after a restart the
+    first window tells every alert, those that began while nobody watched among them.
     """
 
     def __init__(

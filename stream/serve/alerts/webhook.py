@@ -56,7 +56,8 @@ def signing_secret(webhook: WebhookConfig) -> bytes:
         raise ConfigError(f"public.webhook.secret_file {webhook.secret_file}: {error.strerror}; {remedy}") from None
     if len(secret) < LEAST_SECRET:
         raise ConfigError(
-            f"public.webhook.secret_file {webhook.secret_file} has {len(secret)} bytes, fewer than {LEAST_SECRET}; {remedy}"
+            f"public.webhook.secret_file {webhook.secret_file} has {len(secret)} bytes, fewer than {LEAST_SECRET}; "
+            f"{remedy}"
         )
     return secret
 
@@ -87,7 +88,8 @@ class Webhook:
         self._wake.set()
 
     async def run(self) -> None:
-        """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next one is made."""
+        """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next one is
+        made."""
         # No cookies, no proxies of the environment, and no redirects: alerts go where the configuration says.
         options = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=options, cookie_jar=aiohttp.DummyCookieJar()) as session:

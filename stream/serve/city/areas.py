@@ -70,7 +70,8 @@ class PolygonArea:
         self._box: list[float] = [*corners.min(axis=0).tolist(), *corners.max(axis=0).tolist()]
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
-        """Those whose centre lies inside. Only cells with their centre in the box around the polygons are compared with edges."""
+        """Those whose centre lies inside. Only cells with their centre in the box around the polygons are compared with
+        edges."""
         near = [(cell, centre) for cell, apart in cells if self._is_near(centre := centre_of(cell, apart))]
         if not near:
             return []
@@ -93,7 +94,8 @@ class PolygonArea:
 
 
 class Corridor:
-    """The cells that a route crosses. A larger released cell belongs to it if it covers one of them, a smaller one if it lies in one."""
+    """The cells that a route crosses. A larger released cell belongs to it if it covers one of them, a smaller one if
+    it lies in one."""
 
     kind: Literal["polygon", "route"] = "route"
 
@@ -166,7 +168,8 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
             areas.update((area.name, area) for area in _polygon_areas(body))
         except (ValueError, RecursionError) as error:
             raise ConfigError(
-                f"public.areas {path} is no file of areas: {error}; write a GeoJSON FeatureCollection of Polygons, each with a "
+                f"public.areas {path} is no file of areas: {error}; write a GeoJSON FeatureCollection of Polygons, "
+                "each with a "
                 "property 'name'"
             ) from None
     if places.resolution is not None:
@@ -174,7 +177,8 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
             cells = places.corridors[route]
             if len(cells) > MOST_CROSSED:
                 raise ConfigError(
-                    f"public.places: route {route[:40]!r} crosses {len(cells)} cells, more than {MOST_CROSSED}; write the places "
+                    f"public.places: route {route[:40]!r} crosses {len(cells)} cells, more than {MOST_CROSSED}; write "
+                    "the places "
                     "at a coarser resolution"
                 )
             areas[ROUTE + route] = Corridor(route, cells, places.resolution)
@@ -216,7 +220,8 @@ def _polygon_area(feature: Any, where: str) -> PolygonArea:
 
 
 def _leaves(shape: Any) -> Iterable[Any]:
-    """Everything in a geometry's coordinates that is no list, one by one, so that they are counted before they are checked."""
+    """Everything in a geometry's coordinates that is no list, one by one, so that they are counted before they are
+    checked."""
     pending = [shape.get("coordinates")] if isinstance(shape, dict) else []
     while pending:
         item = pending.pop()

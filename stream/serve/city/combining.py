@@ -1,18 +1,19 @@
 """The released statistics of several cells together: mean speed and how many, with the error of the noise. Pure.
 
-A combination of released numbers is post-processing and costs no budget. Cells carry independent noise, so variances add.
+A combination of released numbers is post-processing and costs no budget. Cells carry independent noise, so variances
+add.
 
 Relation "values": the number of events is exact and a mean's noise does not depend on it, so the mean is that of the
-released means as they are (raw), weighted by events. Relation "participation": a mean is a ratio of noisy numbers, which is
-biased towards the middle of its range where few users were; weighted by its noisy count, an empty cell would pull the area
-there. So the ratios are undone: with l, w the lower end and width of the cell's range, n its raw count and r its raw mean,
-the noisy sum of speeds is s = (l + w/2)·n + (r − l − w/2)·max(n, 1), as :mod:`dpcore.bernstein` took the ratio. The mean is
-Σs/Σn, its interval Fieller's: all m with (Σs − m·Σn)² <= z²·Var(noise of Σs − m·Σn). Where Σn is not clearly above 0 these
-are no interval, and there is no mean.
+released means as they are (raw), weighted by events. Relation "participation": a mean is a ratio of noisy numbers,
+which is biased towards the middle of its range where few users were; weighted by its noisy count, an empty cell would
+pull the area there. So the ratios are undone: with l, w the lower end and width of the cell's range, n its raw count
+and r its raw mean, the noisy sum of speeds is s = (l + w/2)·n + (r − l − w/2)·max(n, 1), as :mod:`dpcore.bernstein`
+took the ratio. The mean is Σs/Σn, its interval Fieller's: all m with (Σs − m·Σn)² <= z²·Var(noise of Σs − m·Σn). Where
+Σn is not clearly above 0 these are no interval, and there is no mean.
 
-What a model made of the cells' means (:mod:`stream.messages.estimate`) has errors that may depend on each other, so they are
-not averaged out: the weighted mean of the estimates has the weighted means of their ends as its interval. Where that is narrower
-than the interval of the released means together, it leads; else these do.
+What a model made of the cells' means (:mod:`stream.messages.estimate`) has errors that may depend on each other, so
+they are not averaged out: the weighted mean of the estimates has the weighted means of their ends as its interval.
+Where that is narrower than the interval of the released means together, it leads; else these do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.messages.estimate import RELEASED, estimates_of
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
-"""Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %."""
+"""Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95
+%."""
 
 _COUNTED, _MEASURED = 0.05, 0.0005
 """Rounding errors of a released count and of a released mean, at most."""
@@ -56,7 +58,8 @@ class _Range(msgspec.Struct):
 
 
 class CellNumbers(msgspec.Struct):
-    """What is read of a released cell. ``events`` is absent where users are counted instead: weights "share" and "user"."""
+    """What is read of a released cell. ``events`` is absent where users are counted instead: weights "share" and
+    "user"."""
 
     cell: str
     status: str
@@ -87,11 +90,12 @@ def _numbers(body: dict[str, Any]) -> CellNumbers:
 
 
 def combined(cells: Sequence[CellNumbers], upper: float) -> dict[str, Any]:
-    """Events or users, and mean speed (km/h, clipped to [0, ``upper``]) of the cells together, each with its 95 % interval.
+    """Events or users, and mean speed (km/h, clipped to [0, ``upper``]) of the cells together, each with its 95 %
+    interval.
 
-    ``mean`` is None where no cell is published, and where so few may have been there that the noise leaves the mean open.
-    ``estimate`` is the leading mean, with its ``method``; None where nobody is estimated.
-    Of ``events`` and ``users`` that is None by which the means are not weighted. The interval of exact events is None.
+    ``mean`` is None where no cell is published, and where so few may have been there that the noise leaves the mean
+    open. ``estimate`` is the leading mean, with its ``method``; None where nobody is estimated. Of ``events`` and
+    ``users`` that is None by which the means are not weighted. The interval of exact events is None.
     """
     published = [cell for cell in cells if cell.status == "published" and cell.mean is not None]
     noisy = any(isinstance(cell.counted, _Estimate) for cell in published)

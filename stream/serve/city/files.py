@@ -1,4 +1,5 @@
-"""Bounds and errors of the files that describe the city: whoever writes one cannot fill the memory or slip in a control character."""
+"""Bounds and errors of the files that describe the city: whoever writes one cannot fill the memory or slip in a control
+character."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)))
 def check_name(name: str, where: str) -> str:
     """``name`` without spaces at its ends and without controls of direction.
 
-    Raises :class:`ValueError` for one that is empty, too long, has control characters or breaks of lines, or shows nothing.
+    Raises :class:`ValueError` for one that is empty, too long, has control characters or breaks of lines, or shows
+    nothing.
     """
     name = name.translate(_DIRECTIONS).strip()
     if not name:

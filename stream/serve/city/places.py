@@ -139,7 +139,8 @@ def read_places(path: Path | None) -> Places:
         _check_scheduled(file)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(
-            f"public.places {path} is no file of places: {error}; write one with 'hexveil gtfs FILE.zip --out places.json'"
+            f"public.places {path} is no file of places: {error}; write one with 'hexveil gtfs FILE.zip --out "
+            "places.json'"
         ) from None
     return Places(file)
 

@@ -1,9 +1,11 @@
-"""Speed and travel time along the lines of a route in one window, from the estimates of the cells that they cross. Pure.
+"""Speed and travel time along the lines of a route in one window, from the estimates of the cells that they cross.
+Pure.
 
-A line is cut where it leaves a cell. With L metres in a cell of v km/h the way takes the sum of 3.6·L/v seconds. The errors of
-cells may depend on each other, and one that a line crosses twice errs twice alike, so they are not averaged out: the interval of
-the time goes from all cells at the upper ends of their intervals to all at the lower ends. It holds if the errors of cells are
-jointly normal, whatever their correlation. Where a lower end is (nearly) 0, the time has no upper end.
+A line is cut where it leaves a cell. With L metres in a cell of v km/h the way takes the sum of 3.6·L/v seconds. The
+errors of cells may depend on each other, and one that a line crosses twice errs twice alike, so they are not averaged
+out: the interval of the time goes from all cells at the upper ends of their intervals to all at the lower ends. It
+holds if the errors of cells are jointly normal, whatever their correlation. Where a lower end is (nearly) 0, the time
+has no upper end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The scheduled speed of released cells in a window: all scheduled metres by all scheduled seconds. Public facts. Pure."""
+"""The scheduled speed of released cells in a window: all scheduled metres by all scheduled seconds. Public facts.
+Pure."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class ScheduledService:
     def _owners(self, cells: list[Released]) -> dict[int, str]:
         """By number of a scheduled cell, the smallest released or excluded one that covers it.
 
-        A cell that excludes parts smaller than the scheduled cells owns none, because what remains of these is not known.
+        A cell that excludes parts smaller than the scheduled cells owns none, because what remains of these is not
+        known.
         """
         cut = {cell for cell, excludes in cells if any(h3.get_resolution(e) > self._resolution for e in excludes)}
         claims = {part for cell, excludes in cells for part in (cell, *excludes)}

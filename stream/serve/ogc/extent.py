@@ -1,7 +1,7 @@
 """In which box the features of a collection lie. Pure functions.
 
-Source: OGC 17-069r4, "OGC API - Features - Part 1: Core", requirement /req/core/fc-md-extent: the extent includes every geometry of the
-collection.
+Source: OGC 17-069r4, "OGC API - Features - Part 1: Core", requirement /req/core/fc-md-extent: the extent includes every
+geometry of the collection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Handlers of OGC API - Features: landing page, conformance, collections, their features page by page, and one feature.
 
-Source: OGC 17-069r4, "OGC API - Features - Part 1: Core". Each feed has two collections: its newest complete window, and all
-complete windows, newest first. Features have the flat rows of the downloads as properties.
+Source: OGC 17-069r4, "OGC API - Features - Part 1: Core". Each feed has two collections: its newest complete window,
+and all complete windows, newest first. Features have the flat rows of the downloads as properties.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _OPENAPI = "application/vnd.oai.openapi+json;version=3.1"
 MOST_FEATURES = 2_000
 """Features of a page at most, some 2 MB; a larger limit counts as this one."""
 MOST_SCANNED = 20_000
-"""Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few features."""
+"""Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few
+features."""
 MOST_WAITING = 16
 """Pages that may be made or wait at the same time: anybody may ask for pages that nobody asked for before."""
 
@@ -48,8 +49,8 @@ class Features:
     def __init__(
         self, feed: str, domain: BoundingBox, view: View, answers: Answers, described: Mapping[str, str]
     ) -> None:
-        """``domain``: of that feed. ``described``: paths at which the API is described, by their relation ``service-desc`` or
-        ``service-doc``.
+        """``domain``: of that feed. ``described``: paths at which the API is described, by their relation
+        ``service-desc`` or ``service-doc``.
         """
         self._feed, self._view, self._answers, self._described = feed, view, answers, described
         west, east = (-180.0, 180.0) if domain.crosses_180 else (domain.west, domain.east)
@@ -169,7 +170,8 @@ class Features:
 def _chosen(
     windows: Sequence[WindowView], bounds: Bounds | None, after: tuple[str, str] | None, limit: int
 ) -> tuple[list[tuple[WindowView, Place]], str | None]:
-    """At most ``limit`` cells of windows after ``after``; and after which the next page begins, None after the last one."""
+    """At most ``limit`` cells of windows after ``after``; and after which the next page begins, None after the last
+    one."""
     chosen: list[tuple[WindowView, Place]] = []
     last: str | None = None
     for scanned, (window, place) in enumerate(_from(windows, after)):

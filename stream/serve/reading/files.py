@@ -1,6 +1,7 @@
 """Follows files of releases (NDJSON) as they grow, from ``hexveil replay --out`` or a run without Kafka.
 
-Close markers are numbered in the order of reading: files by name, lines in file order. Other lines are counted and skipped.
+Close markers are numbered in the order of reading: files by name, lines in file order. Other lines are counted and
+skipped.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class ReleaseSourceError(ValueError):
 class Follower:
     """Reads complete lines of one file as it grows.
 
-    If the file is truncated or written anew, reading begins again. If another file takes its name, reading changes to that
-    file once the old one was read to its end.
+    If the file is truncated or written anew, reading begins again. If another file takes its name, reading changes to
+    that file once the old one was read to its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +70,8 @@ class Follower:
         return self._position
 
     def lines(self) -> list[bytes]:
-        """The next complete lines, a few hundred kilobytes at most; empty if there is nothing new. Raises :class:`OSError`."""
+        """The next complete lines, a few hundred kilobytes at most; empty if there is nothing new. Raises
+        :class:`OSError`."""
         if self._file is None and not self._open():
             return []
         assert self._file is not None
@@ -247,7 +249,8 @@ def feed_in(path: Path) -> str | None:
         raise ReleaseSourceError(f"{path}: {error.strerror or error}; give a file that can be read") from None
     if seen:
         raise ReleaseSourceError(
-            f"{path} begins with lines that are no releases; give what 'hexveil replay FILE --offline --out {path.stem}.ndjson' writes"
+            f"{path} begins with lines that are no releases; give what 'hexveil replay FILE --offline --out "
+            f"{path.stem}.ndjson' writes"
         )
     return None
 

@@ -20,7 +20,8 @@ PIECE_BYTES = 256 << 10
 
 
 class Arrival(NamedTuple):
-    """A message as a source found it, not checked yet. ``number``: a close marker's position among the markers, from 1."""
+    """A message as a source found it, not checked yet. ``number``: a close marker's position among the markers, from
+    1."""
 
     topic: str
     ce_id: str
@@ -32,8 +33,8 @@ class Intake:
     """Puts messages into the store, counts them, and announces each window that becomes complete.
 
     Whatever takes time in proportion to a message or a window happens in a thread: decoding, the schema, histograms and
-    digests. The thread is the intake's own, so that readers who ask for much cannot hold it up. The store is changed in the
-    event loop alone.
+    digests. The thread is the intake's own, so that readers who ask for much cannot hold it up. The store is changed in
+    the event loop alone.
     """
 
     def __init__(self, view: View, metrics: PublicMetrics, feed: str, announce: Callable[[WindowView], None]) -> None:
@@ -44,7 +45,8 @@ class Intake:
         self._announce = announce
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self.caught_up = asyncio.Event()
-        """Set by the source once it has passed on everything that existed at the start. No window is announced before that."""
+        """Set by the source once it has passed on everything that existed at the start. No window is announced before
+        that."""
 
     async def take(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         """Take messages of output topics in their order; returns what became of each.
@@ -95,7 +97,8 @@ class Intake:
 
 
 class Source(Protocol):
-    """A source of committed messages. It passes on each at least once, and a close marker only when its position is final."""
+    """A source of committed messages. It passes on each at least once, and a close marker only when its position is
+    final."""
 
     open_files: int
     """Number of files that it may have open at a time."""

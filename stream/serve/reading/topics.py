@@ -1,8 +1,8 @@
 """Reads the output topics with a consumer without group, from the first message of the oldest window to keep.
 
-Close markers order the windows. At the start all markers are read, so that the store knows which windows to keep. Later, a
-marker is used only after everything was read that was in the topics when the marker was seen. So windows become complete in
-the order of their markers, which is the same for every reader, whatever the order of partitions.
+Close markers order the windows. At the start all markers are read, so that the store knows which windows to keep.
+Later, a marker is used only after everything was read that was in the topics when the marker was seen. So windows
+become complete in the order of their markers, which is the same for every reader, whatever the order of partitions.
 """
 
 from __future__ import annotations
@@ -148,7 +148,11 @@ def _problem(partitions: dict[str, set[int]]) -> str | None:
     if missing:
         return f"{', '.join(missing)} do not exist; run: hexveil topics create"
     if len(partitions[WINDOW]) > 1:
-        return f"{WINDOW} has {len(partitions[WINDOW])} partitions, which have no common order; create it again with 1 partition"
+        return (
+            f"{WINDOW} has {len(partitions[WINDOW])} partitions, which have no common order; create "
+            "it "
+            "again with 1 partition"
+        )
     return None
 
 

@@ -1,11 +1,11 @@
 """Regions that users declare in a window: all events of a user with one time are the corners of one region.
 
 To be proved: for neighbours that differ by all events of one user (relation "participation"), the regions of
-:meth:`Corners.regions` differ by at most ``per_user`` (r), all of that user. Proof: which rows are corners, which of them make
-one region, whether it is accepted and which are the last r follow from rows of this user alone; so does the shape of each. So
-:class:`~dpcore.spatial.euler.Euler` with ``regions_per_user`` = r is ε-DP on them: its noise is scaled by r.
-Tested: with whole users, and an audit with noise that is not scaled, in tests/stream/statistics/test_corners.py.
-Source: [B], sections 3 and 4.
+:meth:`Corners.regions` differ by at most ``per_user`` (r), all of that user. Proof: which rows are corners, which of
+them make one region, whether it is accepted and which are the last r follow from rows of this user alone; so does the
+shape of each. So :class:`~dpcore.spatial.euler.Euler` with ``regions_per_user`` = r is ε-DP on them: its noise is
+scaled by r. Tested: with whole users, and an audit with noise that is not scaled, in
+tests/stream/statistics/test_corners.py. Source: [B], sections 3 and 4.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Corners:
 
     @classmethod
     def of_rows(cls, rows: npt.NDArray[np.void], inside: BoolArray) -> Corners:
-        """The corners of regions of which at least one corner is ``inside`` the box, (N,). The order of ``rows`` is immaterial."""
+        """The corners of regions of which at least one corner is ``inside`` the box, (N,). The order of ``rows`` is
+        immaterial."""
         order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
         own, inside = rows[order], inside[order]
         again = same_as_before(*(own[name] for name in ("user", "time", "lat", "lng")))
@@ -63,8 +64,8 @@ class Corners:
         return Corners(self.user[chosen], self.time[chosen], self.lat[chosen], self.lng[chosen])
 
     def regions(self, x: FloatArray, y: FloatArray, *, diameter: float, per_user: int) -> Regions:
-        """The last ``per_user`` regions of each user, as hulls of diameter at most ``diameter``; ``x`` and ``y``: the corners in
-        the unit of length of the domain, shape (C,). A region of more than
+        """The last ``per_user`` regions of each user, as hulls of diameter at most ``diameter``; ``x`` and ``y``: the
+        corners in the unit of length of the domain, shape (C,). A region of more than
         :data:`~dpcore.spatial.declared.MAX_DECLARED_CORNERS` corners is refused by itself.
         """
         region = _groups(self.user, self.time)

@@ -1,6 +1,7 @@
 """Fixes of a window inside the public box of its histograms, and the choice of those that represent a user.
 
-The choice depends on the user's own rows and on the configuration only, so no user's presence changes what another contributes.
+The choice depends on the user's own rows and on the configuration only, so no user's presence changes what another
+contributes.
 """
 
 from __future__ import annotations
@@ -77,10 +78,11 @@ class Fixes:
 
 
 def fixes_of(rows: npt.NDArray[np.void], box: Box | None, *, declared: bool = False) -> Fixes | None:
-    """Fixes inside ``box``; None without a box. The order of ``rows`` does not matter. ``declared``: with the corners of the
-    regions that users declared.
+    """Fixes inside ``box``; None without a box. The order of ``rows`` does not matter. ``declared``: with the corners
+    of the regions that users declared.
 
-    Of rows with equal (user, time), the one with the lowest (cell, lat, lng) is kept, so measured values have no influence.
+    Of rows with equal (user, time), the one with the lowest (cell, lat, lng) is kept, so measured values have no
+    influence.
     """
     if box is None:
         return None

@@ -1,8 +1,8 @@
 """Spatial histograms of a window: plan, draw, message body. Each protects participation, under either relation.
 
 A user who pays contributes at most ``fixes_per_user`` fixes to every histogram, and one region to "euler", or the last
-``regions_per_user`` that they declared, chosen from their own rows; "euler" has the noise of so many. All histograms use
-the same users, so their shares of ε add up. A user pays for all of them or takes no part.
+``regions_per_user`` that they declared, chosen from their own rows; "euler" has the noise of so many. All histograms
+use the same users, so their shares of ε add up. A user pays for all of them or takes no part.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _TUNING_SEED = 7
 
 @dataclass(frozen=True)
 class DrawnHistogram:
-    """One released histogram, its budget in µε, and how many fixes of a user it counts: 1 where it counts ``regions``."""
+    """One released histogram, its budget in µε, and how many fixes of a user it counts: 1 where it counts
+    ``regions``."""
 
     mechanism: str
     epsilon_micro: int
@@ -63,7 +64,8 @@ class DrawnHistogram:
 
 
 class Asked(NamedTuple):
-    """What the histograms of a window ask of each of its users, in the ledger's unit, (L,), and the digest of all fixes."""
+    """What the histograms of a window ask of each of its users, in the ledger's unit, (L,), and the digest of all
+    fixes."""
 
     charges: IntArray
     fixes_digest: str
@@ -71,12 +73,14 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Histograms:
-    """The spatial histograms of a window, of the same shape as the statistics of speed; ``terms``: None if there are none."""
+    """The spatial histograms of a window, of the same shape as the statistics of speed; ``terms``: None if there are
+    none."""
 
     terms: HistogramTerms | None
 
     def plan(self, fixes: Fixes | None, users: IdArray) -> Asked:
-        """The charge of each of ``users``: the whole cost if they have a fix in the box, else 0. Raises :class:`PlanError`."""
+        """The charge of each of ``users``: the whole cost if they have a fix in the box, else 0. Raises
+        :class:`PlanError`."""
         if self.terms is None:
             return Asked(np.zeros(len(users), dtype=np.int64), "")
         if fixes is None:
@@ -93,7 +97,8 @@ class Histograms:
 
 
 def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
-    """The fixes of users whose charge covers the histograms. Raises :class:`PlanError` if the fixes are not those planned."""
+    """The fixes of users whose charge covers the histograms. Raises :class:`PlanError` if the fixes are not those
+    planned."""
     terms = plan.terms.histogram
     if terms is None or fixes is None or fixes.digest != plan.fixes_digest:
         raise PlanError(
@@ -105,7 +110,8 @@ def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
 
 
 def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[DrawnHistogram]:
-    """Draw every histogram of the plan, ordered by name. Raises :class:`PlanError` if the fixes are not those planned."""
+    """Draw every histogram of the plan, ordered by name. Raises :class:`PlanError` if the fixes are not those
+    planned."""
     settings = plan.terms.histogram
     if settings is None:
         return []
@@ -200,7 +206,8 @@ def mechanism_of(name: str, terms: HistogramTerms) -> SpatialMechanism:
 
 
 def _tuning_queries(terms: HistogramTerms) -> Rectangles:
-    """Random rectangles of whole cells, the same in every window; squares of the configured shares of the box, if any."""
+    """Random rectangles of whole cells, the same in every window; squares of the configured shares of the box, if
+    any."""
     rng = np.random.default_rng(_TUNING_SEED)
     if terms.tuning_areas:
         side = np.sqrt(np.resize(np.array(terms.tuning_areas), terms.tuning_queries))[:, None]

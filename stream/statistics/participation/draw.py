@@ -25,8 +25,8 @@ FloatArray = npt.NDArray[np.float64]
 
 _NO_BOUND = float(2**53)
 _LAPLACE = (ONE_SIDED, 2.61)
-"""97.5 % and 98.75 % quantiles of a Laplace variable, in standard deviations; sums of independent ones have smaller quantiles.
-Two intervals with the latter contain both numbers with 95 %."""
+"""97.5 % and 98.75 % quantiles of a Laplace variable, in standard deviations; sums of independent ones have smaller
+quantiles. Two intervals with the latter contain both numbers with 95 %."""
 AREA_USERS, AREA_MEAN = "area_users", "area_mean"
 """Names of the columns, of one row, of the area as a whole."""
 _NORMAL = (1.96, 2.2415)
@@ -34,7 +34,8 @@ _NORMAL = (1.96, 2.2415)
 
 
 def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
-    """The true integers to which noise is added, in 1/UNIT: shape (R, C), rows as in :attr:`Layout.rows`. Never publish them."""
+    """The true integers to which noise is added, in 1/UNIT: shape (R, C), rows as in :attr:`Layout.rows`. Never publish
+    them."""
     kept = contributions.retain(plan.retained)
     return integers(layout_of(plan.terms), kept, PublicCells(plan.cells, plan.ranges))
 
@@ -61,7 +62,8 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
 
 @dataclass(frozen=True)
 class _Law:
-    """The noise of a plan: standard deviations of its parts in full weights, and the scale and interval stated for them."""
+    """The noise of a plan: standard deviations of its parts in full weights, and the scale and interval stated for
+    them."""
 
     deviations: FloatArray
     per_scale: float
@@ -105,7 +107,8 @@ def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
 
 
 def area_columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
-    """Users and mean of all cells together, columns of one row, from the area's ``noisy`` numbers (2,), in full weights."""
+    """Users and mean of all cells together, columns of one row, from the area's ``noisy`` numbers (2,), in full
+    weights."""
     law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.gaussian)
     sums = NoisyPolynomials(noisy[:, None], float(law.deviations[-1]))
     upper = plan.terms.speed.upper
@@ -146,8 +149,8 @@ def _width(plan: Plan) -> FloatArray:
 def _distribution(
     plan: Plan, tree: LevelTree, nodes: FloatArray, sums: NoisyPolynomials, law: _Law
 ) -> dict[str, Columns]:
-    """The distribution from one noisy tree per cell, and p15, p50 and p85 of it. Its root is the noisy count, which has been
-    paid for.
+    """The distribution from one noisy tree per cell, and p15, p50 and p85 of it. Its root is the noisy count, which has
+    been paid for.
     """
     listed = nodes.shape[1]
     # Laplace scales with the same standard deviations, on which alone weights and widths of intervals depend.
@@ -170,7 +173,8 @@ def _distribution(
 
 
 def _levels(tree: LevelTree, nodes: FloatArray) -> list[FloatArray]:
-    """The nodes of each level, shape (C, nodes), from the released ``nodes`` (R, C). Nodes without a bin were not drawn and are 0."""
+    """The nodes of each level, shape (C, nodes), from the released ``nodes`` (R, C). Nodes without a bin were not drawn
+    and are 0."""
     levels, start = [], 0
     for real, span in zip(tree.real_nodes(), tree.leaves_below(), strict=True):
         full = np.zeros((nodes.shape[1], math.prod(tree.factors) // span))

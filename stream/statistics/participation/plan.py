@@ -1,8 +1,8 @@
 """The plan under relation "participation", where nothing about a user is public, not even that a hexagon was visited.
 
 Neighbours differ by all events of one user. Noise scales are constants of the terms. The cells and samples that a user
-contributes, their weights and the charge depend on the user's own data only (:mod:`dpcore.participation`). Every cell of a
-public list is released in every window.
+contributes, their weights and the charge depend on the user's own data only (:mod:`dpcore.participation`). Every cell
+of a public list is released in every window.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ def participation_of(terms: Terms) -> Participation:
 def plan_participation(
     counts: Counts, due: Due, allowance: Allowance, cells: IdArray, asked: IntArray | int = 0
 ) -> Plan:
-    """The contribution and charge of every user. A user who cannot pay contributes nothing, and nothing published shows it.
+    """The contribution and charge of every user. A user who cannot pay contributes nothing, and nothing published shows
+    it.
 
-    ``cells``: ids of the public list, (C,), ascending. ``asked``: (L,) the charge for histograms in the ledger's unit. A user
-    pays it together with the rest or not at all.
+    ``cells``: ids of the public list, (C,), ascending. ``asked``: (L,) the charge for histograms in the ledger's unit.
+    A user pays it together with the rest or not at all.
     """
     rules = participation_of(due.terms)
     kept = rules.own_choice(counts, cells)

@@ -1,7 +1,8 @@
 """Single-cell mean mechanisms over every cell of a window (relation "values"): one epsilon per cell, exact charges.
 
 A user in few cells, or with few samples in them, is charged only their exact loss there. The allocated mean
-(:mod:`stream.statistics.values.plan`) shares epsilon over cells by need, and is nearly always more accurate over a whole city.
+(:mod:`stream.statistics.values.plan`) shares epsilon over cells by need, and is nearly always more accurate over a
+whole city.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ MECHANISMS: dict[str, Any] = {
     "epsilon-quantile": EpsilonQuantile,
     "auto": AutoMean,
 }
-"""Mechanisms by their name in the configuration: S1 and S3–S6 of the source, and "auto", which chooses by predicted error."""
+"""Mechanisms by their name in the configuration: S1 and S3–S6 of the source, and "auto", which chooses by predicted
+error."""
 
 
 def cell_mechanism(speed: SpeedTerms) -> Any:
@@ -46,7 +48,8 @@ def cell_mechanism(speed: SpeedTerms) -> Any:
 
 @dataclass(frozen=True)
 class CellMeans:
-    """The public part: charges (L,) in µε, and the predicted worst-case error of each cell (C,) in quanta (inf: no mean)."""
+    """The public part: charges (L,) in µε, and the predicted worst-case error of each cell (C,) in quanta (inf: no
+    mean)."""
 
     charges: IntArray
     predicted_error: FloatArray

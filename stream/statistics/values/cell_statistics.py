@@ -21,7 +21,8 @@ from stream.terms import SpeedTerms
 IntArray = npt.NDArray[np.int64]
 CellStatistic = Mean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
-"""Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all percentiles."""
+"""Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all
+percentiles."""
 PlannedStatistics = Mapping[str, CellStatistic | ResidualMean]
 """The same of a stored plan, in which means may be clipped to ranges."""
 

@@ -1,8 +1,9 @@
-"""Relation "values": noise scales and charges for given retained samples, by one of two strategies, and their predicted error.
+"""Relation "values": noise scales and charges for given retained samples, by one of two strategies, and their predicted
+error.
 
 *Allocated*: the convex program of :mod:`dpcore.allocation` shares every user's allowance over all cells and statistics.
-*Single-cell*: a mechanism of :mod:`dpcore.single_cell` releases each mean at one ε per cell; the other statistics are allocated
-what its charges left. All of this depends only on public counts, the terms and the ledger.
+*Single-cell*: a mechanism of :mod:`dpcore.single_cell` releases each mean at one ε per cell; the other statistics are
+allocated what its charges left. All of this depends only on public counts, the terms and the ledger.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
 
 
 def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
-    """Means by the single-cell mechanism of the terms at one ε per cell, the other statistics allocated what is left."""
+    """Means by the single-cell mechanism of the terms at one ε per cell, the other statistics allocated what is
+    left."""
     counts, speed, allowances = window.counts, window.speed, window.allowances
     epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(window.speed.statistics)))
     means = plan_cell_means(cell_mechanism(speed), counts, retained, epsilon)

@@ -129,8 +129,8 @@ def exact_values(
 ) -> dict[str, FloatArray]:
     """Every number without noise, per cell, in released units: for evaluation inside the boundary only.
 
-    ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``statistics``: None for those
-    of the plan.
+    ``caps``: the most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``statistics``: None
+    for those of the plan.
     """
     numbers: dict[str, Mean | Variance] = {
         "mean": Mean(plan.terms.speed.upper_quanta, caps),

@@ -1,9 +1,10 @@
 """The plan under relation "values" with zCDP: discrete Gaussian noise, each user's allowance shared by exact loss.
 
-To be proved: the charges of a window are never below any user's loss in ρ, and depend only on public counts, earlier releases,
-the terms and that user's own ledger. Proof: scales and charges are those of :mod:`dpcore.gaussian_allocation`, whose sensitivities are public;
-ranges of residual clipping are computed from the memory, which is computed from earlier releases (:mod:`dpcore.residual`).
-Tested: forced transcripts over three windows in ``tests/audit/test_values_zcdp_audit.py``.
+To be proved: the charges of a window are never below any user's loss in ρ, and depend only on public counts, earlier
+releases, the terms and that user's own ledger. Proof: scales and charges are those of
+:mod:`dpcore.gaussian_allocation`, whose sensitivities are public; ranges of residual clipping are computed from the
+memory, which is computed from earlier releases (:mod:`dpcore.residual`). Tested: forced transcripts over three windows
+in ``tests/audit/test_values_zcdp_audit.py``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def plan_gaussian(
 ) -> Plan:
     """Who takes part, the noise scales and every user's charge, in nρ.
 
-    First come: a user takes part whose whole grant, and what histograms ask, is left, and may spend the grant. Rolling: everybody may
-    spend what ``allowance.left`` says (:func:`stream.statistics.pacing.spendable`), and takes part if that pays for their numbers.
+    First come: a user takes part whose whole grant, and what histograms ask, is left, and may spend the grant. Rolling:
+    everybody may spend what ``allowance.left`` says (:func:`stream.statistics.pacing.spendable`), and takes part if
+    that pays for their numbers.
     """
     terms, privacy = due.terms, due.terms.privacy
     granted = allowance.left if privacy.rolling else np.where(allowance.left >= terms.window_grant, privacy.grant, 0)
@@ -87,7 +89,8 @@ _NOBODY = 2
 
 
 def _admitted(counts: Counts, granted: IntArray, speed: SpeedTerms) -> Counts:
-    """``counts`` with the samples of those users alone whose grant pays 2 nρ for each number they enter, in cells of enough users."""
+    """``counts`` with the samples of those users alone whose grant pays 2 nρ for each number they enter, in cells of
+    enough users."""
     numbers = counts.by_user(np.ones(len(counts.samples), dtype=np.int64)) * len(speed.statistics)
     samples = np.where((granted >= 2 * numbers)[counts.pair_user], counts.samples, 0)
     contributors = counts.by_cell((samples > 0).astype(np.int64))
@@ -102,7 +105,8 @@ def _program(kept: Counts, speed: SpeedTerms, ranges: Ranges | None = None) -> S
 
 
 def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArray:
-    """Standard deviation of the noise of each cell's mean without clipping, in quanta; infinite where nothing is released."""
+    """Standard deviation of the noise of each cell's mean without clipping, in quanta; infinite where nothing is
+    released."""
     program = _program(kept, speed)
     allocation = allocate_gaussian(program, np.maximum(granted, _NOBODY))
     first = speed.statistics.index("mean") * kept.n_cells
@@ -111,6 +115,7 @@ def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArra
 
 
 def _half_width(pooled: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArray:
-    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without samples."""
+    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without
+    samples."""
     noise = _mean_noise(pooled, granted, speed)
     return np.asarray(noise * float(gaussian_half_width(2**20)) / 2**20 * SPEED_QUANTUM_KMH)

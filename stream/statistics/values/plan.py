@@ -45,9 +45,9 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
     """Decide who takes part, which samples are retained, the noise scales and every user's charge.
 
     A user takes part if a whole window's grant is left, so that one nearly exhausted user cannot inflate the noise of
-    everybody in their cells. ``asked``: (L,) µε of their charge for histograms. With histograms, users are charged the whole
-    allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms would reveal
-    who else was there.
+    everybody in their cells. ``asked``: (L,) µε of their charge for histograms. With histograms, users are charged the
+    whole allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms
+    would reveal who else was there.
     """
     terms, grant = due.terms, due.terms.privacy.grant
     admits = allowance.left >= terms.window_grant
@@ -102,7 +102,8 @@ def _without_distributions(due: Due, samples: IntArray) -> tuple[Due, IntArray]:
 
 
 def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
-    """The most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``samples``: (P,) that count."""
+    """The most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``samples``: (P,) that
+    count."""
     speed = terms.speed
     if speed.sum_cap == 0 or speed.mean_mechanism != "allocated":
         return None
@@ -111,7 +112,8 @@ def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
 
 
 def _mean_half_width(counts: Counts, terms: Terms) -> FloatArray:
-    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without samples."""
+    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without
+    samples."""
     speed = terms.speed
     statistics = cell_statistics(speed.statistics, speed, _caps(counts, counts.samples, terms))
     allowances = np.full(counts.n_users, terms.privacy.grant, dtype=np.int64)
@@ -147,8 +149,9 @@ def _most_cells(counts: Counts, samples: IntArray) -> int:
 def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
     """Retained samples (P,) to choose among by name, "all" that are admitted first; and the steps that were cut short.
 
-    What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression nor
-    joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides the same.
+    What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression
+    nor joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides
+    the same.
     """
     counts, speed = public.counts, public.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
@@ -174,9 +177,10 @@ def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArra
 def _error_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
     """As :func:`_epsilon_kept`, but ε per cell stays and the loss falls: CHOP-USER in the form of its source.
 
-    ε per cell is ε/K before anything is suppressed, K the most cells of a user. Users are dropped from cells while no cell's
-    predicted worst error passes the largest noise before. With K′ cells left every user's allowance is ε·K′/K, rounded
-    down: a function of public counts, never above ε. Charges are held to it as to ε. Too costly windows keep ε and all cells.
+    ε per cell is ε/K before anything is suppressed, K the most cells of a user. Users are dropped from cells while no
+    cell's predicted worst error passes the largest noise before. With K′ cells left every user's allowance is ε·K′/K,
+    rounded down: a function of public counts, never above ε. Charges are held to it as to ε. Too costly windows keep ε
+    and all cells.
     """
     counts, speed = public.counts, public.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)
@@ -221,7 +225,8 @@ def _suppressed_statistics(names: Sequence[str]) -> list[Statistic]:
 
 
 def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppression:
-    """The sweep of least predicted error, as plans are compared by. ``part``: the pairs of ``plain`` (P,) with samples."""
+    """The sweep of least predicted error, as plans are compared by. ``part``: the pairs of ``plain`` (P,) with
+    samples."""
     return sweep_chop_user(
         part,
         public.allowance,
@@ -243,7 +248,8 @@ def _clipped(part: Counts, public: PublicWindow) -> IntArray:
 
 
 def duality_gap(plan: Plan, counts: Counts) -> float | None:
-    """Relative distance of the planned scales' objective to its proved lower bound; None without an allocation program."""
+    """Relative distance of the planned scales' objective to its proved lower bound; None without an allocation
+    program."""
     speed, part = plan.terms.speed, plan.values
     if (
         part is None

@@ -1,10 +1,11 @@
-"""The most that clipping can bias a release under "values". With the mean size of the noise it is the worst-case error E.
+"""The most that clipping can bias a release under "values". With the mean size of the noise it is the worst-case error
+E.
 
-A function of public counts and of the plan, so stating it costs nothing; the largest E of all cells is what [C] tells a client.
-Of the mean: U·(1 − n/N) for N − n samples that are not retained, and Σ_ℓ max(0, U·Γ_ℓ − T)/n for a cap T of users' sums; U where
-residual clipping narrows the range, because all vehicles may be outside it. Of
-the variance: the two cases of :func:`dpcore.variance.clipping_bias`. Means of a single-cell mechanism: the bound of its own.
-Source: the talk on [M] and [C], E_g = Σ (max bias) + E|Z|.
+A function of public counts and of the plan, so stating it costs nothing; the largest E of all cells is what [C] tells a
+client. Of the mean: U·(1 − n/N) for N − n samples that are not retained, and Σ_ℓ max(0, U·Γ_ℓ − T)/n for a cap T of
+users' sums; U where residual clipping narrows the range, because all vehicles may be outside it. Of the variance: the
+two cases of :func:`dpcore.variance.clipping_bias`. Means of a single-cell mechanism: the bound of its own. Source: the
+talk on [M] and [C], E_g = Σ (max bias) + E|Z|.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
-    """Bounds for the mean in km/h and the variance in (km/h)², by cell (C,), as far as they are released. Relation "values"."""
+    """Bounds for the mean in km/h and the variance in (km/h)², by cell (C,), as far as they are released. Relation
+    "values"."""
     total, kept = counts.by_cell(counts.samples), counts.by_cell(plan.retained)
     speed, biases = plan.terms.speed, {}
     upper, micro = speed.upper, 0 if plan.values is None else plan.values.mean_epsilon_micro
@@ -36,7 +38,8 @@ def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
 
 
 def highest_means(plan: Plan, counts: Counts) -> FloatArray:
-    """The mean of each cell in which everybody is as fast as counts, in km/h, (C,): U, and less where caps take from it. Public."""
+    """The mean of each cell in which everybody is as fast as counts, in km/h, (C,): U, and less where caps take from
+    it. Public."""
     highest = np.full(counts.n_cells, plan.terms.speed.upper)
     return highest if plan.ranges is not None else highest - _of_caps(plan, counts) * SPEED_QUANTUM_KMH
 

@@ -1,7 +1,8 @@
 """Exact audits: the whole law of every single-cell mean on every small cell, and the planted bugs they catch.
 
-No samples, hence no α: the loss is computed over all outputs, all values of one user and all values of the others (their
-averages in steps of one quantum), to 1e-9 in ε. Power is 1: a bug that costs more than the charge anywhere is found.
+No samples, hence no α: the loss is computed over all outputs, all values of one user and all values of the others
+(their averages in steps of one quantum), to 1e-9 in ε. Power is 1: a bug that costs more than the charge anywhere is
+found.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def laws_of(audited: Enumerated, m: tuple[int, ...], upper: int) -> Laws:
 
 @functools.cache
 def shipped_laws(make: Any, m: tuple[int, ...], upper: int) -> Laws:
-    """Laws of the mechanism as it is: a bug in the width of the noise, which is applied afterwards, leaves them alone."""
+    """Laws of the mechanism as it is: a bug in the width of the noise, which is applied afterwards, leaves them
+    alone."""
     return laws_of(planned(make, m, upper)[0], m, upper)
 
 
@@ -122,7 +124,8 @@ def _selection_loss(select: Callable[[np.ndarray, Path], Any], entries: int, upp
 
 @pytest.mark.parametrize("rank", [0, 5, 12, 25, 38, 50])
 def test_quantile_selections_cost_exactly_what_they_claim_and_without_the_half_more(rank: int) -> None:
-    """ε = 1, five entries of 0..4, target ranks from the lowest to the highest (at its ends the factor is not needed)."""
+    """ε = 1, five entries of 0..4, target ranks from the lowest to the highest (at its ends the factor is not
+    needed)."""
 
     def select(z: np.ndarray, source: Path) -> int:
         return int(select_quantiles(z, 4, np.array([rank]), MICRO, source)[0])

@@ -123,8 +123,8 @@ def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypa
 def test_noise_replayed_for_two_cells_is_caught() -> None:
     """A user is in the first of two cells; the releases of both, with fresh and with replayed noise.
 
-    n = 1500 with fresh noise. Replayed noise cancels in the difference, which then tells for certain: at n = 400 the bound is
-    above 2.8 with power 1.
+    n = 1500 with fresh noise. Replayed noise cancels in the difference, which then tells for certain: at n = 400 the
+    bound is above 2.8 with power 1.
     """
     mechanism = Baseline(UPPER)
     plan = mechanism.plan(COUNTS, MICRO)

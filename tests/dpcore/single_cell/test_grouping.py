@@ -83,7 +83,8 @@ def test_dividing_by_the_printed_k_releases_one_and_a_half_times_the_bound() -> 
 
 
 def test_the_printed_clipping_bias_is_that_of_a_pooled_mean_and_array_averages_have_more() -> None:
-    """[M] prints U(1 − ΣΓ/Σm). With m = (3, 1) and arrays of 3 nothing is clipped, so it is 0; but one sample weighs ½, not ¼."""
+    """[M] prints U(1 − ΣΓ/Σm). With m = (3, 1) and arrays of 3 nothing is clipped, so it is 0; but one sample weighs ½,
+    not ¼."""
     samples = np.array([3, 1])
     grouping = bestfit(samples, 3)
     assert 1 - grouping.retained.sum() / samples.sum() == 0

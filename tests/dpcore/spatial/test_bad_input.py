@@ -48,7 +48,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
     "no points per user": (lambda: fitted(EMPTY, users=0), ParameterError, "0 points per user.*at least 1"),
     "shares above the whole": (lambda: HTF(height_share=0.6, split_share=0.4), ParameterError, "nothing for counts"),
     "a tree too high": (lambda: KdTree(max_height=27), ParameterError, r"27.*1\.\.26"),
-    "an unknown goal": (lambda: Auto("median"), ParameterError, "'median'.*absolute or relative"),  # type: ignore[arg-type]
+    "an unknown goal": (lambda: Auto("median"), ParameterError, "'median'.*absolute or relative"),
+    # type: ignore[arg-type]
     "a query outside": (
         lambda: fitted(EMPTY).answers(Rectangles([0], [9], [0], [1])),
         QueryError,

@@ -30,7 +30,8 @@ def counts(polygons: list[Any], user: list[int], diameter: float, per_user: int)
 
 
 def test_every_choice_of_polygons_changes_the_counts_at_most_by_the_sensitivity_which_is_attained() -> None:
-    """All polygons of at most three corners half a cell apart, then all users of up to three of their distinct footprints."""
+    """All polygons of at most three corners half a cell apart, then all users of up to three of their distinct
+    footprints."""
     lattice = [(0.75 + x / 2, 0.75 + y / 2) for x, y in product(range(5), repeat=2)]
     polygons = [list(corners) for n in (1, 2, 3) for corners in combinations(lattice, n)]
     distinct: dict[bytes, Polygon] = {}
@@ -68,7 +69,8 @@ def test_the_audit_finds_no_more_than_epsilon_in_two_regions_of_a_user() -> None
 
 
 def test_the_audit_catches_a_sensitivity_of_one_region_where_users_have_three() -> None:
-    # n = 40 000 users; the true loss is 4.5 at ε = 1.5. Some 160 hits, and 2, of which 8 would be too many: power > 0.99.
+    # n = 40 000 users; the true loss is 4.5 at ε = 1.5. Some 160 hits, and 2, of which 8 would be too many: power >
+    # 0.99.
     assert epsilon_lower_bound(OneRegionPaid(1.0, regions_per_user=3), 1.5, 1, copies=3) > 1.5
 
 

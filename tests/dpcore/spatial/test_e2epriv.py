@@ -50,7 +50,8 @@ def test_the_objective_follows_from_the_budget_and_the_noisy_total_alone(
 
 
 def test_with_many_points_the_relative_choice_is_no_longer_random() -> None:
-    """n = 60 draws on 200 000 points, ε = 1. Chance of ≥ 50 at one of the two best of seven sizes if random: below 1e-17.
+    """n = 60 draws on 200 000 points, ε = 1. Chance of ≥ 50 at one of the two best of seven sizes if random: below
+    1e-17.
 
     Planted bug: ρ is 20 whatever the number of points.
     """
@@ -79,7 +80,8 @@ def test_a_share_outside_0_to_1_is_refused() -> None:
 
 @pytest.mark.parametrize("whole_cells", [True, False])
 def test_one_point_moves_no_error_by_more_than_stated_and_on_an_empty_grid_it_does(whole_cells: bool) -> None:
-    """Every cell of grids of 16 × 12 gets one point more. Half of what is stated would not do, nor would the mean of 1/w help."""
+    """Every cell of grids of 16 × 12 gets one point more. Half of what is stated would not do, nor would the mean of
+    1/w help."""
     rng, domain = np.random.default_rng(3), Domain.unit_cells(16, 12)
     low = rng.uniform(0, 9, (2, 60))
     high = low + rng.uniform(0.5, 3, (2, 60))

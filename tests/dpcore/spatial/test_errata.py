@@ -31,7 +31,8 @@ def test_a_point_moves_a_deviation_by_the_larger_of_the_share_and_the_rest() -> 
 def test_the_printed_sensitivity_that_follows_the_number_of_points_breaks_the_budget_and_a_public_one_does_not() -> (
     None
 ):
-    """[E], Cor. 7.9: Δ_r = 1/(δ(ρ + 1)) + λ‖α‖₁/(ρ(ρ + 1)) + 1/(ρ + δ), ρ = δ|D|. ε₁ = 1, |D| = 72 or 73, exact probabilities.
+    """[E], Cor. 7.9: Δ_r = 1/(δ(ρ + 1)) + λ‖α‖₁/(ρ(ρ + 1)) + 1/(ρ + δ), ρ = δ|D|. ε₁ = 1, |D| = 72 or 73, exact
+    probabilities.
 
     Sizes 1 and 715, a query of .985 of the box, δ = .986, λ = .275: one point more rescales every cost. The public Δ is
     that of the smaller |D|, and its errors are divided by the public ρ.
@@ -114,7 +115,8 @@ def test_truncation_before_inference_biases_small_answers_and_leaving_it_out_doe
 
 
 def test_the_noise_of_a_query_grows_with_the_root_of_its_cells() -> None:
-    """[E] bounds it by λ‖α‖₁, loose by √cells. Recorded noise, 400 draws of 256 cells: the mean is near √(2·256)·λ·0.8."""
+    """[E] bounds it by λ‖α‖₁, loose by √cells. Recorded noise, 400 draws of 256 cells: the mean is near
+    √(2·256)·λ·0.8."""
     edges = np.arange(17)
     norms = overlap_norms(Rectangles([0], [16], [0], [16]), edges, edges)
     drawn = Noise(np.random.default_rng(1).bytes).discrete_laplace(10, 1, size=400 * 256).reshape(400, 256)
@@ -125,7 +127,8 @@ def test_the_noise_of_a_query_grows_with_the_root_of_its_cells() -> None:
 
 
 def test_stop_tests_grow_by_the_cube_root_of_two_per_level() -> None:
-    """[H], Equation 16 lacks the root: 2^((h−i)/3) minimises the variance Σ 2^(h−i)/ε_i² of all nodes, 2^(h−i) does not."""
+    """[H], Equation 16 lacks the root: 2^((h−i)/3) minimises the variance Σ 2^(h−i)/ε_i² of all nodes, 2^(h−i) does
+    not."""
     stops = np.array(HTF().path_budget(1_000_000, 8).stops, dtype=float)
     nodes = 2.0 ** np.arange(8)
 
@@ -170,5 +173,6 @@ def test_replacing_a_region_moves_twice_what_removing_it_does() -> None:
 
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_the_printed_bound_of_components_is_not_the_attained_one(k: int) -> None:
-    """[B] prints 4.5(k+1)k; a region of diameter B = k·d meets at most (2k+1)² components, and some meets all of them."""
+    """[B] prints 4.5(k+1)k; a region of diameter B = k·d meets at most (2k+1)² components, and some meets all of
+    them."""
     assert Footprints.sensitivity(Domain.unit_cells(20, 20), float(k)) == (2 * k + 1) ** 2 < 4.5 * (k + 1) * k

@@ -92,8 +92,9 @@ def test_one_user_changes_the_counts_by_at_most_the_sensitivity(
 
 
 def test_the_noise_has_the_scale_of_the_sensitivity() -> None:
-    # n = 4 · 199² draws of scale 9/2: the mean absolute value has relative standard error 0.25 %, the standard deviation
-    # 0.28 %. The bounds are eight and fourteen of them, α < 10⁻¹⁴; a sensitivity of 8 or 10 is 11 % off, power > 0.999.
+    # n = 4 · 199² draws of scale 9/2: the mean absolute value has relative standard error 0.25 %, the standard
+    # deviation 0.28 %. The bounds are eight and fourteen of them, α < 10⁻¹⁴; a sensitivity of 8 or 10 is 11 % off,
+    # power > 0.999.
     domain = grid(100, 100)
     fits = [Euler(1.0).fit(Regions.of_polygons([]), domain, 2 * MICRO, Noise()) for _ in range(4)]
     drawn = np.concatenate([released.components.ravel() for released in fits])
@@ -331,7 +332,8 @@ def test_answers_with_a_paid_total_are_unbiased_and_their_intervals_hold() -> No
 def test_a_share_for_the_total_changes_nothing_that_is_inferred_and_no_inferred_count_stands_beside_a_total(
     inference: Inference,
 ) -> None:
-    """24 × 24 cells and 200 regions: with the total as a constraint no whole numbers are found, or they contradict it."""
+    """24 × 24 cells and 200 regions: with the total as a constraint no whole numbers are found, or they contradict
+    it."""
     rng = np.random.default_rng(1)
     regions = Regions.of_polygons([middle + rng.normal(size=(5, 2)) * 0.2 for middle in rng.random((200, 2)) * 24])
     paid, free = (

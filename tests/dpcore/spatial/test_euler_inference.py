@@ -1,4 +1,5 @@
-"""Counts nearest to the draws of an Euler histogram in the largest deviation, or only in order, and counts only truncated."""
+"""Counts nearest to the draws of an Euler histogram in the largest deviation, or only in order, and counts only
+truncated."""
 
 from __future__ import annotations
 
@@ -157,7 +158,7 @@ def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answ
         EulerHistogram(ordered.domain, ordered.components, 1.0, "ordered")
 
 
-def test_ordered_counts_have_less_error_than_draws_and_with_a_total_not_the_excess_of_counts_without_negative_ones() -> (
+def test_ordered_counts_have_less_error_than_draws_and_with_a_total_not_the_excess_of_counts_without_negative_ones() -> (  # noqa: E501
     None
 ):
     """Mean errors of 10 tapes; the ratio is about 0.6 for squares of 3 × 3 cells, and 0.04 for the whole."""

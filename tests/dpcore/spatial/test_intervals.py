@@ -37,9 +37,9 @@ DRAWS = 30
 """Per mechanism and ε, two ranges of each class from each draw."""
 FLOOR = 0.93
 ALPHA = 1e-4
-"""H0: in every class 93 % of intervals or more hold the truth. It is rejected where so few of n ranges with at least one
-held have P <= ALPHA. At a true coverage of 75 % and n = 240, H0 is kept with P < 1e-4. Noise is recorded: a verdict never
-changes."""
+"""H0: in every class 93 % of intervals or more hold the truth. It is rejected where so few of n ranges with at least
+one held have P <= ALPHA. At a true coverage of 75 % and n = 240, H0 is kept with P < 1e-4. Noise is recorded: a verdict
+never changes."""
 
 
 def town(seed: int) -> np.ndarray:
@@ -75,7 +75,8 @@ def intervals_of(histogram: Histogram, ranges: Rectangles) -> Intervals:
 
 
 def noise_alone(histogram: Histogram, ranges: Rectangles) -> Intervals:
-    """Planted bug: the answer ± its noise, as if points lay evenly inside blocks and noise were all that can be wrong."""
+    """Planted bug: the answer ± its noise, as if points lay evenly inside blocks and noise were all that can be
+    wrong."""
     if isinstance(histogram, GridHistogram):
         ox, oy = (
             axis_overlaps(edges, low, high)
@@ -98,7 +99,8 @@ def noise_alone(histogram: Histogram, ranges: Rectangles) -> Intervals:
 
 
 def held(name: str) -> tuple[IntArray, IntArray, int]:
-    """Over ε and draws of other towns: intervals per class that hold the truth; the same of noise alone; their number n."""
+    """Over ε and draws of other towns: intervals per class that hold the truth; the same of noise alone; their number
+    n."""
     kept, alone = np.zeros((2, len(CLASSES)), dtype=np.int64)
     for epsilon, draw in itertools.product(EPSILONS, range(DRAWS)):
         histogram = MECHANISMS[name].fit(TOWNS[draw % 10], DOMAIN, epsilon, Geometric([epsilon, draw]))
@@ -130,8 +132,8 @@ OFFERED = (
     "ug",
     "uniform",
 )
-"""One of each kind that the service offers; the others differ in budgets and choices alone. On this grid "auto" is "sparse"
-draw by draw."""
+"""One of each kind that the service offers; the others differ in budgets and choices alone. On this grid "auto" is
+"sparse" draw by draw."""
 PLANTED = ("auto relative", "e2epriv", "htf", "kdtree", "sparse", "ug")
 """Those whose blocks or dropped nodes make points lie unevenly: noise alone is too little there."""
 
@@ -193,8 +195,8 @@ def beyond(law: np.ndarray, bound: float, steps: int = 1) -> float:
 
 
 def law_of(weights: tuple[int, ...], variances: tuple[float, ...]) -> np.ndarray:
-    """Exact law of Σ weights/PARTS·X of independent discrete Laplace draws X, by its characteristic function: entry k is the
-    probability of k/PARTS.
+    """Exact law of Σ weights/PARTS·X of independent discrete Laplace draws X, by its characteristic function: entry k
+    is the probability of k/PARTS.
     """
     size = 2 ** math.ceil(
         math.log2(64 + 40 * math.sqrt(sum(w**2 * v for w, v in zip(weights, variances, strict=True))))
@@ -264,8 +266,8 @@ def pairs_beyond(first: tuple[float, np.ndarray], second: tuple[float, np.ndarra
 
 @pytest.mark.parametrize("of_root", [0.25, 0.5, 1.0, 2.0])
 def test_intervals_of_a_tree_of_draws_of_two_scales_miss_with_5_per_cent_or_less_exactly(of_root: float) -> None:
-    """Least squares over a root and four leaves gives the draws of the k leaves of a range the weight 1 − β, the others and the
-    root's ±β.
+    """Least squares over a root and four leaves gives the draws of the k leaves of a range the weight 1 − β, the others
+    and the root's ±β.
     """
     reach, worst, worst_continuous = 100, 0.0, 0.0
     for epsilon in (*np.arange(0.9, 6.5, 0.1), *CRITICAL):
@@ -289,9 +291,9 @@ def test_intervals_of_a_tree_of_draws_of_two_scales_miss_with_5_per_cent_or_less
 
 
 def missed_between(epsilon: float, blocks: int, truth: int, *, as_one: bool = False) -> float:
-    """Exact probability that an interval misses the ``truth``, all of it in the one inner block of the ``blocks`` of independent
-    noise that a range touches: the worst case, where both sums are as near to it as they may be. ``as_one``: planted bug, the
-    two sums are bounded as if they were one.
+    """Exact probability that an interval misses the ``truth``, all of it in the one inner block of the ``blocks`` of
+    independent noise that a range touches: the worst case, where both sums are as near to it as they may be.
+    ``as_one``: planted bug, the two sums are bounded as if they were one.
     """
     reach = 40 + round(20 / epsilon)
     draw = masses(epsilon, reach)

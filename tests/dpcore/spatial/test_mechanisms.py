@@ -293,7 +293,8 @@ class Asked(Noise):
 def test_a_choice_of_any_sensitivity_can_be_drawn_and_costs_move_by_what_its_exponent_says(
     points: int, epsilon_micro: int
 ) -> None:
-    """Up to 8 points per user the costs of "e2epriv" are drawn by as they are. Beyond, a coarser unit attains its sensitivity."""
+    """Up to 8 points per user the costs of "e2epriv" are drawn by as they are. Beyond, a coarser unit attains its
+    sensitivity."""
     sensitivity = E2EPriv.cost_sensitivity(points) + points % 2
     before = np.random.default_rng(points).integers(0, 10**12, 2000)
     after = before + sensitivity

@@ -82,7 +82,8 @@ def test_no_path_from_root_to_leaf_spends_more_than_the_budget(mechanism, epsilo
 
 
 def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_true_counts() -> None:
-    """Without noise, every box of more than 100 points divided: each node holds its count, only crowded ones have children."""
+    """Without noise, every box of more than 100 points divided: each node holds its count, only crowded ones have
+    children."""
     counts, seen = city(), []
 
     def draw(truth: np.ndarray, boxes: np.ndarray, depth: int) -> LevelDraws:

@@ -144,8 +144,8 @@ def unpaid(counts: FloatArray, variances: FloatArray) -> LevelDraws:
 
 
 def test_one_child_does_not_take_all_the_noise_of_a_parent_in_empty_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a full quarter, one whose own draw is 49 ± 10 over children that hold nothing, one of them drawn as 11 ± 2.
-    The twin without the limit gives that child more.
+    """Beside a full quarter, one whose own draw is 49 ± 10 over children that hold nothing, one of them drawn as 11 ±
+    2. The twin without the limit gives that child more.
     """
     root = np.array([[0, 8, 0, 8]])
     quarters, above = split_boxes(root, 2)
@@ -196,8 +196,8 @@ def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws() -> None
 
 
 def test_thin_but_even_space_is_not_read_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded noise: 1 500 points evenly over 4 096 cells, 10 releases at ε = 0.2. The twin, which takes all thin leaves for
-    empty as if space were always uneven, errs three times as much.
+    """Recorded noise: 1 500 points evenly over 4 096 cells, 10 releases at ε = 0.2. The twin, which takes all thin
+    leaves for empty as if space were always uneven, errs three times as much.
     """
     counts = np.zeros(DOMAIN.shape, dtype=np.int64)
     np.add.at(counts, tuple(np.random.default_rng(1).integers(0, 64, (2, 1500))), 1)
@@ -244,7 +244,8 @@ def squares() -> Rectangles:
 
 
 def relative_errors(counts: np.ndarray, epsilon_micro: int) -> tuple[float, float]:
-    """(relative, absolute): mean error relative to max(count, 20) on the same draws of five tapes, answers to squares."""
+    """(relative, absolute): mean error relative to max(count, 20) on the same draws of five tapes, answers to
+    squares."""
     truth, total = answer(image_of(counts), squares()), np.zeros(2)
     for seed in range(5):
         drawn = SparseHierarchy(goal="relative").fit(counts, Domain.unit_cells(128, 128), epsilon_micro, tape(seed))
@@ -257,7 +258,8 @@ def relative_errors(counts: np.ndarray, epsilon_micro: int) -> tuple[float, floa
 def test_thin_even_space_beside_a_dense_middle_is_not_read_as_empty(
     monkeypatch: pytest.MonkeyPatch, epsilon_micro: int, harm: float
 ) -> None:
-    """Recorded noise, five releases. The twin drops thin leaves wherever the box as a whole is uneven, as an earlier rule did."""
+    """Recorded noise, five releases. The twin drops thin leaves wherever the box as a whole is uneven, as an earlier
+    rule did."""
     relative, absolute = relative_errors(plain_with_town(), epsilon_micro)
     assert relative < 1.05 * absolute
     monkeypatch.setattr(
@@ -268,7 +270,8 @@ def test_thin_even_space_beside_a_dense_middle_is_not_read_as_empty(
 
 
 def test_thin_streets_beside_a_dense_middle_are_still_read_as_empty_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded noise, five releases at ε = 0.2. The twin takes every level for even and errs more, so evenness decides."""
+    """Recorded noise, five releases at ε = 0.2. The twin takes every level for even and errs more, so evenness
+    decides."""
     relative, absolute = relative_errors(streets_with_town(), 200_000)
     assert relative < 0.75 * absolute
     monkeypatch.setattr("dpcore.spatial.posterior.unevenness", lambda tree, z, variance: np.ones(len(tree.levels)))
@@ -308,8 +311,8 @@ def test_unevenness_is_that_of_leaves_without_their_divided_sibling(leaves: Floa
 
 
 def test_unevenness_of_noisy_leaves_is_that_of_their_counts() -> None:
-    """100 draws of leaves of which a third hold 90 points ± 30 each: 3.0 on average ± 0.1. The twin that forgets the noise
-    finds more.
+    """100 draws of leaves of which a third hold 90 points ± 30 each: 3.0 on average ± 0.1. The twin that forgets the
+    noise finds more.
     """
     rng = np.random.default_rng(8)
     leaves = np.append(np.full(5, 90.0), np.zeros(10))

@@ -25,7 +25,8 @@ from tests.dpcore.spatial.polygons import Point, corners_strategy, grid, hull, m
 
 
 def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int64]:
-    """Components whose open set meets the interior of the hull, one by one: two sides of every edge, all four of a vertex.
+    """Components whose open set meets the interior of the hull, one by one: two sides of every edge, all four of a
+    vertex.
 
     An open convex set meets an open edge iff it has area on both sides within the two faces *and* crosses it: tested by
     a thin box around it; likewise for a vertex.
@@ -161,7 +162,8 @@ def test_a_far_fix_moves_a_region_that_is_shrunk_and_not_one_whose_far_fixes_are
 
 
 def test_all_users_at_once_are_as_each_user_by_the_definition() -> None:
-    """300 users of 1 to 700 fixes, many of them at equal places: mode of the density of the evenly spaced, then the nearest."""
+    """300 users of 1 to 700 fixes, many of them at equal places: mode of the density of the evenly spaced, then the
+    nearest."""
     rng = np.random.default_rng(6)
     fixes = np.minimum(rng.geometric(0.03, 300), 700)
     fixes[:3] = 1, MAX_DENSITY_FIXES + 1, 700

@@ -1,4 +1,5 @@
-"""A black-box audit of Euler histograms at the users who change them most: their regions all cover one vertex of the grid."""
+"""A black-box audit of Euler histograms at the users who change them most: their regions all cover one vertex of the
+grid."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def epsilon_lower_bound(euler: Euler, epsilon: float, fits: int, *, copies: int 
     """Lower bound of ε at confidence 1 − 2·AUDIT_ALPHA from ``fits`` times 40 000 trials of a user present or absent.
 
     Each user declares ``copies`` times a diamond around a vertex of their own. Disjoint 2 × 2 blocks with a margin are
-    independent trials: the noise is. The event "all nine components of the vertex are at least the copies" has the largest
-    likelihood ratio there is, e^ε exactly where the whole sensitivity is used.
+    independent trials: the noise is. The event "all nine components of the vertex are at least the copies" has the
+    largest likelihood ratio there is, e^ε exactly where the whole sensitivity is used.
     """
     domain = grid(3 * USERS_PER_SIDE, 3 * USERS_PER_SIDE)
     corner = np.arange(USERS_PER_SIDE) * 3 + 1.0

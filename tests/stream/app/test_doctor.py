@@ -1,4 +1,5 @@
-"""``hexveil doctor`` asks a real broker for what the feed needs, says whether it holds, and the remedy that it names works."""
+"""``hexveil doctor`` asks a real broker for what the feed needs, says whether it holds, and the remedy that it names
+works."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ from tests.support.feeding import until
 BOX = {"south": 30.17, "west": -97.75, "north": 30.30, "east": -97.66}
 SLOT_SECONDS, MARGIN, DELAY = 3, 10.0, 0.0
 COST, LATER = 2.9, 5
-"""Seconds by which the draw of one window is longer than those of so many later ones: until the last of them, a busy machine
-has closed what waited."""
+"""Seconds by which the draw of one window is longer than those of so many later ones: until the last of them, a busy
+machine has closed what waited."""
 TOLERANCE = 2.0
 """Seconds after its instant in which a message has to arrive, on a machine that does other things beside."""
 
@@ -206,8 +206,8 @@ def small_riders(tmp_path: Path, feed: str, kafka: str, redis_url: str) -> Confi
 
 
 def at_an_instant(offset: float) -> bool:
-    """Whether a message that arrived so long after the end of its window was published at an instant: the first one, or a later
-    one, where the machine does so much beside that closing takes longer than until the first.
+    """Whether a message that arrived so long after the end of its window was published at an instant: the first one, or
+    a later one, where the machine does so much beside that closing takes longer than until the first.
     """
     return offset + 0.01 >= MARGIN and (offset + 0.01) % MARGIN < TOLERANCE
 
@@ -333,7 +333,8 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
 async def test_a_window_is_published_however_long_connecting_and_verifying_take(
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far brokers answer so late that the lead is too short: the instant passes, and the next attempt begins earlier."""
+    """Far brokers answer so late that the lead is too short: the instant passes, and the next attempt begins
+    earlier."""
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
     config = riders_config(tmp_path, **settings, **{"window.publication_margin": "12s"})
     await create_topics(config)

@@ -1,4 +1,5 @@
-"""A real worker process on a recorded day: every window once, valid messages, charges that an independent sum confirms."""
+"""A real worker process on a recorded day: every window once, valid messages, charges that an independent sum
+confirms."""
 
 from __future__ import annotations
 

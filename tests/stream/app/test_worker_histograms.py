@@ -1,4 +1,5 @@
-"""A real worker publishes spatial histograms, and the API and ``hexveil query`` answer ranges from what it published."""
+"""A real worker publishes spatial histograms, and the API and ``hexveil query`` answer ranges from what it
+published."""
 
 from __future__ import annotations
 

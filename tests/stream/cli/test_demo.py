@@ -181,7 +181,8 @@ def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_
 
 
 _SHORT_WINDOWS = {"HEXVEIL_WINDOW__SLOT": "1h"}
-"""The simulated city's first window then ends after three seconds, not nine; a recording is shown with the windows of the file."""
+"""The simulated city's first window then ends after three seconds, not nine; a recording is shown with the windows of
+the file."""
 
 
 def _started(command: Sequence[str], repo_root: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
@@ -202,7 +203,8 @@ _ALONE = (sys.executable, "-m", "stream")
 
 
 def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
-    """A demo that released something ends with a summary, and leaves none of its children, which are this many or more."""
+    """A demo that released something ends with a summary, and leaves none of its children, which are this many or
+    more."""
     children = psutil.Process(demo.pid).children(recursive=True)
     os.killpg(demo.pid, signal.SIGINT)  # a terminal sends it to every process of the group
     rest, errors = demo.communicate(timeout=60)

@@ -88,8 +88,8 @@ def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unask
     again = replay(day, "--out", "releases.ndjson")
     assert again.returncode == 2
     assert (
-        "releases.ndjson exists, and its releases cannot be drawn again; name another file, or overwrite it with --force"
-        in again.stderr
+        "releases.ndjson exists, and its releases cannot be drawn again; name another file, or overwrite it with "
+        "--force" in again.stderr
     )
     assert (tmp_path / "releases.ndjson").read_text() == text
     assert replay(day, "--out", "releases.ndjson", "--force").returncode == 0

@@ -1,4 +1,5 @@
-"""Where ``hexveil gtfs-rt`` and ``hexveil siri-vm`` write the events of stored snapshots: never over what they read, nor unasked."""
+"""Where ``hexveil gtfs-rt`` and ``hexveil siri-vm`` write the events of stored snapshots: never over what they read,
+nor unasked."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
         (
             "speed.keep",
             "error",
-            "not with speed.keep 'error': speed.suppression: .* speed.allocation: .* set it to 'uniform'; speed.clipping",
+            "not with speed.keep 'error': speed.suppression: .* speed.allocation: .* set it to 'uniform'; "
+            "speed.clipping",
         ),
     ],
 )

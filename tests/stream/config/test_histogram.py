@@ -318,7 +318,8 @@ def unless_too_many_levels(name: str, tmp_path: Path, settings: dict[str, Any]) 
 def test_a_table_at_the_ends_of_what_is_accepted_is_refused_or_can_be_drawn_whatever_the_number_of_points(
     tmp_path: Path, name: str, epsilon: float
 ) -> None:
-    """Users are charged first. The noisy number of points decides the height: grids of 0, 300 and 10⁹ points are drawn."""
+    """Users are charged first. The noisy number of points decides the height: grids of 0, 300 and 10⁹ points are
+    drawn."""
     drawn = 0
     for table in EXTREMES[name]:
         config = unless_too_many_levels(name, tmp_path, {f"histogram.{name}": table, "histogram.epsilon": epsilon})

@@ -46,7 +46,8 @@ WRONG: list[Any] = [
     {"sparse": "x"},
 ]
 REMEDY = re.compile(
-    r"[;,:] (?:so )?(?:write|add|give|set|choose|lower|raise|remove|make|keep|name|drop|round|leave|enlarge|put|merge)\b"
+    r"[;,:] (?:so "
+    r")?(?:write|add|give|set|choose|lower|raise|remove|make|keep|name|drop|round|leave|enlarge|put|merge)\b"
 )
 
 

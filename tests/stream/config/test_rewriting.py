@@ -11,7 +11,11 @@ from stream.config import ConfigError
 from stream.config.rewriting import rewritten, toml
 from tests.support import hourly
 
-TEXT = '# mine\n[window]\nslot = "1h" # an hour\n\n[speed]\n# statistics = ["p50"]\nstatistics = ["mean", "variance"]\n[speed.more]\nslot = 1\n'
+TEXT = (
+    '# mine\n[window]\nslot = "1h" # an hour\n\n[speed]\n# statistics = ["p50"]\nstatistics = '
+    '["mean", '
+    '"variance"]\n[speed.more]\nslot = 1\n'
+)
 
 
 def test_only_the_named_keys_change_and_comments_stay() -> None:

@@ -92,7 +92,11 @@ def test_relative_paths_are_relative_to_the_file_wherever_a_command_is_started(
 ) -> None:
     file = tmp_path / "deployment" / "hexveil.toml"
     file.parent.mkdir()
-    kafka = '[kafka]\nsecurity_protocol = "SSL"\nca_file = "ca.pem"\ncertificate_file = "/etc/client.pem"\nkey_file = "/etc/client.key"\n'
+    kafka = (
+        '[kafka]\nsecurity_protocol = "SSL"\nca_file = "ca.pem"\ncertificate_file '
+        "= "
+        '"/etc/client.pem"\nkey_file = "/etc/client.key"\n'
+    )
     file.write_text(BUS.read_text().replace('user_key_file = "var/user.key"', "").partition("[kafka]")[0] + kafka)
     for folder in (tmp_path, file.parent):
         monkeypatch.chdir(folder)

@@ -87,7 +87,8 @@ FAULTS: dict[str, tuple[Observations, dict[str, Any], str]] = {
     "fixed unit": (
         fleet(format="itms", speed_unit="km/h", speed=np.full(960, 10.0)),
         {},
-        "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration reads them in m/s",
+        "agree with positions in m/s and not in km/h, which format 'itms' fixes; the suggested configuration reads "
+        "them in m/s",
     ),
     "fixed unit of a snapshot": (
         fleet(kind="GTFS-realtime", speed_unit="m/s", documents=60),
@@ -183,7 +184,8 @@ def test_what_contradicts_a_given_configuration_is_said(tmp_path: Path) -> None:
 
 
 def test_the_time_grows_near_linearly() -> None:
-    """Ten times as many vehicles may take forty times as long. Best of three, because a processor's speed varies by a factor of 3."""
+    """Ten times as many vehicles may take forty times as long. Best of three, because a processor's speed varies by a
+    factor of 3."""
 
     def seconds(copies: int) -> float:
         one = fleet()

@@ -1,4 +1,5 @@
-"""``hexveil inspect`` of what agencies publish: damaged files, timestamps in another unit, one snapshot, a small fleet."""
+"""``hexveil inspect`` of what agencies publish: damaged files, timestamps in another unit, one snapshot, a small
+fleet."""
 
 from __future__ import annotations
 

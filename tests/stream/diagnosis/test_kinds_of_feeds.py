@@ -120,55 +120,75 @@ def local(form: str) -> Callable[[int, Row], str]:
 
 PORTUGUESE = {"user": "codigo", "time": "timestamp", "lat": "latitude", "lng": "longitude", "speed": "velocidade"}
 KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
-    "the field `id` counts rows": (lambda p: table(p, renamed(PORTUGUESE, id=lambda n: n + 1)), N, "'codigo' is taken for the user"),
+    "the field `id` counts rows": (lambda p: table(p, renamed(PORTUGUESE, id=lambda n: n + 1)), N,
+    "'codigo' is taken for the user"),
     "an identifier of messages": (
-        lambda p: ndjson(p, renamed({"user": "vehicleCode"}, messageId=lambda n: f"{n:08x}")), N, "'vehicleCode' is taken for the user",
+        lambda p: ndjson(p, renamed({"user": "vehicleCode"}, messageId=lambda n: f"{n:08x}")), N,
+        "'vehicleCode' is taken for the user",
     ),
     "km/h in snapshots": (lambda p: snapshots(p, factor=1), N, "set feed.speed_unit = 'km/h'"),
     "mph in snapshots": (lambda p: snapshots(p, factor=1 / 1.609344), N, "set feed.speed_unit = 'mph'"),
-    "local time sent as UTC": (lambda p: snapshots(p, ahead=3600), 0, "1 h ahead of the snapshot's own time: local time sent as UTC?"),
-    "half an hour behind": (lambda p: snapshots(p, ahead=-1800), N, "30 min behind the snapshot's own time: local time sent as UTC?"),
+    "local time sent as UTC": (lambda p: snapshots(p, ahead=3600), 0, "1 h ahead of the snapshot's own time: local "
+"time sent as UTC?"),
+    "half an hour behind": (lambda p: snapshots(p, ahead=-1800), N, "30 min behind the snapshot's own time: local time "
+"sent as UTC?"),
     "no longitude": (lambda p: snapshots(p, longitude=False), 315, "105 of 420 events are refused as no-position"),
     "an unknown enum": (lambda p: snapshots(p, as_json=True), N, ""),
-    "Latin-1": (lambda p: table(p, renamed({}, headsign=lambda n: "Praça"), "latin-1"), N, "not UTF-8: it is read as cp1252"),
-    "Latin-1 in the user": (lambda p: table(p, changed(user=lambda n, row: "ônibus" + row["user"]), "latin-1"), N, "by feed.encoding"),
+    "Latin-1": (lambda p: table(p, renamed({}, headsign=lambda n: "Praça"), "latin-1"), N,
+    "not UTF-8: it is read as cp1252"),
+    "Latin-1 in the user": (lambda p: table(p, changed(user=lambda n, row: "ônibus" + row["user"]), "latin-1"), N,
+    "by feed.encoding"),
     "UTF-16": (lambda p: table(p, ROWS, "utf-16"), N, "it is read as utf-16"),
-    "empty speeds": (lambda p: table(p, changed(speed=lambda n, row: "" if n % 2 else row["speed"])), 410, "50% of the fixes have no speed"),
-    "speeds of N/A": (lambda p: table(p, changed(speed=lambda n, row: "N/A" if n % 2 else row["speed"])), 410, "50% of the fixes have no"),
+    "empty speeds": (lambda p: table(p, changed(speed=lambda n, row: "" if n % 2 else row["speed"])), 410,
+    "50% of the fixes have no speed"),
+    "speeds of N/A": (lambda p: table(p, changed(speed=lambda n, row: "N/A" if n % 2 else row["speed"])), 410,
+    "50% of the fixes have no"),
     "half without a zone": (
-        lambda p: table(p, changed(time=lambda n, row: row["time"] if n % 2 else row["time"][:-1])), N, "50% of the times have no zone",
+        lambda p: table(p, changed(time=lambda n, row: row["time"] if n % 2 else row["time"][:-1])), N,
+        "50% of the times have no zone",
     ),
     "day first": (lambda p: table(p, changed(time=local("%d/%m/%Y %H:%M:%S"))), N, "The times have no zone"),
-    "month first, with AM": (lambda p: table(p, changed(time=local("%m/%d/%Y %I:%M:%S %p"))), N, "The times have no zone"),
-    "a leap second": (lambda p: ndjson(p, changed(time=lambda n, row: "2016-12-31T23:59:60Z" if n == 0 else row["time"])), N, ""),
+    "month first, with AM": (lambda p: table(p, changed(time=local("%m/%d/%Y %I:%M:%S %p"))), N,
+    "The times have no zone"),
+    "a leap second": (lambda p: ndjson(p, changed(time=lambda n,
+    row: "2016-12-31T23:59:60Z" if n == 0 else row["time"])), N, ""),
     "numbers in texts": (
-        lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]) for k in ("lat", "lng", "speed")})), N, "numbers in texts",
+        lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]) for k in ("lat", "lng", "speed")})), N,
+        "numbers in texts",
     ),
     "decimal commas": (
-        lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]).replace(".", ",") for k in ("lat", "lng", "speed")})), N, "in texts",
+        lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]).replace(".", ",") for k in ("lat", "lng",
+        "speed")})), N, "in texts",
     ),
     "degrees x 10^7": (
-        lambda p: ndjson(p, changed(lat=lambda n, row: round(row["lat"] * 1e7), lng=lambda n, row: round(row["lng"] * 1e7))),
+        lambda p: ndjson(p, changed(lat=lambda n, row: round(row["lat"] * 1e7), lng=lambda n,
+        row: round(row["lng"] * 1e7))),
         N, "degrees times 10000000",
     ),
     "a byte order mark": (lambda p: ndjson(p, ROWS, "\ufeff"), N, ""),
     "a list in a document": (lambda p: documented(p, {"result": {"records": ROWS}}), N, ""),
-    "GeoJSON": (lambda p: documented(p, {"type": "FeatureCollection", "features": [feature(row) for row in ROWS]}), N, ""),
+    "GeoJSON": (lambda p: documented(p, {"type": "FeatureCollection", "features": [feature(row) for row in ROWS]}), N,
+    ""),
     "ArcGIS": (
         lambda p: documented(p, {"fields": [{"name": "user"}], "features": [
-            {"attributes": {k: row[k] for k in ("user", "time", "speed")}, "geometry": {"x": row["lng"], "y": row["lat"]}} for row in ROWS]}),
+            {"attributes": {k: row[k] for k in ("user", "time", "speed")}, "geometry": {"x": row["lng"],
+            "y": row["lat"]}} for row in ROWS]}),
         N, "",
     ),
     "string_view": (lambda p: parquet(p, user=pa.string_view()), N, ""),
     "a dictionary": (lambda p: parquet(p, user=pa.dictionary(pa.int32(), pa.string())), N, ""),
-    "a stray fix": (lambda p: ndjson(p, [*ROWS, ROWS[0] | {"user": "bus-99", "lat": 0.7}]), N, "1 of 421 fixes lie far from the others"),
-    "a stray fix of few": (lambda p: ndjson(p, [*ROWS[:40], ROWS[0] | {"user": "bus-99", "lat": 0.7}]), 40, "lie far from the others"),
+    "a stray fix": (lambda p: ndjson(p, [*ROWS, ROWS[0] | {"user": "bus-99", "lat": 0.7}]), N,
+    "1 of 421 fixes lie far from the others"),
+    "a stray fix of few": (lambda p: ndjson(p, [*ROWS[:40], ROWS[0] | {"user": "bus-99", "lat": 0.7}]), 40,
+    "lie far from the others"),
     "across 180 degrees": (
         lambda p: ndjson(p, changed(lng=lambda n, row: round((row["lng"] + 97.75 + 360) % 360 - 180, 6))), N, "",
     ),
-    "faster than the bound": (lambda p: ndjson(p, changed(speed=lambda n, row: 3 * row["speed"])), 400, "are above speed.upper_bound"),
+    "faster than the bound": (lambda p: ndjson(p, changed(speed=lambda n, row: 3 * row["speed"])), 400,
+    "are above speed.upper_bound"),
     "placeholders": (
-        lambda p: ndjson(p, changed(user=lambda n, row: "null" if n % 2 else " " if n % 20 == 0 else row["user"])), 399, "name their user 'null'",
+        lambda p: ndjson(p, changed(user=lambda n, row: "null" if n % 2 else " " if n % 20 == 0 else row["user"])), 399,
+        "name their user 'null'",
     ),
 }  # fmt: skip
 
@@ -181,7 +201,8 @@ def runs(*arguments: object) -> Any:
 def test_what_is_said_of_a_trap_is_what_the_service_does(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also: the configuration that is written releases exactly the events that are called usable, and nothing quotes a row."""
+    """Also: the configuration that is written releases exactly the events that are called usable, and nothing quotes a
+    row."""
     monkeypatch.chdir(tmp_path)
     make, usable, says = KINDS[kind]
     path = make(tmp_path / "feed")

@@ -223,7 +223,8 @@ def test_a_failure_of_the_judgement_does_not_reach_the_reader_and_is_forgotten(
 
 
 def held(judge: FeedDoubts) -> int:
-    """Bytes of all objects that a judge holds, its configuration and what belongs to modules aside: the same in every process."""
+    """Bytes of all objects that a judge holds, its configuration and what belongs to modules aside: the same in every
+    process."""
     passed: set[int] = set()
     left: list[object] = [judge]
     size = 0

@@ -198,7 +198,8 @@ def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refuse
 def test_under_participation_no_speed_decides_whether_a_recording_is_released_or_sent(
     desk: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], ends: int
 ) -> None:
-    """Speeds in m/s that are read as km/h, which is refused under "values". Without --offline nothing answers, which is exit 3."""
+    """Speeds in m/s that are read as km/h, which is refused under "values". Without --offline nothing answers, which is
+    exit 3."""
     monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
     drive = [(bus, step) for step in range(60) for bus in range(5)]
     fixes = [

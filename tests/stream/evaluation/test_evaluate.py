@@ -45,7 +45,8 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
 
 
 def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_events_are_in_it(tmp_path: Path) -> None:
-    """Speeds of 85 km/h at a bound of 65: intervals hold the clipped mean and, clamped to the bound, never the measured one."""
+    """Speeds of 85 km/h at a bound of 65: intervals hold the clipped mean and, clamped to the bound, never the measured
+    one."""
     config = bus_config(tmp_path, **{"privacy.epsilon": 50.0, "privacy.budget": 1200.0, "speed.post_processing": []})
     rows = random_rows(1, 400)
     rows["value"] %= 5000
@@ -64,7 +65,8 @@ def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_ev
 
 
 def test_who_has_spent_the_budget_of_a_block_is_absent_from_its_later_days(tmp_path: Path) -> None:
-    """A day pays for one window, a block of 28 days for two: the third day of the block is empty, the next block is not."""
+    """A day pays for one window, a block of 28 days for two: the third day of the block is empty, the next block is
+    not."""
     budgets = {"privacy.epsilon": 1.0, "privacy.budget": 1.0, "speed.suppression": "none"}
     horizon = {"privacy.horizon": {"period": "28d", "budget": 2.0}}
     admitted = {}
@@ -223,7 +225,8 @@ def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added
 def test_modelled_percentiles_are_scored_by_the_true_ones_beside_the_released_and_without_coverage(
     tmp_path: Path, build: Callable[..., Config], released: list[str]
 ) -> None:
-    """At ε = 1 000 noise is next to nothing, so the errors are of the model alone: of speeds that are spread evenly over 0 to 65."""
+    """At ε = 1 000 noise is next to nothing, so the errors are of the model alone: of speeds that are spread evenly
+    over 0 to 65."""
     terms = {"privacy.epsilon": 1000.0, "privacy.budget": 1000.0, "speed.clipping": "none"}
     config = build(tmp_path, **terms, **{"speed.statistics": released, "speed.post_processing": ["clipped-normal"]})
     rows = random_rows(3, 3000)
@@ -239,7 +242,8 @@ def test_modelled_percentiles_are_scored_by_the_true_ones_beside_the_released_an
 
 
 def _clipped_normal_of_even_speeds() -> tuple[float, float]:
-    """(Location, deviation) of the normal variable that clipped to [0, 65] has the mean and the variance of even speeds."""
+    """(Location, deviation) of the normal variable that clipped to [0, 65] has the mean and the variance of even
+    speeds."""
     middle = 65 / 2
 
     def variance(deviation: float) -> float:

@@ -34,8 +34,9 @@ from tests.support.releasing import planned_with_fixes
 from tests.support.tapes import Geometric
 
 N = 100
-"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected where so few covered have P <= ALPHA. At
-63 % true coverage (noise three times too large) it is kept with P < 1e-4. Noise is recorded: a verdict never changes."""
+"""Draws per mechanism, one range each. H0: intervals cover 95 %; it is rejected where so few covered have P <= ALPHA.
+At 63 % true coverage (noise three times too large) it is kept with P < 1e-4. Noise is recorded: a verdict never
+changes."""
 ALPHA = 1e-6
 LEAST = int(stats.binom.ppf(ALPHA, N, 0.95))
 BOX = {"south": 30.1, "west": -98.0, "north": 30.6, "east": -97.5}
@@ -80,8 +81,8 @@ def a_range(histogram: Released, rng: np.random.Generator) -> Rectangles:
 
 
 def covers(config: Config, rows: np.ndarray, noise: Noise) -> bool:
-    """Whether the interval of a range of whole parts holds the exact number in :data:`LEAST` of N draws: no more of them than
-    decide that.
+    """Whether the interval of a range of whole parts holds the exact number in :data:`LEAST` of N draws: no more of
+    them than decide that.
     """
     plan, _, fixes = planned_with_fixes(config, rows)
     settings = plan.terms.histogram

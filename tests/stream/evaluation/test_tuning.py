@@ -66,8 +66,8 @@ def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
 def test_the_written_configuration_reaches_the_want_and_other_noise_confirms_it(city: Path, relation: str) -> None:
-    """n = 3 seeds of 4 draws: their mean share is at most 10 points below the wanted. Noise is seeded, so there is no false
-    alarm; the planted twin, a fifth of ε, misses by more.
+    """n = 3 seeds of 4 draws: their mean share is at most 10 points below the wanted. Noise is seeded, so there is no
+    false alarm; the planted twin, a fifth of ε, misses by more.
     """
     written, picture = Path("tuned.toml"), Path("tuned.svg")
     plotted = ("--plot", str(picture)) if relation == "values" else ()

@@ -1,4 +1,5 @@
-"""What ``hexveil tune`` chooses and states, where trials come out as a table says: which noise is lucky cannot be arranged."""
+"""What ``hexveil tune`` chooses and states, where trials come out as a table says: which noise is lucky cannot be
+arranged."""
 
 from __future__ import annotations
 

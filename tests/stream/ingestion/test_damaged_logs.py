@@ -1,4 +1,5 @@
-"""What a broker's disk damages or loses of a log is left out, and nothing else is, and nothing counts twice. Real Kafka and Redis."""
+"""What a broker's disk damages or loses of a log is left out, and nothing else is, and nothing counts twice. Real Kafka
+and Redis."""
 
 import json
 import os
@@ -59,7 +60,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
 async def test_after_a_power_failure_that_cost_the_newest_messages_nothing_is_read_twice_and_new_messages_are(
     server, redis, redis_url, topic_name
 ):
-    """Kafka leaves it to the operating system when a log reaches the disk. After its end, new messages have old offsets."""
+    """Kafka leaves it to the operating system when a log reaches the disk. After its end, new messages have old
+    offsets."""
     await create_topic(server.bootstrap, topic_name, 1, INPUT_SETTINGS)
     for speed in range(6):
         await send(server, topic_name, 0, speed)

@@ -286,7 +286,8 @@ def test_identifiers_of_odd_characters_are_a_row_or_a_refusal(text):
 @given(st.sets(st.integers(0, 63), max_size=9))
 @settings(max_examples=60)
 def test_a_message_that_makes_the_columns_fail_is_refused_alone_wherever_it_lies(poison):
-    """No such message is known. If a future bug lets one through, the batch is halved until that message stands alone."""
+    """No such message is known. If a future bug lets one through, the batch is halved until that message stands
+    alone."""
 
     class Faulty(Decoder):
         def judged(self, users, columns, index, reason, now_us):

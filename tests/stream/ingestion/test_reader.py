@@ -181,7 +181,8 @@ async def test_stopping_while_redis_is_away_ends_at_once_and_loses_nothing(kafka
 async def test_a_redis_that_was_set_back_under_a_running_worker_is_filled_again_whatever_follows(
     kafka, redis, redis_url, topic, copied, following
 ):
-    """``copied``: messages in the copy. ``following``: messages that come after it was restored, one or none to a partition."""
+    """``copied``: messages in the copy. ``following``: messages that come after it was restored, one or none to a
+    partition."""
     values = messages(2_000 + following)
     await produce(kafka, topic, values[:copied], PARTITIONS)
     async with Ingesting(topic, kafka, redis_url) as ingesting:

@@ -32,7 +32,8 @@ COARSE = h3.cell_to_parent(STEADY, 5)
 def merged_cells(seed: int) -> dict[str, list[str]]:
     """Released cells that cover COARSE and its neighbours once, each with the finer ones that it excludes.
 
-    As :mod:`stream.statistics.merging` does: a merged cell is the rest of a parent, whose other children have messages too.
+    As :mod:`stream.statistics.merging` does: a merged cell is the rest of a parent, whose other children have messages
+    too.
     """
     chosen = random.Random(seed)
     cells: dict[str, list[str]] = {}

@@ -82,7 +82,8 @@ def test_the_three_formats_hold_the_same_table(tmp_path: Path) -> None:
 def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cells_are_clamped_to_zero(
     tmp_path: Path,
 ) -> None:
-    """Laplace noise of scale 3 in 300 empty cells: clamped values add up to some 300 · 3/2; 95 % of raw sums are within 2.12 · σ."""
+    """Laplace noise of scale 3 in 300 empty cells: clamped values add up to some 300 · 3/2; 95 % of raw sums are within
+    2.12 · σ."""
     (body,) = [json.loads(value) for value in values(released(tmp_path))][:1]
     generator = np.random.default_rng(7)
     raws = generator.laplace(0.0, 3.0, 300).round(1).tolist()

@@ -1,4 +1,5 @@
-"""What ``hexveil verify`` finds: whoever holds releases sees if one was changed, left out, drawn again or put elsewhere."""
+"""What ``hexveil verify`` finds: whoever holds releases sees if one was changed, left out, drawn again or put
+elsewhere."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def without(lines: list[str], window: int) -> list[str]:
 
 
 def redrawn(lines: list[str]) -> list[str]:
-    """The second window with another mean in its first cell and a marker made to fit, as by an operator without the key."""
+    """The second window with another mean in its first cell and a marker made to fit, as by an operator without the
+    key."""
     at = marker_at(lines, 0) + 1
     record = json.loads(lines[at])
     mean = record["value"]["mean"] | {"value": 1.0, "raw": 1.0}

@@ -111,7 +111,8 @@ async def test_of_different_budgets_the_least_holds_for_all_feeds(redis: Redis, 
 async def test_whatever_is_configured_when_all_markers_of_a_period_state_one_budget_and_nobody_spends_more(
     redis: Redis, tmp_path: Path, seed: int
 ) -> None:
-    """Feeds are restarted with any budget at any moment; plans may be left behind at any moment, too. Each feed releases oldest first."""
+    """Feeds are restarted with any budget at any moment; plans may be left behind at any moment, too. Each feed
+    releases oldest first."""
     rng, budgets = np.random.default_rng(seed), (1.6, 2.0, 3.0)
     slots = [SLOT + day * DAY + hour * HOUR for day in range(2) for hour in range(3)]
     feeds = list(await with_budgets(redis, tmp_path, 2.0, 2.0))

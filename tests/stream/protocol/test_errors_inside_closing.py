@@ -1,4 +1,5 @@
-"""An error of any step, before or after its effect, neither charges nor draws a window twice: the next attempt releases it once."""
+"""An error of any step, before or after its effect, neither charges nor draws a window twice: the next attempt releases
+it once."""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ from tests.support.participating import riders
 from tests.support.stored_rows import fill
 
 STEPS = (
-    "rows.seal", "rows.read", "statistics.statistics.arrange", "statistics.statistics.plan", "store.store_plan", "planning.charge", "ledger.charge",
-    "statistics.statistics.draw", "statistics.statistics.compose", "store.commit", "publisher.publish", "publisher.confirm", "store.remember",
+    "rows.seal", "rows.read", "statistics.statistics.arrange", "statistics.statistics.plan", "store.store_plan",
+    "planning.charge", "ledger.charge",
+    "statistics.statistics.draw", "statistics.statistics.compose", "store.commit", "publisher.publish",
+    "publisher.confirm", "store.remember",
     "rows.drop_rows", "store.forget",
 )  # fmt: skip
 

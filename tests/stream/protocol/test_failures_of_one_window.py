@@ -1,5 +1,5 @@
-"""A window that fails blocks those behind it, and one that was set aside can be closed again until a later one is planned. Real
-servers.
+"""A window that fails blocks those behind it, and one that was set aside can be closed again until a later one is
+planned. Real servers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A horizon in the release protocol: every close marker states it, and a block that is spent silences users to its end."""
+"""A horizon in the release protocol: every close marker states it, and a block that is spent silences users to its
+end."""
 
 from __future__ import annotations
 

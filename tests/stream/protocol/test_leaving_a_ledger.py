@@ -1,4 +1,5 @@
-"""How a feed leaves a shared ledger: not before it has published what it charged, whatever its worker does meanwhile."""
+"""How a feed leaves a shared ledger: not before it has published what it charged, whatever its worker does
+meanwhile."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_not
 
 
 async def refused_after_leaving(redis: Redis, tram: Config, last: str) -> Collected:
-    """A worker of ``tram`` closes a window while an operator lets the feed leave after its step ``last``; its charge is refused.
-    Returns what it published.
+    """A worker of ``tram`` closes a window while an operator lets the feed leave after its step ``last``; its charge is
+    refused. Returns what it published.
     """
     await stored(redis, tram, 1)
     await Ledger.of(redis, tram).start_generation(birth=0)

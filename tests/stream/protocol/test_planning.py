@@ -82,7 +82,8 @@ def scales_of(publisher: Collected) -> np.ndarray:
 async def test_a_window_that_another_version_planned_with_other_scales_is_charged_and_released_as_it_was_planned(
     redis: Redis, tmp_path: Path, last: str
 ) -> None:
-    """The other version's worker dies after step ``last``; its scales are three times ours, its charges a third, and 1 µε."""
+    """The other version's worker dies after step ``last``; its scales are three times ours, its charges a third, and 1
+    µε."""
     config, rows = bus_config(tmp_path), random_rows(6, 120)
     publisher, ours = Collected(), Collected()
     await store(redis, config, rows)
@@ -111,8 +112,8 @@ async def test_paced_users_take_turns_where_the_budget_pays_for_a_third_of_the_w
 ) -> None:
     """Six windows of four hours, two of which the budget pays for; everybody is in all of them.
 
-    Every paced user is admitted to one or two windows. That a window has nobody of 30 whose turns are independent happens
-    with probability (2/3)³⁰ = 5·10⁻⁶ for each.
+    Every paced user is admitted to one or two windows. That a window has nobody of 30 whose turns are independent
+    happens with probability (2/3)³⁰ = 5·10⁻⁶ for each.
     """
     settings = {"window.slot": "4h", "privacy.epsilon": "1", "privacy.budget": "2", "privacy.admission": admission}
     config = bus_config(tmp_path, **settings)

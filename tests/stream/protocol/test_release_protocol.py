@@ -386,7 +386,8 @@ async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
 async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_window_again(
     redis: Redis, tmp_path: Path
 ) -> None:
-    """Another worker releases the window and cleans up between this worker's draw and commit; this draw must be discarded."""
+    """Another worker releases the window and cleans up between this worker's draw and commit; this draw must be
+    discarded."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(8, 150))
     other, late = Collected(), Collected()

@@ -1,4 +1,5 @@
-"""What docs/operators.md says of a user key that is lost or known to others: a new key needs a new name, and grants nothing twice."""
+"""What docs/operators.md says of a user key that is lost or known to others: a new key needs a new name, and grants
+nothing twice."""
 
 from __future__ import annotations
 

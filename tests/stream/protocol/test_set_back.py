@@ -281,7 +281,8 @@ async def test_a_release_whose_commit_redis_lost_while_it_was_published_is_not_r
 
 
 async def test_committed_bytes_are_kept_until_their_release_is_recorded(redis: Redis, tmp_path: Path) -> None:
-    """Redis may be set back to before the record while a worker cleans up. Without the bytes, the window would be drawn again."""
+    """Redis may be set back to before the record while a worker cleans up. Without the bytes, the window would be drawn
+    again."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(1, 80))
     await close_until(protocol_of(redis, config, Collected()), SLOT, "confirm")

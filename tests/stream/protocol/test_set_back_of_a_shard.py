@@ -1,4 +1,5 @@
-"""A window is released once, with every row, to whichever earlier state the shard of a partition is set back between two steps.
+"""A window is released once, with every row, to whichever earlier state the shard of a partition is set back between
+two steps.
 
 A shard that takes over has done the first of what its master did, so its states are those that the partition was in.
 """
@@ -110,7 +111,8 @@ async def outcome(redis: Redis, config: Config, publisher: Collected) -> tuple[A
 async def closed_with_set_back(
     redis: Redis, config: Config, publisher: Collected, back: str, step: str, *, killed: bool
 ) -> tuple[RowStore, int]:
-    """Close the window while the shard is set back after ``step`` of the first attempt, whose worker may be killed then.
+    """Close the window while the shard is set back after ``step`` of the first attempt, whose worker may be killed
+    then.
 
     Returns how often the window had to wait.
     """

@@ -1,4 +1,5 @@
-"""Feeds that share a ledger spend one budget, whoever is killed when, and whatever Redis forgets. Real Kafka and Redis."""
+"""Feeds that share a ledger spend one budget, whoever is killed when, and whatever Redis forgets. Real Kafka and
+Redis."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ async def test_the_audit_finds_feeds_that_each_keep_counters_of_their_own(
 async def test_a_feed_that_another_overtakes_plans_with_what_the_other_left(
     redis: Redis, tmp_path: Path, moment: str
 ) -> None:
-    """Between a plan and its charge, the other feed spends what the plan would: it is replaced, and drawn without these users."""
+    """Between a plan and its charge, the other feed spends what the plan would: it is replaced, and drawn without these
+    users."""
     bus, tram = sharing(tmp_path)
     await each_stored(redis, bus, tram)
     others, steps = [], []

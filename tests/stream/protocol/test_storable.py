@@ -1,4 +1,5 @@
-"""A window that Redis could not store is refused by name before anybody is charged, instead of at every attempt after it."""
+"""A window that Redis could not store is refused by name before anybody is charged, instead of at every attempt after
+it."""
 
 from __future__ import annotations
 

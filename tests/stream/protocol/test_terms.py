@@ -88,7 +88,8 @@ async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_
 
 
 async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redis: Redis, tmp_path: Path) -> None:
-    """The period is charged under a lower one after the window was planned. The script decides, not the worker's configuration."""
+    """The period is charged under a lower one after the window was planned. The script decides, not the worker's
+    configuration."""
     low, high = pure(tmp_path, 2.0), pure(tmp_path, 4.0)
     await release(redis, high, SLOT)
     seen: list[str] = []

@@ -1,4 +1,5 @@
-"""Two workers of one feed of a shared ledger whose budgets differ: a mistake, or an upgrade of one worker after the other."""
+"""Two workers of one feed of a shared ledger whose budgets differ: a mistake, or an upgrade of one worker after the
+other."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ async def test_a_window_is_released_although_a_worker_with_a_higher_budget_resta
 
 @pytest.mark.parametrize("last", ["seal", "read", "plan"])
 async def test_a_worker_never_begins_a_period_above_its_own_budget(redis: Redis, tmp_path: Path, last: str) -> None:
-    """An operator raises the budget while it still runs, between its look and its charge. The window waits for the next look."""
+    """An operator raises the budget while it still runs, between its look and its charge. The window waits for the next
+    look."""
     low, high = workers(tmp_path, 2.0, 3.0)
     await stored(redis, low, 1)
     await starts(redis, low)

@@ -99,8 +99,8 @@ async def opened(
     init: str = "",
     **options: Any,
 ) -> AsyncIterator[Page]:
-    """The dashboard once it is painted. ``init``: a script that runs before those of the page. Fails at its end if a request went to another server or, unless ``errors``, an
-    error was logged.
+    """The dashboard once it is painted. ``init``: a script that runs before those of the page. Fails at its end if a
+    request went to another server or, unless ``errors``, an error was logged.
     """
     context = await browser.new_context(viewport=size, reduced_motion="reduce", **options)  # type: ignore[arg-type]
     try:
@@ -125,7 +125,8 @@ async def opened(
 async def revisit(page: Page, place: str) -> None:
     """Load the page anew at another place of its address, from its server. Costs half of what a new page does.
 
-    In one step, because the page writes its own place there once the map has moved, as it does when its size is changed.
+    In one step, because the page writes its own place there once the map has moved, as it does when its size is
+    changed.
     """
     async with page.expect_navigation():
         await page.evaluate("place => { history.replaceState(null, '', place); location.reload(); }", f"/{place}")
@@ -133,8 +134,8 @@ async def revisit(page: Page, place: str) -> None:
 
 
 WCAG_22 = {"rules": {"target-size": {"enabled": True}}, "resultTypes": ["violations"]}
-"""What axe-core leaves out unless it is asked: that targets have 24 pixels, or as much room. And that it need not describe
-every element which passes a rule."""
+"""What axe-core leaves out unless it is asked: that targets have 24 pixels, or as much room. And that it need not
+describe every element which passes a rule."""
 _RUN = "options => axe.run(options).then(({ violations }) => ({ violations }))"
 
 

@@ -1,4 +1,5 @@
-"""Files of places and areas for the small city of the tests, with names that would do harm if they were not shown as text."""
+"""Files of places and areas for the small city of the tests, with names that would do harm if they were not shown as
+text."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ STOP_NORTH = 0.005
 
 
 def city_files(folder: Path) -> dict[str, str]:
-    """The configuration keys of files in ``folder``: BUSY and STEADY are named, route "10" crosses BUSY and UNCERTAIN."""
+    """The configuration keys of files in ``folder``: BUSY and STEADY are named, route "10" crosses BUSY and
+    UNCERTAIN."""
     named: dict[str, dict[str, Any]] = {
         BUSY: {"name": HOSTILE, "stops": 2, "routes": ["10", "<b>2</b>"]},
         STEADY: {"name": ARABIC, "stops": 1, "routes": []},

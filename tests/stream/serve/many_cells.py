@@ -1,4 +1,5 @@
-"""Which differences of a window the dashboard may colour, computed from released numbers: Benjamini and Hochberg (1995)."""
+"""Which differences of a window the dashboard may colour, computed from released numbers: Benjamini and Hochberg
+(1995)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def of_two_days(difference: float, now: float, then: float) -> float:
 
 
 def of_usual(difference: float, now: float, deviation: float) -> float:
-    """Bound on the same of Laplace noise of scale ``now`` and of a mean whose noise has that ``deviation``, if it is narrower."""
+    """Bound on the same of Laplace noise of scale ``now`` and of a mean whose noise has that ``deviation``, if it is
+    narrower."""
     size, rest = abs(difference), deviation / math.sqrt(2)
     if size <= LAPLACE * math.hypot(now * math.sqrt(2), deviation):
         return 1.0

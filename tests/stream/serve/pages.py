@@ -30,7 +30,7 @@ CUT = """() => [...document.querySelectorAll('header *, footer *')]
   .filter((element) => element.checkVisibility() && !element.closest('.hidden, .skip, svg, .drop, option'))
   .filter(({ scrollWidth, clientWidth, scrollHeight, clientHeight }) =>
     (clientWidth && scrollWidth > clientWidth) || (clientHeight && scrollHeight > clientHeight + 1))
-  .map((element) => `${element.id || element.outerHTML.slice(0, 80)} ${element.scrollWidth}/${element.clientWidth} ${element.scrollHeight}/${element.clientHeight}`)"""
+  .map((element) => `${element.id || element.outerHTML.slice(0, 80)} ${element.scrollWidth}/${element.clientWidth} ${element.scrollHeight}/${element.clientHeight}`)"""  # noqa: E501
 """Elements of header and footer that cut what is in them, with an ellipsis or without."""
 
 

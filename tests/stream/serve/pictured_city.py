@@ -1,4 +1,5 @@
-"""What the pictures of the documents show: five days of 300 simulated buses, released twice, their streets and their timetable.
+"""What the pictures of the documents show: five days of 300 simulated buses, released twice, their streets and their
+timetable.
 
 Everything is made by the commands that an operator uses, from the shipped ``bus-fleet.toml``.
 """
@@ -76,7 +77,8 @@ def _microseconds(moment: str) -> int:
 
 
 def timetable(simulation: Simulation) -> bytes:
-    """A GTFS archive of the simulated routes: one trip each way every quarter of an hour, with an allowance for traffic."""
+    """A GTFS archive of the simulated routes: one trip each way every quarter of an hour, with an allowance for
+    traffic."""
     _, network, _ = simulated_fleet(simulation)
     site = site_in(simulation.feed.domain)
     stops, shapes = ["stop_id,stop_name,stop_lat,stop_lon"], ["shape_id,shape_pt_lat,shape_pt_lon,shape_pt_sequence"]

@@ -1,8 +1,8 @@
 """The pictures of the documents: ``python -m tests.stream.serve.screenshots WORK [FOLDER]`` or ``make pictures``.
 
-WORK keeps what :mod:`tests.stream.serve.pictured_city` makes, so that a second run only takes the pictures. FOLDER: where
-they are written, by default docs/images. To the page it is five minutes after the end of the newest window. Pictures keep
-256 colours, which makes them a third as large. The newest window is beside the day before it.
+WORK keeps what :mod:`tests.stream.serve.pictured_city` makes, so that a second run only takes the pictures. FOLDER:
+where they are written, by default docs/images. To the page it is five minutes after the end of the newest window.
+Pictures keep 256 colours, which makes them a third as large. The newest window is beside the day before it.
 """
 
 from __future__ import annotations

@@ -46,14 +46,16 @@ def laplace(shape: tuple[int, ...], quanta: int) -> FloatArray:
 
 
 def false_alarms(chances: FloatArray, level_of: Level) -> tuple[int, int]:
-    """(False alarms in windows of the given ``chances`` (W, C), most that a correct rate gives with probability 1 − α)."""
+    """(False alarms in windows of the given ``chances`` (W, C), most that a correct rate gives with probability 1 −
+    α)."""
     windows, cells = chances.shape
     alarms = int((chances <= level_of(A_DAY, HOUR, cells)).sum())
     return alarms, int(stats.poisson.isf(MISTAKE, A_DAY * windows / 24))
 
 
 def at_the_limit() -> FloatArray:
-    """192 000 cells whose exact mean is the limit itself: the worst case. 80 false alarms are expected, power 1 against ×200."""
+    """192 000 cells whose exact mean is the limit itself: the worst case. 80 false alarms are expected, power 1 against
+    ×200."""
     values = np.round(20.0 + laplace((WINDOWS, CELLS), 1500), 3)
     return np.array([chance_below(row, np.full(CELLS, 1.5), 20.0) for row in values])
 
@@ -74,8 +76,9 @@ def test_a_rule_below_errs_no_more_often_than_it_states_unless_it_forgets_the_ce
 def test_a_rule_against_usual_errs_no_more_often_than_it_states(level_of: Level, known: float) -> None:
     """n = 48 000 cells in ten days, 20 false alarms at most are expected; the exact mean is exactly 5 km/h below usual.
 
-    Usual has most of the noise: that of four windows of scales 2.4 to 3.6 km/h, beside which the window itself has 0.2 km/h. A bound
-    that takes only the share ``known`` of the earlier scales, which leaves their weights, knows nothing of it: power 1.
+    Usual has most of the noise: that of four windows of scales 2.4 to 3.6 km/h, beside which the window itself has 0.2
+    km/h. A bound that takes only the share ``known`` of the earlier scales, which leaves their weights, knows nothing
+    of it: power 1.
     """
     widths = np.array([2400, 3000, 3600, 2700])
     exact = np.array([28.0, 31.0, 30.0, 33.0])

@@ -1,7 +1,7 @@
 """Rules on released means: which cells they name, who is told, and a receiver that misbehaves.
 
-BUSY's noise has a scale below 0.1 km/h and its jam lies 4.8 km/h below the limits here, so a draw that changes what is named
-has a probability below 1e-20.
+BUSY's noise has a scale below 0.1 km/h and its jam lies 4.8 km/h below the limits here, so a draw that changes what is
+named has a probability below 1e-20.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ def test_a_rule_needs_all_its_windows_and_is_new_once() -> None:
 
 
 def test_each_of_a_rules_windows_is_sure_on_its_own() -> None:
-    """The second window alone would be a mistake with a probability of 0.7 %, which a certain one beside it does not excuse."""
+    """The second window alone would be a mistake with a probability of 0.7 %, which a certain one beside it does not
+    excuse."""
     once = AlertRule(name="jam", below_km_h=30.0, false_alarms_per_day=0.01)
     twice = once.model_copy(update={"windows": 2})
     sure, unsure = Judged(ratio_window(10.0, 400.0), ()), Judged(ratio_window(10.0, UNSURE), ())

@@ -1,5 +1,5 @@
-"""Cells whose released speeds crowd ``speed.upper_bound`` are marked in messages, files, table and card: a planner who prints a
-modelled 24 km/h of a motorway sees that it is "24 or more".
+"""Cells whose released speeds crowd ``speed.upper_bound`` are marked in messages, files, table and card: a planner who
+prints a modelled 24 km/h of a motorway sees that it is "24 or more".
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
 def test_where_users_are_protected_the_mark_follows_from_the_released_message_and_the_public_range(
     tmp_path: Path,
 ) -> None:
-    """So it tells nothing more. Where nobody is estimated, means are noise anywhere in the range, and none is marked."""
+    """So it tells nothing more. Where nobody is estimated, means are noise anywhere in the range, and none is
+    marked."""
     city = {BUSY: Cell(400, 2, 85.0), STEADY: Cell(400, 2, 20.0), UNCERTAIN: Cell(25, 1, 60.0)}
     messages = released(riders(tmp_path), rows_of_city(0, city), Noise(np.random.default_rng(3).bytes))
     bodies = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]

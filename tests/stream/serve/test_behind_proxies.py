@@ -1,4 +1,5 @@
-"""Behind nginx and HAProxy that keep their connections, no request is hidden from the proxy in another one (request smuggling)."""
+"""Behind nginx and HAProxy that keep their connections, no request is hidden from the proxy in another one (request
+smuggling)."""
 
 from __future__ import annotations
 
@@ -48,12 +49,18 @@ LENGTH, NONE, CHUNKED = b"Content-Length: %d" % len(HIDDEN), b"Content-Length: 0
 LAST_CHUNK = b"0\r\n\r\n"
 IN_A_CHUNK = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HIDDEN), HIDDEN)
 HEADS = (
-    [LENGTH], [LENGTH, NONE], [NONE, LENGTH], [b"Content-Length: %d, 0" % len(HIDDEN)], [b"Content-Length: +%d" % len(HIDDEN)],
-    [b"Content-Length : %d" % len(HIDDEN)], [CHUNKED], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5", CHUNKED],
-    [LENGTH, b"Transfer-Encoding : chunked"], [LENGTH, b"Transfer-Encoding: xchunked"], [LENGTH, b"Transfer-Encoding:\x0bchunked"],
-    [LENGTH, b"Transfer-Encoding: chunked, identity"], [LENGTH, b"Transfer-Encoding: identity, chunked"], [LENGTH, CHUNKED, b"Transfer-Encoding: x"],
-    [LENGTH, b" Transfer-Encoding: chunked"], [LENGTH, b"X: y\nTransfer-Encoding: chunked"], [LENGTH, b"X: y\rTransfer-Encoding: chunked"],
-    [LENGTH, b"Transfer_Encoding: chunked"], [LENGTH, b"Connection: Content-Length"], [LENGTH, b"Expect: 100-continue"], [LENGTH, b"Upgrade: h2c"],
+    [LENGTH], [LENGTH, NONE], [NONE, LENGTH], [b"Content-Length: %d, 0" % len(HIDDEN)],
+    [b"Content-Length: +%d" % len(HIDDEN)],
+    [b"Content-Length : %d" % len(HIDDEN)], [CHUNKED], [CHUNKED, LENGTH], [CHUNKED, NONE], [b"Content-Length: 5",
+    CHUNKED],
+    [LENGTH, b"Transfer-Encoding : chunked"], [LENGTH, b"Transfer-Encoding: xchunked"], [LENGTH,
+    b"Transfer-Encoding:\x0bchunked"],
+    [LENGTH, b"Transfer-Encoding: chunked, identity"], [LENGTH, b"Transfer-Encoding: identity, chunked"], [LENGTH,
+    CHUNKED, b"Transfer-Encoding: x"],
+    [LENGTH, b" Transfer-Encoding: chunked"], [LENGTH, b"X: y\nTransfer-Encoding: chunked"], [LENGTH,
+    b"X: y\rTransfer-Encoding: chunked"],
+    [LENGTH, b"Transfer_Encoding: chunked"], [LENGTH, b"Connection: Content-Length"], [LENGTH, b"Expect: 100-continue"],
+    [LENGTH, b"Upgrade: h2c"],
 )  # fmt: skip
 BODIES = (HIDDEN, LAST_CHUNK + HIDDEN, IN_A_CHUNK, b"0;x=\n\r\n\r\n" + HIDDEN, b"0x0\r\n\r\n" + HIDDEN)
 

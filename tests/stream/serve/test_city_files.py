@@ -1,4 +1,5 @@
-"""The operator's files of places and areas: what is wrong in them is said at the start; what stays is bounded and inert."""
+"""The operator's files of places and areas: what is wrong in them is said at the start; what stays is bounded and
+inert."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from stream.serve.city.areas import Corridor, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.files import check_name
 from stream.serve.city.places import Places, read_places
+from stream.serve.city.streets import read_streets
 from tests.support.counting_calls import calls_in
 
 CELL = h3.latlng_to_cell(30.27, -97.74, 7)
@@ -60,8 +62,10 @@ WRONG_PLACES = {
     "HTML": ("<html>login</html>", "hexveil gtfs"),
     "nested without end": ("[" * 100_000, "hexveil gtfs"),
     "GeoJSON": (collection(feature("a", square(30, -98, 1))), "resolution"),
-    "no number": ('{"resolution": 7, "cells": [], "stops": [{"name": "a", "lat": NaN, "lng": 1}]}', "no file of places"),
-    "beyond every number": ('{"resolution": 7, "cells": [], "stops": [{"name": "a", "lat": 1e999, "lng": 1}]}', "no file"),
+    "no number": ('{"resolution": 7, "cells": [], "stops": [{"name": "a", "lat": NaN, "lng": '
+'1}]}', "no file of places"),
+    "beyond every number": ('{"resolution": 7, "cells": [], "stops": [{"name": "a", "lat": 1e999, "lng": '
+'1}]}', "no file"),
     "off the globe": (place_file(stops=[{"name": "a", "lat": 91, "lng": 1}]), "lat"),
     "a point": (place_file(lines=[{"route": "1", "lines": [[[1, 2]]]}]), "lines"),
     "an unknown cell": (place_file(cells=[{"cell": "87489e342fffffz"}]), "no H3 cell"),
@@ -71,7 +75,8 @@ WRONG_PLACES = {
     "an empty name": (place_file(cells=[{"cell": CELL, "name": " "}]), "is empty"),
     "a long name": (place_file(cells=[{"cell": CELL, "name": "x" * 257}]), "257 characters"),
     "control characters": (place_file(cells=[{"cell": CELL, "routes": ["1\u0000"]}]), "control characters"),
-    "a lone surrogate": ('{"resolution":7,"cells":[],"stops":[{"name":"\\ud800","lat":1,"lng":1}]}', "no file of places"),
+    "a lone surrogate": ('{"resolution":7,"cells":[],"stops":[{"name":"\\ud800","lat":1,"lng":1}]}',
+    "no file of places"),
 }  # fmt: skip
 
 
@@ -83,23 +88,43 @@ def test_a_wrong_file_of_places_is_refused_with_its_reason(tmp_path: Path, text:
         read_places(path)
 
 
+WRONG_STREETS = {
+    "no JSON": ("{", "GeoJSON FeatureCollection"),
+    "nested without end": ("[" * 100_000, "GeoJSON FeatureCollection"),
+    "an area": (collection(feature("a", square(30, -98, 1))), "LineStrings"),
+    "half a line": ('{"type": "LineString", "coordinates": [[1, 2]]}', "two or more positions"),
+    "off the globe": ('{"type": "MultiPoint", "coordinates": [[1, 2], [1, 91]]}', "not a place on Earth"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_STREETS.values(), ids=WRONG_STREETS)
+def test_a_wrong_file_of_streets_is_refused_with_its_reason(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "streets.geojson"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"public.streets .*{said}"):
+        read_streets(path)
+
+
 WRONG_AREAS = {
     "no JSON": ("{", "GeoJSON FeatureCollection"),
     "not UTF-8": (b"\xff\xfe{}", "GeoJSON FeatureCollection"),
     "nested without end": ("[" * 100_000, "GeoJSON FeatureCollection"),
     "no features": (collection(), "no features"),
-    "a place": (collection({"type": "Feature", "properties": {"name": "a"}, "geometry": {"type": "Point", "coordinates": [1, 2]}}), "Point"),
+    "a place": (collection({"type": "Feature", "properties": {"name": "a"}, "geometry": {"type": "Point",
+    "coordinates": [1, 2]}}), "Point"),
     "no name": (collection(feature(None, square(30, -98, 1))), "property 'name'"),
     "a number for a name": (collection(feature(7, square(30, -98, 1))), "property 'name'"),
     "an empty name": (collection(feature(" ", square(30, -98, 1))), "is empty"),
     "control characters": (collection(feature("a\nb", square(30, -98, 1))), "control characters"),
     "a name like a box": (collection(feature("1,2,3,4", square(30, -98, 1))), "no letter"),
     "a name like a route": (collection(feature("route:10", square(30, -98, 1))), "begins with 'route:'"),
-    "a name twice": (collection(feature("a", square(30, -98, 1)), feature("a", square(31, -98, 1))), "two areas are named 'a'"),
-    "no number": ('{"features":[{"properties":{"name":"a"},"geometry":{"type":"Polygon","coordinates":[[[NaN,1],[2,3],[4,5]]]}}]}', "not a place on Earth"),
-    "endless": ('{"features":[{"properties":{"name":"a"},"geometry":{"type":"Polygon","coordinates":[[[Infinity,1],[2,3],[4,5]]]}}]}', "not a place on Earth"),
+    "a name twice": (collection(feature("a", square(30, -98, 1)), feature("a", square(31, -98, 1))),
+    "two areas are named 'a'"),
+    "no number": ('{"features":[{"properties":{"name":"a"},"geometry":{"type":"Polygon","coordinates":[[[NaN,1],[2,3],[4,5]]]}}]}', "not a place on Earth"),  # noqa: E501
+    "endless": ('{"features":[{"properties":{"name":"a"},"geometry":{"type":"Polygon","coordinates":[[[Infinity,1],[2,3],[4,5]]]}}]}', "not a place on Earth"),  # noqa: E501
     "a line": (collection(feature("a", [[[1, 2], [2, 3], [1, 2]]])), "different positions and no area"),
-    "too many areas": (collection(*[feature(f"a{n}", square(30, -98, 1)) for n in range(1001)]), "1001 features, more than 1000"),
+    "too many areas": (collection(*[feature(f"a{n}", square(30, -98, 1)) for n in range(1001)]),
+    "1001 features, more than 1000"),
 }  # fmt: skip
 
 
@@ -211,7 +236,8 @@ def noisy(rng: np.random.Generator, scales: list[float], events: list[int], *, z
 @pytest.mark.parametrize("zcdp", [False, True], ids=["Laplace", "Gaussian"])
 @pytest.mark.parametrize("scales", [[2.0], [2.0, 0.5, 0.1], [1.0] * 12], ids=["one", "unequal", "many"])
 def test_the_interval_of_an_area_holds_the_mean_without_noise_in_95_percent(scales: list[float], zcdp: bool) -> None:
-    """n = 4 000, alpha = 1e-6 one-sided; an interval with 93 % would fail with probability above 0.6, one with 92 % above 0.99."""
+    """n = 4 000, alpha = 1e-6 one-sided; an interval with 93 % would fail with probability above 0.6, one with 92 %
+    above 0.99."""
     rng, n = np.random.default_rng(11), 4_000
     events = [50 + 10 * k for k in range(len(scales))]
     missed = 0

@@ -1,4 +1,5 @@
-"""The statistics of an area under relation "participation", on windows released for real: even how many were there is noisy."""
+"""The statistics of an area under relation "participation", on windows released for real: even how many were there is
+noisy."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ MEAN_ONLY: dict[str, Any] = {"speed.statistics": ["mean"], "speed.post_processin
 
 
 def rows_of(config: Config, slow: int) -> np.ndarray:
-    """1 500 rows of 500 users at 12 km/h in ``slow`` cells and 200 of 100 users at 40 in one more; all others are empty."""
+    """1 500 rows of 500 users at 12 km/h in ``slow`` cells and 200 of 100 users at 40 in one more; all others are
+    empty."""
     disk = h3.grid_disk(h3.latlng_to_cell(30.32, -97.72, config.hexagons.resolution), 3)
     rng, rows = np.random.default_rng(3), np.zeros(1_700, dtype=ROW)
     cells = np.array([int(cell, 16) for cell in disk[: slow + 1]], dtype=np.uint64)
@@ -54,7 +56,8 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {
 def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_count(
     tmp_path: Path, case: str
 ) -> None:
-    """n = 120, alpha = 1e-6 one-sided; an interval with 75 % would fail with probability above 0.9. With the clamp it was 30 %."""
+    """n = 120, alpha = 1e-6 one-sided; an interval with 75 % would fail with probability above 0.9. With the clamp it
+    was 30 %."""
     epsilon, changes = CASES[case]
     config = riders(tmp_path, **MEAN_ONLY | {"privacy.epsilon": epsilon, "privacy.budget": 48 * epsilon, **changes})
     plan, contributions = planned(config, rows_of(config, 5))
@@ -76,7 +79,8 @@ def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_
 
 
 def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
-    """The noise leaves open what the mean is, and no bound is stated in its place. 5 % may state one by chance; n = 40, alpha = 1e-6."""
+    """The noise leaves open what the mean is, and no bound is stated in its place. 5 % may state one by chance; n = 40,
+    alpha = 1e-6."""
     config = riders(tmp_path, **MEAN_ONLY)
     plan, contributions = planned(config, rows_of(config, 5)[:0])
     upper, n = plan.terms.speed.upper_quanta * 0.01, 40
@@ -87,7 +91,8 @@ def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
 
 
 def test_gaussian_noise_is_read_as_such(tmp_path: Path) -> None:
-    """One release with so little noise that the mean is known to 3 km/h. Ten intervals; one that holds 95 % fails 6 of them with probability 3e-6."""
+    """One release with so little noise that the mean is known to 3 km/h. Ten intervals; one that holds 95 % fails 6 of
+    them with probability 3e-6."""
     config = zcdp_config(tmp_path, 20.0, 960.0, **MEAN_ONLY)
     plan, contributions = planned(config, rows_of(config, 5))
     sums = exact_integers(plan, contributions)[:2].sum(axis=1)

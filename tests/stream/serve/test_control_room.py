@@ -1,4 +1,5 @@
-"""What a control room adds: windows played one after the other, several feeds in one page, and screens of every width."""
+"""What a control room adds: windows played one after the other, several feeds in one page, and screens of every
+width."""
 
 from __future__ import annotations
 
@@ -263,7 +264,7 @@ async def test_every_menu_can_be_read_on_a_phone_and_a_tablet(translated: tuple[
 
 
 SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentHTML('beforeend',
-  '<button type="button" aria-label="a" class="small"></button><button type="button" aria-label="b" class="small"></button>')"""
+  '<button type="button" aria-label="a" class="small"></button><button type="button" aria-label="b" class="small"></button>')"""  # noqa: E501
 
 
 async def test_two_buttons_that_are_too_small_to_be_hit_are_found(browser: Browser, config: Config) -> None:

@@ -1,8 +1,9 @@
 """The dashboard in a real browser, on the real service, over a real broker.
 
-The city's noise is recorded, and fresh noise would hardly ever fail a test (``HEXVEIL_FRESH_NOISE``). BUSY and STEADY have
-scales below 0.1 km/h and lie 2 km/h or more from the nearest class break. The interval of UNCERTAIN is 10.8 km/h wide; classes
-near it are 10 wide at most, and wider ones are 14 scales away. So a wrong class has a probability below 1e-6.
+The city's noise is recorded, and fresh noise would hardly ever fail a test (``HEXVEIL_FRESH_NOISE``). BUSY and STEADY
+have scales below 0.1 km/h and lie 2 km/h or more from the nearest class break. The interval of UNCERTAIN is 10.8 km/h
+wide; classes near it are 10 wide at most, and wider ones are 14 scales away. So a wrong class has a probability below
+1e-6.
 """
 
 from __future__ import annotations
@@ -292,7 +293,8 @@ async def test_slower_than_usual_is_red_and_what_noise_explains_has_no_colour(br
         await expect(tip).to_contain_text(re.compile(r"(3[89]|4[012]) % slower than usual: −8\.[0-9] ± 0\.[0-9] km/h"))
         await expect(tip).to_contain_text(
             re.compile(
-                r"Usual on Tuesday at 07:00: 2[12]\.\d km/h, which (varied by 0\.\d km/h|did not vary beyond the noise) over 3"
+                r"Usual on Tuesday at 07:00: 2[12]\.\d km/h, which (varied by 0\.\d km/h|did not vary beyond the "
+                r"noise) over 3"
             )
         )
 

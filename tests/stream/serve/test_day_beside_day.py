@@ -1,4 +1,5 @@
-"""A day beside another day, in the browser: what is compared, how it is coloured, and what is said where there is nothing."""
+"""A day beside another day, in the browser: what is compared, how it is coloured, and what is said where there is
+nothing."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         tip = page.locator("#tooltip")
         await expect(tip).to_contain_text(
             re.compile(
-                r"(3[89]|4[012]) % slower than on Tue, 14 Mar 2017: −8\.[0-9] ± 0\.[0-9] km/h as released, the error being noise"
+                r"(3[89]|4[012]) % slower than on Tue, 14 Mar 2017: −8\.[0-9] ± 0\.[0-9] km/h as released, the error "
+                r"being noise"
             )
         )
         await expect(tip).to_contain_text(re.compile(r"Tue, 14 Mar 2017, 07:00–08:00: 2[12]\.\d km/h, 95 % interval"))

@@ -149,7 +149,8 @@ def test_an_hour_that_the_clocks_skip_has_no_window_and_one_that_they_repeat_has
 
 
 def test_a_slot_that_begins_at_another_hour_after_a_change_is_not_taken_for_the_same(tmp_path: Path) -> None:
-    """Slots of three hours are counted from midnight in elapsed time: on that Sunday they begin at 0, 4, 7, … o'clock."""
+    """Slots of three hours are counted from midnight in elapsed time: on that Sunday they begin at 0, 4, 7, …
+    o'clock."""
     config = city_config(tmp_path, **{"window.slot": "3h"})
     sunday, monday = hour_of(FORWARD, 7), hour_of(date(2017, 3, 13), 6)
     view = view_of(*released(config, hour_of(FORWARD, 0, winter=True), sunday, monday))

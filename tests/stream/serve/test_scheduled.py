@@ -1,4 +1,5 @@
-"""Scheduled speeds over the API and in the browser: "slower than scheduled", by the noise of the released mean alone."""
+"""Scheduled speeds over the API and in the browser: "slower than scheduled", by the noise of the released mean
+alone."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_a_merged_cell_has_all_distance_by_all_time_of_the_parts_that_were_not_r
 
 
 def test_in_a_window_over_two_kinds_of_day_each_day_weighs_alike_however_many_of_its_kind_there_are() -> None:
-    """From Friday 23:00 to Saturday 01:00: 600 m in 2 minutes, then in 10, each day; five workdays to one Saturday in the file."""
+    """From Friday 23:00 to Saturday 01:00: 600 m in 2 minutes, then in 10, each day; five workdays to one Saturday in
+    the file."""
     known = service({BUSY: [[0, 23, 5 * 600, 5 * 120], [1, 0, 600, 600]]}, 7, DAYS | {"workday": 5})
     window = hours_of("2017-03-18T04:00:00Z", "2017-03-18T06:00:00Z", "America/Chicago")
     assert known.speeds(window, [(BUSY, [])])[0]["value"] == pytest.approx(3.6 * 1200 / 720)
@@ -126,7 +128,8 @@ def test_a_wrong_table_of_scheduled_speeds_is_refused_with_its_reason(
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """BUSY is scheduled at twice its speed, STEADY at 45 km/h as it drives, LONELY at 20; UNCERTAIN has no service at 07:00."""
+    """BUSY is scheduled at twice its speed, STEADY at 45 km/h as it drives, LONELY at 20; UNCERTAIN has no service at
+    07:00."""
     return scheduled_config(tmp_path, 45.0)
 
 

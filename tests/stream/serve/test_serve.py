@@ -1,4 +1,5 @@
-"""The public service on a real broker is rebuilt from the topics, marks incomplete windows, and shows nothing from inside."""
+"""The public service on a real broker is rebuilt from the topics, marks incomplete windows, and shows nothing from
+inside."""
 
 from __future__ import annotations
 

@@ -142,7 +142,8 @@ def test_usual_is_of_the_same_kind_of_day_and_then_of_any_day_and_never_of_anoth
 
 
 def test_the_same_hour_is_the_local_one_when_clocks_change(tmp_path: Path) -> None:
-    """Chicago's clocks went forward on 2017-03-12 and back on 2017-11-05, so 12:00 UTC is an hour off after that Sunday."""
+    """Chicago's clocks went forward on 2017-03-12 and back on 2017-11-05, so 12:00 UTC is an hour off after that
+    Sunday."""
     before, after = 32 * WEEK, 33 * WEEK
     view = view_of(*(released(tmp_path, hour, 30.0, 1.0) for hour in (before - WEEK, before, after, after + 1)))
     assert starts(view, newest(view)) == ("any", [WEEK + 1, 2 * WEEK + 1])

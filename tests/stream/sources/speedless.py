@@ -23,7 +23,8 @@ SPEEDLESS = {role: name for role, name in NAMES.items() if role != "speed"}
 
 
 def day(seed: int = 1, fleet: int = 9) -> list[Fix]:
-    """A fleet that drives, jumps, stands for long, is silent for minutes, and reports again what it reported; by time."""
+    """A fleet that drives, jumps, stands for long, is silent for minutes, and reports again what it reported; by
+    time."""
     rng, fixes = random.Random(seed), dict[tuple[str, int], Fix]()
     for number in range(fleet):
         clock, lat, name = SLOT, 30.2, f"22:{number + 1}"

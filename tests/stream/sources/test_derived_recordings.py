@@ -1,4 +1,5 @@
-"""A recording without speeds gives the events that a live source gives for the same fixes, in whatever form and chunks it is read."""
+"""A recording without speeds gives the events that a live source gives for the same fixes, in whatever form and chunks
+it is read."""
 
 from __future__ import annotations
 
@@ -135,7 +136,11 @@ def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed(tmp_path: Pat
 
 def test_offline_a_recording_gives_the_rows_of_the_live_events_and_the_rest_is_counted(tmp_path: Path) -> None:
     fixes = [(*fix[:4], None) for fix in day()]
-    faults = '\n"x"\n{"bus": "22:1", "seen": "noon", "y": 30.2, "x": -97.7}\n{"bus": "22:1", "seen": 5, "y": 30.2, "x": -97.7}\n'
+    faults = (
+        '\n"x"\n{"bus": "22:1", "seen": "noon", "y": 30.2, "x": -97.7}\n{"bus": "22:1", "seen": 5, '
+        '"y": '
+        '30.2, "x": -97.7}\n'
+    )
     path = write(tmp_path / "day.ndjson", fixes, with_speed=False)
     path.write_text(path.read_text(encoding="utf-8") + faults, encoding="utf-8")
     config, values = config_of(tmp_path, feed()), live(fixes)
@@ -279,7 +284,8 @@ def test_the_order_of_the_file_is_refused_because_it_would_decide_about_speeds(p
 
 
 HOSTILE = (-1e300, -40.0, -1e-5, -1e-12, -0.0, 0.0, 1e-12, 0.0099, 3.0, 1e6, 1.1e6, 1e300, 1.7e308)
-"""Finite numbers: out of the bounds of a measurement, at them, and where rounding or another unit would change what they are."""
+"""Finite numbers: out of the bounds of a measurement, at them, and where rounding or another unit would change what
+they are."""
 
 
 @pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])

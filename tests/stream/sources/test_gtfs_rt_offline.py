@@ -76,7 +76,8 @@ def differential(step: int, names: str, gone: str) -> bytes:
 def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it_sends(
     buses: Path, tmp_path: Path
 ) -> None:
-    """Bus b leaves out steps 2 and 3 and comes back; its deletion takes nothing back, and its speed is derived over the gap."""
+    """Bus b leaves out steps 2 and 3 and comes back; its deletion takes nothing back, and its speed is derived over the
+    gap."""
     folder, out = tmp_path / "snapshots", tmp_path / "events.ndjson"
     folder.mkdir()
     for step, names in enumerate(("abc", "abc", "ac", "ac", "abc")):

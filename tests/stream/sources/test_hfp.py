@@ -1,4 +1,5 @@
-"""HFP over MQTT becomes events whatever is published: real brokers that die, deny and flood; a reason for each message refused."""
+"""HFP over MQTT becomes events whatever is published: real brokers that die, deny and flood; a reason for each message
+refused."""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ def test_mutated_messages_are_refused_or_read_and_never_end_in_another_error() -
 
 
 class Kept:
-    """A sink that keeps what it takes; ``gate`` lets it store. ``ages``: seconds from an event's time until it is stored."""
+    """A sink that keeps what it takes; ``gate`` lets it store. ``ages``: seconds from an event's time until it is
+    stored."""
 
     def __init__(self) -> None:
         self.users: list[str] = []

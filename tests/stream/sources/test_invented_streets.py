@@ -1,4 +1,5 @@
-"""The street map of the simulated city shows the roads on which its vehicles drive, by the names that its stops have."""
+"""The street map of the simulated city shows the roads on which its vehicles drive, by the names that its stops
+have."""
 
 from __future__ import annotations
 

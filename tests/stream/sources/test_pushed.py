@@ -151,7 +151,8 @@ async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path: Path) -> None
 async def test_what_is_refused_is_counted_before_it_is_written_anew_and_costs_allowance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An array of 500 000 zeros took the loop 0.9 s and cost nothing; sixteen at a time kept an honest sender waiting."""
+    """An array of 500 000 zeros took the loop 0.9 s and cost nothing; sixteen at a time kept an honest sender
+    waiting."""
     written: list[object] = []
     monkeypatch.setattr(json, "dumps", lambda *args, **kwargs: written.append(args))
     config = bus_config(tmp_path, **{"kafka.bootstrap": f"{LOOPBACK}:9"})

@@ -1,4 +1,5 @@
-"""Lines of routes are simplified within their tolerance, cut at the domain and bounded; the served file is the one that gtfs writes."""
+"""Lines of routes are simplified within their tolerance, cut at the domain and bounded; the served file is the one that
+gtfs writes."""
 
 from __future__ import annotations
 

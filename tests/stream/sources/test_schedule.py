@@ -1,4 +1,5 @@
-"""A timetable becomes public facts of cells: names, routes and the public cell list; hostile archives cost a bounded amount."""
+"""A timetable becomes public facts of cells: names, routes and the public cell list; hostile archives cost a bounded
+amount."""
 
 from __future__ import annotations
 
@@ -87,11 +88,13 @@ HOSTILE = {
     "a list too long": (b"PK\x05\x06" + b"\0" * 8 + b"\xff\xff\xff\x7f" + b"\0" * 6, "too many files"),
     "no stops": ({"agency.txt": "agency_id\n"}, "no stops.txt"),
     "a damaged LZMA stream": (damaged(zipped(dict(FILES), zipfile.ZIP_LZMA)), "not a readable GTFS archive"),
-    "a name that is no UTF-8": (zipped({"stöps.txt": "x"}).replace("ö".encode(), b"\xff\xfe"), "not a readable GTFS archive"),
+    "a name that is no UTF-8": (zipped({"stöps.txt": "x"}).replace("ö".encode(), b"\xff\xfe"),
+    "not a readable GTFS archive"),
     "a folder": ({f"feed/{name}": text for name, text in FILES.items()}, "in the folder 'feed'"),
     "no column": (with_file("stops.txt", "id,name\n1,a\n"), "no column stop_id"),
     "one long line": (with_file("stops.txt", b"x" * 1_000_000), "a line of more than"),
-    "one long field": (with_file("stops.txt", FILES["stops.txt"] + '"' + "a\n" * 200_000), "field larger than field limit"),
+    "one long field": (with_file("stops.txt", FILES["stops.txt"] + '"' + "a\n" * 200_000),
+    "field larger than field limit"),
 }  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""A timetable says how fast its vehicles should be in each cell and hour: all metres by all seconds, however it is written."""
+"""A timetable says how fast its vehicles should be in each cell and hour: all metres by all seconds, however it is
+written."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ EVERY_DAY = CALENDAR + "w,20170306,20170312,1,1,1,1,1,1,1\n"
 
 
 def schedule(times: str, **files: str) -> dict[str, str | bytes]:
-    """One trip t of service w over stops 0, 1, …; ``times``: "arrival departure" or "arrival" of each stop, comma apart."""
+    """One trip t of service w over stops 0, 1, …; ``times``: "arrival departure" or "arrival" of each stop, comma
+    apart."""
     calls = [(text.split() * 2)[:2] if text.strip() else ["", ""] for text in times.split(",")]
     rows = [f"t,{arrival},{departure},{k},{k}" for k, (arrival, departure) in enumerate(calls)]
     stops = [f"{k},S{k},{LAT + k * STEP:.6f},{LNG}" for k in range(len(calls))]
@@ -145,7 +147,7 @@ def test_after_midnight_the_hour_and_the_day_are_those_on_which_the_vehicle_driv
 
 
 def test_exceptions_of_the_calendar_count_once_and_on_the_day_of_the_week_of_their_date(tmp_path: Path) -> None:
-    dates = "service_id,date,exception_type\nw,20170306,2\nw,20170306,2\nw,20170312,1\nw,20170319,1\nw,2017-03-19,1\nx,20170318,1\n"
+    dates = "service_id,date,exception_type\nw,20170306,2\nw,20170306,2\nw,20170312,1\nw,20170319,1\nw,2017-03-19,1\nx,20170318,1\n"  # noqa: E501
     workdays = CALENDAR + "w,20170306,20170312,1,1,1,1,1,0,0\n"
     made = speeds(tmp_path, schedule("7:00:00,7:02:00", calendar=workdays, calendar_dates=dates))
     assert made.seconds.sum(axis=(0, 2)) == pytest.approx([4 * 120, 0, 2 * 120])

@@ -1,4 +1,5 @@
-"""SIRI-VM becomes events whatever a server sends: a reason for each activity refused, no entity expanded, never a crash."""
+"""SIRI-VM becomes events whatever a server sends: a reason for each activity refused, no entity expanded, never a
+crash."""
 
 from __future__ import annotations
 
@@ -85,10 +86,12 @@ REFUSED = {
     "no vehicle": (activity(vehicle=""), "no-vehicle-id"),
     "a long name": (activity(vehicle="x" * 300), "id-too-long"),
     "no location": (activity(location=""), "no-position"),
-    "a planar location": (activity(location="<VehicleLocation srsName='EPSG:27700'><Coordinates>1 2</Coordinates></VehicleLocation>"), "other-coordinates"),
-    "0, 0": (activity(location="<VehicleLocation><Longitude>0</Longitude><Latitude>0.0</Latitude></VehicleLocation>"), "no-place"),
-    "no number": (activity(location="<VehicleLocation><Longitude>x</Longitude><Latitude>1</Latitude></VehicleLocation>"), "no-place"),
-    "infinite": (activity(location="<VehicleLocation><Longitude>1e999</Longitude><Latitude>1</Latitude></VehicleLocation>"), "no-place"),
+    "a planar location": (activity(location="<VehicleLocation srsName='EPSG:27700'><Coordinates>1 "
+"2</Coordinates></VehicleLocation>"), "other-coordinates"),
+    "0, 0": (activity(location="<VehicleLocation><Longitude>0</Longitude><Latitude>0.0</Latitude></VehicleLocation>"),
+    "no-place"),
+    "no number": (activity(location="<VehicleLocation><Longitude>x</Longitude><Latitude>1</Latitude></VehicleLocation>"), "no-place"),  # noqa: E501
+    "infinite": (activity(location="<VehicleLocation><Longitude>1e999</Longitude><Latitude>1</Latitude></VehicleLocation>"), "no-place"),  # noqa: E501
     "no time": (activity(time="noon"), "time-unreadable"),
     "twice a year": (activity(time="2026-10-25T01:30:00"), "time-unreadable"),
     "1970": (activity(time="1970-01-01T00:00:00Z"), "time-no-epoch-seconds"),
@@ -218,7 +221,7 @@ def test_velocities_in_another_unit_than_declared_are_not_released(london: Path,
     folder.mkdir()
     for minute in range(20):
         time = f"2026-03-02T12:{minute:02d}:00Z"
-        place = f"<VehicleLocation><Longitude>-0.12</Longitude><Latitude>{51.4 + minute * 600 / 111_195}</Latitude></VehicleLocation>"
+        place = f"<VehicleLocation><Longitude>-0.12</Longitude><Latitude>{51.4 + minute * 600 / 111_195}</Latitude></VehicleLocation>"  # noqa: E501
         fixes = [activity(f"{bus}", time=time, velocity="10", location=place) for bus in range(12)]
         (folder / f"{minute:02d}.xml").write_bytes(document(*fixes, response=time))
     command = ["siri-vm", str(folder), "--config", str(london), "--offline", "--out", str(tmp_path / "out.ndjson")]

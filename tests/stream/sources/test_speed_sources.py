@@ -1,4 +1,5 @@
-"""Whatever ``--speeds`` and ``feed.speeds`` say, a live command does one of them, and says where the other is published."""
+"""Whatever ``--speeds`` and ``feed.speeds`` say, a live command does one of them, and says where the other is
+published."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Under relation "values" the number that a vehicle reports as its speed decides neither whether there is an event, nor where it
-is, nor whether its speed is derived: two feeds that differ in one user's speeds alone are told apart by no public fact.
+"""Under relation "values" the number that a vehicle reports as its speed decides neither whether there is an event, nor
+where it is, nor whether its speed is derived: two feeds that differ in one user's speeds alone are told apart by no
+public fact.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def gtfs_text(speeds: Speeds) -> list[bytes]:
     return sent_of(
         speeds,
         'header {{ gtfs_realtime_version: "2.0" timestamp: {clock} }} {entities}',
-        'entity {{ id: "{v}" vehicle {{ vehicle {{ id: "{v}" }} position {{ latitude: {lat} longitude: {lng} {speed} }} }} }}',
+        'entity {{ id: "{v}" vehicle {{ vehicle {{ id: "{v}" }} position {{ latitude: {lat} longitude: {lng} {speed} '
+        "}} }} }}",
         "speed: {}",
         " ",
     )
@@ -116,7 +118,7 @@ def siri(speeds: Speeds) -> list[bytes]:
         activities = "".join(
             f"<VehicleActivity><RecordedAtTime>{moment}</RecordedAtTime><MonitoredVehicleJourney><VehicleRef>{v}</VehicleRef>"
             + ("" if speeds[v, step] is None else f"<Velocity>{speeds[v, step]}</Velocity>")
-            + f"<VehicleLocation><Longitude>{-97.7 + v / 100}</Longitude><Latitude>{lat(step)}</Latitude></VehicleLocation>"
+            + f"<VehicleLocation><Longitude>{-97.7 + v / 100}</Longitude><Latitude>{lat(step)}</Latitude></VehicleLocation>"  # noqa: E501
             "</MonitoredVehicleJourney></VehicleActivity>"
             for v in VEHICLES
         )
@@ -142,7 +144,8 @@ def decoded(values: list[bytes], decoder: Decoder = DECODER) -> Batch:
 
 
 def public(values: list[bytes]) -> tuple[list[dict[str, Any]], NDArray[np.void], list[int]]:
-    """All that a feed makes public under "values": its events without the reported speeds, and the rows that the worker keeps."""
+    """All that a feed makes public under "values": its events without the reported speeds, and the rows that the worker
+    keeps."""
     events: list[dict[str, Any]] = [json.loads(value) for value in values]
     shown = [event if event.get("derived") else {k: v for k, v in event.items() if k != "speed"} for event in events]
     batch = decoded(values)
@@ -212,7 +215,8 @@ def canonical(speed: float) -> bytes:
 def test_the_worker_and_the_intake_of_pushed_events_refuse_no_finite_number(
     file_format: str, event: Callable[[float], bytes], unit: str
 ) -> None:
-    """Both judge by this decoder. A negative speed counts as 0, and one that int32 cannot hold as the highest that it can."""
+    """Both judge by this decoder. A negative speed counts as 0, and one that int32 cannot hold as the highest that it
+    can."""
     chosen = feed("reported", fields=None, format=file_format, speed_unit=unit)
     decoder = Decoder(CONFIG.model_copy(update={"feed": chosen}), bytes(range(32)))
     batch = decoded([event(speed) for speed in FINITE], decoder)

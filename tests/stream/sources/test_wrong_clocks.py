@@ -1,4 +1,5 @@
-"""A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes no later speed."""
+"""A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes no later
+speed."""
 
 from __future__ import annotations
 

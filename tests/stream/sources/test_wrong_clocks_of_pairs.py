@@ -1,4 +1,5 @@
-"""Two processes of one feed share what Redis keeps: a timestamp that one takes back changes no later speed of the other."""
+"""Two processes of one feed share what Redis keeps: a timestamp that one takes back changes no later speed of the
+other."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def taken(source: GtfsRealtime, body: bytes, step: int) -> list[float]:
 def test_a_process_that_missed_how_a_timestamp_was_taken_back_derives_nothing_from_it(
     redis: Redis, redis_url: str
 ) -> None:
-    """One reads 0 to 3, of which 3 says that it is 5; the other one reads 4, which takes that back; then the first reads 6."""
+    """One reads 0 to 3, of which 3 says that it is 5; the other one reads 4, which takes that back; then the first
+    reads 6."""
     body, first, other = skewed_at([3], 2 * EVERY_S), started(redis_url), started(redis_url)
     for step in range(4):
         taken(first, body(step), step)

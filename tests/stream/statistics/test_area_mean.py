@@ -1,9 +1,10 @@
-"""The mean of all cells together under "participation": what a user moves is what they are charged, and smoothing uses it.
+"""The mean of all cells together under "participation": what a user moves is what they are charged, and smoothing uses
+it.
 
-Exact: every user of a random window is removed, and the loss is read from inside the noise of the shipped draw. Black box:
-n = 20 000 draws per side (half of them tested, α = 1e-4, recorded tapes), user 1 present with all their events or absent,
-ε = 1. Nine tenths of it are the area's, so half the noise there is bounded by some 1.7, and an area that is drawn beside
-cells which take the whole ε, too.
+Exact: every user of a random window is removed, and the loss is read from inside the noise of the shipped draw. Black
+box: n = 20 000 draws per side (half of them tested, α = 1e-4, recorded tapes), user 1 present with all their events or
+absent, ε = 1. Nine tenths of it are the area's, so half the noise there is bounded by some 1.7, and an area that is
+drawn beside cells which take the whole ε, too.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ def test_the_close_marker_states_the_area_and_only_where_it_is_released(tmp_path
 
 
 def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Path) -> None:
-    """A worker whose configuration was changed after the charge releases what was planned and charged, noise for noise."""
+    """A worker whose configuration was changed after the charge releases what was planned and charged, noise for
+    noise."""
     with_it, without = with_area(tmp_path), riders(tmp_path, **(AREA | {"participation.shares": {"moments": 1}}))
     for mine, others in ((with_it, without), (without, with_it)):
         plan, contributions = planned(mine, random_rows(1, 50))

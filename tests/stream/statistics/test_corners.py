@@ -189,7 +189,8 @@ def hits(plan: Plan, fixes: Fixes, windows: int) -> int:
 
 
 def epsilon_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -> float:
-    """Lower bound of ε at confidence 1 - 2·10⁻⁴ from ``windows`` with a user's regions around each vertex, and as many without.
+    """Lower bound of ε at confidence 1 - 2·10⁻⁴ from ``windows`` with a user's regions around each vertex, and as many
+    without.
 
     Users around different vertices are independent trials, and the event has the largest likelihood ratio there is.
     ``unscaled``: the planted bug, a user's regions under the noise of one.
@@ -239,7 +240,8 @@ def test_the_audit_catches_the_noise_of_one_region_under_three(tmp_path: Path) -
 
 
 def total_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -> float:
-    """As :func:`epsilon_lower_bound`, of the number of all regions alone: whether it is at least those of the only user."""
+    """As :func:`epsilon_lower_bound`, of the number of all regions alone: whether it is at least those of the only
+    user."""
     regions = np.concatenate([declared(1, minute, around(1.0, 1.0)) for minute in range(3)])
     reached = []
     for rows in (regions, regions[:0]):
@@ -289,7 +291,8 @@ def test_check_accepts_exactly_the_diameters_whose_noise_can_be_drawn(tmp_path: 
 
 @pytest.mark.parametrize("per_user", [1, 3])
 def test_components_have_the_noise_of_as_many_regions_as_may_count(tmp_path: Path, per_user: int) -> None:
-    """Mean |noise| of 2 209 components in 4 windows, 8 836 draws: its standard error is 1.1 %; 5 of them are allowed."""
+    """Mean |noise| of 2 209 components in 4 windows, 8 836 draws: its standard error is 1.1 %; 5 of them are
+    allowed."""
     config = declaring(tmp_path, per_user)
     plan, fixes = planned(config, declared(1, 0, [])[:0])
     drawn = [draw_histograms(plan, fixes, Noise())[0] for _ in range(4)]

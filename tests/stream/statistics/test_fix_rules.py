@@ -1,4 +1,5 @@
-"""Faulty fixes are refused at the close of a window: by their user's own fixes alone, and under "values" by no speed."""
+"""Faulty fixes are refused at the close of a window: by their user's own fixes alone, and under "values" by no
+speed."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ Chooser = Callable[[Plan, Fixes], Fixes]
 
 
 def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contributing) -> Transcript:
-    """Integers before noise of every window of a day through the real planner, budgets carried from window to window."""
+    """Integers before noise of every window of a day through the real planner, budgets carried from window to
+    window."""
     spent: dict[int, int] = {}
     releases: Transcript = []
     for number, rows in enumerate(windows):

@@ -1,4 +1,5 @@
-"""Under "participation" and a weak signal, smoothed means lean neither to the middle of [0, U] nor to the typical speed."""
+"""Under "participation" and a weak signal, smoothed means lean neither to the middle of [0, U] nor to the typical
+speed."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def city(hour: int) -> np.ndarray:
 def smoothed(
     config: Config, seed: int, hour: int, memory: Memory | None
 ) -> tuple[dict[str, Derived], Memory | None, FloatArray]:
-    """What one hour's releases are smoothed to, with noise of a tape, the memory after it, and errors of visited cells' means."""
+    """What one hour's releases are smoothed to, with noise of a tape, the memory after it, and errors of visited cells'
+    means."""
     plan, contributions = planned(config, city(hour), slot=SLOT + 3600 * hour)
     columns = draw(plan, contributions, Noise(np.random.default_rng([seed, hour]).bytes))
     derived, after = post_process(plan, cell_bodies(plan, contributions, columns), memory)

@@ -1,4 +1,5 @@
-"""Adaptive resolution in the service: sparse hexagons are released through their parents, and nobody is charged twice."""
+"""Adaptive resolution in the service: sparse hexagons are released through their parents, and nobody is charged
+twice."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def loss_of(moved: np.ndarray, t: np.ndarray, s: np.ndarray) -> Fraction:
 def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
     tmp_path: Path, seed: int, target: float, cap: float, clipping: str
 ) -> None:
-    """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count together."""
+    """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count
+    together."""
     changes = {"hexagons.merge_until_km_h": target, "speed.sum_cap": cap, "speed.clipping": clipping}
     config = bus_config(tmp_path, **MERGING | changes)
     rows = uneven_rows(seed)
@@ -103,8 +105,8 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
 
 
 def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ(tmp_path: Path) -> None:
-    """Each scale was made for the cap of its own cell: with caps in another order some user would lose more than is charged.
-    Users without budget left change no cap.
+    """Each scale was made for the cap of its own cell: with caps in another order some user would lose more than is
+    charged. Users without budget left change no cap.
     """
     config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
     plan, _, pooled = planned_merged(config, rows)

@@ -1,4 +1,5 @@
-"""Modelled percentiles in messages: from published means and variances alone, marked as modelled, without an interval."""
+"""Modelled percentiles in messages: from published means and variances alone, marked as modelled, without an
+interval."""
 
 from __future__ import annotations
 

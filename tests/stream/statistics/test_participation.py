@@ -309,7 +309,8 @@ def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_use
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
-    """Events outside the list, one user with thousands of them, no events, a list of one cell, more cells than it has."""
+    """Events outside the list, one user with thousands of them, no events, a list of one cell, more cells than it
+    has."""
     one_cell = {"south": 30.19, "west": -97.71, "north": 30.21, "east": -97.69}
     config = riders(
         tmp_path,

@@ -96,7 +96,8 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_keeping_the_error_charges_a_share_of_epsilon_and_passes_no_noise_of_before(tmp_path: Path, seed: int) -> None:
-    """[C]: with K′ of K cells left nobody is charged more than ε·K′/K, and the worst error stays under the largest noise before.
+    """[C]: with K′ of K cells left nobody is charged more than ε·K′/K, and the worst error stays under the largest
+    noise before.
 
     Planted: the whole ε over K′ cells, which is what ``keep = "epsilon"`` grants, charges more.
     """
@@ -146,7 +147,8 @@ class Recorded(Noise):
 def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_nothing_else(
     tmp_path: Path, settings: dict[str, object]
 ) -> None:
-    """Exact: one batch for the window, in the plan's order. With the loss test above the release costs what was charged."""
+    """Exact: one batch for the window, in the plan's order. With the loss test above the release costs what was
+    charged."""
     config = bus_config(tmp_path, **settings)
     plan, contributions = planned(config, random_rows(4, 300))
     noise = Recorded()
@@ -196,7 +198,8 @@ def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: P
 
 
 def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(tmp_path: Path) -> None:
-    """n = 60 windows × 6 cells, α = 1e-6; half the width, the planted twin, covers 78 % and is refuted with power 0.9999."""
+    """n = 60 windows × 6 cells, α = 1e-6; half the width, the planted twin, covers 78 % and is refuted with power
+    0.9999."""
     config = bus_config(tmp_path)
     rows = random_rows(3, 400)
     plan, contributions = planned(config, rows)

@@ -208,7 +208,8 @@ def made_up_users(users: int, cells: int) -> np.ndarray:
 def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """22 000 messages, which without limits kept a window from closing for over 18 minutes: now the sweep ends early."""
+    """22 000 messages, which without limits kept a window from closing for over 18 minutes: now the sweep ends
+    early."""
     evaluations = []
 
     def counted(*given: Any, **named: Any) -> Suppression:

@@ -1,4 +1,5 @@
-"""Relation "values" under zCDP: the promise, what is published, grants that roll, and ranges that follow earlier releases."""
+"""Relation "values" under zCDP: the promise, what is published, grants that roll, and ranges that follow earlier
+releases."""
 
 from __future__ import annotations
 
@@ -116,8 +117,8 @@ def test_the_last_window_of_a_period_may_spend_all_that_is_left_and_the_first_an
 def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_truth_of_a_large_fleet(
     tmp_path: Path,
 ) -> None:
-    """4 000 vehicles drive 30 ± 13 km/h in six cells: after six windows most ranges are narrower than [0, U], and released means
-    are within 5 of their deviations of the truth (α = 6·10⁻⁷ a cell).
+    """4 000 vehicles drive 30 ± 13 km/h in six cells: after six windows most ranges are narrower than [0, U], and
+    released means are within 5 of their deviations of the truth (α = 6·10⁻⁷ a cell).
     """
     config, memory, rng = live_config(tmp_path), None, np.random.default_rng(4)
     for number in range(6):
@@ -138,7 +139,8 @@ def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_tru
 
 
 def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path: Path) -> None:
-    """A fleet so large that noise is nothing, behind the narrowest ranges: the error of the correction is all that is left."""
+    """A fleet so large that noise is nothing, behind the narrowest ranges: the error of the correction is all that is
+    left."""
     config, memory = live_config(tmp_path), None
     for number in range(4):
         rows = random_rows(number, 60, slot=SLOT + 3600 * number)

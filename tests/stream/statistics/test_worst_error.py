@@ -1,4 +1,5 @@
-"""The worst-case error E and the plan that releases state: no values are further off, and a recorded day shows CHOP-USER."""
+"""The worst-case error E and the plan that releases state: no values are further off, and a recorded day shows
+CHOP-USER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What serves big windows changes no row and no charge: reading in parts, leaving positions out, charging many at once."""
+"""What serves big windows changes no row and no charge: reading in parts, leaving positions out, charging many at
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""On a Redis Cluster every window is released once, with the rows of one server, whichever master dies or hangs meanwhile."""
+"""On a Redis Cluster every window is released once, with the rows of one server, whichever master dies or hangs
+meanwhile."""
 
 from __future__ import annotations
 
@@ -306,7 +307,8 @@ async def test_over_tls_a_window_is_released_with_the_rows_of_one_server_and_a_f
 async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots_move_to_other_masters(
     cluster: LocalCluster, client: Redis, redis: Redis, config: Config
 ) -> None:
-    """Those of two partitions while rows come in and are read, and that of the ledger while a window is charged and committed."""
+    """Those of two partitions while rows come in and are read, and that of the ledger while a window is charged and
+    committed."""
     expected = await released_on_one_server(redis, config, LOGS, SLOTS)
     publisher, keys = Collected(), FeedKeys.of(config)
     state = await stored(client, config, [log[:1] for log in LOGS])

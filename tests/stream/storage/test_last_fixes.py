@@ -108,7 +108,8 @@ def users_kept(client: blocking.Redis) -> int:
 
 
 def end_turn(client: blocking.Redis) -> None:
-    """What a change of turn does where turns last ``LONG_S``: the older hash expires, and the newer one becomes the older one."""
+    """What a change of turn does where turns last ``LONG_S``: the older hash expires, and the newer one becomes the
+    older one."""
     turn = int(time.time() / LONG_S)
     client.rename(FeedKeys("bus").last_fixes(turn % 2), FeedKeys("bus").last_fixes((turn + 1) % 2))
 

@@ -1,4 +1,5 @@
-"""A partition that is opened, sealed, lost or gone: no row of it is counted twice, forgotten, or missing from a window that is read."""
+"""A partition that is opened, sealed, lost or gone: no row of it is counted twice, forgotten, or missing from a window
+that is read."""
 
 from __future__ import annotations
 
@@ -171,7 +172,8 @@ class Turns:
 
 
 async def missed(redis: Redis, kind: type[RowStore]) -> int:
-    """Number of orders of the calls of one who opens a partition, and one who seals and reads, in which stored rows are not read."""
+    """Number of orders of the calls of one who opens a partition, and one who seals and reads, in which stored rows are
+    not read."""
     wrong = 0
     await redis.config_set("appendfsync", "no")
     for places in itertools.combinations(range(10), 3):

@@ -20,7 +20,8 @@ SLOTS = np.array([0, 3600, 7200])
 
 
 def rows_of(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A row in one of three slots for each offset that is not a multiple of 5 (those were refused); its user is the offset."""
+    """A row in one of three slots for each offset that is not a multiple of 5 (those were refused); its user is the
+    offset."""
     sound = offsets[offsets % 5 != 0]
     rows = np.zeros(len(sound), dtype=ROW)
     rows["user"], rows["time"] = sound, SLOTS[sound % 3] * 1_000_000 + sound
@@ -173,7 +174,8 @@ async def test_only_an_event_time_beyond_the_largest_moves_a_partition(redis):
 
 
 async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_however_batches_are_cut(redis_url):
-    """Slot s is open until (12 + s / 3600) s; message i was appended at i s. What is stored is the same for every cut."""
+    """Slot s is open until (12 + s / 3600) s; message i was appended at i s. What is stored is the same for every
+    cut."""
 
     def arrivals(offsets: np.ndarray) -> Arrivals:
         moments = offsets * 1_000_000

@@ -105,7 +105,8 @@ def test_a_feed_that_shares_no_ledger_keeps_its_keys() -> None:
 
 
 def test_no_part_of_the_service_names_a_feed_without_the_ledger_that_it_shares() -> None:
-    """``Ledger(redis, config.feed.name)`` would give a feed of a shared ledger budgets of its own; ``Ledger.of`` cannot."""
+    """``Ledger(redis, config.feed.name)`` would give a feed of a shared ledger budgets of its own; ``Ledger.of``
+    cannot."""
     bare = []
     for file in (REPO_ROOT / "stream").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
