@@ -1,6 +1,6 @@
 """The vehicles of a simulated live city: columns only; no clock, no I/O.
 
-A vehicle drives along the roads for a few hours, and another one takes its place. Streets, speeds and jams are invented.
+A vehicle drives along the roads for a few hours, then another one takes its place. Streets and speeds are invented.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from stream.sources.traffic import Traffic
 LONGEST_DRIVE = timedelta(hours=3, minutes=45)
 """With timeslots of a quarter of an hour a vehicle is in at most sixteen, which last four hours."""
 
-SPEED_MS = np.array([9.0, 12.5, 16.0])
-"""Speed of cars on an empty road of each class, m/s (32, 45 and 58 km/h)."""
+SPEED_MS = np.array([9.0, 10.5, 12.0])
+"""Speed of cars on an empty road of each class, m/s (32, 38 and 43 km/h)."""
 
 
 def traffic_in(domain: BoundingBox, seed: int, start_us: int, timezone: ZoneInfo) -> Traffic:
@@ -32,7 +32,7 @@ def traffic_in(domain: BoundingBox, seed: int, start_us: int, timezone: ZoneInfo
 
 
 class Cars:
-    """``vehicles`` cars on ``network``, each sending a fix every ``interval`` seconds. :meth:`step` advances ``tick`` seconds.
+    """``vehicles`` cars on ``network``, each with a fix every ``interval`` seconds. A :meth:`step` is ``tick`` seconds.
 
     Vehicles are numbered: the ones at the start from 0, and every one that takes another's place gets the next number.
     """
@@ -54,6 +54,7 @@ class Cars:
         middle = [(column[:-1] + column[1:]) / 2 for column in (network.vertex_lat, network.vertex_lng)]
         east, north = (middle[1] - site.lng) * site.km_per_degree[1], (middle[0] - site.lat) * site.km_per_degree[0]
         self._places = np.column_stack([east, north])
+        self._lasting = np.sqrt(network.segment_factor[:-1])
         self.number = np.arange(vehicles)
         self.next_number = vehicles
         self.path, self.at = self._somewhere(vehicles)
@@ -88,7 +89,7 @@ class Cars:
 
     def _drive(self) -> None:
         net, rng, tick = self.network, self.rng, self.tick
-        factors = self.traffic.factors(self._places, net.segment_class[:-1], self.now_us) * net.segment_factor[:-1]
+        factors = self.traffic.factors(self._places, net.segment_class[:-1], self.now_us) * self._lasting
         segment = net.segment(self.at)
         road = net.segment_class[segment]
         self.waits -= tick
@@ -110,5 +111,3 @@ class Cars:
         at = self.at[chosen] - self.speed[chosen] * back_us[chosen] / 1e6
         lat, lng = self.network.locate(np.maximum(at, self.network.path_start[self.path[chosen]]))
         return Fixes(self.number[chosen], self.now_us - back_us[chosen], lat, lng, self.speed[chosen])
-
-

@@ -1,7 +1,7 @@
-"""A simulated city that lives faster than the clock: its events bear the clock's time, and its hours pass many times faster.
+"""A simulated city that lives faster than the clock, whose time its events bear.
 
-Only so can a demo show hours of a live map within minutes: under relation "participation" a worker takes what is in time by the
-broker's clock, and nothing else. Positions therefore move faster than the speeds of their events say.
+Only so can a demo show hours of a live map within minutes: under relation "participation" a worker takes what is in
+time by the broker's clock, and nothing else. Positions therefore move faster than the speeds of their events say.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LiveCity:
 
 
 class Truth:
-    """What the city knows and releases must not show: events and mean speed of each cell and window, a line of JSON a window."""
+    """What the city knows and releases must not show: events and mean speed by cell, a line of JSON for each window."""
 
     def __init__(self, city: LiveCity, path: Path) -> None:
         self._city, self._path = city, path
