@@ -40,6 +40,8 @@ from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 
 _REFRESH_SECONDS = 0.25
+_PATIENCE_S = 300.0
+"""How much longer than its seconds a demo runs that has not released anything, as on a machine that is busy."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +50,9 @@ def register(app: typer.Typer) -> None:
     @app.command("demo")
     def demo(
         config: ConfigFile = None,
-        seconds: Annotated[float | None, typer.Option(min=1, help="Stop after this many seconds.")] = None,
+        seconds: Annotated[
+            float | None, typer.Option(min=1, help="Stop after so long, once a window is released.")
+        ] = None,
         feed: Annotated[
             str | None,
             typer.Option(
@@ -135,8 +139,8 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None, inter
     stopped = stopped_by_signals()
     if interrupts.asked:
         stopped.set()
-    if seconds is not None:
-        asyncio.get_running_loop().call_later(seconds, stopped.set)
+    clock = asyncio.get_running_loop().time
+    began = clock()
     reading = asyncio.create_task(running.follow(releases))
     console = Console()
     shown = 0
@@ -156,8 +160,11 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None, inter
                     for line in lines[shown:]:
                         typer.echo(line)
                     shown = len(lines)
-                if stopped.is_set():
+                passed = 0.0 if seconds is None else clock() - began - seconds
+                if stopped.is_set() or (passed > 0 and releases.order):
                     return None
+                if passed > _PATIENCE_S:
+                    return f"no window was released within {seconds} s, nor within {_PATIENCE_S:g} s more"
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stopped.wait(), _REFRESH_SECONDS)
         finally:

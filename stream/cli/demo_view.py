@@ -76,7 +76,8 @@ class WindowView:
     def span(self, timezone: ZoneInfo) -> str:
         """Local month, day and hours."""
         start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
-        return f"{start:%m-%d %H:%M}–{end:%H:%M}"
+        clock = "%H:%M" if start.second == end.second == 0 else "%H:%M:%S"
+        return f"{start:%m-%d} {start:{clock}}–{end:{clock}}"
 
     def busiest_mean(self) -> str:
         """Estimated mean of the cell with most events, with its 95 % interval."""
