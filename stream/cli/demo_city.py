@@ -21,7 +21,7 @@ CITY = {
     "HEXVEIL_HEXAGONS__RESOLUTION": "8",
     "HEXVEIL_PRIVACY__EPSILON": "0.25",
     "HEXVEIL_PRIVACY__BUDGET": "4.0",
-    "HEXVEIL_FEED__DOMAIN": '{"south": 30.142, "west": -97.8845, "north": 30.392, "east": -97.5965}',
+    "HEXVEIL_FEED__DOMAIN": '{"south": 30.133, "west": -97.895, "north": 30.401, "east": -97.586}',
     "HEXVEIL_FEED__QUALITY__TELEPORT_KM_H": "0",
 }
 """Windows of the city, which lives faster than the clock, and its place. Its cars move faster than they say."""

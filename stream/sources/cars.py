@@ -54,7 +54,7 @@ class Cars:
         middle = [(column[:-1] + column[1:]) / 2 for column in (network.vertex_lat, network.vertex_lng)]
         east, north = (middle[1] - site.lng) * site.km_per_degree[1], (middle[0] - site.lat) * site.km_per_degree[0]
         self._places = np.column_stack([east, north])
-        self._lasting = np.sqrt(network.segment_factor[:-1])
+        self._lasting = network.segment_factor[:-1] ** 0.25
         self.number = np.arange(vehicles)
         self.next_number = vehicles
         self.path, self.at = self._somewhere(vehicles)
