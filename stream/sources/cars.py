@@ -73,12 +73,12 @@ class Cars:
 
     def step(self) -> Fixes:
         """Advance one tick and return the fixes taken in it."""
-        self._replace()
+        self._renew()
         self._drive()
         self.now_us += round(self.tick * 1e6)
         return self._measure()
 
-    def _replace(self) -> None:
+    def _renew(self) -> None:
         """Put a new vehicle in the place of each that has driven long enough."""
         over = np.flatnonzero(self.ends_us <= self.now_us)
         self.number[over] = self.next_number + np.arange(len(over))
