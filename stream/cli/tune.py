@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stream.cli.evaluate import choose_settings, progress_bars, read_rows
-from stream.cli.options import FAILED, USAGE, AsJson, ConfigFile, ExpectedRelation, FileFormat, UsersAreEvents, stop
+from stream.cli.options import (
+    FAILED,
+    USAGE,
+    AsJson,
+    ConfigFile,
+    ExpectedRelation,
+    FileFormat,
+    Recordings,
+    UsersAreEvents,
+    stop,
+)
 
 if TYPE_CHECKING:
     from stream.config import Config
@@ -30,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 # long: one argument for each option
 def tune_recording(
-    file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON, plain or .gz: a past recording.")],
+    files: Recordings,
     want: Annotated[str, typer.Option(help="What the map must show, like '±5 km/h for 80 % of events'.")],
     budget: Annotated[float, typer.Option(min=0.001, max=10_000, help="Largest ε of one user and period.")] = 12.0,
     resolutions: Annotated[
@@ -75,14 +85,18 @@ def tune_recording(
     source = chosen_file.file.read_text(encoding="utf-8")
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
-    rows = read_rows(settings, file, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
+    rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     tuning = _search(
         lambda on_trial: Search(settings, rows, wanted, budget, draws, seed, on_trial), grids, finest=finest
     )
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
     if as_json:
-        typer.echo(json.dumps(report(tuning, wanted, budget, settings, keys, str(file), draws, seed), allow_nan=False))
+        typer.echo(
+            json.dumps(
+                report(tuning, wanted, budget, settings, keys, " ".join(map(str, files)), draws, seed), allow_nan=False
+            )
+        )
     else:
         print_tuning(tuning, wanted, budget, settings, keys)
     try:
