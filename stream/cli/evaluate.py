@@ -137,6 +137,7 @@ def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) ->
     return windows
 
 
+# long: imports that other commands do not wait for
 def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
     """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
     from stream.diagnosis.observations import InspectionError
@@ -154,13 +155,7 @@ def read_rows(settings: Config, files: list[Path], file_format: str, *, users_ar
         snapshots = None if path == STDIN else snapshots_in(path)
         if snapshots is None:
             with progress_bars() as bars:
-                task = bars.add_task("reading", total=None)
-                rows, refusals = read_recording(
-                    settings,
-                    path,
-                    file_format,
-                    lambda done, size: bars.update(task, completed=done, total=size or None),
-                )
+                rows, refusals = read_recording(settings, path, file_format, reading_bar(bars))
         else:
             rows, refusals, reader = read_snapshots(settings, path, snapshots[1])
             accepted, file_format = replace(accepted, reader=reader), "canonical"
@@ -221,6 +216,12 @@ def _judge_histograms(
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     print_histogram_scores(scores)
+
+
+def reading_bar(bars: Progress) -> Callable[[int, int], None]:
+    """A bar that is told what was read, of how much; 0 if that is unknown."""
+    task = bars.add_task("reading", total=None)
+    return lambda done, size: bars.update(task, completed=done, total=size or None)
 
 
 def progress_bars() -> Progress:

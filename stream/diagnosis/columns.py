@@ -26,7 +26,7 @@ _NAMES = {
         "(bus|taxi|device|tracker|unit)(id|no|nr)?|fahrzeug(nr|nummer|id)?|kennung|(id)?(unidad|vehicul[oe]|veiculo) "
         "identifiant|ordem|prefixo|imei vehiclelabel label|veh name id",
         "time": "time|timestamp observationdatetime|recordedat(time)?|datetime|eventtime|gpstime|observedat|tst? "
-        "date|seen|at|when|t .*(time|stamp|date|fecha|hora|zeit|datum|heure|updated).*",
+        "date|seen|at|when|t .*(time|stamp|date|fecha|hora|horodat|zeit|datum|heure|updated).*",
         "lat": "lat|latitude y|gpslat|locationlat|coordinates1|1 (.*[^p])?(lat|latitude?|breite|breitengrad)(deg|dd)?",
         "lng": "lng|longitude|lon|long x|gpslon|locationlng|coordinates0|0 "
         "(.*[^e])?(lng|lon|longitude?|la?engrad|la?enge|langengrad|lange)(deg|dd)?",
@@ -106,10 +106,8 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
 
     Raises :class:`GuessError`.
     """
-    if any(map(_is_keyed, sample[:1])):
-        raise GuessError(
-            "its events are values of an object, under names that may be those of users: write them as a list"
-        )
+    if sample and _is_keyed(sample[0]):
+        raise GuessError("its events stand in an object, under names that may be those of users: write them as a list")
     paths = sorted(set().union(*(paths_of(tree) for tree in sample[:50])))
     counts = {path: _counted(sample, path) for path in paths}
     repeating = [
@@ -119,31 +117,33 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
     once = set(no_users) | {path for path in paths if alike and counts[path].names_events}
     roles, notes = guess_fields(paths, once), list[str]()
     alike = [path for path in alike if path not in roles.values()]
-    if alike and roles.get("user", "id").split(".")[-1].lower() == "id" and "vehicle" not in roles.get("user", ""):
-        best, first = max(alike, key=lambda path: (_likeness(path), counts[path].distinct)), roles.get("user")
+    first = roles.get("user")
+    if alike and (first is None or (first.split(".")[-1].lower() == "id" and "vehicle" not in first)):
+        best = max(alike, key=lambda path: (_likeness(path), counts[path].distinct))
         if first is None or _likeness(best) > 1:
             roles["user"] = best
             passed_by = [first] if first else [path for path in sorted(once) if path in _named(paths)]
-            passed = "".join(
-                f"; not {path!r}, {'which repeats, too' if first else 'nearly every value of which occurs once'}"
-                for path in passed_by
-            )
-            notes.append(
-                f"{best!r} is taken for the user, because its values repeat ({counts[best].distinct} in "
-                f"{counts[best].values} events) and its name is like a user's{passed}. Ask whoever runs the feed: the "
-                "promise is made to what this field names."
-            )
+            notes.append(_why_user(best, counts[best], passed_by, repeat=first is not None))
     missing = [role for role in ("user", "time", "lat", "lng") if role not in roles]
     if missing:
         raise GuessError(_why_none(paths, missing, once, repeating))
     fields, times, powers = _fields(sample, roles)
     if powers:
-        others = "".join(f" or {power}" for power in powers[1:])
         notes.append(
-            f"Positions are degrees times {powers[0]}{others}: feed.fields.units_per_degree."
-            + (" Look the place up on a map, to choose." if others else "")
+            f"Positions are degrees times {' or '.join(map(str, powers))}: feed.fields.units_per_degree."
+            + (" Look the place up on a map, to choose." if len(powers) > 1 else "")
         )
     return Guess(fields, times, tuple(notes), _as_texts(sample, roles))
+
+
+def _why_user(path: str, count: _Counted, passed_by: list[str], *, repeat: bool) -> str:
+    """Says that a field is taken for the user, which the values of the others ``repeat`` as well, or name events."""
+    why = "which repeats, too" if repeat else "nearly every value of which occurs once"
+    return (
+        f"{path!r} is taken for the user, because its values repeat ({count.distinct} in {count.values} events) and "
+        f"its name is like a user's{''.join(f'; not {other!r}, {why}' for other in passed_by)}. Ask whoever runs the "
+        "feed: the promise is made to what this field names."
+    )
 
 
 def _is_keyed(tree: Any) -> bool:
@@ -157,10 +157,10 @@ def _is_keyed(tree: Any) -> bool:
 
 def _as_texts(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[str, ...]:
     """The roles most of whose numbers are texts."""
-    found = {role: _values(sample, roles[role]) for role in ("lat", "lng", "speed") if role in roles}
+    texts = {role: _values(sample, roles[role]) for role in ("lat", "lng", "speed") if role in roles}
     return tuple(
         role
-        for role, known in found.items()
+        for role, known in texts.items()
         if 2 * sum(isinstance(value, str) and number_or_none(value) is not None for value in known) > len(sample)
     )
 

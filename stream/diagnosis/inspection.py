@@ -62,21 +62,10 @@ def inspect(
 
     What is counted is what the service makes of it under the ``given`` configuration, else under the suggested one.
     """
-    measures, key = measure(seen), secrets.token_bytes(KEY_BYTES)
+    measures = measure(seen)
     feed = suggested_feed(seen, measures)
     config = inspection_config(None).model_copy(update={"feed": feed}) if given is None else given
-    refusals, accepted = Refusals(config.feed, config.feed.recorded_format), Accepted()
-    if not isinstance(source, Path):
-        values, arrived_us = source
-        batch = Decoder(ageless(config), key).decode(values, arrived_us)
-        rows = batch.rows
-        refusals.add(values, batch)
-    elif seen.is_live:
-        rows, refusals, reader = read_snapshots(config, source, seen.command, key)
-        refusals.leave_out(seen.refused - reader.tally.refused, 0)
-        accepted = Accepted(reader=reader)
-    else:
-        rows, refusals = read_recording(config, source, config.feed.recorded_format, key=key, most=limit)
+    rows, refusals, accepted = _read(seen, source, config, limit)
     closed = _refused_at_closing(config, rows)
     usable = len(rows) - closed.total()
     whole, problems = usable + closed.total() + refusals.refused, [*seen.notes]
@@ -86,11 +75,28 @@ def inspect(
         problems.append(problem[0])
     for why, count in refusals.counts.most_common():
         cause = refusals.cause_of(why) or (REMEDIES.get(Reason(why)) if why in REASONS else None)
-        told = f"{count} of {whole} events are refused as {why}"
-        problems.append(f"{told}." if cause is None else f"{told}: {cause.rstrip('.')}.")
+        counted = f"{count} of {whole} events are refused as {why}"
+        problems.append(f"{counted}." if cause is None else f"{counted}: {cause.rstrip('.')}.")
     problems += odd(seen, measures, config)
     lines = suggestions(seen, measures, feed)
     return Inspection(seen, measures, config, usable, refusals.counts + closed, list(dict.fromkeys(problems)), lines)
+
+
+def _read(
+    seen: Observations, source: Path | tuple[list[bytes], npt.NDArray[np.int64]], config: Config, limit: float
+) -> tuple[npt.NDArray[np.void], Refusals, Accepted]:
+    """The rows that the service makes of the source, and what it refuses."""
+    key, form = secrets.token_bytes(KEY_BYTES), config.feed.recorded_format
+    if not isinstance(source, Path):
+        values, arrived_us = source
+        refusals, batch = Refusals(config.feed, form), Decoder(ageless(config), key).decode(values, arrived_us)
+        refusals.add(values, batch)
+        return batch.rows, refusals, Accepted()
+    if seen.is_live:
+        rows, refusals, reader = read_snapshots(config, source, seen.command, key)
+        refusals.leave_out(seen.refused - reader.tally.refused, 0)
+        return rows, refusals, Accepted(reader=reader)
+    return *read_recording(config, source, form, key=key, most=limit), Accepted()
 
 
 def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[str]:
@@ -110,8 +116,8 @@ def odd(seen: Observations, measures: Measures, config: Config) -> list[str]:
         None if seen.documents == 1 else events_as_users(seen.user, seen.time_us, "the user's field"),
         everywhere_at_once(seen.user, seen.time_us, seen.lat, seen.lng),
     )
-    told = (*users, _of_place(measures), _of_zone(seen), *_of_speeds(seen, measures, config), *_of_order(measures))
-    return [sentence for sentence in told if sentence is not None]
+    sentences = (*users, _of_place(measures), _of_zone(seen), *_of_speeds(seen, measures, config), *_of_order(measures))
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def _of_place(measures: Measures) -> str | None:
@@ -170,7 +176,9 @@ def _of_speeds(seen: Observations, measures: Measures, config: Config) -> list[s
         )
     if seen.speed_unit is not None and unit != seen.speed_unit:
         fixed = "GTFS-realtime prescribes" if seen.is_live else f"format {seen.format!r} fixes"
-        advice = f"set feed.speed_unit = {unit!r}" if seen.is_live else f"the suggested configuration reads {unit}"
+        advice = (
+            f"set feed.speed_unit = {unit!r}" if seen.is_live else f"the suggested configuration reads them in {unit}"
+        )
         sentences.append(
             f"The speeds agree with positions in {' or '.join(speeds.fits)} and not in {seen.speed_unit}, which "
             f"{fixed}; {advice}."
@@ -200,5 +208,5 @@ def _of_order(measures: Measures) -> list[str]:
         "accepted": ahead,
         "arrive more than 5 min after their time: raise window.allowed_delay, or they are late": late * (late > 0.01),
     }
-    told = [f"{count} of {measures.fixes} fixes {what}." for what, count in counted.items() if count]
-    return [*told, *(f"{share:.1%} of the fixes {what}." for what, share in shares.items() if share)]
+    sentences = [f"{count} of {measures.fixes} fixes {what}." for what, count in counted.items() if count]
+    return [*sentences, *(f"{share:.1%} of the fixes {what}." for what, share in shares.items() if share)]

@@ -127,8 +127,8 @@ class FeedDoubts:
             if newest.refused > newest.taken:
                 (reason, count), *_ = newest.counts.most_common(1)
                 why = newest.cause_of(reason)
-                told = f"{count} of {newest.taken + newest.refused} events are refused as {reason}"
-                self._refused = told if why is None else f"{told}: {why}"
+                counted = f"{count} of {newest.taken + newest.refused} events are refused as {reason}"
+                self._refused = counted if why is None else f"{counted}: {why}"
             self._refusals = Refusals(self._config.feed, sample=_LOOKS)
         return self._refused
 
@@ -150,9 +150,8 @@ class FeedDoubts:
         check, sets_unit = self._speed, feed.format in ("canonical", "declared")
         remedy = "set feed.speed_unit" if sets_unit else "set feed.format = 'declared', and declare fields and unit"
         likely = f"they would fit {' or '.join(check.fits)}: {remedy}" if check.fits else _NO_UNIT
-        how, ask = (
-            ("agree badly with", ", if whoever runs the feed says so") if check.is_doubtful else ("contradict", "")
-        )
-        kind = DOUBTFUL_SPEED if check.is_doubtful else "speed"
-        told = f"the reported speeds, read as {self._unit}, {how} the positions; {likely}{ask}"
-        return {"users": users, "bound": bound, kind: told}
+        read = f"the reported speeds, read as {self._unit},"
+        if not check.is_doubtful:
+            return {"users": users, "bound": bound, "speed": f"{read} contradict the positions; {likely}"}
+        doubt = f"{read} agree badly with the positions; {likely}, if whoever runs the feed says so"
+        return {"users": users, "bound": bound, DOUBTFUL_SPEED: doubt}

@@ -95,7 +95,6 @@ def decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> I
             problems.append(f"{path}: {error}")
 
 
-# long: one local for each column
 def observe_snapshots(files: list[Path], form: Form, limit: int, given: Config | None) -> Observations:
     """Observations of snapshots until there are ``limit`` fixes. Raises :class:`InspectionError`."""
     given = inspection_config(given)
@@ -155,11 +154,14 @@ def _nothing(refused: Counter[str], problems: list[str]) -> InspectionError:
 def read_snapshots(
     config: Config, path: Path, form: str, key: bytes | None = None
 ) -> tuple[npt.NDArray[np.void], Refusals, SnapshotEvents]:
-    """The rows that the service makes of stored snapshots, and why vehicles are refused, as its command counts them."""
-    reader = reader_of(form, config, config.feed.speeds)
+    """The rows that the service makes of stored snapshots, and why vehicles are refused, as its command counts them.
+
+    Raises :class:`InspectionError` if none can be read.
+    """
+    reader, problems = reader_of(form, config, config.feed.speeds), list[str]()
 
     def blocks() -> Iterator[Messages]:
-        for _, snapshot in without_clocks_ahead(decoded(files_of(path), reader, [])):
+        for _, snapshot in without_clocks_ahead(decoded(files_of(path), reader, problems)):
             try:
                 yield reader.of_document(snapshot)
             except SnapshotError:
@@ -168,4 +170,6 @@ def read_snapshots(
     rows, refusals = read_messages(config, blocks(), key)
     left_out = reader.tally.refused + Counter({"without-speed": reader.tally.without_speed})
     refusals.leave_out(left_out, reader.tally.derived)
+    if problems and not refusals.taken + refusals.refused:
+        raise _nothing(Counter(), problems)
     return rows, refusals, reader

@@ -146,18 +146,23 @@ def check_speeds(
     reported, derived = np.clip(kmh[moves.at[chosen]], 0.0, _LARGEST_REPORTED), moves.kmh[chosen]
     if not len(reported):
         return SpeedCheck(0, 0.0, 0.0, unit)
-    _, who, count = np.unique(user[moves.at[chosen]], return_inverse=True, return_counts=True)
-    each = [np.bincount(who, speeds)[count >= _LEAST_OF_ONE] for speeds in (reported, derived)]
-    moving = each[1] >= MOVES_KMH * count[count >= _LEAST_OF_ONE]
-    ratio, others = each[0][moving] / each[1][moving], 0.0
-    if len(ratio) >= _LEAST_VEHICLES:
-        in_units = ratio[:, None] * (np.array(list(SPEED_TO_KMH.values())) / SPEED_TO_KMH[unit])
-        fits = (in_units >= _FITS_ABOVE) & (in_units <= _FITS_BELOW)
-        wrong = fits.any(axis=1) & ((ratio < _WRONG_BELOW) | (ratio > _WRONG_ABOVE))
-        others = float(wrong.mean()) if fits[:, list(SPEED_TO_KMH).index(unit)].mean() >= _OTHER_UNIT else 0.0
-    if others < _OTHER_UNIT:
-        others = 0.0
+    others = _share_of_others(user[moves.at[chosen]], reported, derived, unit)
     return SpeedCheck(len(reported), float(reported.mean()), float(derived.mean()), unit, others)
+
+
+def _share_of_others(user: NDArray[np.generic], reported: FloatArray, derived: FloatArray, unit: SpeedUnit) -> float:
+    """Share of the moving vehicles whose speeds fit in another unit than ``unit``, in which others fit; 0 if few."""
+    _, who, count = np.unique(user, return_inverse=True, return_counts=True)
+    sums = np.bincount(who, reported), np.bincount(who, derived)
+    moving = (count >= _LEAST_OF_ONE) & (sums[1] >= MOVES_KMH * count)
+    ratio = sums[0][moving] / sums[1][moving]
+    if len(ratio) < _LEAST_VEHICLES:
+        return 0.0
+    in_units = ratio[:, None] * (np.array(list(SPEED_TO_KMH.values())) / SPEED_TO_KMH[unit])
+    fits = (in_units >= _FITS_ABOVE) & (in_units <= _FITS_BELOW)
+    wrong = fits.any(axis=1) & ((ratio < _WRONG_BELOW) | (ratio > _WRONG_ABOVE))
+    right = fits[:, list(SPEED_TO_KMH).index(unit)]
+    return float(wrong.mean()) if min(wrong.mean(), right.mean()) >= _OTHER_UNIT else 0.0
 
 
 def check_rows(rows: NDArray[np.void], unit: SpeedUnit, newest: int | None = None) -> SpeedCheck:

@@ -75,6 +75,8 @@ def suggested_feed(seen: Observations, measures: Measures) -> FeedConfig:
     elif not seen.is_live and seen.speed_unit not in (None, unit):
         counts = fields is not None and fields.time_format == "epoch-ms"
         name, fields = "declared", known_fields()[name].model_copy(update={"time_format": "epoch-ms"} if counts else {})
+    if fields is not None and fields.speed is None and source == "reported":  # nothing is known, for want of fixes
+        source = "missing"
     if source != "reported":
         own = None if name == "canonical" else known_fields().get(name.removesuffix("-2015"))
         name, fields = "canonical", fields or own

@@ -30,6 +30,7 @@ from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
 from stream.ingestion.events import Leading, Read
 from stream.ingestion.formats import (
+    OF_FIX,
     ROLES,
     claims_utc,
     feed_format,
@@ -153,7 +154,7 @@ class Decoder:
         """
         self._regions = config.declares_regions and config.feed.format == "canonical"
         known = feed_format(config.feed)
-        self._format = replace(known, decode=place_of, read=place_of) if self._regions else known
+        self._format = replace(known, decode=place_of, read=place_of, getters=OF_FIX) if self._regions else known
         zone = config.feed.times_zone
         self._clocks = None if zone is None else ZoneInfo(zone)
         self._arrays = arrays and not self._format.positional

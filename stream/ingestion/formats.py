@@ -99,7 +99,8 @@ class FeedFormat:
 
 _UNITS: dict[str, SpeedUnit] = {"capmetro": "m/s", "capmetro-2015": "mph", "itms": "km/h"}
 """The units of speed that known formats fix."""
-_FIX = tuple(map(attrgetter, ROLES))
+OF_FIX = tuple(map(attrgetter, ROLES))
+"""What reads the values of a :class:`Fix`."""
 
 
 def feed_format(feed: FeedConfig) -> FeedFormat:
@@ -137,7 +138,7 @@ def _format(fields: FeedFields, kmh: float, *, declared: bool, any_speed: bool =
     shape = shape_of(fields.paths, (str | int, time, float, float, *speed))
     walking = _walking_decoder(fields, declared=declared, any_speed=any_speed)
     if shape is None:
-        return FeedFormat(walking, walking, _FIX, fields, kmh)
+        return FeedFormat(walking, walking, OF_FIX, fields, kmh)
     parse, values, make = shape.decode, attrgetter(*shape.names), shape.make
     if local or form in ("epoch-s", "epoch-us") or per != 1 or not speed:
         instant = time_reader(fields, declared=declared) if local or form in ("epoch-s", "epoch-us") else _same
@@ -146,7 +147,7 @@ def _format(fields: FeedFields, kmh: float, *, declared: bool, any_speed: bool =
             user, moment, lat, lng, *reported = values(parse(message))
             return Fix(user, instant(moment), lat / per, lng / per, *(reported or (None,)))
 
-        return FeedFormat(convert, _either(convert, walking), _FIX, fields, kmh)
+        return FeedFormat(convert, _either(convert, walking), OF_FIX, fields, kmh)
 
     def remake(message: bytes) -> Any:
         fix = walking(message)

@@ -105,11 +105,11 @@ def records_at(text: bytes, path: str) -> list[bytes] | None:
 
     Of a list on the way, all of its elements are looked at, or the one whose index the path names.
     """
-    found: list[Any] = [text.decode("utf-8", "replace").encode()]
+    values: list[Any] = [text.decode("utf-8", "replace").encode()]
     try:
         for key in path.split("."):
-            found = [part for value in found for part in _at(value, key)]
-        return [bytes(part) for value in found for part in _raw_list(value)]
+            values = [part for value in values for part in _at(value, key)]
+        return [bytes(part) for value in values for part in _raw_list(value)]
     except (msgspec.DecodeError, LookupError, RecursionError):
         return None
 
