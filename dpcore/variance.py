@@ -10,7 +10,7 @@ as in :mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_variance
 ``tests/audit/test_values_audit.py``.
 
 Neighbours differ in the values of one user; counts are public. Source: [C] arXiv 2405.06261, mechanisms S7 (its
-clipping bias cases and its item-level Δ corrected, ``docs/errata.md``).
+clipping bias cases and its item-level Δ corrected, ``research/errata.md``).
 """
 
 from __future__ import annotations

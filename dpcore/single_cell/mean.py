@@ -147,7 +147,7 @@ class ArrayAveraging:
 
     ``capacity``: m_UB, moved into [min m, max m]; by default the lower median of m. Plan and charges follow from it and
     from counts, so the proof holds for every m_UB. The divisor is K̄, the arrays opened; the printed K = ⌊ΣΓ/m_UB⌋ is
-    wrong (``docs/errata.md``).
+    wrong (``research/errata.md``).
     """
 
     upper: int

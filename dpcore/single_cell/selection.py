@@ -27,7 +27,8 @@ def select_quantiles(
     ``column``: shape (K,), integers in [0, ``upper``]. ``ranks``: shape (q,), in tenths of a value. P(y) ∝
     exp(−ε·c(y)/(2·entries)), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries
     share is a candidate of its own; a choice among the gaps between values alone would never find it
-    (``docs/errata.md``). A gap is drawn with its number of integers as weight, then an integer in it uniformly. Exact.
+    (``research/errata.md``). A gap is drawn with its number of integers as weight, then an integer in it uniformly.
+    Exact.
     Neighbours differ in ``entries`` values; adding that many values costs the same.
     """
     micro, top = checked_micro(epsilon_micro), checked_upper(upper)

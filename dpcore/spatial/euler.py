@@ -14,7 +14,7 @@ of cells, k = ⌈B/d⌉, hence at most (2k+1)² components, and adds 1 to each. 
 alternating sum over the whole grid, counts each of them once: it changes by at most r, noise of scale r/ε₁ costs ε₁,
 and the components cost ε − ε₁. Inference is post-processing. Tested: by brute force and by sampling in
 tests/dpcore/spatial/test_euler.py. Source: [B], with the sensitivity and the constraints corrected as in
-docs/errata.md.
+research/errata.md.
 """
 
 from __future__ import annotations

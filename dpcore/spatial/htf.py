@@ -8,7 +8,7 @@ a box change its integer costs by at most 2·QUANTUM·j. :func:`split_sensitivit
 a cut at ε′ costs them at most ε′·j/s; so does a count at ε′. The boxes of one level are disjoint and every path from
 the root costs the same. Tested: by brute force in tests/dpcore/spatial/test_mechanisms.py and
 tests/dpcore/spatial/test_partitions.py (costs, paths), and in tests/audit/test_spatial_audit.py (choices, exactly).
-Source: [H], corrected as in docs/errata.md.
+Source: [H], corrected as in research/errata.md.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Service:
         self.broadcast = Broadcast(self.view, self.metrics, ready, config.public.max_streams, rules)
         self.usual = Usual()
         self.alerts = Alerts(config, self.view, self.usual, self.answers, self.metrics, self.broadcast, ready)
-        self.city = City(config, self.view, self.answers)
+        self.city = City(config, self.view, self.answers, self.usual)
         self.operations = operations(
             config.feed.name,
             Feeds(config, self.view, self.answers),

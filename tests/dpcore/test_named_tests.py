@@ -69,7 +69,7 @@ def unknown(page: str) -> set[str]:
 
 
 def test_every_mistake_in_a_source_names_a_test_that_exists() -> None:
-    page = (ROOT / "docs" / "errata.md").read_text()
+    page = (ROOT / "research" / "errata.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(("| [", "| talk"))]
     assert len(rows) > 20
     assert not [row for row in rows if "test_" not in row]

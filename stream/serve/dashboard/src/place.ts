@@ -2,13 +2,16 @@
 
 import { isValidCell } from 'h3-js';
 import { boxFrom, parseRing, ringText, type Area } from './area';
-import type { Box } from './types';
+import { overText, parseOver, type Over } from './over';
 import type { Kind, Scheme, Statistic } from './statistics';
+import type { Box } from './types';
 
 export interface Place {
   at?: { lat: number; lng: number; zoom: number };
   feed?: string;
   window?: string;
+  /** The days and hours of a mean over the range. */
+  over?: Over;
   /** The range of windows to play. */
   from?: string;
   to?: string;
@@ -68,11 +71,12 @@ export function parsePlace(hash: string): Place {
     window: parseWindow(fields.get('window') ?? ''),
     from: parseWindow(fields.get('from') ?? ''),
     to: parseWindow(fields.get('to') ?? ''),
+    over: parseOver(fields.get('mean') ?? '', { from: parseWindow(fields.get('from') ?? ''), to: parseWindow(fields.get('to') ?? '') }),
     cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
     area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
     hexagons: oneOf(fields.get('hexagons'), ['on'] as const),
-    statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
+    statistic: oneOf(fields.get('statistic'), ['mean', 'moving', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['now', 'usual', 'day', 'scheduled'] as const),
     day: parseDay(fields.get('day') ?? ''),
     large: oneOf(fields.get('large'), ['on'] as const),
@@ -82,8 +86,8 @@ export function parsePlace(hash: string): Place {
 }
 
 export function placeText(place: Place): string {
-  const { at, area, ...rest } = place;
-  const parts = Object.entries({ ...rest, ...areaFields(area) }).filter(([, value]) => value);
+  const { at, area, over, ...rest } = place;
+  const parts = Object.entries({ ...rest, ...(over ? { mean: overText(over) } : {}), ...areaFields(area) }).filter(([, value]) => value);
   const fields = parts.map(([key, value]) => `${key}=${encodeURIComponent(String(value)).replaceAll('%3A', ':').replaceAll('%2C', ',')}`);
   if (at) fields.unshift(`at=${at.zoom.toFixed(2)}/${at.lat.toFixed(4)}/${at.lng.toFixed(4)}`);
   return `#${fields.join('&')}`;

@@ -1,9 +1,11 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
-import type { Feature, MultiLineString, MultiPolygon, Point } from 'geojson';
+import type { Feature, MultiLineString, MultiPoint, MultiPolygon, Point } from 'geojson';
+import type { Over } from './over';
 
 export type StopFeature = Feature<Point, { name: string }>;
-export type RouteFeature = Feature<MultiLineString, { route: string }>;
+/** Lines of a route or street; points of sensors. */
+export type LineFeature = Feature<MultiLineString | MultiPoint>;
 
 export interface Estimate {
   value: number;
@@ -25,7 +27,7 @@ export interface Leading {
   at_bound?: true;
 }
 
-export type Measured = 'mean' | 'variance' | 'p15' | 'p50' | 'p85';
+export type Measured = 'mean' | 'moving_mean' | 'variance' | 'p15' | 'p50' | 'p85';
 
 export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   cell: string;
@@ -173,9 +175,11 @@ export interface Settings {
   derived_speeds: DerivedSpeeds | null;
   domain: [number, number, number, number];
   basemap: boolean;
-  /** Whether cells have names, whether there are lines and stops to draw, and whether there are named areas. */
-  places: boolean;
+  /** Whether anything can carry the colours of cells: lines of the operator, or a basemap of vectors. */
   lines: boolean;
+  /** Whether cells have names, whether the operator serves lines or stops, and whether there are named areas. */
+  places: boolean;
+  network: boolean;
   areas: boolean;
   /** Whether cells have scheduled speeds. */
   scheduled: boolean;
@@ -212,13 +216,49 @@ export interface AreaCount {
   interval: [number, number] | null;
 }
 
-/** The way along one line of a route. Minutes and speeds are of the metres in cells with an estimate. */
+/** A way of which windows are asked: one, or those of a range; between two stops, or from end to end. */
+export interface Along {
+  route: string;
+  from: string | undefined;
+  to: string | undefined;
+  over: Over | null;
+  window: string | undefined;
+}
+
+/** A timetable has no intervals. */
+export interface Travel {
+  minutes: number;
+  minutes_interval?: [number, number | null];
+  km_h: number;
+  km_h_interval?: [number, number];
+}
+
+/** The way along one line of a route, in its direction. Minutes and speeds are of the metres in cells with a number. */
 export interface RouteWay {
   line: number;
+  to_stop: string | null;
+  stops: string[];
   metres: number;
   measured_metres: number;
-  now: { minutes: number; minutes_interval: [number, number | null]; km_h: number; km_h_interval: [number, number] } | null;
-  scheduled: { minutes: number; km_h: number } | null;
+  now?: Travel | null;
+  typical?: Travel | null;
+  /** Over a range, in place of the other two. */
+  mean?: Travel | null;
+  scheduled: Travel | null;
+}
+
+interface Together {
+  events: AreaCount | null;
+  users: AreaCount | null;
+  /** Null where the noise leaves it open. */
+  mean: { value: number; raw: number; interval: [number, number]; unit: string } | null;
+}
+
+/** Means over the windows of a range; `together`: of an area's cells, where one was asked for. */
+export interface MeanList {
+  windows: number;
+  cells: (Together & { cell: string; excludes: string[]; windows: number })[];
+  together: Together | null;
 }
 
 /** Those of a drawn area have neither name nor kind. */
