@@ -35,8 +35,8 @@ NO_LETTER = "\ufffd"
 """Replaces bytes that are not UTF-8."""
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _LEAP_SECOND = re.compile(r"(.*\d[T ]\d\d:59):60(.*)", re.ASCII)
-_KNOWN_TIMES, _LONGEST_TIME = 4_096, 64
-"""Texts of times that are remembered, and their characters."""
+_KNOWN_TIMES, _LONGEST_TIME, _TO_MICROSECONDS = 4_096, 64, 26
+"""Texts of times that are remembered, their characters, and those of a time with six decimals and no offset."""
 _QUARTER_US = 900_000_000
 """Clocks are changed at full quarters of an hour."""
 _UNIX = datetime(1970, 1, 1)
@@ -277,6 +277,9 @@ def read_instant(text: object, zone: ZoneInfo | None) -> datetime:
     if not isinstance(text, str):
         raise ValueError("no text")
     text = text[:-1] + "Z" if text[-1:] == "z" else text
+    if len(text) > _TO_MICROSECONDS:
+        with suppress(msgspec.ValidationError):  # which rounds, as the decoders of JSON do, where Python cuts digits off
+            return msgspec.convert(text, Instant)
     leap = _LEAP_SECOND.fullmatch(text)
     if leap is not None:
         moment = with_zone(datetime.fromisoformat(f"{leap[1]}:59{leap[2]}"), zone)
