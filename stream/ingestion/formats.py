@@ -278,7 +278,7 @@ def read_instant(text: object, zone: ZoneInfo | None) -> datetime:
         raise ValueError("no text")
     text = text[:-1] + "Z" if text[-1:] == "z" else text
     if len(text) > _TO_MICROSECONDS:
-        with suppress(msgspec.ValidationError):  # which rounds, as the decoders of JSON do, where Python cuts digits off
+        with suppress(msgspec.ValidationError):  # rounds, as decoders of JSON do, where Python cuts digits off
             return msgspec.convert(text, Instant)
     leap = _LEAP_SECOND.fullmatch(text)
     if leap is not None:
