@@ -204,8 +204,7 @@ def _of_order(measures: Measures) -> list[str]:
     }
     late, ahead = measures.late.get("5m", 0.0), measures.late.get("ahead", 0.0)
     shares = {
-        "have a time more than a minute after their arrival: wrong clocks. window.max_future says how far ahead is "
-        "accepted": ahead,
+        "have a time more than a minute after their arrival: wrong clocks. Up to five minutes are accepted": ahead,
         "arrive more than 5 min after their time: raise window.allowed_delay, or they are late": late * (late > 0.01),
     }
     sentences = [f"{count} of {measures.fixes} fixes {what}." for what, count in counted.items() if count]
