@@ -123,6 +123,11 @@ class ValueTerms(Struct, frozen=True):
     lower_quanta: int = 0
 
     @property
+    def is_speed(self) -> bool:
+        """Whether distance by time explains the value."""
+        return self.name == SPEED
+
+    @property
     def lower(self) -> float:
         """The lower bound in the value's unit."""
         return self.lower_quanta * QUANTUM

@@ -10,7 +10,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from stream.config.value import SPEED
 from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.smoothing_state import Memory, intervals
 from stream.terms import QUANTUM
@@ -28,7 +27,7 @@ def carry(plan: Plan, memory: Memory | None) -> Plan:
     """``plan`` with the ranges that ``memory`` gives for its cells; unchanged without carried clipping."""
     if plan.terms.speed.clipping != "carried" or memory is None or memory.lower != plan.terms.value.lower:
         return plan
-    top, is_speed = plan.terms.speed.upper, plan.terms.value.name == SPEED
+    top, is_speed = plan.terms.speed.upper, plan.terms.value.is_speed
     narrow = NARROWEST_KMH if is_speed else NARROWEST_SHARE * top
     low, high = intervals(memory, plan.cells)
     low, high = np.clip(low / SPREAD, 0.0, top), np.clip(high * SPREAD, 0.0, top)
