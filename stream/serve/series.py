@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from stream.serve.city.areas import Area
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
-from stream.serve.close_marker import marker_of
+from stream.serve.close_marker import Bounds, marker_of
 from stream.serve.means import Range, chosen
 from stream.serve.parameters import MOST_NAMES
 from stream.serve.ranges import MAX_WAITING
@@ -46,7 +46,7 @@ class Named(NamedTuple):
 
 
 class Series:
-    """Handlers for the leading mean speed of named areas, routes and cells, with its 95 % interval."""
+    """Handlers for the leading mean of named areas, routes and cells, with its 95 % interval."""
 
     def __init__(self, view: View, answers: Answers, areas: dict[str, Area]) -> None:
         self._view, self._answers, self._areas = view, answers, areas
@@ -90,31 +90,31 @@ def _cell(name: str) -> Named:
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:
     """Of each name with an estimate, what is said of it."""
     cells, marker = numbers_of(window.in_order()), marker_of(window)
-    upper = float("inf") if marker is None else marker.clipping.upper
+    within = Bounds(0.0, float("inf")) if marker is None else marker.clipping
     rows = []
     for one in named:
-        if estimate := combined(one.of(cells), upper)["estimate"]:
+        if estimate := combined(one.of(cells), within)["estimate"]:
             low, high = estimate["interval"]
-            numbers = {"speed_km_h": estimate["value"], "low_km_h": low, "high_km_h": high}
-            about = {"time": window.end, "kind": one.kind, "name": one.name, "method": estimate["method"]}
-            rows.append(about | numbers)
+            about = {"time": window.end, "kind": one.kind, "name": one.name, "unit": estimate["unit"]}
+            rows.append(about | {"method": estimate["method"], "mean": estimate["value"], "low": low, "high": high})
     return rows
 
 
 def _text(feed: str, named: Sequence[Named], window: WindowView | None) -> bytes:
     registry = CollectorRegistry()
-    speeds = {
-        column: Gauge(f"hexveil_released_{column}", f"{meaning}, in km/h.", ["feed", "kind", "name"], registry=registry)
+    labels = ["feed", "kind", "name", "unit"]
+    gauges = {
+        column: Gauge(f"hexveil_released_{column}", f"{meaning}.", labels, registry=registry)
         for column, meaning in (
-            ("speed_km_h", "Leading mean speed"),
-            ("low_km_h", "Lower end of its 95 % interval"),
-            ("high_km_h", "Upper end of its 95 % interval"),
+            ("mean", "Leading mean"),
+            ("low", "Lower end of its 95 % interval"),
+            ("high", "Upper end of its 95 % interval"),
         )
     }
     ended = Gauge("hexveil_released_window_end_seconds", "End of their window, unix time.", ["feed"], registry=registry)
     if window is not None:
         ended.labels(feed).set(datetime.fromisoformat(window.end).timestamp())
         for row in _rows(named, window):
-            for column, gauge in speeds.items():
-                gauge.labels(feed, row["kind"], row["name"]).set(row[column])
+            for column, gauge in gauges.items():
+                gauge.labels(feed, *(row[label] for label in labels[1:])).set(row[column])
     return generate_latest(registry)

@@ -50,7 +50,7 @@ RENAMED = {
     "hexveil_open_windows": "hexveil_windows_open",
     "hexveil_public_messages_total": "hexveil_public_message_total",
     'job="hexveil-serve"': 'job="hexveil-public"',
-    "hexveil_released_speed_km_h": "hexveil_released_speed",
+    "hexveil_released_mean": "hexveil_released_median",
     'le="1.0"': 'le="1.5"',
 }
 """Planted bugs: a name or label of the code, and another that an expression has in its place."""

@@ -11,7 +11,16 @@ import h3
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation, paint_count, painted, pixels
+from tests.stream.serve.browser import (
+    LAPTOP,
+    fields,
+    needs_chromium,
+    no_violation,
+    paint_count,
+    painted,
+    pixels,
+    revisit,
+)
 from tests.stream.serve.city import BUSY, city_config, window
 from tests.stream.serve.made_windows import with_histograms
 from tests.stream.serve.pages import CUT, OUTSIDE, page_of
@@ -69,7 +78,5 @@ async def test_large_cells_have_their_numbers_on_them_and_small_ones_none(browse
         browser, config, window(config, 0), place.format(12, *CENTRE), size=LAPTOP, color_scheme="light"
     ) as (page, _):
         assert await letters(page) > 15
-        for _ in range(2):
-            await page.locator("#map canvas").press("-")
-            await page.wait_for_timeout(600)
+        await revisit(page, place.format(10, *CENTRE))
         assert await letters(page) == 0

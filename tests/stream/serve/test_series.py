@@ -42,13 +42,13 @@ async def test_series_say_what_the_api_says_of_areas_routes_and_cells_and_nothin
         newest = samples(await get(client, "/api/v1/series/newest"))
         assert {name for _, name in newest} == {"", "all", WEST_SIDE, "route:10", "route:<b>2</b>"}
         area: dict[str, Any] = json.loads(await get(client, "/api/v1/areas/route:10"))["estimate"]
-        ends = [newest[column, "route:10"] for column in ("speed_km_h", "low_km_h", "high_km_h")]
+        ends = [newest[column, "route:10"] for column in ("mean", "low", "high")]
         assert ends == pytest.approx([area["value"], *area["interval"]])
         assert newest["window_end_seconds", ""] == 1490108400.0, "2017-03-21T15:00:00Z"
         cell = json.loads(await get(client, f"/api/v1/cells/{BUSY}"))["releases"]
         rows = json.loads(await get(client, f"/api/v1/series?{RANGE}&of=all|{BUSY}|{LONELY}"))["rows"]
         assert [row["time"] for row in rows if row["name"] == BUSY] == [one["window"]["end"] for one in cell]
-        speeds = [row["speed_km_h"] for row in rows if row["name"] == BUSY]
+        speeds = [row["mean"] for row in rows if row["name"] == BUSY]
         assert speeds == pytest.approx([one["estimate"]["mean"]["value"] for one in cell])
         assert {row["name"] for row in rows} == {"all", BUSY}, "LONELY was never published"
         for wrong, status in (("of=nowhere", 404), ("of=a||b", 400), (f"of={'|'.join('a' * 201)}", 400)):

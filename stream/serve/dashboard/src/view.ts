@@ -6,7 +6,7 @@ import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid, type Over } from './over';
 import { decimals, say, type Values } from './texts';
-import { inUnit } from './units';
+import { inUnit, measure, otherValue } from './units';
 import { clock, day, dayOfWeek, localClock, when, weekend } from './times';
 import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
@@ -114,6 +114,8 @@ export class View {
 
   setWindow(window: WindowCells, usual: Usual): void {
     this.window = window;
+    const marker = window.marker;
+    measure(marker?.value && marker.value !== 'speed' ? { name: marker.value, ...marker.clipping } : null);
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
     this.has = contentsOf(window.hexagons);
     const finest = finestOf(window.hexagons);
@@ -227,14 +229,15 @@ export class View {
     return this.earlierWindows >= 3 && this.besideOtherDays && this.statistic !== 'moving';
   }
 
-  /** Released values alone are compared with other days. */
+  /** Released values alone are compared with other days, as shares, so none that may be negative. */
   get besideOtherDays(): boolean {
-    return !this.modelledAlone && this.statistic !== 'spread';
+    const { lower = 0 } = otherValue() ?? {};
+    return !this.modelledAlone && this.statistic !== 'spread' && lower >= 0;
   }
 
   /** A timetable has means only. */
   get schedulable(): boolean {
-    return this.scheduling && this.statistic === 'mean';
+    return this.scheduling && this.statistic === 'mean' && !otherValue();
   }
 
   get scheme(): Scheme {
