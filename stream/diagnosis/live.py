@@ -24,7 +24,7 @@ from stream.diagnosis.speeds import SpeedDoubts, bound_problem
 from stream.diagnosis.times import LONGEST_TEXT, MOSTLY, UNITS, time_form
 from stream.diagnosis.users import LiveUsers
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, first_element, may_hold_several
-from stream.ingestion.decoding import MAX_MESSAGE_BYTES, Arrived, Batch
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES, ArrivalTimes, Batch
 from stream.ingestion.formats import feed_format, time_reader, time_us, user_field
 from stream.sources.timestamps import local_as_utc
 
@@ -74,7 +74,7 @@ class FeedDoubts:
         self._users = LiveUsers(user_field(self._feed))
         self._bound: str | None = None
 
-    def observe(self, values: Sequence[bytes | None], batch: Batch, arrived_us: Arrived) -> None:
+    def observe(self, values: Sequence[bytes | None], batch: Batch, arrived_us: ArrivalTimes) -> None:
         """Take a sample of decoded messages. ``arrived_us``: when they arrived, µs UTC. Never raises."""
         with self._unharmed():
             self._sample(values[: batch.messages], arrived_us)
@@ -110,7 +110,7 @@ class FeedDoubts:
             self.has_failed = True
             self._begin()
 
-    def _sample(self, values: Sequence[bytes | None], arrived_us: Arrived) -> None:
+    def _sample(self, values: Sequence[bytes | None], arrived_us: ArrivalTimes) -> None:
         for at in range(0, len(values), max(1, len(values) // _PER_BATCH)):
             if self._looks <= 0:
                 return
