@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.windows import Period
-from tests.support.altered_scripts import altered_script
+from tests.support.redis_scripts import altered_script
 
 PERIOD = Period(0, 86_400, "p")
 BUDGET, SLOTS, CHARGES = 3, (1, 2, 3), (1, 2)

@@ -19,9 +19,9 @@ from stream.storage.ledger import BeforeBirthError, Ledger
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import Period
 from tests.support import hourly
-from tests.support.altered_scripts import altered_script
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, protocol_of
+from tests.support.redis_scripts import altered_script
 
 HOUR, DAY = 3600, 86_400
 TODAY = Period(SLOT - 12 * HOUR, SLOT + 12 * HOUR, "2017-03-21")

@@ -20,8 +20,8 @@ from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import Carried, CommitOutcome, ReleaseStore
 from stream.windows import Period
-from tests.support.altered_scripts import altered_script
 from tests.support.builders import SLOT
+from tests.support.redis_scripts import altered_script
 
 KEYS = FeedKeys("bus")
 PERIOD = Period(SLOT, SLOT + 86_400, "2017-03-21")
