@@ -1196,8 +1196,8 @@ AREAS = (
     Bug(
         "readers: a cell in which nobody is estimated has an estimate",
         "stream/messages/estimate.py",
-        'return bool(users["raw"] > deviation)',
-        'return bool(users["raw"] > -deviation)',
+        'return bool(number["raw"] > deviation)',
+        'return bool(number["raw"] > -deviation)',
         "tests/stream/serve/test_estimate.py",
         "nobody_is_estimated_where",
     ),
@@ -1492,8 +1492,8 @@ PLANNER = (
     ),
     Bug(
         "evaluate: what a block has spent is forgotten",
-        "stream/evaluation/evaluate.py",
-        "left = np.minimum(left, _left(*ledgers[1], users))",
+        "stream/evaluation/accounts.py",
+        "left = np.minimum(left, self._left(block.key, block.budget, users))",
         "left = left",
         "tests/stream/evaluation/test_evaluate.py",
         "budget_of_a_block",
