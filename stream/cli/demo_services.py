@@ -25,13 +25,8 @@ from stream.cli.demo_city import CITY, said_of
 from stream.cli.demo_view import Releases
 from stream.cli.options import read_config
 from stream.config import Chosen, Config
-<<<<<<< HEAD
-from stream.embedded import EmbeddedSink, run_embedded
-=======
 from stream.config.feed import FeedConfig
-from stream.connection import kafka_options
 from stream.embedded import EmbeddedSink, present_us, run_embedded
->>>>>>> main
 from stream.local import (
     LOOPBACK,
     KafkaServer,

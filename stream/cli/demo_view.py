@@ -137,14 +137,9 @@ class Releases:
         self.messages = self.duplicates = self.invalid = 0
         self.first_problem: str | None = None
         self.rejected: Counter[str] = Counter()
-<<<<<<< HEAD
         self.windows: dict[str, DemoWindow] = {}
-        self._order: list[DemoWindow] = []
-=======
-        self.windows: dict[str, WindowView] = {}
-        self.order: list[WindowView] = []
+        self.order: list[DemoWindow] = []
         """The complete windows, as they arrived."""
->>>>>>> main
         self._seen: set[bytes] = set()
 
     def add(self, topic: str, headers: dict[str, bytes], value: bytes) -> None:
