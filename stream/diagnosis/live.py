@@ -141,9 +141,9 @@ class FeedDoubts:
         times, feed = rows["time"].astype(np.int64), self._config.feed
         users = events_as_users(rows["user"], times, user_field(feed), 4 * LEAST_SPREAD_US)
         enough = len(rows) >= LEAST_EVENTS
-        bound = bound_problem(rows["value"], self._config.speed.upper_quanta) if enough else None
+        bound = bound_problem(rows["value"], self._config.value) if enough else None
         check = check_rows(rows, self._unit, NEWEST)
-        if check.is_compared:
+        if check.is_compared and self._config.value.is_speed:
             self._speed = check if check.contradicts or check.is_doubtful else None
         if self._speed is None:
             return {"users": users, "bound": bound}

@@ -1501,7 +1501,7 @@ PLANNER = (
     Bug(
         "bound: caps of sums lower a mean without a mark",
         "stream/statistics/values/worst_bias.py",
-        "highest - _of_caps(plan, counts) * SPEED_QUANTUM_KMH",
+        "highest - _of_caps(plan, counts) * QUANTUM",
         "highest - 0 * _of_caps(plan, counts)",
         "tests/stream/serve/test_at_bound.py",
         "motorway",
