@@ -31,7 +31,7 @@ def check_target(path: Path, *, force: bool) -> None:
         stop(f"{path} is not a file; choose another name", USAGE)
     if not os.access(path.resolve().parent, os.W_OK):
         stop(f"{path}: name a file in a folder that you may write to", USAGE)
-    chosen = {("privacy", name) for name in ("epsilon", "budget", "rho", "rho_budget")}
+    chosen = {("privacy", name) for name in ("epsilon", "budget", "windows")}
     overriding = [name for key, name in origins(Config, os.environ).items() if key in chosen]
     if overriding:
         stop(f"{', '.join(overriding)} would override what {path} is to say; unset it, or leave out --write", USAGE)

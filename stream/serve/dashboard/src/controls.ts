@@ -53,7 +53,7 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'now' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
+  check('schemes', view.scheme, (name) => name === 'now' || (view.over ? false : name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
   byId('scheduled-choice').hidden = !view.scheduling;
   showDays(view);
   check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : true));
@@ -113,6 +113,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
     title,
+    ...(view.over ? [make('p', { class: 'note' }, view.said)] : []),
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
     against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),
