@@ -307,7 +307,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("check")
     def check(
-        recording: Annotated[Path | None, typer.Argument(help="A recording that is to be read by it, if any.")] = None,
+        recording: Annotated[
+            list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
+        ] = None,
         config: ConfigFile = None,
         users_are_events: UsersAreEvents = False,
         as_json: AsJson = False,
@@ -321,9 +323,9 @@ def register(app: typer.Typer) -> None:
             stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
         chosen = choose_config(config)
         settings = read_config(chosen)
-        if recording is not None:
+        if recording:
             rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
-            typer.echo(f"{recording}: {len(rows)} events can be used", err=True)
+            typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)
         released = _participation(settings)
         histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
         rules = rules_of(settings)

@@ -31,7 +31,17 @@ from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
 from stream.ingestion.events import Leading, Read
-from stream.ingestion.formats import claims_utc, feed_format, is_not_finite, looks_like, times_us, utc_of_local
+from stream.ingestion.formats import (
+    OF_FIX,
+    ROLES,
+    claims_utc,
+    feed_format,
+    fields_in,
+    is_not_finite,
+    lenient_tree,
+    times_us,
+    utc_of_local,
+)
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.ingestion.regions import corners_of, place_of, region_fault
 from stream.storage.row_store import ROW
@@ -146,7 +156,7 @@ class Decoder:
         """
         self._regions = config.declares_regions and config.feed.format == "canonical"
         known = feed_format(config.feed)
-        self._format = replace(known, decode=place_of, lenient=None) if self._regions else known
+        self._format = replace(known, decode=place_of, read=place_of, getters=OF_FIX) if self._regions else known
         zone = config.feed.times_zone
         self._clocks = None if zone is None else ZoneInfo(zone)
         self._arrays = arrays and not self._format.positional
@@ -211,7 +221,7 @@ class Decoder:
         fixes, events, spent = leading.fixes, len(leading.fixes), 0
         read, undecodable = Read(fixes, list(range(events))), events if leading.is_cut else -1
         decode, keep, place = self._format.read, fixes.append, read.index.append
-        if self._format.lenient is not None:
+        if decode is not self._format.decode:
             undecodable = -1
         for position, value in enumerate(values[events:], events):
             if (
@@ -386,12 +396,13 @@ class Decoder:
         return pseudonyms, verdict
 
     def _why_undecodable(self, message: bytes) -> Reason:
-        readable, fields = looks_like(message, self._format.fields)
-        if not readable:
+        try:
+            present = fields_in(lenient_tree(message), self._format.fields)
+        except (ValueError, RecursionError):
             return Reason.NOT_JSON
-        if len(fields) < 5:
+        if len(present) < len(ROLES):
             return Reason.MISSING_FIELD
-        if any(is_not_finite(value) for name, value in fields if name != "user"):
+        if any(is_not_finite(value) for name, value in present.items() if name != "user"):
             return Reason.NOT_FINITE
         return Reason.WRONG_TYPE
 

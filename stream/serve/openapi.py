@@ -14,7 +14,7 @@ from stream.serve.operations import BASE, Operation
 from stream.serve.other_day import REASONS
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
-from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref
+from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref, with_mark
 
 PATH = f"{BASE}/openapi.json"
 PAGE_PATH = f"{BASE}/openapi.html"
@@ -213,10 +213,6 @@ def _hexagon_schemas(message: Schema) -> Schema:
             "interval": interval,
             "unit": {"type": "string"},
             "method": {"type": "string", "description": method},
-            "at_bound": {
-                "type": "boolean",
-                "description": "The released value crowds the bound of speeds: read it as 'or more'.",
-            },
         },
         "required": ["value", "unit", "method"],
     }
@@ -230,7 +226,10 @@ def _hexagon_schemas(message: Schema) -> Schema:
         "properties": message["properties"] | {"estimate": leading},
         "required": [*message["required"], "estimate"],
     }
-    return {"Estimate": estimate, "Hexagon": hexagon}
+    return {
+        "Estimate": with_mark(estimate, "Released values crowd the bound of speeds: read it as 'or more'."),
+        "Hexagon": hexagon,
+    }
 
 
 def _window_fields() -> Schema:

@@ -22,6 +22,7 @@ GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "lo
 """Kinds of invalid messages that the feed sometimes sends."""
 
 LONGEST_DELAY_S = 280.0
+_EVENT = '{"user":"%s","time":"%sZ","lat":%.6f,"lng":%.6f,"speed":%.2f}'
 
 
 VEHICLE_POSITIONS = "/vehicle-positions.pb"
@@ -164,22 +165,21 @@ class _Writer:
         self.per_ms = 3.6 / SPEED_TO_KMH[simulation.feed.speed_unit]
 
     def __call__(self, arrivals: _Arrivals) -> Messages:
-        names = self.names
-        vehicles = arrivals.vehicle.tolist()
-        times = np.datetime_as_string((arrivals.time // 1000).view("M8[ms]"), unit="ms").tolist()
-        rows = zip(
-            vehicles,
-            times,
-            arrivals.lat.tolist(),
-            arrivals.lng.tolist(),
-            (arrivals.speed * self.per_ms).tolist(),
-            strict=True,
-        )
-        text = '{"user":"%s","time":"%sZ","lat":%.6f,"lng":%.6f,"speed":%.2f}'
-        values = [(text % (names[v], time, lat, lng, speed)).encode() for v, time, lat, lng, speed in rows]
+        names, vehicles = self.names, arrivals.vehicle.tolist()
+        users, speeds = [names[vehicle] for vehicle in vehicles], arrivals.speed * self.per_ms
+        values = canonical_events(users, arrivals.time, arrivals.lat, arrivals.lng, speeds)
         for index in np.flatnonzero(arrivals.garbage >= 0).tolist():
             values[index] = _garbage(GARBAGE[arrivals.garbage[index]], values[index], names[vehicles[index]])
         return Messages(arrivals.due, [self.keys[v] for v in vehicles], values)
+
+
+def canonical_events(
+    users: list[str], time_us: np.ndarray, lat: np.ndarray, lng: np.ndarray, speed: np.ndarray
+) -> list[bytes]:
+    """Canonical JSON of each event, (n,): degrees, and speeds in the unit that the feed declares."""
+    times = np.datetime_as_string((time_us // 1000).view("M8[ms]"), unit="ms").tolist()
+    rows = zip(users, times, lat.tolist(), lng.tolist(), speed.tolist(), strict=True)
+    return [(_EVENT % row).encode() for row in rows]
 
 
 def _garbage(kind: str, value: bytes, name: str) -> bytes:

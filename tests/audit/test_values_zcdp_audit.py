@@ -171,9 +171,13 @@ def overspent(losses: dict[int, Fraction], world: World) -> bool:
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, PURE])
-def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path: Path, name: str) -> None:
+def test_no_user_loses_more_over_three_windows_than_they_are_charged(
+    tmp_path: Path, name: str, record_property: Callable[[str, object], None]
+) -> None:
     for seed in range(2):
         losses, world = worst_losses(settings_of(name, tmp_path), 10 * seed)
+        shares = (loss / world.spent[user] for user, loss in losses.items() if user in world.spent)
+        record_property("loss", {"worst": float(max(shares)), "charged": 1.0})
         assert not overspent(losses, world)
         assert max(losses.values()) > 0.2 * max(world.spent.values()), "the audit found next to nothing"
 

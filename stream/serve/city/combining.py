@@ -14,6 +14,9 @@ took the ratio. The mean is Σs/Σn, its interval Fieller's: all m with (Σs −
 What a model made of the cells' means (:mod:`stream.messages.estimate`) has errors that may depend on each other, so
 they are not averaged out: the weighted mean of the estimates has the weighted means of their ends as its interval.
 Where that is narrower than the interval of the released means together, it leads; else these do.
+
+Where many of the reports are in cells at the bound of speeds (``at_bound``), the mean together is to be read as "or
+more", too.
 """
 
 from __future__ import annotations
@@ -37,11 +40,17 @@ _COUNTED, _MEASURED = 0.05, 0.0005
 """Rounding errors of a released count and of a released mean, at most."""
 
 
+CROWDED = 0.1
+"""Share of the reports, or of a way, in cells at the bound from which on what is together is at the bound: where it is
+less, speeds that are 20 km/h above the bound add at most 2 km/h."""
+
+
 class _Estimate(msgspec.Struct):
     value: float
     raw: float
     scale: float
     interval: tuple[float, float]
+    at_bound: bool = False
 
 
 class Modelled(msgspec.Struct):
@@ -50,6 +59,7 @@ class Modelled(msgspec.Struct):
     value: float
     interval: tuple[float, float]
     method: str
+    at_bound: bool = False
 
 
 class _Range(msgspec.Struct):
@@ -96,21 +106,33 @@ def combined(cells: Sequence[CellNumbers], upper: float) -> dict[str, Any]:
 
     ``mean`` is None where no cell is published, and where so few may have been there that the noise leaves the mean
     open. ``estimate`` is the leading mean, with its ``method``; None where nobody is estimated. Of ``events`` and
-    ``users`` that is None by which the means are not weighted. The interval of exact events is None.
+    ``users`` that is None by which the means are not weighted. The interval of exact events is None. Both means have
+    ``at_bound``, which is true, where at least :data:`CROWDED` of the weights are in cells at the bound.
     """
     published = [cell for cell in cells if cell.status == "published" and cell.mean is not None]
     noisy = any(isinstance(cell.counted, _Estimate) for cell in published)
     by_users = any(cell.events is None for cell in cells)
     count = _count(cells)
     mean = (_mean_of_ratios if noisy else _mean)(published, upper)
+    leading = _leading(cells, mean)
+    if is_crowded((_weight(cell), cell.mean is not None and cell.mean.at_bound) for cell in published):
+        mean, leading = (one and one | {"at_bound": True} for one in (mean, leading))
     return {
         "cells": len(cells),
         "published": len(published),
         "events": None if by_users else count,
         "users": count if by_users else None,
         "mean": mean,
-        "estimate": _leading(cells, mean),
+        "estimate": leading,
     }
+
+
+def is_crowded(parts: Iterable[tuple[float, bool]]) -> bool:
+    """Whether parts at the bound have at least :data:`CROWDED` of the weights; each: (weight, at the bound)."""
+    weights = {False: 0.0, True: 0.0}
+    for weight, at_bound in parts:
+        weights[at_bound] += weight
+    return weights[True] > 0 and weights[True] >= CROWDED * sum(weights.values())
 
 
 def _leading(cells: Sequence[CellNumbers], mean: dict[str, Any] | None) -> dict[str, Any] | None:

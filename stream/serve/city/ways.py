@@ -102,7 +102,8 @@ class Ways:
             means: dict[str, Span] = {}
             for (cell, _), seen in sorted(releases.items(), key=lambda item: len(item[1])):
                 if mean := combined(seen, upper)["mean"]:
-                    means[cell] = Span(mean["value"], *mean["interval"])
+                    low, high = mean["interval"]
+                    means[cell] = Span(mean["value"], low, high, mean.get("at_bound", False))
             planned = self._planned(windows, releases)
             lines = self._along(route, means.keys(), {"mean": means}, planned, (from_stop, to_stop))
             return _written({"route": route} | of.said(windows), lines, form)
@@ -186,6 +187,7 @@ def _row(said: Body, line: Body) -> Body:
     for kind in ("now", "typical", "mean", "scheduled"):
         if kind in line:
             numbers = line[kind] or {}
+            row |= {} if kind == "scheduled" else {f"{kind}_at_bound": "true" if numbers.get("at_bound") else None}
             for name in ("minutes", "km_h"):
                 ends = ("", "_low", "_high") if kind != "scheduled" else ("",)
                 known = [numbers.get(name), *numbers.get(f"{name}_interval", (None, None))]

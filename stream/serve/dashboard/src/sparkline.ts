@@ -2,7 +2,7 @@
 
 import uPlot from 'uplot';
 import { make } from './dom';
-import { shown, speed, type Kind, type Shown, type Statistic } from './statistics';
+import { reading as read, shown, speed, type Kind, type Shown, type Statistic } from './statistics';
 import { say } from './texts';
 import { inUnit, unit } from './units';
 import { clock, day, known as knownZone, weekday } from './times';
@@ -98,7 +98,7 @@ function describe(past: Hexagon[], known: Shown[], zone: string): string {
     count: known.length,
     since: `${day(since, zone)}, ${clock(since, zone)}`,
     low: speed(lowest.value, lowest),
-    high: speed(highest.value, highest),
+    high: read(highest),
     unit: unit(),
   });
 }

@@ -231,6 +231,8 @@ export interface Travel {
   minutes_interval?: [number, number | null];
   km_h: number;
   km_h_interval?: [number, number];
+  /** Much of the way is in cells at the bound of speeds: so fast, or faster. */
+  at_bound?: true;
 }
 
 /** The way along one line of a route, in its direction. Minutes and speeds are of the metres in cells with a number. */
@@ -251,7 +253,7 @@ interface Together {
   events: AreaCount | null;
   users: AreaCount | null;
   /** Null where the noise leaves it open. */
-  mean: { value: number; raw: number; interval: [number, number]; unit: string } | null;
+  mean: { value: number; raw: number; interval: [number, number]; unit: string; at_bound?: true } | null;
 }
 
 /** Means over the windows of a range; `together`: of an area's cells, where one was asked for. */
