@@ -81,30 +81,38 @@ class Peer:
 
         ``group``: (H,) of each cell, -1 for one that is not read. ``share``: of the users' grants.
         """
-        counts, number = window.rows.counts, (window.slot + self.utc_offset_s) // SLOT_S
+        number = (window.slot + self.utc_offset_s) // SLOT_S
         if number // WINDOWS != self.day:
             self.day, self.spent = number // WINDOWS, Counter()
-        of_pair = group[counts.pair_cell]
-        read = np.flatnonzero(of_pair >= 0)
-        groups = int(group.max()) + 1
-        pairs, index = np.unique(of_pair[read] * counts.n_users + counts.pair_user[read], return_inverse=True)
-        samples = np.bincount(index, weights=counts.samples[read]).astype(np.int64)
-        users, user = np.unique(pairs % counts.n_users, return_inverse=True)
-        events = np.bincount(group[group >= 0], weights=window.events[group >= 0], minlength=groups)
-        ids = counts.users[users].tolist()
+        events = np.bincount(group[group >= 0], weights=window.events[group >= 0])
+        program, users = _program(window, group, round(upper / QUANTUM), events)
         left = max(1, round((WINDOWS - number % WINDOWS) * self.rate))
-        grants = rolling_grants(BUDGET, np.array([self.spent[each] for each in ids], dtype=np.int64), left)
-        delta = samples * round(upper / QUANTUM)
-        program = Sensitivities(pairs // counts.n_users, user, delta, 1 / events, len(users))
+        grants = rolling_grants(BUDGET, np.array([self.spent[user] for user in users], dtype=np.int64), left)
         allocation = allocate_gaussian(program, np.maximum((grants * share).astype(np.int64), 1000))
-        self.spent.update(dict(zip(ids, allocation.charges.tolist(), strict=True)))
-        sums = np.clip(window.rows.contributions.quanta * QUANTUM, 0.0, upper)
-        cell = np.repeat(counts.pair_cell, counts.samples)
-        kept = group[cell] >= 0
-        mean = np.bincount(group[cell][kept], weights=sums[kept], minlength=groups) / events
+        self.spent.update(dict(zip(users, allocation.charges.tolist(), strict=True)))
         sigma = allocation.scales * QUANTUM / events
-        normal = np.random.default_rng([self.seed, window.slot, salt]).normal(size=groups)
-        return mean + sigma * normal, sigma
+        normal = np.random.default_rng([self.seed, window.slot, salt]).normal(size=len(events))
+        return _means(window, group, upper, events) + sigma * normal, sigma
+
+
+def _program(window: Exact, group: IntArray, upper: int, events: FloatArray) -> tuple[Sensitivities, list[int]]:
+    """What each user may move of the sum of each group, in quanta, and who they are; ``events``: of each group."""
+    counts = window.rows.counts
+    of_pair = group[counts.pair_cell]
+    read = np.flatnonzero(of_pair >= 0)
+    pairs, index = np.unique(of_pair[read] * counts.n_users + counts.pair_user[read], return_inverse=True)
+    samples = np.bincount(index, weights=counts.samples[read]).astype(np.int64)
+    users, user = np.unique(pairs % counts.n_users, return_inverse=True)
+    program = Sensitivities(pairs // counts.n_users, user, samples * upper, 1 / events, len(users))
+    return program, counts.users[users].tolist()
+
+
+def _means(window: Exact, group: IntArray, upper: float, events: FloatArray) -> FloatArray:
+    """The mean of each group's speeds, clipped to ``upper``, in km/h."""
+    counts = window.rows.counts
+    of_sample = group[np.repeat(counts.pair_cell, counts.samples)]
+    speeds = np.clip(window.rows.contributions.quanta * QUANTUM, 0.0, upper)[of_sample >= 0]
+    return np.asarray(np.bincount(of_sample[of_sample >= 0], weights=speeds) / events)
 
 
 def _shown(value: FloatArray, deviation: FloatArray) -> Shown:

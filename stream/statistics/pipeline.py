@@ -185,7 +185,7 @@ def _epsilon(plan: Plan) -> float:
 
 def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, list[Any]]) -> list[Body]:
     """The body of every cell's message, without post-processed values; ``numbers``: events and users of each cell."""
-    terms, window, epsilon, zcdp = plan.terms, _window_text(plan), _epsilon(plan), _zcdp_fields(plan)
+    terms, window, promised = plan.terms, _window_text(plan), {"epsilon": _epsilon(plan), **_zcdp_fields(plan)}
     published, coarser = plan.published, plan.merged is not None
     ranges = None if plan.ranges is None else plan.ranges.T * SPEED_QUANTUM_KMH
     bodies = []
@@ -201,8 +201,7 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
             **({"excludes": inside[cell]} if cell in inside else {}),
             "relation": terms.relation,
             **({} if terms.participation is None else {"weight": terms.participation.weight}),
-            "epsilon": epsilon,
-            **zcdp,
+            **promised,
             "status": "published" if published[g] else "suppressed",
         } | {name: column[g] for name, column in numbers.items()}
         if ranges is not None:

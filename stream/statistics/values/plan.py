@@ -51,7 +51,7 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
     whole allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms
     would reveal who else was there.
     """
-    terms, grant = due.terms, due.terms.privacy.grant
+    terms = due.terms
     granted, admits = _granted(counts, due, allowance.left)
     merged = merge_hexagons(
         replace(counts, samples=np.where(admits[counts.pair_user], counts.samples, 0)),
@@ -71,7 +71,7 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
         ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
     )
     most = _most_cells(counts, admitted), _most_cells(counts, decision.retained)
-    charges = decision.charges if terms.histogram is None else np.where(admits, grant + asked, 0)
+    charges = decision.charges if terms.histogram is None else np.where(admits, terms.privacy.grant + asked, 0)
     return Plan(
         due=due,
         budget=allowance.budget,
