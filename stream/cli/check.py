@@ -129,7 +129,11 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
     if histogram is not None:
         report["histogram"] = histogram
     if (worst := _worst_error(settings)) is not None:
-        report["worst_error_km_h"] = {"times": "cells of a user / users of a cell", "value": worst}
+        report["worst_error"] = {
+            "times": "cells of a user / users of a cell",
+            "value": worst,
+            "unit": settings.value.unit,
+        }
     return report
 
 
@@ -154,8 +158,8 @@ def _first_grant(settings: Config) -> int:
 
 
 def _worst_error(settings: Config) -> float | None:
-    """E of a mean in km/h, times a user's cells over a cell's users: all samples retained, users alike, ε shared
-    evenly.
+    """E of a mean in the value's unit, times a user's cells over a cell's users: all samples retained, users alike, ε
+    shared evenly.
 
     Under "values" and pure ε only: there a plan's noise follows from counts.
     """
@@ -163,7 +167,8 @@ def _worst_error(settings: Config) -> float | None:
     if not values or "mean" not in speed.statistics or settings.privacy.accounting != "pure":
         return None
     shares = {"distribution" if name in FROM_BINS else name for name in speed.statistics}
-    return round(speed.upper_bound * len(shares) / settings.privacy.epsilon, 1)
+    width = settings.value.upper - settings.value.lower
+    return round(width * len(shares) / settings.privacy.epsilon, 1)
 
 
 def _by_whom(settings: Config) -> str:
@@ -195,8 +200,8 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         yield _histogram_text(settings, histogram)
     if (worst := _worst_error(settings)) is not None:
         yield (
-            f"Worst-case error E of a mean: {worst:g} km/h times k/n, where n users alike are in a cell and each is in "
-            "k, if epsilon is "
+            f"Worst-case error E of a mean: {worst:g} {settings.value.unit} times k/n, where n users alike are in a "
+            "cell and each is in k, if epsilon is "
             "shared evenly and nothing clipped. Every release states its own, hexveil evaluate those of a recording."
         )
     yield from _over_days(settings)
@@ -228,8 +233,9 @@ def _over_days(settings: Config) -> Iterator[str]:
     if settings.relation == NeighbouringRelation.VALUES:
         yield (
             "Warning: this protects measured speeds, not where or when. Anybody can compute rough speeds from public "
-            "positions and times, "
-            "whatever is released."
+            "positions and times, whatever is released."
+            if settings.value.is_speed
+            else f"Warning: this protects what was measured ({settings.value.name}), not where or when."
         )
 
 
