@@ -84,7 +84,7 @@ class Peer:
         number = (window.slot + self.utc_offset_s) // SLOT_S
         if number // WINDOWS != self.day:
             self.day, self.spent = number // WINDOWS, Counter()
-        events = np.bincount(group[group >= 0], weights=window.events[group >= 0])
+        events = np.bincount(group[group >= 0], weights=window.events[group >= 0]).astype(np.float64)
         program, users = _program(window, group, round(upper / QUANTUM), events)
         left = max(1, round((WINDOWS - number % WINDOWS) * self.rate))
         grants = rolling_grants(BUDGET, np.array([self.spent[user] for user in users], dtype=np.int64), left)
