@@ -19,7 +19,7 @@ from stream.serve.histograms import Histograms
 from stream.serve.means import Means
 from stream.serve.ogc.features import MOST_FEATURES, ROOT, Features
 from stream.serve.ranges import Ranges
-from stream.serve.responses import GEOJSON, JSON
+from stream.serve.responses import CSV, GEOJSON, JSON
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
@@ -91,7 +91,7 @@ def operations(
             conditional=False,
             tag="Stream",
         ),
-        *_of_downloads(hexagons, ranges, named),
+        *_of_downloads(hexagons, ranges, city, named),
         *_of_places(city, named),
         *_of_routes(city, named),
         *_of_areas(city, named),
@@ -156,7 +156,7 @@ def _of_cells(hexagons: Hexagons, means: Means, feed: p.Parameter) -> list[Opera
             "listMeans",
             "Means of the cells over the windows of a range, and of an area's cells together",
             means.answer,
-            (feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY),
+            (feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY, p.RING_QUERY),
             {JSON: "MeanList"},
             (404, 413),
             tag="Hexagons",
@@ -257,10 +257,20 @@ def _of_routes(city: City, feed: p.Parameter) -> list[Operation]:
             "getRouteSpeed",
             "Speed and travel time along each line of a route in one window, by the estimates of the cells that it "
             "crosses",
-            city.route_speed,
-            (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP),
-            {JSON: "RouteSpeed"},
+            city.ways.speed,
+            (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP, p.TABLE),
+            {JSON: "RouteSpeed", CSV: None},
             (404,),
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/routes/{{route}}/means",
+            "getRouteMeans",
+            "The same by the means of the cells over the windows of a range",
+            city.ways.means,
+            (p.ROUTE_PATH, feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.FROM_STOP, p.TO_STOP, p.TABLE),
+            {JSON: "RouteMeans", CSV: None},
+            (404, 413),
             tag="Places",
         ),
     ]
@@ -300,32 +310,47 @@ def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
     ]
 
 
-def _of_downloads(hexagons: Hexagons, ranges: Ranges, feed: p.Parameter) -> list[Operation]:
-    return [
-        Operation(
-            f"{BASE}/windows/{{window}}/download.{suffix}",
-            f"download{suffix.capitalize()}",
-            f"A complete window as {suffix}",
-            partial(hexagons.download, suffix=suffix),
-            (p.WINDOW_PATH, feed),
-            {kind: "DownloadFeatures" if suffix == "geojson" else None},
-            (404, 409, 501) if suffix == "parquet" else (404, 409),
-            tag="Downloads",
-        )
-        for suffix, kind in FILES.items()
-    ] + [
-        Operation(
-            f"{BASE}/download.{suffix}",
-            f"downloadRange{suffix.capitalize()}",
-            f"Every complete window of a range of time as one {suffix}, oldest first",
-            partial(ranges.download, suffix=suffix),
-            (p.FROM, p.TO, feed),
-            {kind: "DownloadFeatures" if suffix == "geojson" else None},
-            (404, 413, 501) if suffix == "parquet" else (404, 413),
-            tag="Downloads",
-        )
-        for suffix, kind in FILES.items()
-    ]
+def _of_downloads(hexagons: Hexagons, ranges: Ranges, city: City, feed: p.Parameter) -> list[Operation]:
+    return (
+        [
+            Operation(
+                f"{BASE}/windows/{{window}}/download.{suffix}",
+                f"download{suffix.capitalize()}",
+                f"A complete window as {suffix}",
+                partial(hexagons.download, suffix=suffix),
+                (p.WINDOW_PATH, feed),
+                {kind: "DownloadFeatures" if suffix == "geojson" else None},
+                (404, 409, 501) if suffix == "parquet" else (404, 409),
+                tag="Downloads",
+            )
+            for suffix, kind in FILES.items()
+        ]
+        + [
+            Operation(
+                f"{BASE}/windows/{{window}}/areas.csv",
+                "downloadAreas",
+                "Every named area in a complete window as csv: sums and means of its cells, with their errors",
+                city.areas_file,
+                (p.WINDOW_PATH, feed),
+                {CSV: None},
+                (404, 409),
+                tag="Downloads",
+            ),
+        ]
+        + [
+            Operation(
+                f"{BASE}/download.{suffix}",
+                f"downloadRange{suffix.capitalize()}",
+                f"Every complete window of a range of time as one {suffix}, oldest first",
+                partial(ranges.download, suffix=suffix),
+                (p.FROM, p.TO, feed),
+                {kind: "DownloadFeatures" if suffix == "geojson" else None},
+                (404, 413, 501) if suffix == "parquet" else (404, 413),
+                tag="Downloads",
+            )
+            for suffix, kind in FILES.items()
+        ]
+    )
 
 
 def _of_features(features: Features) -> list[Operation]:

@@ -80,13 +80,13 @@ class Worlds:
     def contributions(self, visits: Visits) -> Contributions:
         """The rows of one window."""
         if visits not in self.rows:
-            upper = self.config.speed.upper_quanta
+            upper = self.config.value.upper_quanta
             events = [
                 (self.cells[c], user + 1, c, 0, 0, (0, upper, upper // 2)[user])
                 for user, where in enumerate(visits)
                 for c in where
             ]
-            self.rows[visits] = contributions_of(np.array(events, dtype=ROW), self.config.speed.upper_quanta)
+            self.rows[visits] = contributions_of(np.array(events, dtype=ROW), self.config.value.upper_quanta)
         return self.rows[visits]
 
     def observed(self, visits: Visits, plan: Plan) -> Observation:
@@ -175,17 +175,19 @@ def small_world(
     )
 
 
-AREA = {"participation.shares.area": 1.0, "speed.post_processing": ["kalman"]}
+AREA = {"participation.area_share": 4, "speed.post_processing": ["kalman"]}
 """The numbers of all cells together are released, too."""
 
 
-def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str], **settings: object) -> Config:
+def small_zcdp_world(
+    tmp_path: Path, weight: str, statistics: list[str], rho_budget: float = 0.15, **settings: object
+) -> Config:
     """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual
     losses."""
     return zcdp_config(
         tmp_path,
         rho=0.1,
-        rho_budget=0.15,
+        rho_budget=rho_budget,
         **{
             "participation.weight": weight,
             "participation.cells_per_user": 2,

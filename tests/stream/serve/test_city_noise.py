@@ -16,6 +16,7 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT
 from stream.config import Config
 from stream.serve.city.combining import combined, numbers_of
+from stream.serve.close_marker import Bounds
 from stream.statistics.participation.draw import draw_participation, exact_integers
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, zcdp_config
@@ -41,7 +42,7 @@ def rows_of(config: Config, slow: int) -> np.ndarray:
 
 
 def together(bodies: list[dict[str, Any]], upper: float) -> dict[str, Any]:
-    return combined(numbers_of([msgspec.json.encode(body) for body in bodies]), upper)
+    return combined(numbers_of([msgspec.json.encode(body) for body in bodies]), Bounds(0.0, upper))
 
 
 CASES: dict[str, tuple[float, dict[str, Any]]] = {
@@ -93,7 +94,7 @@ def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
 def test_gaussian_noise_is_read_as_such(tmp_path: Path) -> None:
     """One release with so little noise that the mean is known to 3 km/h. Ten intervals; one that holds 95 % fails 6 of
     them with probability 3e-6."""
-    config = zcdp_config(tmp_path, 20.0, 960.0, **MEAN_ONLY)
+    config = zcdp_config(tmp_path, 20.0, 480.0, **MEAN_ONLY)
     plan, contributions = planned(config, rows_of(config, 5))
     sums = exact_integers(plan, contributions)[:2].sum(axis=1)
     mean, upper = sums[1] / sums.sum() * plan.terms.speed.upper_quanta * 0.01, plan.terms.speed.upper_quanta * 0.01

@@ -65,7 +65,7 @@ def without_models(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def area_config(tmp_path: Path, **overrides: Any) -> Config:
     """Riders whose close markers state the mean of the area."""
-    area = {"participation.weight": "share", "participation.shares": {"moments": 1, "area": 1}}
+    area = {"participation.weight": "share", "participation.area_share": 4}
     return riders_config(tmp_path, **area, **{"speed.statistics": ["mean"]}, **overrides)
 
 
@@ -144,7 +144,7 @@ def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
 
 def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
     _, memory = released(bus_config(tmp_path, **KALMAN), [0])
-    other = bus_config(tmp_path, **KALMAN, **{"speed.upper_bound": 90.0})
+    other = bus_config(tmp_path, **KALMAN, **{"value.upper": 90.0})
     assert released(other, [1], memory)[1] == released(other, [1])[1]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from dpcore.noise import Noise
 from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
-from stream.config import Config, ConfigError
+from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.protocol.parts import statistics_of
 from stream.statistics import shrinkage
@@ -25,7 +25,7 @@ from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows, contributions_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms, UserLimits
-from tests.support.builders import SLOT, bus_config, located_rows, riders_config, with_histograms
+from tests.support.builders import SLOT, bus_config, located_rows, with_histograms
 from tests.support.schemas import validate
 
 Rule = Callable[[np.ndarray], np.ndarray]
@@ -65,7 +65,7 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
         lowest: dict[tuple[int, int], tuple[int, int]] = {}
         for cell, user, time, value in rows[["cell", "user", "time", "value"]].tolist():
             lowest[user, time] = min(lowest.get((user, time), (cell, value)), (cell, value))
-        contributions = contributions_of(rows, config.speed.upper_quanta)
+        contributions = contributions_of(rows, config.value.upper_quanta)
         counts, pair = (
             contributions.counts,
             np.repeat(np.arange(len(contributions.counts.samples)), contributions.counts.samples),
@@ -92,10 +92,10 @@ def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
     for seed in range(40):
         rows = crowded_rows(seed)
         limited = window_rows(rows, config, UserLimits(cells=cells, events=events)).contributions
-        whole = contributions_of(rows, config.speed.upper_quanta)
+        whole = contributions_of(rows, config.value.upper_quanta)
         kept = []
         for user in np.unique(rows["user"]).tolist():
-            own = contributions_of(rows[rows["user"] == user], config.speed.upper_quanta)
+            own = contributions_of(rows[rows["user"] == user], config.value.upper_quanta)
             visited = np.repeat(own.counts.cells[own.counts.pair_cell], own.counts.samples)
             order = np.argsort(own.times)[: events or None]
             names, counts = np.unique(visited[order], return_counts=True)
@@ -134,7 +134,7 @@ def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path: Path) 
     limits, config = UserLimits(cells=3, events=20), bus_config(tmp_path)
 
     def counted(rows: np.ndarray) -> np.ndarray:
-        which = counted_of(limits, rows, contributions_of(rows, config.speed.upper_quanta))
+        which = counted_of(limits, rows, contributions_of(rows, config.value.upper_quanta))
         return rows if which is None else rows[which]
 
     assert not any(changes_with_others(counted, seed) for seed in range(40))
@@ -175,11 +175,15 @@ def planned_and_drawn(statistics: WindowStatistics, rows: np.ndarray) -> tuple[A
     return plan, drawn, marker
 
 
-def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path: Path) -> None:
+def test_a_window_is_drawn_under_the_limits_it_was_planned_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Limits that are changed between plan and draw hold from the next window on; histograms see the same rows."""
     rows = located_rows(4, 500, users=6)
-    narrow = {"window.max_cells_per_user": 2, "window.max_events_per_user": 40}
-    before = statistics_of(with_histograms("values", tmp_path, ["ug"], **narrow))
+    with monkeypatch.context() as narrow:
+        narrow.setattr("stream.terms.MAX_CELLS_PER_USER", 2)
+        narrow.setattr("stream.terms.MAX_EVENTS_PER_USER", 40)
+        before = statistics_of(with_histograms("values", tmp_path, ["ug"]))
     plan, drawn, _ = planned_and_drawn(before, rows)
     assert plan.terms.limits == UserLimits(cells=2, events=40)
     after = statistics_of(with_histograms("values", tmp_path, ["ug"]))
@@ -248,9 +252,3 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     assert marker["cut_short"] == ["suppression", "empirical-bayes"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples)
-
-
-def test_more_cells_than_a_user_may_count_in_are_refused_under_participation(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cells_per_user 8 is above window.max_cells_per_user 7.*raise"):
-        riders_config(tmp_path, **{"window.max_cells_per_user": 7})
-    riders_config(tmp_path, **{"window.max_cells_per_user": 8})

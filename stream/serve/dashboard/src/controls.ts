@@ -14,7 +14,7 @@ import {
   type Statistic,
 } from './statistics';
 import { day, localDate } from './times';
-import { unit, type Unit } from './units';
+import { chosenUnit, otherValue, unit, type Unit } from './units';
 import type { Look } from './hexagonlayer';
 import type { View } from './view';
 
@@ -53,12 +53,13 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'now' || (name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
+  check('schemes', view.scheme, (name) => name === 'now' || (view.over ? false : name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
   byId('scheduled-choice').hidden = !view.scheduling;
   showDays(view);
   check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : true));
   byId('kinds').hidden = !view.modelled;
-  check('units', unit(), () => true);
+  check('units', chosenUnit(), () => true);
+  byId('units').hidden = otherValue() !== null;
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('controls-against').textContent = comparedWith(view);
   byId('legend').replaceChildren(...legend(view, looks));
@@ -103,7 +104,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   const against = scheme !== 'now';
   const title = make('h3', {}, comparedWith(view));
   if (scheme === 'day' && !view.otherDay!.other) return [title, make('p', { class: 'problem' }, view.againstDay())];
-  const labels = against ? relativeLabels(scheme).map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
+  const labels = against ? relativeLabels(scheme).map((key) => say(key)) : absoluteLabels(view.statistic, view.breaks, topOf(view.statistic, view.upper));
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
@@ -113,6 +114,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
     title,
+    ...(view.over ? [make('p', { class: 'note' }, view.said)] : []),
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
     against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),

@@ -3,7 +3,9 @@
 import type { Area } from './area';
 import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
+import { overSaid, type Over } from './over';
 import { say, type Values } from './texts';
+import { measure, otherValue } from './units';
 import { clock, day, dayOfWeek, localClock, when, weekend } from './times';
 import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
@@ -76,6 +78,9 @@ export class View {
   day: string | null = null;
   /** The window of that day beside the one on display; null unless that is what the reader chose to see. */
   otherDay: OtherDay | null = null;
+  /** The range whose mean is on display in place of a window, and of how many windows it is. */
+  over: Over | null = null;
+  overWindows = 0;
   selected: string | null = null;
   area: Area | null = null;
   /** Names of cells; null where the server has none. */
@@ -106,6 +111,8 @@ export class View {
 
   setWindow(window: WindowCells, usual: Usual): void {
     this.window = window;
+    const marker = window.marker;
+    measure(marker?.value && marker.value !== 'speed' ? { name: marker.value, ...marker.clipping } : null);
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
     this.has = contentsOf(window.hexagons);
     const finest = finestOf(window.hexagons);
@@ -144,6 +151,12 @@ export class View {
     this.setOtherDay(null, []);
   }
 
+  /** The time on display, "Tue, 14 Mar 2017, 07:00–08:00", or which windows are put together. */
+  get said(): string {
+    if (!this.window) return '';
+    return this.over ? overSaid(this.over, this.overWindows, this.zone) : when(this.window.window, this.zone);
+  }
+
   get relation(): Marker['relation'] {
     return this.window?.marker?.relation ?? 'values';
   }
@@ -164,7 +177,7 @@ export class View {
   }
 
   get index(): number {
-    return this.windows.findIndex((window) => window.window.start === this.window?.window.start);
+    return this.over ? -1 : this.windows.findIndex((window) => window.window.start === this.window?.window.start);
   }
 
   /** Whether the statistic was released, or is modelled by others that were. */
@@ -213,14 +226,15 @@ export class View {
     return this.earlierWindows >= 3 && this.besideOtherDays && this.statistic !== 'moving';
   }
 
-  /** Released values alone are compared with other days. */
+  /** Released values alone are compared with other days, as shares, so none that may be negative. */
   get besideOtherDays(): boolean {
-    return !this.modelledAlone && this.statistic !== 'spread';
+    const { lower = 0 } = otherValue() ?? {};
+    return !this.modelledAlone && this.statistic !== 'spread' && lower >= 0;
   }
 
   /** A timetable has means only. */
   get schedulable(): boolean {
-    return this.scheduling && this.statistic === 'mean';
+    return this.scheduling && this.statistic === 'mean' && !otherValue();
   }
 
   get scheme(): Scheme {
