@@ -33,7 +33,7 @@ class Appended(NamedTuple):
     skewed: int = 0
 
 
-class Arrivals(NamedTuple):
+class AppendTimes(NamedTuple):
     """When the broker appended the messages of a batch, µs UTC; the times do not decrease.
 
     ``rows``: time of each row, shape (n,). ``last``: time of the last message, even if it gave no row. ``deadline``:
@@ -46,7 +46,7 @@ class Arrivals(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Arriving:
+class PartitionBatch:
     """Offsets ``first`` to ``following`` - 1 of ``partition``: their ``rows``, each with its offset and timeslot start,
     (n,).
 
@@ -59,7 +59,7 @@ class Arriving:
     rows: NDArray[np.void]
     offsets: NDArray[np.int64]
     slots: NDArray[np.int64]
-    arrivals: Arrivals | None
+    arrivals: AppendTimes | None
 
     @property
     def facts(self) -> list[Argument]:

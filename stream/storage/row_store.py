@@ -19,80 +19,20 @@ from numpy.typing import NDArray
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.storage.arriving import Appended, Arrivals, Arriving, Behind
+from stream.storage.arriving import Appended, AppendTimes, Behind, PartitionBatch
 from stream.storage.keys import PartKeys
 from stream.storage.ledger import AFRESH
 from stream.storage.opening import Opening
-from stream.storage.partitions import Known, each, known_partitions
-from stream.storage.scripts import Script
+from stream.storage.partitions import KnownPartition, each, known_partitions
+from stream.storage.scripts import run
 from stream.storage.sealed_rows import ROW, SealedRows
 from stream.windows import PartitionTime
 
-__all__ = ["ROW", "Appended", "Arrivals", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
-
-_CLOCK = "return redis.call('TIME')"
-_OFFSET = "return redis.call('HGET', KEYS[1], 'offset')"
-_MOVE = "if redis.call('HGET', KEYS[1], 'offset') == ARGV[1] then redis.call('HSET', KEYS[1], 'offset', ARGV[2]) end"
+__all__ = ["ROW", "AppendTimes", "Appended", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
 
 
 class StateError(RuntimeError):
     """This worker must not write to the state of the feed; the message says why and what to do."""
-
-
-_READ_THROUGH = """
--- KEYS: progress, slots; ARGV: offset that the reader stored up to ('' = none), its position, time (µs), end of the
--- retired periods A position may lie beyond what was stored: marks of transactions take offsets. Returns {0, stored
--- offset} if the store knows less than the reader stored, with nothing written for it; {1, offset below which all rows
--- are of windows that are over}; or {} if the partition was not opened.
-local known = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark')
-local offset = tonumber(known[1])
-if not offset then return {} end
-if tonumber(known[3] or '0') < tonumber(ARGV[4]) then redis.call('HSET', KEYS[1], 'mark', ARGV[4]) end
-if ARGV[1] ~= '' and offset < tonumber(ARGV[1]) then return {0, known[1]} end
-if offset < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'offset', ARGV[2]) end
-if tonumber(known[2] or '0') < tonumber(ARGV[3]) then redis.call('HSET', KEYS[1], 'read', ARGV[3]) end
-local least = math.max(offset, tonumber(ARGV[2]))
-for _, first in ipairs(redis.call('HVALS', KEYS[2])) do least = math.min(least, tonumber(first)) end
-return {1, string.format('%.0f', least)}
-"""
-
-_RESTART = """
--- KEYS: opened; ARGV: partition, offset, … A name that this shard lost is put back.
-for i = 1, #ARGV, 2 do
-  local note = redis.call('HGET', KEYS[1], ARGV[i]) or ''
-  local space = string.find(note, ' ', 1, true)
-  if not space then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1] .. ' ')
-  elseif tonumber(string.sub(note, 1, space)) < tonumber(ARGV[i + 1]) then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1] .. string.sub(note, space))
-  end
-end
-"""
-
-_LIST = """
--- KEYS: partitions, seen, gone; ARGV: time (µs), then every partition of the topic
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('SADD', KEYS[3], name) end
-redis.call('DEL', KEYS[1])
-for i = 2, #ARGV do
-  redis.call('HSET', KEYS[1], ARGV[i], ARGV[1])
-  redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[1])
-  redis.call('SREM', KEYS[3], ARGV[i])
-end
-"""
-
-_LOOK = """
--- KEYS: partitions, seen, opened
-return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
-"""
-_LOOK_PART = """
--- KEYS: progress, slots
-return {redis.call('HMGET', KEYS[1], 'offset', 'read', 'event', 'moved'), redis.call('HKEYS', KEYS[2])}
-"""
-
-_ADVANCE = """
-local recorded = redis.call('GET', KEYS[1])
-if not recorded or recorded == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
-"""
 
 
 class ReadThrough(NamedTuple):
@@ -124,7 +64,6 @@ class RowStore(SealedRows):
     def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         super().__init__(redis, feed, shared_ledger)
         self._opening = Opening(redis, self._keys)
-        self._append = Script(redis, "append.lua")
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
@@ -133,7 +72,7 @@ class RowStore(SealedRows):
 
     async def now_us(self) -> int:
         """The clock of the feed's shard, µs UTC, which is the same for all workers."""
-        seconds, micros = await self._redis.eval(_CLOCK, 1, self._keys.partitions)
+        seconds, micros = await run(self._redis, "clock", [self._keys.partitions])
         return int(seconds) * 1_000_000 + int(micros)
 
     async def append(
@@ -144,7 +83,7 @@ class RowStore(SealedRows):
         rows: NDArray[np.void],
         offsets: NDArray[np.int64],
         slots: NDArray[np.int64],
-        arrivals: Arrivals | None = None,
+        arrivals: AppendTimes | None = None,
         *,
         begun: bool = False,
     ) -> Appended:
@@ -157,7 +96,7 @@ class RowStore(SealedRows):
         without ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so
         Redis must know it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
-        batch = Arriving(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
+        batch = PartitionBatch(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
         part = PartKeys(self._keys, partition)
         keys: list[str] = [part.progress, part.slots, part.sealed]
         args = batch.facts
@@ -165,7 +104,7 @@ class RowStore(SealedRows):
             keys.append(part.rows(slot))
             deadline, in_time = batch.in_time(slot, chosen)
             args += [slot, deadline, in_time.tobytes(), offsets[chosen].astype("<i8").tobytes()]
-        while not (answer := await self._append.run(keys, args)):
+        while not (answer := await run(self._redis, "append", keys, *args)):
             await self._opening.open(partition, 0 if begun else first_offset)
         if len(answer) == 1:
             raise Behind(partition, answer[0])
@@ -186,7 +125,7 @@ class RowStore(SealedRows):
             ]
             calls = [([part.progress, part.slots], fact) for part, fact in zip(parts, facts, strict=True)]
             unopened = []
-            for entry, answer in zip(left, await each(self._redis, _READ_THROUGH, calls), strict=True):
+            for entry, answer in zip(left, await each(self._redis, "read_through", calls), strict=True):
                 if not answer:
                     await self._opening.open(entry.partition, entry.position if entry.stored is None else 0)
                     unopened.append(entry)
@@ -197,13 +136,13 @@ class RowStore(SealedRows):
             left = unopened
         if restarts:
             notes = [part for pair in restarts.items() for part in pair]
-            await self._redis.eval(_RESTART, 1, self._keys.opened, *notes)
+            await run(self._redis, "restart_partitions", [self._keys.opened], *notes)
         return behind
 
     async def list_partitions(self, partitions: Iterable[str], time_us: int) -> None:
         """Record which partitions the topic had at ``time_us`` (µs UTC). Windows wait for each of them."""
         named = self._keys
-        await self._redis.eval(_LIST, 3, named.partitions, named.seen, named.gone, time_us, *partitions)
+        await run(self._redis, "list_partitions", [named.partitions, named.seen, named.gone], time_us, *partitions)
 
     async def claim_key(self, fingerprint: str) -> None:
         """Bind the feed, or its shared ledger, to one user key, because with two keys a user would have two pseudonyms
@@ -228,7 +167,7 @@ class RowStore(SealedRows):
         """Continue ``partition`` at ``offset``, because its log no longer has ``stored``. No change if another worker
         did so."""
         await self._opening.open(partition, stored)
-        await self._redis.eval(_MOVE, 1, PartKeys(self._keys, partition).progress, stored, offset)
+        await run(self._redis, "move_offset", [PartKeys(self._keys, partition).progress], stored, offset)
 
     async def read_until(self, partition: str) -> int:
         """Everything that was appended to ``partition`` until this time (µs UTC) was read, or is gone; 0 if nothing was
@@ -239,12 +178,12 @@ class RowStore(SealedRows):
         """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read
         again from."""
         partitions = await self.partitions()
-        stored = await self._each_part(partitions, _OFFSET)
+        stored = await self._each_part(partitions, "offset")
         next_ = {name: known.restart for name, known in partitions.items()}
         next_ |= {name: int(offset) for name, offset in stored.items() if offset is not None}
         return {name: offset for name, offset in next_.items() if offset is not None}
 
-    async def _each_part(self, partitions: dict[str, Known], script: str) -> dict[str, Any]:
+    async def _each_part(self, partitions: dict[str, KnownPartition], script: str) -> dict[str, Any]:
         parts = [PartKeys(self._keys, name) for name in partitions]
         if not parts:
             return {}
@@ -254,9 +193,9 @@ class RowStore(SealedRows):
     async def look(self) -> Look:
         """Look at all partitions."""
         named = self._keys
-        answers = await self._redis.eval(_LOOK, 3, named.partitions, named.seen, named.opened)
+        answers = await run(self._redis, "look", [named.partitions, named.seen, named.opened])
         listed, seen, opened = (dict(zip(pairs[::2], pairs[1::2], strict=True)) for pairs in answers)
-        parts = await self._each_part(known_partitions(opened, listed, ()), _LOOK_PART)
+        parts = await self._each_part(known_partitions(opened, listed, ()), "look_part")
         times = {
             name.decode(): _time_of(parts[name.decode()][0], int(time_us), int(seen.get(name) or time_us))
             for name, time_us in listed.items()
@@ -279,7 +218,7 @@ class RowStore(SealedRows):
     async def advance_first_slot(self, slot: int, following: int) -> None:
         """Record that everything before ``following`` is released. No change if another than ``slot`` is recorded,
         because another worker has moved on already."""
-        await self._redis.eval(_ADVANCE, 1, self._keys.first_slot, slot, following)
+        await run(self._redis, "advance_first_slot", [self._keys.first_slot], slot, following)
 
     async def in_progress(self, slot: int) -> bool:
         """Whether the slot is planned or committed, but not released yet."""
