@@ -1481,6 +1481,22 @@ LIVE = (
         "last_window",
     ),
     Bug(
+        "values, pure ε: a rolling grant is at least that of a window",
+        "stream/statistics/values/plan.py",
+        "return np.maximum(left, 1), left >= LEAST",
+        "return np.maximum(left, privacy.grant), left >= LEAST",
+        "tests/audit/test_values_zcdp_audit.py",
+        "no_user_loses_more and pure",
+    ),
+    Bug(
+        "grants: windows left are none in the hours of service",
+        "stream/statistics/plan.py",
+        "return 1 + serving",
+        "return 1",
+        "tests/stream/statistics/test_values_zcdp.py",
+        "hours_of_service",
+    ),
+    Bug(
         "grants: what was spent is forgotten",
         "dpcore/grants.py",
         "left = np.maximum(budget - spent, 0)",
