@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.spatial import Rectangles
+from dpcore.spatial import Domain, Rectangles
+from dpcore.spatial.domain import FloatArray
 from dpcore.spatial.release import Released
 
 MOST_PER_SIDE = 64
@@ -26,22 +27,32 @@ def heat_of(histogram: Released) -> list[dict[str, Any]]:
     does not describe its noise), ``density`` (per square kilometre).
     """
     domain = histogram.domain
-    rows, columns = (_edges(cells) for cells in domain.shape)
-    x0, y0 = (grid.ravel() for grid in np.meshgrid(rows[:-1], columns[:-1], indexing="ij"))
-    x1, y1 = (grid.ravel() for grid in np.meshgrid(rows[1:], columns[1:], indexing="ij"))
-    rectangles = Rectangles(x0, x1, y0, y1)
+    rectangles = _raster(domain)
     counts, intervals = histogram.answers(rectangles), histogram.intervals(rectangles)
     low, high = (np.zeros_like(counts), counts) if intervals is None else (intervals.low, intervals.high)
     values = np.clip(counts, np.maximum(low, 0.0), np.maximum(high, 0.0))
     metres = domain.in_metres()
     square_km = (metres.north - metres.south) * metres.width / metres.cells / 1e6 * rectangles.areas()
-    south, north = (domain.south + at * (domain.north - domain.south) / domain.rows for at in (x0, x1))
-    west, east = (domain.west + at * domain.width / domain.columns for at in (y0, y1))
-    table = np.round([west, south, east, north, values, values / square_km, low, high], _DECIMALS).T.tolist()
+    columns = [*_degrees(domain, rectangles), values, values / square_km, low, high]
+    table = np.round(columns, _DECIMALS).T.tolist()
     return [_feature(row, has_interval=intervals is not None) for row in table]
 
 
-def _edges(cells: int) -> np.ndarray:
+def _raster(domain: Domain) -> Rectangles:
+    rows, columns = (_edges(cells) for cells in domain.shape)
+    x0, y0 = (grid.ravel() for grid in np.meshgrid(rows[:-1], columns[:-1], indexing="ij"))
+    x1, y1 = (grid.ravel() for grid in np.meshgrid(rows[1:], columns[1:], indexing="ij"))
+    return Rectangles(x0, x1, y0, y1)
+
+
+def _degrees(domain: Domain, boxes: Rectangles) -> list[FloatArray]:
+    """West, south, east and north of each box."""
+    south, north = (domain.south + at * (domain.north - domain.south) / domain.rows for at in (boxes.x0, boxes.x1))
+    west, east = (domain.west + at * domain.width / domain.columns for at in (boxes.y0, boxes.y1))
+    return [west, south, east, north]
+
+
+def _edges(cells: int) -> FloatArray:
     return np.unique(np.round(np.linspace(0, cells, min(cells, MOST_PER_SIDE) + 1)))
 
 

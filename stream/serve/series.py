@@ -19,7 +19,7 @@ from stream.serve.city.areas import Area
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.close_marker import Bounds, marker_of
 from stream.serve.means import Range, chosen
-from stream.serve.parameters import MOST_NAMES
+from stream.serve.parameter_texts import MOST_NAMES
 from stream.serve.ranges import MAX_WAITING
 from stream.serve.responses import JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
