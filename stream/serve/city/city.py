@@ -13,7 +13,7 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.geojson import Position
 from stream.config.value import SPEED
-from stream.messages.tables import Row, flatten, write_lines
+from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
@@ -164,7 +164,7 @@ _ENDS = ("", "_low", "_high")
 AREA_COLUMNS = (
     *("feed", "window_start", "window_end", "area", "kind", "cells", "published"),
     *(f"{name}{end}" for name in ("events", "users") for end in _ENDS),
-    *(f"mean{part}" for part in (*_ENDS, "_raw", "_unit", "_at_bound")),
+    *(f"mean{part}" for part in (*_ENDS, TO_AVERAGE, "_unit", "_at_bound")),
     *(f"estimate_mean{part}" for part in (*_ENDS, "_unit", "_method", "_at_bound")),
 )
 """Columns of the file of areas: sums and means of their cells with 95 % intervals, which exact sums do not have."""
