@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from dataclasses import dataclass
 from typing import Any
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import FeedConfig, FeedFields, SpeedSource, SpeedUnit
-from stream.config.fleets import DAY_BUDGET, fleet_map
+from stream.config.fleets import fleet_map
+from stream.config.rewriting import rewritten, toml
 from stream.config.section import BoundingBox
 from stream.diagnosis.measures import Measures
 from stream.diagnosis.observations import Observations
@@ -24,16 +26,19 @@ from stream.ingestion.formats import known_fields
 
 _SPREAD = 0.1
 _MOST_KNOWN, _MOST_ZERO, _TINY = 0.99, 0.95, 0.2
+_VALUES = NeighbouringRelation.VALUES
+_OF_FLEET = ("window", "privacy", "hexagons", "speed")
+"""Sections whose keys follow from the size of the fleet."""
 _FIELDS = ("user", "time", "lat", "lng", "speed", "time_format", "timezone", "units_per_degree")
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One key of a configuration: its value as TOML, and why."""
+    """One key of a configuration: its value as TOML, None to leave it out, and why."""
 
     section: str
     key: str
-    value: str
+    value: str | None
     reason: str
 
 
@@ -128,20 +133,11 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
     lines.append(Suggestion("feed", "domain", shown, where))
     if feed.fields is not None:
         lines += _fields(feed.fields, seen.local)
-    chosen = fleet_map(measures.on_road)
-    fleet = f"{measures.on_road} vehicles at a time"
-    slot = (
-        f"{chosen.slot.total_seconds() / 3600:g}h"
-        if chosen.slot.total_seconds() >= 3600
-        else f"{chosen.slot.total_seconds() / 60:g}m"
-    )
-    paid = f"the shipped budget of {DAY_BUDGET:g} a day, divided by its windows"
-    return [
-        *lines,
-        Suggestion("privacy", "epsilon", f"{chosen.epsilon:g}", paid),
-        Suggestion("window", "slot", _toml(slot), f"by the table of fleets, for {fleet}: docs/feeds/index.md"),
-        Suggestion("hexagons", "resolution", str(chosen.resolution), f"by the table of fleets, for {fleet}"),
-    ]
+    chosen, why = fleet_map(_VALUES, measures.on_road), f"for {measures.on_road} vehicles at a time: README.md"
+    for key, value in chosen.keys(_VALUES).items():
+        section, _, name = key.partition(".")
+        lines.append(Suggestion(section, name, None if value is None else toml(value), why))
+    return lines
 
 
 def _why_format(seen: Observations, name: str) -> str:
@@ -195,10 +191,15 @@ def configuration(template: str, lines: list[Suggestion], relation: Neighbouring
     Under "participation" nothing is taken from where and how many users were: the domain is left out, so that
     ``hexveil check`` asks for it, and the map stays that of the template. Another slot divides the same budget.
     """
-    text = template
     protected = relation == NeighbouringRelation.PARTICIPATION
+    for_fleet = [line for line in lines if line.section in _OF_FLEET]
+    changes = {
+        f"{line.section}.{line.key}": line.value if line.value is None else tomllib.loads(f"v = {line.value}")["v"]
+        for line in for_fleet
+    }
+    text = template if protected or not for_fleet else rewritten(template, changes, for_fleet[0].reason)
     for line in lines:
-        if line.section == "feed.fields" or (protected and line.section in ("window", "hexagons", "privacy")):
+        if line.section == "feed.fields" or line in for_fleet:
             continue
         new = f"{line.key} = {line.value}  # {line.reason}"
         if protected and line.key == "domain":
