@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "speed.statistics": ["variance", "moving_mean", "mean"],
     },
     "first come": {"privacy.admission": "first-come", "privacy.windows": 2, "speed.clipping": "none"},
-    "merged": {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 5},
+    "merged": {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 5},
 }
 Planner = Callable[..., Plan]
 

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.geojson import Position
+from stream.config.value import SPEED
 from stream.messages.tables import Row, flatten, write_lines
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
@@ -20,7 +21,7 @@ from stream.serve.city.places import read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.streets import read_streets, street_features
 from stream.serve.city.ways import Ways
-from stream.serve.close_marker import marker_of
+from stream.serve.close_marker import Bounds, marker_of
 from stream.serve.hexagons import complete_window, known_window
 from stream.serve.responses import CSV, GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
@@ -73,6 +74,11 @@ class City:
         """Lines of streets, and points of sensors."""
         return await self._answer(request, self._streets, GEOJSON)
 
+    def _is_timed(self, window: WindowView) -> bool:
+        """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
+        marker = marker_of(window)
+        return window.feed == self._feed and (marker is None or marker.value == SPEED)
+
     async def stops(self, request: web.Request) -> web.Response:
         """Stops."""
         return await self._answer(request, self._stops, GEOJSON)
@@ -89,7 +95,7 @@ class City:
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            own = values if feed == self._feed else []
+            own = values if self._is_timed(known) else []
             cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(own)))
             said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": cells})
@@ -139,7 +145,7 @@ def _statistics(
     return msgspec.json.encode(
         named
         | said
-        | combined(inside, _upper(window))
+        | combined(inside, _bounds(window))
         | {"hexagons": [cell.cell for cell in inside], "geometry": area.geometry()}
     )
 
@@ -149,9 +155,9 @@ def _inside(area: Area, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
     return [cell for cell in cells if cell.cell in belonging]
 
 
-def _upper(window: WindowView) -> float:
+def _bounds(window: WindowView) -> Bounds:
     marker = marker_of(window)
-    return float("inf") if marker is None else marker.clipping.upper
+    return Bounds(0.0, float("inf")) if marker is None else marker.clipping
 
 
 _ENDS = ("", "_low", "_high")
@@ -165,11 +171,11 @@ AREA_COLUMNS = (
 
 
 def _areas_csv(areas: Iterable[Area], values: list[bytes], window: WindowView) -> bytes:
-    cells, upper, rows = numbers_of(values), _upper(window), []
+    cells, within, rows = numbers_of(values), _bounds(window), []
     for area in areas:
         row: Row = {"feed": window.feed, "window_start": window.start, "window_end": window.end}
         row |= {"area": area.name, "kind": area.kind}
-        for name, together in combined(_inside(area, cells), upper).items():
+        for name, together in combined(_inside(area, cells), within).items():
             flatten(row, "estimate_mean" if name == "estimate" else name, together)
         rows.append({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()})
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Cells whose released speeds crowd ``speed.upper_bound`` are marked in messages, files, table and card: a planner who
+"""Cells whose released speeds crowd ``value.upper`` are marked in messages, files, table and card: a planner who
 prints a modelled 24 km/h of a motorway sees that it is "24 or more".
 """
 
@@ -102,4 +102,4 @@ async def test_table_and_card_say_that_it_is_so_much_or_more(browser: Browser, t
         await rows.filter(has_text="≥").locator("button").click()
         card = page.locator("#details")
         await expect(card.locator(".reading").first).to_contain_text("≥")
-        await expect(card).to_contain_text("so true speeds may be higher. Speeds above 65 km/h count as 65.")
+        await expect(card).to_contain_text("so true values may be higher. Values above 65 km/h count as 65.")
