@@ -189,7 +189,7 @@ class FixRules(Struct, frozen=True):
 
 
 class UserLimits(Struct, frozen=True):
-    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.user_limits`); 0 for no
+    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.window_rows`); 0 for no
     limit."""
 
     cells: int = 0

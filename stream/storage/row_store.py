@@ -7,11 +7,20 @@ former owner of the partition. A batch that begins beyond the stored offset is r
 was set back. Sealed slots, and slots of retired periods, take no more rows, and no slot takes rows that the broker
 appended after its deadline. The call that stores the rows decides this. All that it touches is on the partition's
 shard.
+
+A partition takes rows only once it was opened, so that whoever seals a window knows of it.
+
+Who opens it names it first and reads the feed's seals then; who seals a window writes the feed's seal first and reads
+the names then. So in every order one of them seals the window in this partition. The offset at which the partition
+begins is noted before the first row, so a partition whose shard lost it is known by its note, and is read again from
+there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,16 +28,112 @@ from numpy.typing import NDArray
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.storage.arriving import Appended, AppendTimes, Behind, PartitionBatch
-from stream.storage.keys import PartKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import AFRESH
-from stream.storage.opening import Opening
 from stream.storage.partitions import KnownPartition, each, known_partitions
-from stream.storage.scripts import run
+from stream.storage.scripts import Argument, run
 from stream.storage.sealed_rows import ROW, SealedRows
 from stream.windows import PartitionTime
 
 __all__ = ["ROW", "AppendTimes", "Appended", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
+
+
+class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
+    """The batch begins beyond ``stored``, the next offset in Redis, so reading must continue from there."""
+
+    def __init__(self, partition: str, stored: int) -> None:
+        super().__init__(f"state of {partition} ends at offset {stored}")
+        self.stored = stored
+
+
+class Appended(NamedTuple):
+    """Numbers of rows of one call: stored, stored before, late.
+
+    ``skewed``: late rows that were in time by the broker's timestamp, although the partition had been read past that
+    time. The clocks of brokers and Redis then differ by more than is allowed.
+    """
+
+    appended: int
+    duplicates: int
+    late: int
+    skewed: int = 0
+
+
+class AppendTimes(NamedTuple):
+    """When the broker appended the messages of a batch, µs UTC; the times do not decrease.
+
+    ``rows``: time of each row, shape (n,). ``last``: time of the last message, even if it gave no row. ``deadline``:
+    function from the start of a slot (epoch seconds) to the time until which its rows are in time.
+    """
+
+    rows: NDArray[np.int64]
+    last: int
+    deadline: Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class PartitionBatch:
+    """Offsets ``first`` to ``following`` - 1 of ``partition``: their ``rows``, each with its offset and timeslot start,
+    (n,).
+
+    Offsets do not descend; the rows of one message share its offset.
+    """
+
+    partition: str
+    first: int
+    following: int
+    rows: NDArray[np.void]
+    offsets: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    arrivals: AppendTimes | None
+
+    @property
+    def facts(self) -> list[Argument]:
+        """What a script is told of a batch: first and next offset, largest event time, append time of the last
+        message."""
+        largest = str(int(self.rows["time"].max())) if len(self.rows) else ""
+        return [self.first, self.following, largest, "" if self.arrivals is None else self.arrivals.last]
+
+    def by_slot(self) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
+        """Each distinct slot with the indices of its rows, in order."""
+        if len(self.slots) and (self.slots == self.slots[0]).all():
+            yield int(self.slots[0]), slice(None)
+            return
+        order = np.argsort(self.slots, kind="stable")
+        distinct, start = np.unique(self.slots[order], return_index=True)
+        yield from zip(distinct.tolist(), np.split(order, start[1:]), strict=bool(len(distinct)))
+
+    def in_time(self, slot: int, chosen: NDArray[np.int64] | slice) -> tuple[str, NDArray[np.void]]:
+        """(Deadline of the slot in µs, '' for none; those of its ``chosen`` rows that were appended by then)."""
+        if self.arrivals is None:
+            return "", self.rows[chosen]
+        deadline = self.arrivals.deadline(slot)
+        return str(deadline), self.rows[chosen][: np.searchsorted(self.arrivals.rows[chosen], deadline, side="right")]
+
+
+class Opening:
+    """Opens partitions of one feed. Every step may be repeated, by several workers at once."""
+
+    def __init__(self, redis: Redis, keys: FeedKeys) -> None:
+        self._redis: Any = redis
+        self._keys = keys
+
+    async def open(self, partition: str, first_offset: int) -> None:
+        """Let ``partition`` take rows from ``first_offset`` on, or from the noted offset if it was opened before and
+        lost."""
+        named, part = self._keys, PartKeys(self._keys, partition)
+        while True:
+            keys = [named.opened, named.sealed, named.closed, named.retired]
+            note, mark, sealed = await run(self._redis, "name_partition", keys, partition)
+            if note:
+                offset, _, opener = note.partition(b" ")
+                await run(self._redis, "begin_part", [part.progress, part.sealed], offset, opener, mark, *sealed)
+                return
+            mine = uuid.uuid4().hex
+            opener = await run(self._redis, "prepare_part", [part.progress, part.sealed], mine, mark, *sealed)
+            if opener is None:
+                return
+            await run(self._redis, "note_opener", [named.opened], partition, f"{first_offset} {opener.decode()}")
 
 
 class StateError(RuntimeError):

@@ -173,7 +173,7 @@ PLAN = (
     ),
     Bug(
         "distribution: the band holds each share by itself only",
-        "dpcore/_prefix_counts.py",
+        "dpcore/cdf.py",
         "return float(np.quantile(np.concatenate(worst), QUANTILE))",
         "return 2.12",
         "tests/dpcore/test_cdf.py",
@@ -465,7 +465,7 @@ DRAW = (
     ),
     Bug(
         "limits of a user: others decide which events count",
-        "stream/statistics/user_limits.py",
+        "stream/statistics/window_rows.py",
         "order = np.lexsort((time, user))",
         "order = np.argsort(time)",
         "tests/stream/statistics/test_user_limits.py",
@@ -1099,7 +1099,7 @@ HISTOGRAMS = (
     ),
     Bug(
         "histograms: every region that a user declared counts",
-        "stream/statistics/histograms/corners.py",
+        "stream/statistics/histograms/fixes.py",
         "chosen = latest[rank < per_user]",
         "chosen, per_user = latest, len(latest)",
         "tests/stream/statistics/test_corners.py",
