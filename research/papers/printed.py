@@ -123,7 +123,7 @@ def talk(cells: int) -> dict[str, float]:
 def scaling(cells: int) -> dict[str, dict[str, list[float]]]:
     """Noise scales of the planned means when every user has λ times the samples, or there are λ times the users, over
     those at λ = 1: medians over random cells of 100 to 300 samples a user, where Levy's range helps."""
-    rng, found = np.random.default_rng(11), {}
+    rng, medians = np.random.default_rng(11), {}
     for kind in ("samples", "users"):
         rows: dict[str, list[FloatArray]] = {"baseline": [], "array": [], "levy": []}
         for _ in range(cells):
@@ -132,8 +132,8 @@ def scaling(cells: int) -> dict[str, dict[str, list[float]]]:
             scales = np.array([_scales(samples) for samples in grown])
             for name, column in zip(rows, scales.T, strict=True):
                 rows[name].append(column / column[0])
-        found[kind] = {name: np.round(np.median(each, axis=0), 3).tolist() for name, each in rows.items()}
-    return found
+        medians[kind] = {name: np.round(np.median(each, axis=0), 3).tolist() for name, each in rows.items()}
+    return medians
 
 
 def _scales(samples: npt.NDArray[np.int64]) -> tuple[float, float, float]:
