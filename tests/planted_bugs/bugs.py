@@ -30,8 +30,8 @@ PLAN = (
     Bug(
         "values: a partial grant is admitted",
         "stream/statistics/values/plan.py",
-        "admits = allowance.left >= terms.window_grant",
-        "admits = allowance.left > 0",
+        "left >= due.terms.window_grant",
+        "left > 0",
         _VALUES,
         "cannot_pay",
     ),
@@ -514,7 +514,7 @@ DRAW = (
     Bug(
         "decoding: a speed below 0 refuses an event of values",
         "stream/ingestion/decoding.py",
-        "self._slowest = 0.0 if self._one_each else -np.inf",
+        "self._slowest = 0.0 if self._one_each and config.value.is_speed else -np.inf",
         "self._slowest = 0.0",
         "tests/stream/sources/test_speeds_decide_nothing.py",
         "refuse_no_finite_number",
@@ -1160,7 +1160,7 @@ SMOOTHING = (
     Bug(
         "smoothing: means clipped elsewhere are mixed",
         "stream/statistics/smoothing_state.py",
-        "and memory.upper == upper",
+        "and (memory.lower, memory.upper) == (lower, upper)",
         "",
         "tests/stream/statistics/test_smoothing_state.py",
         "clipped_elsewhere",
