@@ -367,7 +367,7 @@ def test_an_event_with_a_region_is_one_event_for_each_corner_under_participation
     point = json.dumps({"user": "rider-1", "time": (SLOT + 60) * 1000, "speed": 0} | corners[0]).encode()
     mixed = decoder.decode([point, message([*corners, {"lat": 10.0, "lng": WEST}]), point], arrived)
     assert mixed.index.tolist() == [0, 1, 1, 1, 2]
-    assert (mixed.rejected.tolist(), mixed.element.tolist()) == ([1], [3]), (
+    assert (mixed.refused.tolist(), mixed.element.tolist()) == ([1], [3]), (
         "a corner outside the domain is refused alone"
     )
 
@@ -386,7 +386,7 @@ HOSTILE: dict[str, object] = {
 def test_a_hostile_region_is_refused_as_one_event_and_its_neighbours_are_read(tmp_path: Path, region: object) -> None:
     sound = message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])
     batch = Decoder(declaring(tmp_path), b"k" * 32).decode([sound, message(region), sound], (SLOT + 120) * 1_000_000)
-    assert (batch.index.tolist(), batch.rejected.tolist()) == ([0, 2], [1])
+    assert (batch.index.tolist(), batch.refused.tolist()) == ([0, 2], [1])
 
 
 def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_need_one_event_each(
@@ -395,7 +395,7 @@ def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_nee
     plain, ours = with_histograms("participation", tmp_path, ["euler"]), declaring(tmp_path)
     for decoder in (Decoder(plain, b"k" * 32), Decoder(ours, b"k" * 32, arrays=False)):
         batch = decoder.decode([message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])], (SLOT + 120) * 1_000_000)
-        assert batch.rejected.tolist() == [0]
+        assert batch.refused.tolist() == [0]
 
 
 def test_an_evaluation_counts_declared_regions(tmp_path: Path) -> None:
