@@ -7,6 +7,7 @@ import csv
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
 from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
-from stream.diagnosis.observations import InspectionError, Observations, numbered
+from stream.diagnosis.observations import WORKER, InspectionError, Observations, numbered
 from stream.diagnosis.reading import ageless, inspection_config
 from stream.diagnosis.snapshots import observe_snapshots, snapshots_in
 from stream.diagnosis.times import TimeForm
@@ -346,7 +347,8 @@ def observe_messages(
         if part.user:
             parts.append(part)
             arrived.append(at)
-    return _taken(config, parts, form, sample.kind, known, np.array(arrived, dtype=np.int64))
+    taken = _taken(config, parts, form, sample.kind, known, np.array(arrived, dtype=np.int64))
+    return replace(taken, command=WORKER)
 
 
 def _events(message: bytes) -> list[bytes]:
