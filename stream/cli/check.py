@@ -105,7 +105,7 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "relation": settings.relation,
         "unit": f"one user for {settings.privacy.period}",
         "budget": settings.privacy.budget,
-        "epsilon_per_window": settings.privacy.epsilon,
+        **_epsilon_of_windows(settings),
         "windows_per_period": windows,
         "over_days": {str(bound.days): bound.epsilon for bound in bounds(settings)},
         "speeds": settings.feed.speeds,
@@ -122,18 +122,44 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
     if settings.shared_ledger is not None:
         report["ledger"] = settings.shared_ledger
     if settings.privacy.accounting == "zcdp":
-        rho, rho_budget = settings.privacy.ledger_grant / NANO, settings.privacy.ledger_budget / NANO
+        rolling = settings.privacy.admission == "rolling"
+        grant = _first_grant(settings) if rolling else settings.privacy.ledger_grant
+        rho, rho_budget = grant / NANO, settings.privacy.ledger_budget / NANO
         report |= {"accounting": "zcdp", "rho": rho, "rho_budget": rho_budget, "delta": settings.privacy.delta}
     if histogram is not None:
         report["histogram"] = histogram
     if (worst := _worst_error(settings)) is not None:
-        report["worst_error_km_h"] = {"times": "cells of a user / users of a cell", "value": worst}
+        report["worst_error"] = {
+            "times": "cells of a user / users of a cell",
+            "value": worst,
+            "unit": settings.value.unit,
+        }
     return report
 
 
+def _epsilon_of_windows(settings: Config) -> dict[str, float]:
+    """The most that a user may lose in one window; with rolling grants in the first of a period, and in any."""
+    privacy = settings.privacy
+    if privacy.admission != "rolling":
+        return {"epsilon_per_window": privacy.epsilon}
+    first = privacy.stated_epsilon(_first_grant(settings))
+    return {"epsilon_per_window": first, "most_epsilon_of_a_window": privacy.budget}
+
+
+def _first_grant(settings: Config) -> int:
+    """What a user may spend in the first window of today's period, in the ledger's unit, with rolling grants."""
+    from stream.statistics.plan import Due
+    from stream.terms import Terms
+
+    terms = Terms.of(settings)
+    today = terms.period_of(terms.window_at(int(time.time())))
+    first = Due(terms, terms.window_at(today.start), "check")
+    return settings.privacy.ledger_budget // first.windows_left
+
+
 def _worst_error(settings: Config) -> float | None:
-    """E of a mean in km/h, times a user's cells over a cell's users: all samples retained, users alike, ε shared
-    evenly.
+    """E of a mean in the value's unit, times a user's cells over a cell's users: all samples retained, users alike, ε
+    shared evenly.
 
     Under "values" and pure ε only: there a plan's noise follows from counts.
     """
@@ -141,7 +167,8 @@ def _worst_error(settings: Config) -> float | None:
     if not values or "mean" not in speed.statistics or settings.privacy.accounting != "pure":
         return None
     shares = {"distribution" if name in FROM_BINS else name for name in speed.statistics}
-    return round(speed.upper_bound * len(shares) / settings.privacy.epsilon, 1)
+    width = settings.value.upper - settings.value.lower
+    return round(width * len(shares) / settings.privacy.epsilon, 1)
 
 
 def _by_whom(settings: Config) -> str:
@@ -173,8 +200,8 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         yield _histogram_text(settings, histogram)
     if (worst := _worst_error(settings)) is not None:
         yield (
-            f"Worst-case error E of a mean: {worst:g} km/h times k/n, where n users alike are in a cell and each is in "
-            "k, if epsilon is "
+            f"Worst-case error E of a mean: {worst:g} {settings.value.unit} times k/n, where n users alike are in a "
+            "cell and each is in k, if epsilon is "
             "shared evenly and nothing clipped. Every release states its own, hexveil evaluate those of a recording."
         )
     yield from _over_days(settings)
@@ -206,18 +233,21 @@ def _over_days(settings: Config) -> Iterator[str]:
     if settings.relation == NeighbouringRelation.VALUES:
         yield (
             "Warning: this protects measured speeds, not where or when. Anybody can compute rough speeds from public "
-            "positions and times, "
-            "whatever is released."
+            "positions and times, whatever is released."
+            if settings.value.is_speed
+            else f"Warning: this protects what was measured ({settings.value.name}), not where or when."
         )
 
 
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
     if settings.privacy.admission == "rolling":
-        first = settings.privacy.ledger_budget // (settings.privacy.period // settings.window.slot)
+        pure, service = settings.privacy.accounting == "pure", settings.privacy.service
+        hours = "" if service is None else " in the hours of service"
         yield (
-            "Grants roll: in each window a user may spend what they have left, divided by the windows left of the "
-            f"period; with nothing spent, {_amount(settings, first)} of rho in the first."
+            f"Grants roll: in each window a user may spend what they have left, divided by the windows left{hours} of "
+            f"the period; with nothing spent, {_amount(settings, _first_grant(settings))} of "
+            f"{'epsilon' if pure else 'rho'} in the first, and in the last all of it."
         )
         return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))

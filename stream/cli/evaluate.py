@@ -221,6 +221,8 @@ def _judge_live(
 
     if "mean" not in runs[0][1].speed.statistics:
         stop("speed.statistics has no mean, which --live is about; add it", USAGE)
+    if not runs[0][1].value.is_speed:
+        stop("--live plants vehicles that slow down, and value.name is no speed; leave --live out", USAGE)
     with progress_bars() as bars:
         task = bars.add_task("living", total=len(runs) * len(windows) * draws)
         scores = [

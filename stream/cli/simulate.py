@@ -86,6 +86,7 @@ def simulate_command(
         length = every if once else None if duration is None else parse_duration(duration)
         simulation = Simulation(
             feed=settings.feed,
+            value=settings.value,
             vehicles=vehicles,
             seed=seed,
             start_us=time.time_ns() // 1000 if start is None else _start(start),

@@ -149,8 +149,9 @@ def _wanted(text: str, settings: Config) -> Want | DropWant:
     if "mean" not in settings.speed.statistics:
         stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it", USAGE)
     try:
-        drop = DropWant.parse(text, settings.speed.upper_bound)
-        return Want.parse(text, settings.speed.upper_bound) if drop is None else drop
+        value = settings.value
+        drop = DropWant.parse(text, value.upper) if value.is_speed else None
+        return Want.parse(text, value.upper - value.lower, value.unit) if drop is None else drop
     except ValueError as error:
         stop(f"--want: {error}", USAGE)
 

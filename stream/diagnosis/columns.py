@@ -229,8 +229,9 @@ def _fields(
     times = time_form(_values(sample, roles["time"]))
     name = "rfc3339" if times is None or times.time_format == "epoch-ns" else times.time_format
     zone = "UTC" if times is not None and (times.local or times.is_utc) else None
+    paths = {"value" if role == "speed" else role: path for role, path in roles.items()}
     return (
-        FeedFields(**roles, time_format=name, timezone=zone, units_per_degree=powers[0] if powers else 1),
+        FeedFields(**paths, time_format=name, timezone=zone, units_per_degree=powers[0] if powers else 1),
         times,
         powers,
     )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.diagnosis.measures import LARGEST, Measures, measure
 from stream.diagnosis.observations import Observations
 from stream.diagnosis.reading import inspection_config, read_recording
@@ -166,8 +166,8 @@ def _of_speeds(seen: Observations, measures: Measures, config: Config) -> list[s
         sentences.append(
             f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
         )
-    quanta = seen.speed[np.abs(seen.speed) < LARGEST] * SPEED_TO_KMH[unit] / SPEED_QUANTUM_KMH
-    if above := bound_problem(quanta, config.speed.upper_quanta):
+    quanta = seen.speed[np.abs(seen.speed) < LARGEST] * SPEED_TO_KMH[unit] / QUANTUM
+    if above := bound_problem(quanta, config.value):
         sentences.append(above)
     if speeds.others:
         sentences.append(
@@ -186,7 +186,7 @@ def _of_speeds(seen: Observations, measures: Measures, config: Config) -> list[s
     if impossible := speeds.impossible[unit]:
         sentences.append(
             f"{impossible} speeds are above 400 km/h, read in {unit}: errors. Under relation 'values' they count as "
-            "speed.upper_bound; under 'participation' feed.quality.fastest_km_h refuses them."
+            "value.upper; under 'participation' feed.quality.fastest_km_h refuses them."
         )
     return sentences
 

@@ -101,12 +101,12 @@ def judged(
     once = events_as_users(rows["user"], times, user_field(config.feed, file_format))
     if once is not None and not (accepted.users_are_events or accepted.is_one_snapshot):
         raise RecordingError(f"{path}: {once}")
-    problem = speed_problem(rows, config, file_format, accepted)
+    problem = speed_problem(rows, config, file_format, accepted) if config.value.is_speed else None
     if problem is not None and problem[1] and values and not accepted.any_speed:
         raise RecordingError(f"{path}: {problem[0]} If they are right as they are, give --any-speed")
     odd = (
         None if problem is None else problem[0],
-        bound_problem(rows["value"], config.speed.upper_quanta),
+        bound_problem(rows["value"], config.value),
         everywhere_at_once(rows["user"], times, rows["lat"] * 1e-7, rows["lng"] * 1e-7),
     )
     return [sentence for sentence in odd if sentence is not None]

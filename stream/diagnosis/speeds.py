@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpcore.earth import great_circle_m
 from stream.config.feed import SPEED_TO_KMH, SpeedUnit
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM, ValueConfig
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -34,7 +34,7 @@ _WRONG_BELOW, _WRONG_ABOVE = 0.6, 1.75
 _FITS_ABOVE, _FITS_BELOW = 0.8, 1.45
 _CHECKED_ROWS = 100_000
 _ABOVE_BOUND, _OTHER_UNIT, _LEAST_OF_ONE, _LEAST_VEHICLES = 0.1, 0.1, 5, 10
-"""Shares of speeds above ``speed.upper_bound`` and of vehicles in another unit that are said; steps of a vehicle, and
+"""Shares of speeds above ``value.upper`` and of vehicles in another unit that are said; steps of a vehicle, and
 vehicles, without which the latter is not."""
 
 
@@ -170,16 +170,24 @@ def check_rows(rows: NDArray[np.void], unit: SpeedUnit, newest: int | None = Non
     rows = rows[:_CHECKED_ROWS]
     rows = rows[np.lexsort((rows["time"], rows["user"]))]
     places = rows["lat"] * 1e-7, rows["lng"] * 1e-7
-    speeds = rows["value"] * SPEED_QUANTUM_KMH
+    speeds = rows["value"] * QUANTUM
     return check_speeds(rows["user"], rows["time"].astype(np.int64), *places, speeds, unit, newest)
 
 
-def bound_problem(quanta: NDArray[np.number], upper_quanta: int) -> str | None:
-    """Says so if a tenth of the speeds or more are above ``speed.upper_bound``."""
-    share = float((quanta > upper_quanta).mean()) if len(quanta) else 0.0
+def bound_problem(quanta: NDArray[np.number], value: ValueConfig) -> str | None:
+    """Says so if a tenth of the values or more are above ``value.upper``, or below ``value.lower`` if they are no
+    speeds."""
+    if not len(quanta):
+        return None
+    beyond = {"above value.upper": float((quanta > value.lower_quanta + value.upper_quanta).mean())}
+    if not value.is_speed:
+        beyond["below value.lower"] = float((quanta < value.lower_quanta).mean())
+    where, share = max(beyond.items(), key=lambda each: each[1])
     if share < _ABOVE_BOUND:
         return None
+    bound = value.upper if where.endswith("upper") else value.lower
+    measured, remedy = ("speeds", "vehicles of the place may drive") if value.is_speed else ("values", "is measured")
     return (
-        f"{share:.0%} of the speeds are above speed.upper_bound, {upper_quanta * SPEED_QUANTUM_KMH:g} km/h, and count "
-        "as it: set it to what vehicles of the place may drive, or correct the unit."
+        f"{share:.0%} of the {measured} are {where}, {bound:g} {value.unit}, and count as it: set it to what {remedy}, "
+        "or correct the unit."
     )

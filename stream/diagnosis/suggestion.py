@@ -23,7 +23,7 @@ from stream.ingestion.formats import known_fields
 
 _SPREAD = 0.1
 _MOST_KNOWN, _MOST_ZERO, _TINY = 0.99, 0.95, 0.2
-_FIELDS = ("user", "time", "lat", "lng", "speed", "time_format", "timezone", "units_per_degree")
+_FIELDS = ("user", "time", "lat", "lng", "value", "time_format", "timezone", "units_per_degree")
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def suggested_feed(seen: Observations, measures: Measures) -> FeedConfig:
     elif not seen.is_live and seen.speed_unit not in (None, unit):
         counts = fields is not None and fields.time_format == "epoch-ms"
         name, fields = "declared", known_fields()[name].model_copy(update={"time_format": "epoch-ms"} if counts else {})
-    if fields is not None and fields.speed is None and source == "reported":  # nothing is known, for want of fixes
+    if fields is not None and fields.value is None and source == "reported":  # nothing is known, for want of fixes
         source = "missing"
-    elif seen.command == WORKER and (fields is None or fields.speed is not None):  # which derives none
+    elif seen.command == WORKER and (fields is None or fields.value is not None):  # which derives none
         source = "reported"
     if source != "reported":
         own = None if name == "canonical" else known_fields().get(name.removesuffix("-2015"))

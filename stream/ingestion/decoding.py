@@ -1,7 +1,7 @@
 """Decodes the messages of a batch into columns in one pass, with a reason for each message that is refused.
 
-Speeds are rounded to the public grid of ``SPEED_QUANTUM_KMH`` (half to even), positions to a grid of 1e-7 degree. The
-H3 cell is computed from the position before rounding. Under relation "values" no speed is refused because it is high or
+Values are rounded to the public grid of ``QUANTUM`` (half to even), positions to a grid of 1e-7 degree. The H3 cell
+is computed from the position before rounding. Under relation "values" no speed is refused because it is high or
 negative, because the number of events is public: a negative one counts as 0, and speeds are clipped to the configured
 bound later.
 """
@@ -28,7 +28,7 @@ from stream.config import Config
 from stream.config.feed import MAX_FUTURE
 from stream.config.quality import ORIGIN_DEGREES
 from stream.config.section import BoundingBox
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
 from stream.ingestion.events import Leading, Read
 from stream.ingestion.formats import (
@@ -56,7 +56,7 @@ AT_ONCE = 10_000
 _MAX_VALUE = 2**31 - 1
 
 
-Arrived = int | NDArray[np.int64]
+ArrivalTimes = int | NDArray[np.int64]
 _Columns = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Time (µs UTC), latitude, longitude and speed of events."""
 
@@ -165,14 +165,15 @@ class Decoder:
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
         self._resolution = config.hexagons.resolution
-        self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
+        self._quanta = self._format.kmh / QUANTUM
+        self._least = 0 if config.value.is_speed else -_MAX_VALUE
         self._slotting = config.slotting
-        self._slowest = 0.0 if self._one_each else -np.inf
+        self._slowest = 0.0 if self._one_each and config.value.is_speed else -np.inf
         self._fastest = (config.fastest_km_h or np.inf) / self._format.kmh
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
         self._max_future_us = MAX_FUTURE // timedelta(microseconds=1)
 
-    def decode(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
+    def decode(self, values: Sequence[bytes | None], arrived_us: ArrivalTimes) -> Batch:
         """Decode messages. ``arrived_us``: when they arrived, µs UTC, for all or shape (n,); below 0 if unknown.
 
         Never raises, whatever the bytes.
@@ -183,7 +184,7 @@ class Decoder:
             whole = _joined(whole, self.decode_part(values[begin:], _of(arrived_us, slice(begin, None))))
         return whole
 
-    def decode_part(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
+    def decode_part(self, values: Sequence[bytes | None], arrived_us: ArrivalTimes) -> Batch:
         """As :meth:`decode`, but of messages that are no event alone only so many that about ``AT_ONCE`` events are
         decoded.
 
@@ -276,7 +277,7 @@ class Decoder:
         fault = region_fault(value) if self._regions else None
         return (self._why_undecodable(value), -1) if fault is None else (Reason(fault[0]), fault[1])
 
-    def _total(self, fixes: list[Any], arrived_us: Arrived) -> Batch:
+    def _total(self, fixes: list[Any], arrived_us: ArrivalTimes) -> Batch:
         """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and
         refused."""
         try:
@@ -296,7 +297,7 @@ class Decoder:
         first = self._total(fixes[:middle], _of(arrived_us, slice(middle)))
         return _joined(first, self._total(fixes[middle:], _of(arrived_us, slice(middle, None))))
 
-    def decode_columns(self, columns: FixColumns, arrived_us: Arrived) -> Batch:
+    def decode_columns(self, columns: FixColumns, arrived_us: ArrivalTimes) -> Batch:
         """Rows from columns, by the same rules as :meth:`decode`. ``arrived_us``: when they arrived, µs UTC."""
         reason = np.full(len(columns.user), _SOUND, dtype=np.uint8)
         finite = np.isfinite(columns.lat) & np.isfinite(columns.lng) & np.isfinite(columns.speed)
@@ -318,7 +319,9 @@ class Decoder:
         reason[are_local & wrong & (reason == _SOUND)] = _CODE[Reason.WRONG_TYPE]
         return np.where(are_local, local, columns[0]), *columns[1:]
 
-    def _of_sound(self, users: list[Any], columns: _Columns, reason: NDArray[np.uint8], arrived_us: Arrived) -> Batch:
+    def _of_sound(
+        self, users: list[Any], columns: _Columns, reason: NDArray[np.uint8], arrived_us: ArrivalTimes
+    ) -> Batch:
         """:meth:`judged` for those events that have no ``reason`` yet."""
         if (reason == _SOUND).all():
             return self.judged(users, columns, np.arange(len(users), dtype=np.int64), reason, arrived_us)
@@ -333,7 +336,7 @@ class Decoder:
         columns: _Columns,
         index: NDArray[np.int64],
         reason: NDArray[np.uint8],
-        arrived_us: Arrived,
+        arrived_us: ArrivalTimes,
     ) -> Batch:
         """The batch of which ``columns`` (time, lat, lng, speed) are the messages at ``index``; writes the ``reason``
         of each."""
@@ -348,7 +351,7 @@ class Decoder:
         slots, element = self._slotting.slot_starts(fixes.time_us), np.full(len(rejected), -1, dtype=np.int64)
         return Batch(rows, index, slots, rejected, reason[rejected], element, len(reason))
 
-    def _judge(self, fixes: _Fixes, arrived_us: Arrived, verdict: NDArray[np.uint8]) -> None:
+    def _judge(self, fixes: _Fixes, arrived_us: ArrivalTimes, verdict: NDArray[np.uint8]) -> None:
         """For each fix without a verdict, write the first reason to refuse it into ``verdict``."""
         domain = self._domain
         oldest = np.maximum(arrived_us - self._max_age_us, EARLIEST_US)
@@ -375,7 +378,7 @@ class Decoder:
         rows["lat"] = np.rint(fixes.lat * 1e7)
         rows["lng"] = np.rint(fixes.lng * 1e7)
         with np.errstate(over="ignore"):  # a speed that is infinite in quanta is above the bound, too
-            rows["value"] = np.clip(np.rint(fixes.speed * self._quanta), 0, _MAX_VALUE)
+            rows["value"] = np.clip(np.rint(fixes.speed * self._quanta), self._least, _MAX_VALUE)
         return rows
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
@@ -425,7 +428,7 @@ def _refused(reason: Reason) -> Batch:
     return Batch(np.zeros(0, dtype=ROW), none, none, alone, code, alone - 1, 1)
 
 
-def _of(arrived_us: Arrived, part: slice | NDArray[np.int64]) -> Arrived:
+def _of(arrived_us: ArrivalTimes, part: slice | NDArray[np.int64]) -> ArrivalTimes:
     return arrived_us if isinstance(arrived_us, int) else arrived_us[part]
 
 

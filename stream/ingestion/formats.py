@@ -55,14 +55,14 @@ class Fix(msgspec.Struct, gc=False):
     speed: Number | None
 
 
-_CANONICAL_FIELDS = FeedFields(user="user", time="time", lat="lat", lng="lng", speed="speed")
-_CAPMETRO_FIELDS = FeedFields(user="vehicle_id", time="timestamp", lat="latitude", lng="longitude", speed="speed")
+_CANONICAL_FIELDS = FeedFields(user="user", time="time", lat="lat", lng="lng", value="speed")
+_CAPMETRO_FIELDS = FeedFields(user="vehicle_id", time="timestamp", lat="latitude", lng="longitude", value="speed")
 _ITMS_FIELDS = FeedFields(
     user="license_plate",
     time="observationDateTime",
     lat="location.coordinates.1",
     lng="location.coordinates.0",
-    speed="speed",
+    value="speed",
 )
 
 
@@ -108,7 +108,7 @@ def feed_format(feed: FeedConfig) -> FeedFormat:
     kmh = SPEED_TO_KMH[_UNITS.get(feed.format, feed.speed_unit)]
     if feed.format == "declared":
         assert feed.fields is not None
-        return _format(feed.fields, kmh, declared=True, any_speed=feed.fields.speed is None)
+        return _format(feed.fields, kmh, declared=True, any_speed=feed.fields.value is None)
     return _format(known_fields()[feed.format.removesuffix("-2015")], kmh, declared=False)
 
 
@@ -121,7 +121,7 @@ def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
     known = feed_format(feed.model_copy(update={"format": file_format}))
     if not feed.derives_speeds:
         return known
-    fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"speed": None})
+    fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"value": None})
     return _format(fields, known.kmh, declared=file_format == "declared", any_speed=True)
 
 
@@ -134,7 +134,7 @@ def _format(fields: FeedFields, kmh: float, *, declared: bool, any_speed: bool =
     form, per = fields.time_format if declared else "epoch-ms", fields.units_per_degree
     local = declared and form not in TIME_UNIT_US and (fields.timezone is not None or "%" in form)
     time: Any = str if local else int | float if declared and form in TIME_UNIT_US else Instant if declared else Time
-    speed = [] if fields.speed is None else [float | None if any_speed else float]
+    speed = [] if fields.value is None else [float | None if any_speed else float]
     shape = shape_of(fields.paths, (str | int, time, float, float, *speed))
     walking = _walking_decoder(fields, declared=declared, any_speed=any_speed)
     if shape is None:
@@ -181,7 +181,7 @@ def _walking_decoder(fields: FeedFields, *, declared: bool, any_speed: bool = Fa
     Raises for an event that cannot be read.
     """
     user, time, lat, lng = (field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng))
-    speed = None if fields.speed is None else field_path(fields.speed)
+    speed = None if fields.value is None else field_path(fields.value)
     instant, per_degree = time_reader(fields, declared=declared), fields.units_per_degree
 
     def decode(message: bytes) -> Fix:

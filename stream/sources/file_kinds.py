@@ -188,7 +188,7 @@ def is_header(line: bytes, fields: FeedFields) -> bool:
     if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
     separator, names = columns_of(line, fields)
-    return set(fields.paths) - {fields.speed} <= set(names) or (
+    return set(fields.paths) - {fields.value} <= set(names) or (
         separator in SEPARATORS and len(names) >= 5 and all(name.isprintable() for name in names)
     )
 

@@ -168,10 +168,10 @@ class Recording:
     def _header(self, line: bytes) -> list[str]:
         fields = self._format.fields
         self._separator, names = columns_of(line, fields)
-        missing = set(fields.paths) - set(names) - ({fields.speed} if self._any_speed else set())
+        missing = set(fields.paths) - set(names) - ({fields.value} if self._any_speed else set())
         if missing:
             raise RecordingError(f"{self.path}: {wrong_header(names, missing, fields)}")
-        self._numeric = [names.index(path) for path in (fields.lat, fields.lng, fields.speed) if path in names]
+        self._numeric = [names.index(path) for path in (fields.lat, fields.lng, fields.value) if path in names]
         self._user_column, self._time_column = names.index(fields.user), names.index(fields.time)
         return names
 

@@ -14,7 +14,7 @@ import h3
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting import NANO, epsilon_of_rho
+from dpcore.accounting import NANO
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.estimate import is_anybody
@@ -29,24 +29,12 @@ from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
 from stream.statistics.shrinkage import shrinks, too_costly
 from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
-from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, SPEED_QUANTUM_KMH
+from stream.statistics.stating import from_lower_bound, unit_of
+from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTerms
 from stream.windows import utc_text
 
 Body = dict[str, Any]
 FloatArray = npt.NDArray[np.float64]
-
-UNITS = {
-    "mean": "km/h",
-    "mean_smoothed": "km/h",
-    "moving_mean": "km/h",
-    "variance": "(km/h)^2",
-    "p15": "km/h",
-    "p50": "km/h",
-    "p85": "km/h",
-    "events": "1",
-    "users": "1",
-    "moving": "1",
-}
 
 
 def post_process(
@@ -76,20 +64,14 @@ def _modelled_means(
         bodies,
         plan.window,
         upper=speed.upper,
+        lower=plan.terms.value.lower,
         timezone=plan.terms.timezone,
         shrinking=shrinking,
-        typical=_typical(plan),
+        typical=speed.typical,
         area=area,
         clipped=widening_after(plan, bodies, memory),
     )
     return with_what_clipping_leaves_open(plan, derived), after
-
-
-def _typical(plan: Plan) -> float | None:
-    """The mean speed that smoothing expects before any release, at most U, in km/h; None if the prior is as wide as
-    U."""
-    speed = plan.terms.speed
-    return None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper)
 
 
 def compose(
@@ -106,17 +88,25 @@ def compose(
     ``bodies``: of its cells, without post-processed values, which are added. ``sequence``: position of the window among
     those committed, from 1.
     """
-    before, area = identity(memory), area_body(columns)
+    value = plan.terms.value
+    before, area = identity(memory), area_body(columns, value)
     derived, memory = post_process(plan, bodies, memory, area)
     remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
-    if remembered and (typical := _typical(plan)) is not None:
-        remembered["memory"]["typical_km_h"] = typical
+    if remembered and (typical := plan.terms.speed.typical) is not None:
+        remembered["memory"]["typical"] = typical + value.lower
     if derived:
         for g, body in enumerate(bodies):
             if body["status"] == "published":
-                body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
-    together = {} if area is None else {"area": area}
-    return _messages(plan, bodies, histograms, {**together, "sequence": sequence, **remembered}), memory
+                body["post_processed"] = {
+                    name: _derived_estimate(name, column, g, value) for name, column in derived.items()
+                }
+    together = {} if area is None else {"area": from_lower_bound(area, value)}
+    return _messages(
+        plan,
+        [from_lower_bound(body, value) for body in bodies],
+        histograms,
+        {**together, "sequence": sequence, **remembered},
+    ), memory
 
 
 def compose_withheld(plan: Plan, sequence: int) -> list[Message]:
@@ -124,33 +114,34 @@ def compose_withheld(plan: Plan, sequence: int) -> list[Message]:
     return _messages(plan, [], (), {"sequence": sequence})
 
 
-def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
+def _estimate(name: str, column: Columns, g: int, value: ValueTerms) -> dict[str, Any]:
     decimals = DECIMALS[name]
-    raw, value = float(column.raw[g]), float(column.value[g])
+    raw, clamped = float(column.raw[g]), float(column.value[g])
     return {
-        "value": round(value, decimals),
+        "value": round(clamped, decimals),
         "raw": round(raw, decimals),
-        "clamped": value != raw,
+        "clamped": clamped != raw,
         "scale": float(f"{column.scale[g]:.6g}"),
         "interval": [round(min(max(float(end[g]), 0.0), column.top), decimals) for end in (column.low, column.high)],
-        "unit": UNITS[name],
+        "unit": unit_of(name, value),
     }
 
 
-def area_body(columns: dict[str, Columns]) -> Body | None:
+def area_body(columns: dict[str, Columns], value: ValueTerms) -> Body | None:
     """Users and mean of all cells together, for the close marker; None if they are not released."""
     if AREA_MEAN not in columns:
         return None
-    return {"users": _estimate("users", columns[AREA_USERS], 0), "mean": _estimate("mean", columns[AREA_MEAN], 0)}
+    of = {"users": columns[AREA_USERS], "mean": columns[AREA_MEAN]}
+    return {name: _estimate(name, column, 0, value) for name, column in of.items()}
 
 
-def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
+def _derived_estimate(name: str, column: Derived, g: int, value: ValueTerms) -> dict[str, Any]:
     decimals, ends = DECIMALS[name], column.interval
     return {
         "method": column.method,
         "value": round(float(column.value[g]), decimals),
         **({} if ends is None else {"interval": [round(float(end[g]), decimals) for end in ends]}),
-        "unit": UNITS[name],
+        "unit": unit_of(name, value),
     }
 
 
@@ -162,7 +153,8 @@ def exact_numbers(counts: Counts) -> dict[str, list[Any]]:
 def noisy_numbers(columns: dict[str, Columns]) -> dict[str, list[Any]]:
     """Noisy estimates of events and users of each cell, where counts are not public."""
     names = [name for name in ("events", "users") if name in columns]
-    return {name: [_estimate(name, columns[name], g) for g in range(len(columns[name].raw))] for name in names}
+    alone = ValueTerms()
+    return {name: [_estimate(name, columns[name], g, alone) for g in range(len(columns[name].raw))] for name in names}
 
 
 def _zcdp_fields(plan: Plan) -> dict[str, Any]:
@@ -178,16 +170,16 @@ def _epsilon(plan: Plan) -> float:
     """The most that one user may lose in the window by speed, as ε; with rolling grants, if they have lost nothing
     yet."""
     privacy = plan.terms.privacy
-    if not privacy.rolling or privacy.zcdp is None:
+    if not privacy.rolling:
         return privacy.epsilon
-    return epsilon_of_rho(max(plan.budget // plan.due.windows_left, 1), privacy.zcdp.delta)
+    return privacy.converted(max(plan.budget // plan.due.windows_left, 1))
 
 
 def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, list[Any]]) -> list[Body]:
     """The body of every cell's message, without post-processed values; ``numbers``: events and users of each cell."""
-    terms, window, epsilon = plan.terms, _window_text(plan), _epsilon(plan)
+    terms, window, promised = plan.terms, _window_text(plan), {"epsilon": _epsilon(plan), **_zcdp_fields(plan)}
     published, coarser = plan.published, plan.merged is not None
-    ranges = None if plan.ranges is None else plan.ranges.T * SPEED_QUANTUM_KMH
+    ranges = None if plan.ranges is None else plan.ranges.T * QUANTUM
     bodies = []
     cells = [cell_text(cell) for cell in plan.cells.tolist()]
     inside = excluded(cells) if coarser else {}
@@ -201,15 +193,14 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
             **({"excludes": inside[cell]} if cell in inside else {}),
             "relation": terms.relation,
             **({} if terms.participation is None else {"weight": terms.participation.weight}),
-            "epsilon": epsilon,
-            **_zcdp_fields(plan),
+            **promised,
             "status": "published" if published[g] else "suppressed",
         } | {name: column[g] for name, column in numbers.items()}
         if ranges is not None:
             lower, upper = ranges[g].round(2).tolist()
-            body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
+            body["clipping"] = {"lower": lower, "upper": upper, "unit": terms.value.unit}
         if published[g]:
-            body |= {name: _estimate(name, columns[name], g) for name in _numbers_of(plan)}
+            body |= {name: _estimate(name, columns[name], g, terms.value) for name in _numbers_of(plan)}
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
     return bodies
@@ -241,7 +232,7 @@ def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Co
     """
     lower: float | FloatArray = 0.0
     if plan.ranges is not None and plan.terms.speed.clipping == "carried":
-        lower, highest = plan.ranges * SPEED_QUANTUM_KMH
+        lower, highest = plan.ranges * QUANTUM
     upper = plan.terms.speed.upper
     of = {"mean": (lower, highest), MOVING_MEAN: (MOVING_KM_H, upper)} | dict.fromkeys(PERCENTS, (0.0, upper))
     for name in of.keys() & columns.keys():
@@ -298,8 +289,9 @@ def _chosen(plan: Plan) -> Body:
 
 def _clipping(plan: Plan) -> Body:
     cap = 0 if plan.values is None else plan.values.sum_cap
-    capped = {"sum_upper": cap * SPEED_QUANTUM_KMH} if cap else {}
-    return {"lower": 0.0, "upper": plan.terms.speed.upper, **capped, "unit": "km/h"}
+    capped = {"sum_upper": cap * QUANTUM} if cap else {}
+    lower, upper = plan.terms.value.lower, plan.terms.speed.upper
+    return {"lower": lower, "upper": round(lower + upper, 2), **capped, "unit": plan.terms.value.unit}
 
 
 def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], carried: Body) -> list[Message]:
@@ -319,6 +311,7 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
         **({} if rho_budget is None else {"rho_budget": rho_budget}),
         "period": {"start": utc_text(period.start), "end": utc_text(period.end), "timezone": terms.timezone},
         **_horizon(plan),
+        "value": terms.value.name,
         "clipping": _clipping(plan),
         "resolution": terms.hexagons.resolution,
         "statistics": list(terms.speed.statistics),

@@ -46,6 +46,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     end: int
     upper: float
+    lower: float = 0.0
     cells: bytes
     places: bytes
     precision: bytes
@@ -117,6 +118,7 @@ def step(
     window: Window,
     *,
     upper: float,
+    lower: float = 0.0,
     timezone: str,
     shrinking: bool,
     typical: float | None = None,
@@ -127,10 +129,10 @@ def step(
     ``area``'s users and mean as published; with ``shrinking`` also the shrunk mean.
 
     ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,).
-    ``upper``: U in km/h. After a change of U, smoothing starts anew, because earlier means were clipped to another
-    bound. Windows come in the order of their time.
+    ``upper``: U, from ``lower`` on. After a change of either, smoothing starts anew, because earlier means were
+    clipped to another bound. Windows come in the order of their time.
     """
-    usable = memory if memory is not None and memory.upper == upper else None
+    usable = memory if memory is not None and (memory.lower, memory.upper) == (lower, upper) else None
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
@@ -149,7 +151,7 @@ def step(
         columns = shrink_releases(observed.releases, upper, shrinkage)
         shrinkage = columns.calibration
         derived = {"mean": _derived("empirical-bayes", columns, observed.places, len(bodies))} | derived
-    return _memory(state, shrinkage, observed, smoothed, window, upper, clipped), derived
+    return _memory(state, shrinkage, observed, smoothed, window, (lower, upper), clipped), derived
 
 
 def foretold_of(
@@ -161,7 +163,8 @@ def foretold_of(
     ``events``, ``users``: public numbers of each. As for :func:`step`, a memory of another U is not used.
     """
     speed, window = due.terms.speed, due.window
-    usable = memory if memory is not None and memory.upper == speed.upper else None
+    bounds = due.terms.value.lower, speed.upper
+    usable = memory if memory is not None and (memory.lower, memory.upper) == bounds else None
     places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in cells.tolist()], dtype=np.float64).reshape(-1, 2)
     nothing = np.zeros(len(cells)), np.full(len(cells), np.inf)
     at = Releases(cells, places, *nothing, events.astype(np.float64), np.log(events / users)[:, None])
@@ -171,7 +174,7 @@ def foretold_of(
         hours=window.start / 3600,
         hour_of_day=datetime.fromtimestamp(window.start, ZoneInfo(due.terms.timezone)).hour,
         upper=speed.upper,
-        typical=None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper),
+        typical=speed.typical,
     )
 
 
@@ -259,14 +262,15 @@ def _memory(
     observed: ObservedMeans,
     smoothed: Smoothed,
     window: Window,
-    upper: float,
+    bounds: tuple[float, float],
     clipped: FloatArray | None,
 ) -> Memory:
     occupancy = observed.occupancy
     return Memory(
         version=VERSION,
         end=window.end,
-        upper=upper,
+        lower=bounds[0],
+        upper=bounds[1],
         cells=state.cells.astype("<u8").tobytes(),
         places=state.places.astype("<f8").tobytes(),
         precision=state.precision.astype("<f8").tobytes(),

@@ -17,7 +17,7 @@ def recalled(bodies: Sequence[dict[str, Any]], marker: dict[str, Any], memory: M
     ends = [int(datetime.fromisoformat(marker["window"][end]).timestamp()) for end in ("start", "end")]
     upper, timezone = marker["clipping"]["upper"], marker["period"]["timezone"]
     shrinking = any("mean" in body.get("post_processed", {}) for body in bodies)
-    typical = marker["memory"].get("typical_km_h")
+    typical = marker["memory"].get("typical")
     named = {"upper": upper, "timezone": timezone, "shrinking": shrinking, "typical": typical}
     return step(memory, bodies, Window(*ends), **named, area=marker.get("area"))[0]
 

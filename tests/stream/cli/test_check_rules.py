@@ -101,7 +101,7 @@ def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
         "batch": ("an event", 16 << 20, "bytes", True),
         "events": ("a user", 100_000, "events", True),
         "cells": ("a user", 1_000, "cells", True),
-        "speed.upper_bound": ("a user", 65, "km/h", False),
+        "value.upper": ("a user", 65, "km/h", False),
         "window.slot": ("a window", 3_600, "s", False),
         "speed.min_users": ("a window", 1, "users", False),
         "pairs": ("a window", 200_000, "pairs", True),

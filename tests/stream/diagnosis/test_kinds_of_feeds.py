@@ -124,7 +124,7 @@ def local(form: str) -> Callable[[int, Row], str]:
     return lambda n, row: datetime.fromisoformat(row["time"]).strftime(form)
 
 
-PORTUGUESE = {"user": "codigo", "time": "timestamp", "lat": "latitude", "lng": "longitude", "speed": "velocidade"}
+PORTUGUESE = {"user": "codigo", "time": "timestamp", "lat": "latitude", "lng": "longitude", "value": "velocidade"}
 SPANISH = ("id_unidad", "fecha_hora", "latitud", "longitud", "velocidad")
 GERMAN = ("Fahrzeug-Nr", "Zeitstempel", "Breitengrad", "Längengrad", "Geschwindigkeit")
 EACH_SECOND = [
@@ -198,7 +198,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
         lambda p: ndjson(p, changed(lng=lambda n, row: round((row["lng"] + 97.75 + 360) % 360 - 180, 6))), N, "",
     ),
     "faster than the bound": (lambda p: ndjson(p, changed(speed=lambda n, row: 3 * row["speed"])), 400,
-    "are above speed.upper_bound"),
+    "are above value.upper"),
     "names of Spain, local times": (
         lambda p: table(p, renamed(dict(zip(ROWS[0], SPANISH, strict=True)))), N, "",
     ),

@@ -37,7 +37,7 @@ AUSTIN = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
 N = 400
 ZONE = "America/Chicago"
 MOMENTS = [datetime.fromtimestamp(SLOT + 15 * n, UTC) + timedelta(microseconds=250_000 * (n % 4)) for n in range(N)]
-FIELDS = {"user": "vehicle", "time": "seen", "lat": "y", "lng": "x", "speed": "v"}
+FIELDS = {"user": "vehicle", "time": "seen", "lat": "y", "lng": "x", "value": "v"}
 
 
 def columns(times: Any = None, **changes: Any) -> dict[str, Any]:

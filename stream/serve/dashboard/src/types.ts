@@ -69,6 +69,8 @@ export interface Marker {
   rho_budget?: number;
   delta?: number;
   period: Bounds & { timezone: string };
+  /** Name of the value, absent where it is speed. */
+  value?: string;
   clipping: { lower: number; upper: number; unit: string };
   resolution: number;
   statistics: string[];
@@ -135,12 +137,14 @@ export interface Limit {
   relation: Marker['relation'] | null;
 }
 
-/** A rule of the operator; exactly one of the three conditions is not null. */
+/** A rule of the operator; exactly one of the four conditions is not null. */
 export interface AlertRule {
   name: string;
-  below_km_h: number | null;
+  below: number | null;
+  above: number | null;
   slower_km_h: number | null;
   slower_percent: number | null;
+  unit: string;
   windows: number;
   false_alarms_per_day: number;
   /** How many cells of the window the rule covers. */
