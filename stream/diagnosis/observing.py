@@ -222,7 +222,7 @@ def _sample(path: Path) -> _Sample:
         if may_hold_several(first) and first.lstrip()[:1] == b"["
         else "JSON, one object per line"
     )
-    if len(trees) <= 1 and not set(guess_fields(chain.from_iterable(map(paths_of, trees)))) >= {"lat", "lng"}:
+    if len(trees) <= 1:
         for records in lists_in(path):
             listed = list(islice(_objects(chain.from_iterable(Lines(path, None, encoding, records))), _SAMPLE))
             if set(guess_fields(chain.from_iterable(map(paths_of, listed[:_LOOKED_AT])))) >= {"lat", "lng"}:
