@@ -192,7 +192,7 @@ def _print(report: Inspection, sources: list[str], config: Path | None) -> None:
     if report.suggestions:
         typer.echo("\nA configuration that fits (hexveil inspect … --write hexveil.toml)")
     section = ""
-    for line in report.suggestions:
+    for line in (line for line in report.suggestions if line.value is not None):
         if line.section != section:
             section = line.section
             typer.echo(f"  [{section}]")
