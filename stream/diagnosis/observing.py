@@ -97,8 +97,14 @@ def _observe_recording(path: Path, limit: int, given: Config | None) -> Observat
 
 def _guessed(path: Path, limit: int, sample: _Sample, known: Guess) -> Observations:
     """The source as it is read with guessed fields."""
+    return _read(path, limit, *_guessed_config(sample, known), sample.kind, known)
+
+
+def _guessed_config(sample: _Sample, known: Guess) -> tuple[Config, str]:
+    """The configuration with guessed fields, and the format of the events."""
     config = inspection_config(None)
-    form = known_format(chain.from_iterable(paths_of(tree) for tree in sample.trees[:50]), known.fields) or "declared"
+    paths = chain.from_iterable(paths_of(tree) for tree in sample.trees[:_LOOKED_AT])
+    form = known_format(paths, known.fields) or "declared"
     feed = FeedConfig(
         **config.feed.model_dump(include={"name", "topic", "timezone"}),
         domain=config.feed.domain,
@@ -107,7 +113,7 @@ def _guessed(path: Path, limit: int, sample: _Sample, known: Guess) -> Observati
         encoding=sample.encoding,
         records=sample.records,
     )
-    return _read(path, limit, config.model_copy(update={"feed": feed}), form, sample.kind, known)
+    return config.model_copy(update={"feed": feed}), form
 
 
 def _read(path: Path, limit: int, config: Config, file_format: str, kind: str, known: Guess) -> Observations:
@@ -322,19 +328,15 @@ def observe_messages(
 ) -> Observations:
     """Observations of the messages of a topic. ``arrived_us``: when each arrived, µs UTC. Raises
     :class:`InspectionError`."""
-    trees = list(islice(_objects(messages), _SAMPLE))
-    sample = _Sample("JSON, messages of a topic", trees)
-    config, form = inspection_config(given), "declared"
+    sample = _Sample("JSON, messages of a topic", list(islice(_objects(messages), _SAMPLE)))
     if given is not None:
-        known, form = _NO_GUESS, given.feed.recorded_format
+        known, config, form = _NO_GUESS, given, given.feed.recorded_format
     else:
         try:
-            known = guess(trees)
+            known = guess(sample.trees)
         except GuessError as error:
             raise InspectionError(f"{error}; name them in [feed.fields]") from None
-        form = known_format(chain.from_iterable(paths_of(tree) for tree in trees[:50]), known.fields) or "declared"
-        changes = {"speeds": "missing", "fields": known.fields if form == "declared" else None}
-        config = config.model_copy(update={"feed": config.feed.model_copy(update=changes)})
+        config, form = _guessed_config(sample, known)
     events = [
         (event, int(at))
         for message, at in zip(messages, arrived_us.tolist(), strict=True)

@@ -45,9 +45,9 @@ def mutated(form: str, count: int) -> list[bytes]:
 def counted(port: int) -> tuple[int, dict[str, int]]:
     """Events that a worker accepted, and refused by reason."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        lines = [found for line in answer.read().decode().splitlines() if (found := EVENTS.fullmatch(line))]
-    refused = {found[2]: int(float(found[3])) for found in lines if found[1] == "rejected" and float(found[3])}
-    return sum(int(float(found[3])) for found in lines if found[1] != "rejected"), refused
+        lines = [match for line in answer.read().decode().splitlines() if (match := EVENTS.fullmatch(line))]
+    refused = {match[2]: int(float(match[3])) for match in lines if match[1] == "rejected" and float(match[3])}
+    return sum(int(float(match[3])) for match in lines if match[1] != "rejected"), refused
 
 
 @pytest.mark.parametrize(
