@@ -30,8 +30,8 @@ PLAN = (
     Bug(
         "values: a partial grant is admitted",
         "stream/statistics/values/plan.py",
-        "admits = allowance.left >= terms.window_grant",
-        "admits = allowance.left > 0",
+        "left >= due.terms.window_grant",
+        "left > 0",
         _VALUES,
         "cannot_pay",
     ),
