@@ -61,6 +61,7 @@ export function showControls(view: View, looks: Look[]): void {
   byId('kinds').hidden = !view.modelled;
   check('units', chosenUnit(), () => true);
   byId('units').hidden = otherValue() !== null;
+  for (const input of radios('statistics')) if (input.value === 'moving') input.closest('label')!.hidden = otherValue() !== null;
   byId('controls-title').textContent = view.heat ? say('heat.label') : say(`${view.statistic}.name`);
   byId('controls-against').textContent = view.heat ? say('heat.unit') : comparedWith(view);
   byId('heat').hidden = !view.histograms.length;
