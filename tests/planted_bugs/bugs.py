@@ -30,8 +30,8 @@ PLAN = (
     Bug(
         "values: a partial grant is admitted",
         "stream/statistics/values/plan.py",
-        "admits = allowance.left >= terms.window_grant",
-        "admits = allowance.left > 0",
+        "left >= due.terms.window_grant",
+        "left > 0",
         _VALUES,
         "cannot_pay",
     ),
@@ -1164,6 +1164,14 @@ SMOOTHING = (
         'kept["value"]',
         "tests/stream/statistics/test_other_values.py",
         "as_speeds_are_moved_by_it",
+    ),
+    Bug(
+        "alerts: above is judged as below",
+        "stream/serve/alerts/rules.py",
+        "side = -1.0 if rule.below is None else 1.0",
+        "side = 1.0",
+        "tests/stream/serve/test_alerts.py",
+        "turned_around",
     ),
     Bug(
         "another value: the ends of intervals stay where values count from the lower bound",
