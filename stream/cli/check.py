@@ -233,9 +233,8 @@ def _over_days(settings: Config) -> Iterator[str]:
         else f", each converted once from the sum of ρ, at δ {settings.privacy.delta:g}"
     )
     yield (
-        f"All releases about what one user did in {costs}{converted}. 'hexveil check --sheet "
-        "promise.html' "
-        "says what that means."
+        f"What one user did costs at most, in all releases together: {costs}{converted}. 'hexveil check --sheet "
+        "promise.html' says what that means."
     )
     among = one_day_among_others(settings)
     if among is not None:

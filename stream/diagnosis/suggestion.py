@@ -20,7 +20,7 @@ from stream.config.fleets import fleet_map
 from stream.config.rewriting import rewritten, toml
 from stream.config.section import BoundingBox
 from stream.diagnosis.measures import Measures
-from stream.diagnosis.observations import Observations
+from stream.diagnosis.observations import WORKER, Observations
 from stream.ingestion.formats import known_fields
 
 _SPREAD = 0.1
@@ -82,6 +82,8 @@ def suggested_feed(seen: Observations, measures: Measures) -> FeedConfig:
         name, fields = "declared", known_fields()[name].model_copy(update={"time_format": "epoch-ms"} if counts else {})
     if fields is not None and fields.value is None and source == "reported":  # nothing is known, for want of fixes
         source = "missing"
+    elif seen.command == WORKER and (fields is None or fields.value is not None):  # which derives none
+        source = "reported"
     if source != "reported":
         own = None if name == "canonical" else known_fields().get(name.removesuffix("-2015"))
         name, fields = "canonical", fields or own
