@@ -43,7 +43,6 @@ __all__ = [
     "residual",
     "resolution",
     "scales",
-    "shrinkage",
     "single_cell",
     "smoothing",
     "spatial",

@@ -167,7 +167,9 @@ class Map:
         time: dict[str, Any] = {"hours": hours, "hour_of_day": int(hours % 24), "upper": UPPER, "typical": TYPICAL}
         stay = np.log(window.events / window.vehicles)[:, None]
         cells = len(window.cells)
-        unread = Releases(window.cells, window.places, np.zeros(cells), np.full(cells, np.inf), window.events, stay)
+        unread = Releases(
+            window.cells, window.places, np.zeros(cells), np.full(cells, np.inf), window.events, window.vehicles, stay
+        )
         mean, deviation = self._released(window, foretell(self.state, unread, **time))
         read = Releases(
             window.cells,
@@ -175,6 +177,7 @@ class Map:
             mean,
             deviation / np.sqrt(2),
             window.events,
+            window.vehicles,
             stay,
             normal=self.mechanism.gaussian,
         )

@@ -56,9 +56,9 @@ rows = 8
 columns = 8
 """
 _SPEED = {
-    "maps": '[speed]\nupper_bound = 65.0\nsum_cap = 0.7\npost_processing = ["empirical-bayes", "kalman"]\n',
+    "maps": '[speed]\nupper_bound = 65.0\nsum_cap = 0.7\npost_processing = ["kalman"]\n',
     "plain": '[speed]\nupper_bound = 65.0\nstatistics = ["mean"]\nsuppression = "none"\nclipping = "none"\n'
-    'post_processing = ["empirical-bayes", "kalman"]\n',
+    'post_processing = ["kalman"]\n',
     "riders": '[feed.quality]\nteleport_km_h = 0\n[speed]\nupper_bound = 65.0\nstatistics = ["mean"]\nsuppression = '
     '"none"\nallocation = "uniform"\n'
     'clipping = "none"\npost_processing = ["kalman"]\n[participation]\nweight = "share"\ncells_per_user = 8\n',

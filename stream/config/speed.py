@@ -82,7 +82,7 @@ class SpeedConfig(Section):
     clipping: Literal["joint", "carried", "residual", "none"] = "joint"
     typical_km_h: float | None = Field(default=None, gt=0, le=1000)
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
-    post_processing: tuple[Literal["empirical-bayes", "kalman", "clipped-normal"], ...] = ("empirical-bayes",)
+    post_processing: tuple[Literal["kalman", "clipped-normal"], ...] = ("kalman",)
     min_users: int = Field(default=1, ge=1)
     mean_capacity: int | None = Field(default=None, ge=1, le=100_000)
     mean_quantile_percent: int = Field(default=10, ge=1, le=49)

@@ -45,12 +45,19 @@ FIRST = (
     "schema_version",
 )
 """The first columns of every file, in this order; the columns of the messages follow."""
-_ESTIMATE = tuple(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method", "_at_bound"))
+_ESTIMATE = (
+    *(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method", "_at_bound")),
+    *(
+        f"estimate_{name}{part}"
+        for name in ("typical", "deviation")
+        for part in ("", "_low", "_high", "_unit", "_method")
+    ),
+)
 _OF_A_MEAN = ("", "_raw", "_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism", "_at_bound")
 _MEAN = tuple(f"mean{part}" for part in _OF_A_MEAN)
 _MODELLED = tuple(
     f"post_processed_{name}{part}"
-    for name in ("mean", "mean_smoothed")
+    for name in ("mean", "typical", "deviation")
     for part in ("_method", "", "_low", "_high", "_unit")
 )
 ALWAYS = (*FIRST, *_ESTIMATE, "status", "excludes", *_MEAN, *_MODELLED)

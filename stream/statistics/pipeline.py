@@ -27,17 +27,19 @@ from stream.statistics.modelled_percentiles import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
-from stream.statistics.shrinkage import shrinks, too_costly
-from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
+from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
 from stream.terms import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
 from stream.windows import utc_text
 
 Body = dict[str, Any]
 FloatArray = npt.NDArray[np.float64]
 
+DEVIATION = "deviation"
+"""Name, under ``post_processed``, of the difference between the modelled mean and the typical one."""
 UNITS = {
     "mean": "km/h",
-    "mean_smoothed": "km/h",
+    "typical": "km/h",
+    "deviation": "km/h",
     "variance": "(km/h)^2",
     "p15": "km/h",
     "p50": "km/h",
@@ -65,22 +67,37 @@ def post_process(
 def _modelled_means(
     plan: Plan, bodies: list[Body], memory: Memory | None, area: Body | None
 ) -> tuple[dict[str, Derived], Memory | None]:
-    """Shrunk and smoothed means, where the terms have them, and the memory after the window."""
-    shrinking, speed = shrinks(plan), plan.terms.speed
+    """Modelled means, where the terms have them, what is typical, how far they are from it, and the memory after the
+    window.
+    """
+    speed = plan.terms.speed
     if "kalman" not in speed.post_processing or "mean" not in speed.statistics:
-        return shrunk(bodies, speed.upper) if shrinking else {}, memory
+        return {}, memory
     after, derived = step(
         memory,
         bodies,
         plan.window,
         upper=speed.upper,
         timezone=plan.terms.timezone,
-        shrinking=shrinking,
         typical=_typical(plan),
         area=area,
         clipped=widening_after(plan, bodies, memory),
     )
-    return with_what_clipping_leaves_open(plan, derived), after
+    derived["mean"] = with_what_clipping_leaves_open(plan, derived["mean"])
+    if TYPICAL in derived:
+        derived[DEVIATION] = _deviation(derived["mean"], derived[TYPICAL])
+    return derived, after
+
+
+def _deviation(mean: Derived, typical: Derived) -> Derived:
+    """How far each ``mean`` is from the ``typical`` one, (C,). Both errors count, of each the one on the side that
+    widens; the typical mean has a part in the other, so both go the same way and the interval holds at least 95 %.
+    """
+    assert mean.interval is not None, "modelled means have intervals"
+    assert typical.interval is not None, "typical means have intervals"
+    value, (low, high), (least, most) = mean.value - typical.value, mean.interval, typical.interval
+    below, above = np.hypot(mean.value - low, most - typical.value), np.hypot(high - mean.value, typical.value - least)
+    return Derived(mean.method, value, (value - below, value + above))
 
 
 def _typical(plan: Plan) -> float | None:
@@ -106,7 +123,7 @@ def compose(
     """
     before, area = identity(memory), area_body(columns)
     derived, memory = post_process(plan, bodies, memory, area)
-    remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
+    remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if "mean" in derived else {}
     if remembered and (typical := _typical(plan)) is not None:
         remembered["memory"]["typical_km_h"] = typical
     if derived:
@@ -222,8 +239,7 @@ def _cut_short(plan: Plan) -> list[str]:
     Markers name them.
     """
     planned = () if plan.values is None else plan.values.cut_short
-    left_out = {"empirical-bayes": too_costly(plan), CDF: too_large(plan)}
-    return [*planned, *(name for name, out in left_out.items() if out)]
+    return [*planned, *([CDF] if too_large(plan) else [])]
 
 
 def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Columns], bodies: list[Body]) -> None:

@@ -31,8 +31,8 @@ def step(
 ):
     """One window at hour ``t`` with no covariate."""
     size = len(CELLS[cells])
-    wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in (means, scales, events)]
-    releases = Releases(CELLS[cells], PLACES[cells], *wide, np.zeros((size, 1)))
+    wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in (means, scales, events,
+    events)] releases = Releases(CELLS[cells], PLACES[cells], *wide, np.zeros((size, 1)))
     return smooth(state, releases, hours=t, hour_of_day=t % 24 if hour_of_day is None else hour_of_day, upper=UPPER)
 
 
@@ -106,10 +106,10 @@ def test_the_state_is_bounded_and_forgets_what_no_longer_says_anything():
     n = MOST_CELLS + 500
     ids = np.arange(n, dtype=np.uint64)
     places = np.random.default_rng(4).uniform([30.1, -97.9], [30.5, -97.5], (n, 2))
-    releases = Releases(ids, places, np.full(n, 30.0), np.linspace(1, 20, n), np.full(n, 50.0), np.zeros((n, 1)))
+    releases = Releases(ids, places, np.full(n, 30.0), np.linspace(1, 20, n), *2 * [np.full(n, 50.0)], np.zeros((n, 1)))
     state, _ = smooth(None, releases, hours=0, hour_of_day=0, upper=UPPER)
     assert len(state.cells) == MOST_CELLS
-    empty = Releases(ids[:0], places[:0], *(np.zeros(0) for _ in range(3)), np.zeros((0, 1)))
+    empty = Releases(ids[:0], places[:0], *(np.zeros(0) for _ in range(4)), np.zeros((0, 1)))
     later, much_later = (
         smooth(state, empty, hours=hours, hour_of_day=0, upper=UPPER)[0] for hours in (150, OLDEST_HOURS + 1)
     )
@@ -140,6 +140,7 @@ def test_unseen_sites_have_the_variance_of_their_laplace_noise_and_the_unrelease
         np.array([5.0, 7.0, 0.0]),
         np.array([2.0, 0.5, np.inf]),
         np.ones(3),
+        np.ones(3),
         np.zeros((3, 0)),
     )
     precision, shift = unseen_sites(releases, 65.0)
@@ -157,6 +158,8 @@ def window_beside_a_past() -> tuple[SmoothingState, Window]:
         PLACES[:5],
         rng.uniform(0.05, 2.0, 5),
         rng.normal(size=5),
+        rng.normal(size=5),
+        rng.uniform(0.5, 4.0, 5),
         np.array([35.0, 2.0]),
         np.diag([30.0, 9.0]),
         np.zeros(24),
@@ -165,7 +168,8 @@ def window_beside_a_past() -> tuple[SmoothingState, Window]:
     )
     scales = np.array([3.0, 1.0, np.inf, 8.0, 0.5, 2.0])
     events = np.array([5.0, 40.0, 7.0, 90.0, 1.0, 300.0])
-    releases = Releases(CELLS[2:8], PLACES[2:8], rng.uniform(20, 50, 6), scales, events, rng.normal(size=(6, 1)))
+    columns = (rng.uniform(20, 50, 6), scales, events, np.ceil(events / 3), rng.normal(size=(6, 1)))
+    releases = Releases(CELLS[2:8], PLACES[2:8], *columns)
     return past, Window.of(past, releases, 3, UPPER, Dynamics())
 
 
@@ -178,9 +182,17 @@ def joint(window: Window, past: SmoothingState, field: float, length: float) -> 
     near = np.exp(-np.linalg.norm(at[:, None] - at[None], axis=2) / length)
     lasting = UPPER**2 * (field**2 * near + d.own**2 * (cells[:, None] == cells[None]))
     gain = lasting[5:, :5] @ np.linalg.inv(lasting[:5, :5] + np.diag(1 / past.precision))
-    mean = window.design @ past.trend + gain @ (past.shift / past.precision)
+    passing, variance = np.zeros(6), np.full(6, (d.passing * UPPER) ** 2)
+    passing[:3], variance[:3] = past.passing[2:], past.passing_variance[2:]
+    mean = window.design @ past.trend + gain @ (past.shift / past.precision) + passing
     covariance = lasting[5:, 5:] - gain @ lasting[:5, 5:] + window.design @ past.trend_covariance @ window.design.T
-    return mean, covariance + (d.passing * UPPER) ** 2 * near[5:, 5:]
+    return mean, covariance + (d.shared * UPPER) ** 2 * near[5:, 5:] + np.diag(variance)
+
+
+def sampling(window: Window, event: float) -> np.ndarray:
+    """Covariance of the means of the window's cells by their events and users."""
+    releases = window.releases
+    return UPPER**2 * np.diag(event**2 / releases.events + Dynamics().user ** 2 / releases.users)
 
 
 def test_what_the_past_says_of_a_window_is_the_conditional_normal_distribution():
@@ -198,7 +210,7 @@ def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
     mean, covariance = joint(window, past, 0.06, 4.0)
     fit = fit_of(window, prior_of(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics())
     posterior, seen = fit.posterior, window.seen
-    covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
+    covariance = covariance + sampling(window, 0.3)
     gain = covariance[:, seen] @ np.linalg.inv(
         covariance[np.ix_(seen, seen)] + np.diag(1 / posterior.site_precision[seen])
     )
@@ -223,7 +235,7 @@ def test_the_area_is_one_more_normal_observation_of_the_weighted_sum_of_the_mean
     window = replace(window, releases=replace(window.releases, normal=True, area=AreaMean(31.0, 1.5, weights)))
     posterior = fit_of(window, prior_of(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics()).posterior
     mean, covariance = joint(window, past, 0.06, 4.0)
-    covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
+    covariance = covariance + sampling(window, 0.3)
     design, level = window.design, past.trend_covariance
     # Level and effect, the six cells, and cell 2 as the area sees it; then what is observed of them.
     with_trend, seen_by_area = design @ level, np.append(covariance[:, [0, 1, 3, 4, 5]], np.zeros((6, 1)), axis=1)
@@ -252,7 +264,7 @@ def weighted_bias(area: AreaMean | None) -> float:
     rng, state, truth = np.random.default_rng(7), None, np.where(BUSY > 10, 15.0, 35.0)
     for hour in range(24):
         scales = 300 / BUSY
-        columns = (truth + rng.laplace(size=40) * scales, scales, BUSY, np.zeros((40, 1)))
+        columns = (truth + rng.laplace(size=40) * scales, scales, BUSY, BUSY, np.zeros((40, 1)))
         releases = Releases(CELLS, PLACES, *columns, normal=True, area=area)
         state, posterior = smooth(state, releases, hours=hour, hour_of_day=hour, upper=UPPER)
     return float(BUSY @ (posterior.value - truth) / BUSY.sum())
@@ -269,7 +281,7 @@ def test_cells_that_do_not_inform_count_in_the_area(monkeypatch: pytest.MonkeyPa
     """Ten of 40 cells inform the others; the area's exact mean is 50, where cells say nothing."""
     monkeypatch.setattr("dpcore._smoothing_fit.MOST_INFORMATIVE", 10)
     area = AreaMean(50.0, 0.0, np.full(40, 1 / 40))
-    columns = (np.full(40, 20.0), np.full(40, 1e4), np.full(40, 5.0), np.zeros((40, 1)))
+    columns = (np.full(40, 20.0), np.full(40, 1e4), *2 * [np.full(40, 5.0)], np.zeros((40, 1)))
     releases = Releases(CELLS, PLACES, *columns, normal=True, area=area)
     _, posterior = smooth(None, releases, hours=0, hour_of_day=0, upper=UPPER)
     assert posterior.value.mean() == pytest.approx(50.0, abs=1.0)
@@ -285,6 +297,6 @@ def test_cells_that_do_not_inform_count_in_the_area(monkeypatch: pytest.MonkeyPa
     ids=["weights", "mean", "shape"],
 )
 def test_an_area_that_does_not_fit_its_cells_is_refused(area: AreaMean):
-    columns = (np.full(40, 20.0), np.ones(40), np.ones(40), np.zeros((40, 1)))
+    columns = (np.full(40, 20.0), *3 * [np.ones(40)], np.zeros((40, 1)))
     with pytest.raises(ParameterError, match="area"):
         Releases(CELLS, PLACES, *columns, area=area)

@@ -679,7 +679,7 @@ async def test_everything_can_be_done_by_keyboard(day: Shown) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
     """A page with a cell whose mean is modelled."""
-    changed = {"speed.post_processing": ["empirical-bayes"]}
+    changed = {"speed.post_processing": ["kalman"]}
     config, messages = new_city(lambda made: windows(made, [USUAL_DAY] * 4), **changed)
     async with city(browser, config, messages) as (page, _):
         yield page
@@ -694,7 +694,7 @@ async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colo
     await revisit(page, f"#cell={BUSY}")
     await expect(page.locator("html")).to_have_attribute("data-theme", colours)
     await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
-    await expect(page.locator("#details table")).to_contain_text("empirical-bayes")
+    await expect(page.locator("#details table")).to_contain_text("kalman")
     await no_violation(page)
     await page.locator("#details-close").click()
     await page.get_by_role("button", name="Cells as a table").click()

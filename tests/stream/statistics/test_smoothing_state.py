@@ -30,7 +30,7 @@ from tests.support.schemas import validate
 from tests.support.stored_rows import store
 
 HOUR = 3600
-KALMAN = {"speed.post_processing": ["empirical-bayes", "kalman"]}
+KALMAN = {"speed.post_processing": ["kalman"]}
 
 
 def planned_at(config: Config, slot: int, rows: np.ndarray) -> tuple[Plan, Contributions]:
@@ -149,10 +149,10 @@ def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_without_kalman_there_is_no_memory_and_nothing_names_one(tmp_path: Path) -> None:
-    (messages,), memory = released(bus_config(tmp_path, **{"speed.post_processing": ["empirical-bayes"]}), [0])
+    (messages,), memory = released(bus_config(tmp_path, **{"speed.post_processing": []}), [0])
     assert memory is None
     assert "memory" not in json.loads(messages[-1].value)
-    assert not any(b"mean_smoothed" in message.value for message in messages)
+    assert not any(b"post_processed" in message.value for message in messages)
 
 
 def test_the_smoothed_mean_stands_beside_the_raw_one_marked_and_with_its_interval(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_smoothed_mean_stands_beside_the_raw_one_marked_and_with_its_interva
     for message in windows[1][:-1]:
         body = json.loads(message.value)
         assert (message.topic, body["status"]) == (HEXAGON_SPEED, "published")
-        smoothed = body["post_processed"]["mean_smoothed"]
+        smoothed = body["post_processed"]["mean"]
         assert smoothed["method"] == "kalman"
         low, high = smoothed["interval"]
         assert 0 <= low <= smoothed["value"] <= high <= 65
@@ -187,8 +187,8 @@ def test_a_memory_has_a_largest_size() -> None:
         {"cell": cell, "relation": "values", "mean": {"raw": 30.0, "scale": 5.0 + g / 1000}, "events": 10, "users": 3}
         for g, cell in enumerate(cells)
     ]
-    memory, _ = step(None, bodies, Window(SLOT, SLOT + HOUR), upper=65.0, timezone="America/Chicago", shrinking=False)
-    assert len(encode_memory(memory)) < 40 * MOST_CELLS + 24 * len(cells) + 4000
+    memory, _ = step(None, bodies, Window(SLOT, SLOT + HOUR), upper=65.0, timezone="America/Chicago")
+    assert len(encode_memory(memory)) < 56 * MOST_CELLS + 24 * len(cells) + 4000
 
 
 async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_path: Path) -> None:
