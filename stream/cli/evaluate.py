@@ -61,17 +61,28 @@ def evaluate_recording(
     figure: Annotated[
         Path | None,
         typer.Option(
-            "--plot", help="Draw the error against epsilon and a map of errors into this file (PNG, SVG or PDF)."
+            "--plot",
+            help="Draw the error against epsilon and a map of errors, or with --live busy cells over the day, into "
+            "this file (PNG, SVG or PDF).",
         ),
     ] = None,
     histograms: Annotated[
         bool, typer.Option("--histograms", help="Evaluate the spatial histograms; --sweep then changes their epsilon.")
+    ] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Judge the live map: its skill against the typical map, and how soon it shows a planted incident.",
+        ),
     ] = False,
     users_are_events: UsersAreEvents = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish
     it."""
+    if live and (histograms or window is not None):
+        stop("--live needs the means of all windows; leave out --histograms and --window", USAGE)
     settings = _settings(config, relation, statistics)
     names = _mechanisms(settings, mechanisms)
     file_format = file_format or settings.feed.recorded_format
@@ -79,6 +90,8 @@ def evaluate_recording(
     try:
         if histograms:
             _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
+        elif live:
+            _judge_live(_runs(settings, names, sweep), windows, trials, str(file), figure, as_json)
         else:
             _judge(_runs(settings, names, sweep), windows, trials, str(file), figure, as_json)
     except ValueError as error:  # an accounting that the configuration does not allow
@@ -181,6 +194,31 @@ def _judge(
     print_scores(scores)
 
 
+def _judge_live(
+    runs: list[tuple[str, Config]], windows: Windows, draws: int, source: str, figure: Path | None, as_json: bool
+) -> None:
+    from stream.cli.evaluate_live import live_report, plot_live, print_live_scores
+    from stream.evaluation.evaluate import NOT_PRIVATE
+    from stream.evaluation.live import evaluate_live
+    from stream.evaluation.living import exact_windows
+
+    if "mean" not in runs[0][1].speed.statistics:
+        stop("speed.statistics has no mean, which --live is about; add it", USAGE)
+    with progress_bars() as bars:
+        task = bars.add_task("living", total=len(runs) * len(windows) * draws)
+        scores = [
+            evaluate_live(variant, exact_windows(variant, windows), draws, name, lambda: bars.advance(task))
+            for name, variant in runs
+        ]
+    if figure is not None:
+        _draw_into(figure, lambda: plot_live(max(scores, key=lambda score: score.skill), figure))
+    if as_json:
+        typer.echo(json.dumps(live_report(scores, source, draws), allow_nan=False))
+        return
+    typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
+    print_live_scores(scores)
+
+
 def _judge_histograms(
     settings: Config, windows: Windows, trials: int, sweep: str | None, source: str, as_json: bool
 ) -> None:
@@ -236,8 +274,13 @@ def _write_plot(scores: list[Score], path: Path) -> None:
 
     if all(score.mae is None for score in scores):
         stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users", USAGE)
+    _draw_into(path, lambda: plot(scores, path))
+
+
+def _draw_into(path: Path, draw: Callable[[], None]) -> None:
+    """Draw a figure into ``path``; exit 2 if it cannot be."""
     try:
-        plot(scores, path)
+        draw()
     except ImportError:
         stop("plots need matplotlib: pip install 'hexveil[plot]'", USAGE)
     except (OSError, ValueError) as error:

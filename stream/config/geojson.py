@@ -1,4 +1,4 @@
-"""Polygons of GeoJSON documents (RFC 7946), with every coordinate checked. Pure."""
+"""Polygons, lines and points of GeoJSON documents (RFC 7946), with every coordinate checked. Pure."""
 
 from __future__ import annotations
 
@@ -36,6 +36,31 @@ def polygons_of(shape: Any, where: str) -> list[Polygon]:
     if not isinstance(parts, list) or not parts:
         raise ValueError(f"{where} has no coordinates; write a list of rings of [longitude, latitude]")
     return [_polygon(part, where) for part in parts]
+
+
+def lines_of(shape: Any, where: str) -> list[list[Position]]:
+    """Lines of a LineString or MultiLineString; the points of a Point or MultiPoint as lines of one position.
+
+    Raises :class:`ValueError` that says what is wrong there, and the remedy.
+    """
+    kind = shape.get("type") if isinstance(shape, dict) else None
+    if kind not in ("Point", "MultiPoint", "LineString", "MultiLineString"):
+        raise ValueError(f"{where} is {shown(kind)}; give LineStrings, MultiLineStrings, Points or MultiPoints")
+    coordinates = shape.get("coordinates")
+    if kind == "Point":
+        return [[_position(coordinates, where)]]
+    parts = [coordinates] if kind == "LineString" else coordinates
+    if not isinstance(parts, list) or not parts:
+        raise ValueError(f"{where} has no coordinates; write a list of positions [longitude, latitude]")
+    if kind == "MultiPoint":
+        return [[_position(part, f"{where}, position {n}")] for n, part in enumerate(parts)]
+    return [_line(part, f"{where}, line {n}") for n, part in enumerate(parts)]
+
+
+def _line(positions: Any, where: str) -> list[Position]:
+    if not isinstance(positions, list) or len(positions) < 2:
+        raise ValueError(f"{where} is {shown(positions)}; write two or more positions [longitude, latitude]")
+    return [_position(position, f"{where}, position {n}") for n, position in enumerate(positions)]
 
 
 def _polygon(rings: Any, where: str) -> Polygon:

@@ -171,8 +171,8 @@ class PublicConfig(SurfaceConfig):
 
     ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the
     dashboard in a frame; none by default. ``places``: file that ``hexveil gtfs`` wrote; ``areas``: GeoJSON file of
-    named polygons; ``basemap``: PMTiles archive to draw under the hexagons. ``socket``: Unix socket to listen on, in
-    place of host and port.
+    named polygons; ``streets``: GeoJSON file of lines and points to colour; ``basemap``: PMTiles archive to draw under
+    the hexagons. ``socket``: Unix socket to listen on, in place of host and port.
     """
 
     socket: Path | None = None
@@ -183,6 +183,7 @@ class PublicConfig(SurfaceConfig):
     max_windows: int = Field(default=840, ge=1, le=1_000_000)
     places: Path | None = None
     areas: Path | None = None
+    streets: Path | None = None
     basemap: Path | None = None
     alerts: tuple[AlertRule, ...] = Field(default=(), max_length=32)
     webhook: WebhookConfig | None = None

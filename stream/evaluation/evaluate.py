@@ -20,12 +20,12 @@ import numpy.typing as npt
 from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.config.public_cells import public_cells
+from stream.evaluation.accounts import Accounts
 from stream.evaluation.draws import Tables, score_draw
 from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells
-from stream.statistics.pacing import spendable
-from stream.statistics.plan import Allowance, Due, Plan
+from stream.statistics.plan import Due, Plan
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.plan import duality_gap
 from stream.statistics.window_release import plan_window
@@ -62,31 +62,15 @@ class PlannedWindow:
 
 
 def planned_windows(config: Config, windows: dict[int, npt.NDArray[np.void]]) -> Iterator[PlannedWindow]:
-    """Plans of ``windows`` (slot -> rows) in order of time. Users pay from the budget of the period and, with a
-    horizon, from that of its block, as :meth:`stream.protocol.planning.Planning.make` has them pay.
-    """
-    terms, cells = Terms.of(config), public_cells(config)
-    spent: dict[str, Counter[int]] = defaultdict(Counter)
+    """Plans of ``windows`` (slot -> rows) in order of time, from one ledger."""
+    terms, cells, accounts = Terms.of(config), public_cells(config), Accounts()
     for slot in sorted(windows):
         due = Due(terms, terms.window_at(slot), "evaluation")
         rows = WindowRows.of(windows[slot], terms.reading)
-        users, budget = rows.counts.users, terms.privacy.budget
-        ledgers = [(spent[due.period.key], budget)]
-        left = spendable(_left(*ledgers[0], users), users, due, budget)
-        if (block := due.period.block) is not None:
-            ledgers.append((spent[block.key], block.budget))
-            left = np.minimum(left, _left(*ledgers[1], users))
-        after = partial(plan_window, rows, due, Allowance(left, budget), cells)
+        after = partial(plan_window, rows, due, accounts.allowance(due, rows.counts.users), cells)
         plan = after()
-        users, charged = plan.charged_users()
-        for ledger, _ in ledgers:
-            ledger.update(dict(zip(users.tolist(), charged.tolist(), strict=True)))
+        accounts.pay(due, plan)
         yield PlannedWindow(plan, rows.contributions, rows.fixes, after, partial(_measured, rows))
-
-
-def _left(ledger: Counter[int], budget: int, users: npt.NDArray[np.uint64]) -> IntArray:
-    """What each of ``users`` has left of ``budget``, shape (L,)."""
-    return np.array([budget - ledger[user] for user in users.tolist()], dtype=np.int64)
 
 
 def _measured(rows: WindowRows) -> Contributions:

@@ -93,6 +93,7 @@ def operations(
         ),
         *_of_downloads(hexagons, ranges, named),
         *_of_places(city, named),
+        *_of_routes(city, named),
         *_of_areas(city, named),
         *_of_features(features),
     ]
@@ -208,26 +209,6 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             {JSON: "PlaceList"},
             tag="Places",
         ),
-        Operation(
-            f"{BASE}/routes",
-            "listRoutes",
-            "Lines of the routes, simplified",
-            city.routes,
-            (),
-            {GEOJSON: "RouteFeatures"},
-            tag="Places",
-        ),
-        Operation(
-            f"{BASE}/routes/{{route}}/speed",
-            "getRouteSpeed",
-            "Speed and travel time along each line of a route in one window, by the estimates of the cells that it "
-            "crosses",
-            city.route_speed,
-            (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP),
-            {JSON: "RouteSpeed"},
-            (404,),
-            tag="Places",
-        ),
         Operation(f"{BASE}/stops", "listStops", "Stops", city.stops, (), {GEOJSON: "StopFeatures"}, tag="Places"),
         Operation(
             f"{BASE}/scheduled",
@@ -245,6 +226,40 @@ def _of_places(city: City, feed: p.Parameter) -> list[Operation]:
             city.scheduled_in,
             (p.WINDOW_PATH, feed),
             {JSON: "ScheduledSpeeds"},
+            (404,),
+            tag="Places",
+        ),
+    ]
+
+
+def _of_routes(city: City, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/routes",
+            "listRoutes",
+            "Lines of the routes, simplified",
+            city.routes,
+            (),
+            {GEOJSON: "RouteFeatures"},
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/streets",
+            "listStreets",
+            "Lines of streets, and points of sensors, which carry the colours of the map",
+            city.streets,
+            (),
+            {GEOJSON: "StreetFeatures"},
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/routes/{{route}}/speed",
+            "getRouteSpeed",
+            "Speed and travel time along each line of a route in one window, by the estimates of the cells that it "
+            "crosses",
+            city.route_speed,
+            (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP),
+            {JSON: "RouteSpeed"},
             (404,),
             tag="Places",
         ),

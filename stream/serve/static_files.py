@@ -32,6 +32,8 @@ from stream.serve.window_store import View
 
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"
+_TYPE, _VECTOR = 99, 1
+"""Where the header of an archive says what its tiles are, and its number for vectors (PMTiles Version 3)."""
 MOST_READ = 4
 """Parts of the basemap that are read at the same time, so that many requests do not fill the memory before any is
 answered."""
@@ -104,6 +106,12 @@ def check_basemap(path: Path) -> Path:
     return path
 
 
+def has_vectors(archive: Path) -> bool:
+    """Whether the tiles of a PMTiles archive are vectors, whose roads can carry colours, and no pictures."""
+    with archive.open("rb") as file:
+        return file.read(_TYPE + 1)[_TYPE:] == bytes([_VECTOR])
+
+
 class Pages:
     """Handlers for the page, and for what it requests besides the read API."""
 
@@ -126,7 +134,8 @@ class Pages:
             "parquet": can_write_parquet(),
             "alerting": bool(config.public.alerts),
             "places": city.named,
-            "lines": city.drawn,
+            "lines": city.drawn or (basemap is not None and has_vectors(basemap)),
+            "network": city.drawn,
             "areas": city.divided,
             "scheduled": city.timed,
             "limits": LIMITS,

@@ -18,6 +18,7 @@ from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.city.routes import along, pieces_of, travel
 from stream.serve.city.scheduled import ScheduledService, hours_of
+from stream.serve.city.streets import read_streets, street_features
 from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
@@ -49,13 +50,15 @@ class City:
             self._stops_at[stop.name].append((stop.lng, stop.lat))
         self._pieces = lru_cache(MOST_CUT)(lambda route, at, finest: pieces_of(self._lines[route][at], finest))
         self._feed, self._zone = config.feed.name, config.feed.timezone
-        self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops)
+        streets = read_streets(config.public.streets)
+        self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops or streets)
         self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
+        self._streets = street_features(streets)
         listed = [{"name": area.name, "kind": area.kind} for area in self.by_name.values()]
         self._list = msgspec.json.encode({"areas": listed})
         self._service = ScheduledService(places.scheduled, places.resolution)
         self.timed, self._scheduled = bool(self._service), self._service.table()
-        bodies = (self._places, self._routes, self._stops, self._list, self._scheduled)
+        bodies = (self._places, self._routes, self._streets, self._stops, self._list, self._scheduled)
         self._keys = {body: key_of(body) for body in bodies}
 
     @property
@@ -70,6 +73,10 @@ class City:
     async def routes(self, request: web.Request) -> web.Response:
         """Lines of the routes."""
         return await self._answer(request, self._routes, GEOJSON)
+
+    async def streets(self, request: web.Request) -> web.Response:
+        """Lines of streets, and points of sensors."""
+        return await self._answer(request, self._streets, GEOJSON)
 
     async def route_speed(
         self,

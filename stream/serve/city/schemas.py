@@ -77,6 +77,7 @@ def schemas_of_city(window: Schema) -> Schema:
             {"resolution": or_null(count, "Of all cells."), "cells": array(ref("Place"), "In order of the file.")}
         ),
         "RouteFeatures": _shapes("MultiLineString", line, {"route": text}),
+        "StreetFeatures": _streets(line, position),
         "StopFeatures": _shapes("Point", position, {"name": text}),
         "Area": members(area),
         "AreaList": members({"areas": array(ref("Area"), "Polygons in order of the file, then corridors.")}),
@@ -91,6 +92,18 @@ def schemas_of_city(window: Schema) -> Schema:
 
 def _shape(kind: str, coordinates: Schema) -> Schema:
     return members({"type": {"type": "string", "const": kind}, "coordinates": coordinates})
+
+
+def _streets(line: Schema, position: Schema) -> Schema:
+    """A GeoJSON FeatureCollection of streets and sensors."""
+    shapes = [_shape("MultiLineString", line), _shape("MultiPoint", array(position, "Sensors."))]
+    feature = {
+        "type": {"type": "string", "const": "Feature"},
+        "geometry": {"oneOf": shapes},
+        "properties": {"type": "object"},
+    }
+    listed = array(members(feature), "In order of the file.")
+    return members({"type": {"type": "string", "const": "FeatureCollection"}, "features": listed})
 
 
 def _shapes(kind: str, coordinates: Schema, properties: Schema) -> Schema:

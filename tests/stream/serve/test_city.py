@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from stream.config import Config
+from stream.serve.static_files import check_basemap
+from stream.tiles.archive import archive_of
+from stream.tiles.vector_tile import Feature
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
@@ -45,9 +49,9 @@ async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(confi
     messages = window(config, 0)
     async with serving(config, messages) as client:
         settings = await (await client.get("/dashboard/settings")).json()
-        assert [settings[name] for name in ("places", "lines", "areas")] == [True] * 3
+        assert [settings[name] for name in ("places", "lines", "network", "areas")] == [True] * 4
         answers: dict[str, Any] = {}
-        for name in ("places", "routes", "stops", "areas"):
+        for name in ("places", "routes", "streets", "stops", "areas"):
             answer = await client.get(f"/api/v1/{name}")
             assert answer.status == 200
             again = await client.get(f"/api/v1/{name}", headers={"If-None-Match": answer.headers["ETag"]})
@@ -277,6 +281,47 @@ async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, c
 
 
 @needs_chromium
+async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their_cells(
+    browser: Browser, kafka: str, tmp_path: Path, topic_name: str
+) -> None:
+    """A road runs through BUSY, a path through UNCERTAIN; a street and a sensor are in STEADY."""
+    (busy, steady, uncertain), archive = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN)), tmp_path / "city.pmtiles"
+    roads = [
+        Feature("line", [(lat, lng - 0.01), (lat, lng + 0.01)], {"kind": kind})
+        for (lat, lng), kind in ((busy, "major_road"), (uncertain, "path"))
+    ]
+    archive.write_bytes(archive_of({"roads": roads}, range(9, 14), ""))
+    ends = [[steady[1] - 0.01, steady[0]], [steady[1] + 0.01, steady[0]]]
+    shapes = [
+        {"type": "LineString", "coordinates": ends},
+        {"type": "Point", "coordinates": [steady[1], steady[0] - 0.005]},
+    ]
+    features = [{"type": "Feature", "geometry": shape, "properties": {}} for shape in shapes]
+    streets = tmp_path / "streets.geojson"
+    streets.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.streets": str(streets)}
+    config = city_config(tmp_path, **overrides)
+    async with (
+        serving(config, window(config, 0), check_basemap(archive)) as client,
+        opened(browser, origin_of(client), f"#at=13/{busy[0]:.4f}/{busy[1]:.4f}", color_scheme="light") as page,
+    ):
+        far: dict[str, list[int]] = {}
+        for cell, speed in ((BUSY, 22.0), (STEADY, 45.0), (UNCERTAIN, 30.0)):
+            lat, lng = h3.cell_to_latlng(cell)
+            await revisit(page, f"#at=13/{lat:.4f}/{lng:.4f}")
+            await page.wait_for_timeout(1000)
+            column = (await pixels(page, cell, 80))[40::80]
+            colour = {22.0: (0x26, 0x82, 0x8E), 45.0: (0xB5, 0xDE, 0x2B), 30.0: (0x35, 0xB7, 0x79)}[speed]
+            alike = [max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 25 for pixel in column]
+            far[cell] = [alike.count(True), sum(a != b for a, b in itertools.pairwise(alike))]
+        assert 3 <= far[BUSY][0] <= 20, far
+        assert far[BUSY][1] == 2, far
+        assert far[UNCERTAIN][0] == 0, "nobody drives on a path"
+        assert far[STEADY][0] >= 3, far
+        assert len((await (await client.get("/api/v1/streets")).json())["features"]) == 2
+
+
+@needs_chromium
 async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(
     browser: Browser, config: Config
 ) -> None:
@@ -300,7 +345,7 @@ async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(
         serving(config, window(config, 0)) as client,
         opened(browser, origin_of(client), place, **options) as page,
     ):
-        lines, hexagons = (page.get_by_role("checkbox", name=name) for name in ("Routes and stops", "Hexagons"))
+        lines, hexagons = (page.get_by_role("checkbox", name=name) for name in ("Streets and routes", "Hexagons"))
         await expect(lines).to_be_checked()
         await expect(hexagons).not_to_be_checked()
         assert await seen(page) == [True, False]

@@ -22,6 +22,7 @@ from stream.serve.city.areas import Corridor, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.files import check_name
 from stream.serve.city.places import Places, read_places
+from stream.serve.city.streets import read_streets
 from tests.support.counting_calls import calls_in
 
 CELL = h3.latlng_to_cell(30.27, -97.74, 7)
@@ -85,6 +86,23 @@ def test_a_wrong_file_of_places_is_refused_with_its_reason(tmp_path: Path, text:
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"public.places .*{said}"):
         read_places(path)
+
+
+WRONG_STREETS = {
+    "no JSON": ("{", "GeoJSON FeatureCollection"),
+    "nested without end": ("[" * 100_000, "GeoJSON FeatureCollection"),
+    "an area": (collection(feature("a", square(30, -98, 1))), "LineStrings"),
+    "half a line": ('{"type": "LineString", "coordinates": [[1, 2]]}', "two or more positions"),
+    "off the globe": ('{"type": "MultiPoint", "coordinates": [[1, 2], [1, 91]]}', "not a place on Earth"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG_STREETS.values(), ids=WRONG_STREETS)
+def test_a_wrong_file_of_streets_is_refused_with_its_reason(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "streets.geojson"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"public.streets .*{said}"):
+        read_streets(path)
 
 
 WRONG_AREAS = {

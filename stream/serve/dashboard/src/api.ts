@@ -3,7 +3,7 @@
 import type { Position } from 'geojson';
 import { say } from './texts';
 import type {
-  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, PlaceList, RouteFeature, RouteWay, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
+  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -63,9 +63,12 @@ export const alerts = (feed: string, start: string) => get<AlertList>('api/v1/al
 
 export const places = () => get<PlaceList>('api/v1/places');
 
-/** The lines of all routes. */
-export const routes = async () =>
-  (await get<{ features: RouteFeature[] }>('api/v1/routes')).features.flatMap(({ geometry }) => geometry.coordinates);
+/** The lines of all routes and streets, and sensors as lines of one place. */
+export async function lines(): Promise<Position[][]> {
+  const found = await Promise.all(['api/v1/routes', 'api/v1/streets'].map((path) => get<{ features: LineFeature[] }>(path)));
+  return found.flatMap(({ features }) => features).flatMap(({ geometry }) =>
+    geometry.type === 'MultiPoint' ? geometry.coordinates.map((at) => [at]) : geometry.coordinates);
+}
 
 /** The ways along the lines of a route in a window. */
 export const travel = async (feed: string, route: string, start: string) =>

@@ -1,7 +1,9 @@
 /** What lies under the hexagons and on them: sea or land, stops of a timetable, and streets if a basemap is served. */
 
-import type { ExpressionSpecification, LayerSpecification, SourceSpecification } from 'maplibre-gl';
+import type { ExpressionSpecification, LayerSpecification, Map as MapLibre, SourceSpecification } from 'maplibre-gl';
+import type { Position } from 'geojson';
 import { PMTiles, Protocol, TileType } from 'pmtiles';
+import type { Line } from './lines';
 import type { MapColours } from './palette';
 
 export interface Ground {
@@ -42,6 +44,13 @@ export function stops(colours: MapColours, shown: boolean): Ground {
   };
 }
 
+const ROADS = /^(roads?|streets|transportation)$/;
+/** By the tag `kind` or `class` of these schemas: what no road vehicle drives on, and streets that are drawn half as wide. */
+const UNDRIVEN = /path|foot|cycle|pedestrian|steps|track|rail|tram|subway|transit|ferry|pier|aerial|runway|taxiway/;
+const MINOR = /minor|residential|service|tertiary|unclassified|living|street|other/;
+/** How wide a sensor is, as a share of a main street. */
+const SENSOR = 2.5;
+
 /** Names of layers in the usual tile schemas (Protomaps, OpenMapTiles, Shortbread), in drawing order. */
 const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }[] = [
   { name: /^(earth|land)$/, kind: 'fill', colour: 'land' },
@@ -49,7 +58,8 @@ const STREETS: { name: RegExp; kind: 'fill' | 'line'; colour: keyof MapColours }
   { name: /^(buildings?)$/, kind: 'fill', colour: 'built' },
   { name: /^(water|ocean|water_polygons)$/, kind: 'fill', colour: 'sea' },
   { name: /^(waterway|water_lines)$/, kind: 'line', colour: 'sea' },
-  { name: /^(roads?|streets|transportation|transit)$/, kind: 'line', colour: 'road' },
+  { name: ROADS, kind: 'line', colour: 'road' },
+  { name: /^transit$/, kind: 'line', colour: 'road' },
   { name: /^(boundaries|boundary)$/, kind: 'line', colour: 'grid' },
 ];
 
@@ -118,6 +128,21 @@ export function streets({ url, attribution, vectors: ids }: Archive, colours: Ma
       return { ...common, type: 'fill', filter: ['==', ['geometry-type'], 'Polygon'], paint: { 'fill-color': colours[colour] } };
     }), ...names(ids, colours, letters)],
   };
+}
+
+/** The lines that the operator served, and sensors as dots. */
+export const network = (paths: Position[][]): Line[] => paths.map((path) => ({ path, width: path.length > 1 ? 1 : SENSOR }));
+
+/** The roads of the archive in the tiles that are loaded. */
+export function roads(map: MapLibre, { vectors }: Archive): Line[] {
+  return (vectors ?? []).filter((id) => ROADS.test(id)).flatMap((sourceLayer) =>
+    map.querySourceFeatures('streets', { sourceLayer, validate: false }).flatMap(({ geometry, properties }): Line[] => {
+      const kind = String(properties.kind ?? properties.class ?? '');
+      if (UNDRIVEN.test(kind)) return [];
+      const paths = geometry.type === 'LineString' ? [geometry.coordinates] : geometry.type === 'MultiLineString' ? geometry.coordinates : [];
+      return paths.map((path) => ({ path, width: MINOR.test(kind) ? 0.5 : 1 }));
+    }),
+  );
 }
 
 interface Metadata {

@@ -4,11 +4,10 @@
  */
 
 import { MercatorCoordinate, type CustomLayerInterface, type CustomRenderMethodInput, type Map as MapLibre } from 'maplibre-gl';
-import type { Position } from 'geojson';
 import { finestOf } from './hexagons';
 import { isLarge } from './large';
 import type { Look } from './hexagonlayer';
-import { piecesOf, placesIn, type Pieces } from './lines';
+import { piecesOf, placesIn, type Line, type Pieces } from './lines';
 import type { MapColours } from './palette';
 import { bytesOf, drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
 import { TILE, WORLD, east, south, unitsOf } from './world';
@@ -19,6 +18,8 @@ const [WIDTH, GROWTH, LEAST, MOST] = [2.4, 1.35, 1.8, 12];
 const LARGE = 1.8;
 /** Pieces in a row of the picture of their looks. */
 const ROW = 1024;
+/** Where the width of a piece begins in the number that says which it is, and how many of its units a main street has. */
+const [WIDTH_BITS, MAIN] = [24, 64];
 /** Corners of the quad of a piece: end and side. */
 const CORNERS = [[-1, -1], [-1, 1], [1, 1], [1, -1]] as const;
 
@@ -36,12 +37,14 @@ flat out float v_length;
 flat out float v_width;
 out vec2 v_at;
 void main() {
-  v_look = texelFetch(u_looks, ivec2(a_place.z % ${ROW}u, a_place.z / ${ROW}u), 0);
-  v_width = v_look.a > 0.0 ? u_width : max(0.4 * u_width, 0.5);
+  uint piece = a_place.z & ${2 ** WIDTH_BITS - 1}u;
+  float wide = float(a_place.z >> ${WIDTH_BITS}u) / ${MAIN}.0 * u_width;
+  v_look = texelFetch(u_looks, ivec2(piece % ${ROW}u, piece / ${ROW}u), 0);
+  v_width = max(v_look.a > 0.0 ? wide : 0.4 * wide, 0.5);
   v_length = length(a_half.xy) * u_pixels;
   vec2 along = v_length > 0.0 ? normalize(a_half.xy) : vec2(1.0, 0.0);
-  float wide = v_width + 1.5;
-  v_at = vec2(a_half.z * (v_length + wide), a_half.w * wide);
+  float reach = v_width + 1.5;
+  v_at = vec2(a_half.z * (v_length + reach), a_half.w * reach);
   vec2 at = vec2(ivec2(a_place.xy - u_centre)) / ${WORLD}.0 + (along * v_at.x + vec2(-along.y, along.x) * v_at.y) / u_pixels;
   gl_Position = u_origin + u_matrix * vec4(at, 0.0, 0.0);
 }`;
@@ -83,9 +86,9 @@ export class LineLayer implements CustomLayerInterface {
   isShown = true;
   private map: MapLibre | null = null;
   private held: Held | null = null;
-  private lines: Position[][] = [];
+  private lines: Line[] = [];
   private resolution = -1;
-  private pieces: Pieces = { ends: new Float64Array(), cells: [] };
+  private pieces: Pieces = piecesOf([], 0);
   /** The cells for which `places` says where the pieces lie. */
   private among = '';
   private places: Int32Array = new Int32Array();
@@ -97,9 +100,13 @@ export class LineLayer implements CustomLayerInterface {
 
   constructor(private readonly colours: () => MapColours) {}
 
+  get isEmpty(): boolean {
+    return !this.lines.length;
+  }
+
   /** Draw these lines from now on. */
-  draw(lines: Position[][]): void {
-    [this.lines, this.resolution] = [lines, -1];
+  draw(lines: Line[]): void {
+    [this.lines, this.resolution, this.pieces, this.isOldMesh] = [lines, -1, piecesOf([], 0), true];
     this.show(this.looks, this.classes);
   }
 
@@ -185,12 +192,13 @@ export class LineLayer implements CustomLayerInterface {
   }
 
   private sendMesh(gl: WebGL2RenderingContext, held: Held): void {
-    const { ends, cells } = this.pieces;
+    const { ends, widths, cells } = this.pieces;
     const [places, halves, triangles] = [new Uint32Array(12 * cells.length), new Float32Array(16 * cells.length), new Uint32Array(6 * cells.length)];
     for (let piece = 0; piece < cells.length; piece += 1) {
       const [x0, y0, x1, y1] = [east(ends[4 * piece]!), south(ends[4 * piece + 1]!), east(ends[4 * piece + 2]!), south(ends[4 * piece + 3]!)];
+      const numbered = piece + 2 ** WIDTH_BITS * Math.round(MAIN * widths[piece]!);
       CORNERS.forEach((corner, at) => {
-        places.set([unitsOf((x0 + x1) / 2), unitsOf((y0 + y1) / 2), piece], 12 * piece + 3 * at);
+        places.set([unitsOf((x0 + x1) / 2), unitsOf((y0 + y1) / 2), numbered], 12 * piece + 3 * at);
         halves.set([(x1 - x0) / 2, (y1 - y0) / 2, ...corner], 16 * piece + 4 * at);
       });
       triangles.set([0, 1, 2, 0, 2, 3].map((at) => 4 * piece + at), 6 * piece);

@@ -6,16 +6,23 @@ import type { Position } from 'geojson';
 /** Degrees, some 20 m: a piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer. */
 const SHORTEST = 2e-4;
 
-/** Pieces of lines: longitude and latitude of both ends of each, and the cell of the finest resolution in which it lies. */
+/** A line that carries the colours. `width`: as a share of a main street's. One of a single place is a dot, such as a sensor. */
+export interface Line {
+  path: Position[];
+  width: number;
+}
+
+/** Pieces of lines: longitude and latitude of both ends of each, its width, and the cell of the finest resolution in which it lies. */
 export interface Pieces {
   ends: Float64Array;
+  widths: Float64Array;
   cells: string[];
 }
 
 /** The pieces of lines; what several lines share, piece by piece, is there once. */
-export function piecesOf(lines: Position[][], resolution: number): Pieces {
-  const [ends, cells, seen]: [number[], string[], Set<string>] = [[], [], new Set()];
-  let begun = 0;
+export function piecesOf(lines: Line[], resolution: number): Pieces {
+  const [ends, widths, cells, seen]: [number[], number[], string[], Set<string>] = [[], [], [], new Set()];
+  let [begun, wide] = [0, 1];
   const cellOf = ([lng, lat]: Position) => latLngToCell(lat!, lng!, resolution);
   const add = (a: Position, b: Position, from: string, to: string): void => {
     if (from !== to && Math.abs(a[0]! - b[0]!) + Math.abs(a[1]! - b[1]!) > SHORTEST) {
@@ -27,12 +34,15 @@ export function piecesOf(lines: Position[][], resolution: number): Pieces {
     // Parts of one straight line in one cell are one piece.
     if (cells.length > begun && cells.at(-1) === from) return void ends.splice(-2, 2, b[0]!, b[1]!);
     ends.push(a[0]!, a[1]!, b[0]!, b[1]!);
+    widths.push(wide);
     cells.push(from);
   };
-  for (const line of lines) {
-    let from = cellOf(line[0]!);
-    for (let at = 1; at < line.length; at += 1) {
-      const [a, b] = [line[at - 1]!, line[at]!];
+  for (const { path, width } of lines) {
+    let from = cellOf(path[0]!);
+    [begun, wide] = [cells.length, width];
+    if (path.length === 1) add(path[0]!, path[0]!, from, from);
+    for (let at = 1; at < path.length; at += 1) {
+      const [a, b] = [path[at - 1]!, path[at]!];
       const to = cellOf(b);
       begun = cells.length;
       const key = [a, b].map(String).sort().join(' ');
@@ -41,7 +51,7 @@ export function piecesOf(lines: Position[][], resolution: number): Pieces {
       from = to;
     }
   }
-  return { ends: Float64Array.from(ends), cells };
+  return { ends: Float64Array.from(ends), widths: Float64Array.from(widths), cells };
 }
 
 /** Of each piece the position among `cells` of the one in which it lies, merged or not; -1 where it is in none. */

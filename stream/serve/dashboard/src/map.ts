@@ -16,14 +16,15 @@ import {
 import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
-import { routes } from './api';
-import { LAND_UNTIL, STOPS, described, sea, stops, streets, type Archive, type Ground } from './basemap';
+import { lines } from './api';
+import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streets, type Archive, type Ground } from './basemap';
 import { make } from './dom';
 import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
 import { isLarge } from './large';
 import { HexagonLayer, type Look } from './hexagonlayer';
 import { LineLayer } from './linelayer';
+import type { Line } from './lines';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
 import type { Spot } from './search';
 import { unit } from './units';
@@ -89,6 +90,10 @@ export class HexagonMap {
   /** What is to be on the screen, and what tells whoever waited for what was there before. */
   private wanted: { looks: Look[]; colours: string[] } = { looks: [], colours: [] };
   private giveWay: () => void = () => undefined;
+  /** The lines that the operator served; the roads of the archive that are on the screen join them. */
+  private network: Line[] = [];
+  private hasNewTiles = false;
+  private shown: Shown;
   private readonly protocol = new Protocol();
   private readonly scale = new ScaleControl({ unit: SCALES[unit()], maxWidth: isLarge() ? LARGE_LONGEST : LONGEST });
 
@@ -100,8 +105,9 @@ export class HexagonMap {
     shown: Shown,
   ) {
     this.theme = theme;
+    this.shown = shown;
     this.setShown(shown);
-    if (settings.lines) routes().then((lines) => this.lines.draw(lines), (error: unknown) => console.warn('The lines cannot be drawn.', error));
+    if (settings.network) lines().then((paths) => this.drawLines(network(paths)), (error: unknown) => console.warn('The lines cannot be drawn.', error));
     this.grid = new GridLayer(settings.domain, () => MAP_COLOURS[this.theme]);
     setWorkerUrl(new URL(workerAddress, import.meta.url).href);
     // Its worker starts meanwhile. Without a style it draws nothing: a frame of bare ground costs as much as one that is seen.
@@ -130,7 +136,19 @@ export class HexagonMap {
     if (settings.basemap) {
       this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
       this.ask();
+      this.map.on('sourcedata', ({ sourceId, tile }) => (this.hasNewTiles ||= sourceId === 'streets' && Boolean(tile)));
+      this.map.on('idle', () => this.hasNewTiles && this.drawLines(this.network));
     }
+  }
+
+  /** Draw the operator's lines, and the roads that are loaded. */
+  private drawLines(network: Line[]): void {
+    this.network = network;
+    const hasTiles = this.archive && this.map.getSource('streets');
+    this.hasNewTiles &&= !hasTiles;
+    this.lines.draw([...network, ...(hasTiles && this.shown.lines ? roads(this.map, this.archive!) : [])]);
+    this.setShown(this.shown);
+    this.map.triggerRepaint();
   }
 
   /** Do it once everything asked before is done. */
@@ -193,13 +211,13 @@ export class HexagonMap {
   private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
     const colours = MAP_COLOURS[this.theme];
     const below = this.archive ? streets(this.archive, colours, isLarge() ? LARGE_LETTERS : LETTERS) : NOTHING;
-    const network = this.settings.lines ? stops(colours, this.lines.isShown) : NOTHING;
+    const calls = this.settings.network ? stops(colours, this.lines.isShown) : NOTHING;
     return {
-      sources: { ...below.sources, ...network.sources },
+      sources: { ...below.sources, ...calls.sources },
       under: below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
       over: [
         ...below.layers.filter((layer) => layer.type === 'line'),
-        ...network.layers,
+        ...calls.layers,
         ...below.layers.filter((layer) => layer.type === 'symbol'),
       ],
     };
@@ -334,15 +352,17 @@ export class HexagonMap {
 
   /** Show lines with their stops, hexagons, or both. */
   async setLines(shown: Shown): Promise<void> {
-    this.setShown(shown);
+    this.shown = shown;
+    this.drawLines(this.network);
     await this.inTurn(() => {
-      if (this.isDrawn && this.settings.lines) this.map.setLayoutProperty(STOPS, 'visibility', shown.lines ? 'visible' : 'none');
+      if (this.isDrawn && this.settings.network) this.map.setLayoutProperty(STOPS, 'visibility', shown.lines ? 'visible' : 'none');
       this.map.triggerRepaint();
     });
   }
 
+  /** Hexagons stand in where roads alone were to carry the colours and none are loaded, as far out. */
   private setShown({ lines, hexagons }: Shown): void {
-    [this.lines.isShown, this.hexagons.isShown] = [lines, hexagons || !lines];
+    [this.lines.isShown, this.hexagons.isShown] = [lines, hexagons || !lines || (!this.settings.network && this.lines.isEmpty)];
   }
 
   /** Show distances in the unit of speeds. */

@@ -1,9 +1,10 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
-import type { Feature, MultiLineString, MultiPolygon, Point } from 'geojson';
+import type { Feature, MultiLineString, MultiPoint, MultiPolygon, Point } from 'geojson';
 
 export type StopFeature = Feature<Point, { name: string }>;
-export type RouteFeature = Feature<MultiLineString, { route: string }>;
+/** Lines of a route or street; points of sensors. */
+export type LineFeature = Feature<MultiLineString | MultiPoint>;
 
 export interface Estimate {
   value: number;
@@ -173,9 +174,11 @@ export interface Settings {
   derived_speeds: DerivedSpeeds | null;
   domain: [number, number, number, number];
   basemap: boolean;
-  /** Whether cells have names, whether there are lines and stops to draw, and whether there are named areas. */
-  places: boolean;
+  /** Whether anything can carry the colours of cells: lines of the operator, or a basemap of vectors. */
   lines: boolean;
+  /** Whether cells have names, whether the operator serves lines or stops, and whether there are named areas. */
+  places: boolean;
+  network: boolean;
   areas: boolean;
   /** Whether cells have scheduled speeds. */
   scheduled: boolean;

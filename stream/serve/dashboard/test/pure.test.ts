@@ -482,7 +482,7 @@ test('a range count says what was counted and holds its number, or says that it 
 
 test('a line is cut where it leaves a cell, and each piece has the place of the cell in which it lies, merged or not', () => {
   const line = [[-97.8, 30.2], [-97.75, 30.25], [-97.7, 30.25]];
-  const { ends, cells } = piecesOf([line, [...line].reverse()], 7);
+  const { ends, cells } = piecesOf([line, [...line].reverse()].map((path) => ({ path, width: 1 })), 7);
   const length = (a: number[], b: number[]) => Math.hypot(a[0]! - b[0]!, a[1]! - b[1]!);
   const pieces = cells.map((cell, at) => ({ cell, from: [...ends.slice(4 * at, 4 * at + 2)], to: [...ends.slice(4 * at + 2, 4 * at + 4)] }));
   assert.ok(new Set(cells).size > 4, 'it crosses many cells');
@@ -497,6 +497,13 @@ test('a line is cut where it leaves a cell, and each piece has the place of the 
   const places = placesIn(cells, [merged, cells.at(-1)!]);
   assert.deepEqual([places[0], places.at(-1)], [0, 1]);
   cells.forEach((cell, at) => assert.equal(places[at], cell === cells.at(-1) ? 1 : cellToParent(cell, 6) === merged ? 0 : -1));
+});
+
+test('a sensor is a dot in its cell, and every piece has the width of its line', () => {
+  const main = { path: [[-97.7, 30.3], [-97.7, 30.301]], width: 1 };
+  const { ends, widths, cells } = piecesOf([{ path: [[-97.74, 30.27]], width: 2.5 }, main, { ...main, path: [[-97.6, 30.3], [-97.6, 30.301]], width: 0.5 }], 7);
+  assert.deepEqual([...ends.slice(0, 4)], [-97.74, 30.27, -97.74, 30.27]);
+  assert.deepEqual([[...widths], cells[0]], [[2.5, 1, 0.5], latLngToCell(30.27, -97.74, 7)]);
 });
 
 test('what a window holds is looked up once and not for every cell', () => {

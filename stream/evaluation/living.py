@@ -1,0 +1,113 @@
+"""A feed that lives through a recording, and what its readers see. NOT PRIVATE: its noise can be foretold.
+
+Ledger, plan, charge, draw, memory and messages are the service's
+(:class:`stream.statistics.window_release.WindowStatistics`), and the number of a cell is the one that readers show
+(:func:`stream.messages.estimate.estimates_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dpcore.noise import Noise
+from stream.config import Config
+from stream.config.public_cells import public_cells
+from stream.evaluation.accounts import Accounts
+from stream.evaluation.cell_coverage import means_of
+from stream.messages.estimate import estimates_of
+from stream.messages.message import HEXAGON_SPEED, Message
+from stream.statistics.plan import Due, Plan
+from stream.statistics.window_release import WindowStatistics
+from stream.statistics.window_rows import WindowRows
+from stream.terms import Terms
+
+FloatArray = npt.NDArray[np.float64]
+IdArray = npt.NDArray[np.uint64]
+Windows = dict[int, npt.NDArray[np.void]]
+
+
+class Shown(NamedTuple):
+    """What readers see of each hexagon with events, shape (H,), in km/h: value and 95 % interval, nan where there is
+    none; ``noise``: standard deviation of the released mean's noise.
+    """
+
+    value: FloatArray
+    low: FloatArray
+    high: FloatArray
+    noise: FloatArray
+
+
+@dataclass(frozen=True)
+class Exact:
+    """One window as it truly was: its rows, and of each hexagon with events the number of them and their clipped mean,
+    (H,)."""
+
+    slot: int
+    rows: WindowRows
+    cells: IdArray = field(init=False)
+    events: FloatArray = field(init=False)
+    mean: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        counts, put = self.rows.counts, object.__setattr__
+        put(self, "cells", counts.cells)
+        put(self, "events", counts.by_cell(counts.samples).astype(np.float64))
+        put(self, "mean", means_of(self.rows.contributions))
+
+
+class Feed:
+    """A feed that lives from window to window. Its noise follows from ``seed``, so it may never leave the boundary."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self._terms, self._seed = Terms.of(config), seed
+        self._statistics = WindowStatistics(self._terms, public_cells(config))
+        self._accounts, self._memory, self._number = Accounts(), b"", 0
+
+    def forked(self) -> Self:
+        """The feed as it is now, to be continued with other rows."""
+        return deepcopy(self)
+
+    def release(self, window: Exact) -> Shown:
+        """Plan, charge, draw and compose the next window, and read it as everybody does."""
+        due = Due(self._terms, self._terms.window_at(window.slot), "evaluation")
+        plan = self._statistics.plan(
+            window.rows, due, self._accounts.allowance(due, window.rows.counts.users), self._memory
+        )
+        self._accounts.pay(due, plan)
+        noise = Noise(np.random.default_rng([self._seed, window.slot]).bytes)
+        drawn = self._statistics.draw(plan, window.rows, noise)
+        self._number += 1
+        messages, memory = self._statistics.compose(plan, drawn, self._memory, self._number)
+        self._memory = memory or self._memory
+        return _read(plan, window.cells, messages)
+
+
+def _read(plan: Plan, hexagons: IdArray, messages: Sequence[Message]) -> Shown:
+    """The leading mean that the ``messages`` show of each of ``hexagons``, or of the cell into which the plan merged
+    it."""
+    answering = hexagons if plan.merged is None else plan.merged
+    seen = {}
+    for message in messages:
+        if message.topic == HEXAGON_SPEED:
+            body = msgspec.json.decode(message.value)
+            estimates = estimates_of(body)
+            if estimates is not None and "mean" in estimates:
+                mean, law = estimates["mean"], 1.0 if plan.gaussian else np.sqrt(2)
+                seen[int(body["cell"], 16)] = mean["value"], *mean["interval"], body["mean"]["scale"] * law
+    nothing = (np.nan, np.nan, np.nan, np.inf)
+    rows = [seen.get(cell, nothing) for cell in answering.tolist()]
+    return Shown(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)
+
+
+def exact_windows(config: Config, windows: Windows) -> list[Exact]:
+    """The windows (slot -> rows) in order of time, as the terms read them."""
+    reading = Terms.of(config).reading
+    each = [Exact(slot, WindowRows.of(windows[slot], reading)) for slot in sorted(windows)]
+    return [window for window in each if len(window.cells)]
