@@ -175,7 +175,7 @@ def judge(planned: PlannedWindow, memory: Memory | None, noise: Noise, judged: J
     shown_ = np.flatnonzero((plan.cells[at] == counts.cells) & plan.published[at])
     truth, at = exact_values(plan, samples)["mean"][shown_], at[shown_]
     events = counts.by_cell(counts.samples)[shown_].astype(float)
-    leading = derived.get("mean_smoothed") or derived["mean"]
+    leading = derived["mean"]
     judged.append(np.vstack([events, *_against(leading, at, truth)]))
     return memory
 

@@ -11,6 +11,7 @@ import pytest
 
 from dpcore._smoothing_fit import Window, fit_of, prior_of, unseen_sites
 from dpcore.errors import ParameterError
+from dpcore.interval_calibration import class_of
 from dpcore.smoothing import (
     MOST_CELLS,
     OLDEST_HOURS,
@@ -18,6 +19,7 @@ from dpcore.smoothing import (
     Dynamics,
     Releases,
     SmoothingState,
+    foretell,
     smooth,
 )
 
@@ -31,8 +33,9 @@ def step(
 ):
     """One window at hour ``t`` with no covariate."""
     size = len(CELLS[cells])
-    wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in (means, scales, events,
-    events)] releases = Releases(CELLS[cells], PLACES[cells], *wide, np.zeros((size, 1)))
+    columns = (means, scales, events, events)
+    wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in columns]
+    releases = Releases(CELLS[cells], PLACES[cells], *wide, np.zeros((size, 1)))
     return smooth(state, releases, hours=t, hour_of_day=t % 24 if hour_of_day is None else hour_of_day, upper=UPPER)
 
 
@@ -202,6 +205,47 @@ def test_what_the_past_says_of_a_window_is_the_conditional_normal_distribution()
     assert prior.mean == pytest.approx(mean)
     assert prior.variance == pytest.approx(np.diag(covariance))
     assert prior.covariance == pytest.approx(covariance[:, window.seen])
+
+
+def test_a_forecast_is_what_the_past_says_averaged_over_the_grid_and_reads_no_release():
+    """Value and deviation by the joint normal distribution of every member; the widest single event decides how wide."""
+    past, window = window_beside_a_past()
+    releases, d = window.releases, Dynamics()
+    members = [joint(window, past, field, 4.0) for field in d.field]
+    value = np.mean([mean for mean, _ in members], axis=0)
+    wide = [np.diag(cov + sampling(window, max(d.event))) + np.square(mean - value) for mean, cov in members]
+    other = replace(releases, means=releases.means + 30.0, scales=releases.scales / 7)
+    for read in (releases, other):
+        foretold = foretell(past, read, hours=0.0, hour_of_day=3, upper=UPPER)
+        assert foretold.value == pytest.approx(value)
+        factors = past.calibration.factors[class_of(releases.events)]
+        assert foretold.deviation == pytest.approx(np.sqrt(np.mean(wide, axis=0) * factors))
+    low, high = foretold.interval(UPPER)
+    assert (low + high)[(low > 0) & (high < UPPER)] == pytest.approx((2 * value)[(low > 0) & (high < UPPER)])
+
+
+def test_what_is_typical_is_the_forecast_without_passing_deviations_and_sampling():
+    past, window = window_beside_a_past()
+    still = replace(past, passing=np.zeros(5))
+    _, smoothed = smooth(past, window.releases, hours=0.0, hour_of_day=3, upper=UPPER)
+    wanted = foretell(still, window.releases, hours=0.0, hour_of_day=3, upper=UPPER)
+    assert smoothed.typical.value == pytest.approx(wanted.value)
+    assert np.all(smoothed.typical.deviation < wanted.deviation)
+
+
+def test_a_deviation_of_one_cell_fades_within_hours_and_leaves_the_typical_mean_nearly_as_it_was():
+    """A jam of an hour in one cell: it is shown, foretold for the next window, and forgotten three hours later."""
+    state = None
+    for hour in range(48):
+        state, _ = step(state, np.full(40, 30.0), 1.0, 1000, t=hour)
+    jam = np.where(CELLS == 5, 15.0, 30.0)
+    state, shown = step(state, jam, 1.0, 1000, t=48)
+    _, next_one = step(state, 0.0, np.inf, 1000, t=49)
+    _, later = step(state, 0.0, np.inf, 1000, t=54)
+    assert shown.value[5] < 25
+    assert shown.value[5] < next_one.value[5] < 29
+    assert later.value[5] > next_one.value[5] + 0.2
+    assert next_one.typical.value[5] > 27
 
 
 def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
