@@ -188,7 +188,10 @@ def _aged(
         return SmoothingState(
             np.zeros(0, dtype=np.uint64),
             np.zeros((0, 2)),
-            *(np.zeros(0) for _ in range(4)),
+            np.zeros(0),
+            np.zeros(0),
+            np.zeros(0),
+            np.zeros(0),
             np.append(level, np.zeros(effects)),
             np.diag(np.square([deviation, *effects * [d.effect * upper]])),
             np.zeros(HOURS_OF_DAY),

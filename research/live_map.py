@@ -177,7 +177,7 @@ class Map:
             mean,
             deviation / np.sqrt(2),
             window.events,
-            window.vehicles,
+            window.vehicles.astype(float),
             stay,
             normal=self.mechanism.gaussian,
         )
