@@ -166,18 +166,15 @@ class Map:
         hours = window.number * SLOT_S / 3600
         time: dict[str, Any] = {"hours": hours, "hour_of_day": int(hours % 24), "upper": UPPER, "typical": TYPICAL}
         stay = np.log(window.events / window.vehicles)[:, None]
-        cells = len(window.cells)
-        unread = Releases(
-            window.cells, window.places, np.zeros(cells), np.full(cells, np.inf), window.events, window.vehicles, stay
-        )
+        cells, counts = len(window.cells), (window.events, window.vehicles.astype(float))
+        unread = Releases(window.cells, window.places, np.zeros(cells), np.full(cells, np.inf), *counts, stay)
         mean, deviation = self._released(window, foretell(self.state, unread, **time))
         read = Releases(
             window.cells,
             window.places,
             mean,
             deviation / np.sqrt(2),
-            window.events,
-            window.vehicles.astype(float),
+            *counts,
             stay,
             normal=self.mechanism.gaussian,
         )
