@@ -208,8 +208,7 @@ def test_what_the_past_says_of_a_window_is_the_conditional_normal_distribution()
 
 
 def test_a_forecast_is_what_the_past_says_averaged_over_the_grid_and_reads_no_release():
-    """Value and deviation by the joint normal distribution of every member; the widest single event decides how wide.
-    """
+    """By the joint normal distribution of every member of the grid; the widest single event decides the deviation."""
     past, window = window_beside_a_past()
     releases, d = window.releases, Dynamics()
     members = [joint(window, past, field, 4.0) for field in d.field]
