@@ -118,7 +118,7 @@ def config_of(setting: str, folder: Path) -> Config:
 
 @cache
 def made(name: str, seed: int) -> Rows:
-    """All fixes of a made city, in cells of :data:`RESOLUTION`. A street is a square of 700 m with a speed of its own."""
+    """All fixes of a made city, in cells of :data:`RESOLUTION`. Streets are squares of 700 m."""
     city, rng = CITIES[name], np.random.default_rng(seed)
     blocks = rng.normal(0, city.streets, (int(city.side_km / 0.7) + 1,) * 2)
     at, heading = rng.uniform(0, city.side_km, (city.vehicles, 2)), rng.uniform(0, 2 * np.pi, city.vehicles)
