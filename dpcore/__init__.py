@@ -35,6 +35,7 @@ __all__ = [
     "mean",
     "model_averaging",
     "modelled_percentiles",
+    "moving_mean",
     "noise",
     "occupancy",
     "pair_sums",

@@ -111,19 +111,34 @@ class NoisyPolynomials:
         return Ratio(value, deviation, spread.low - np.maximum(low**2, high**2), spread.high - least)
 
     def _ratio(self, form: FloatArray, middle: float, top: float, quantile: float) -> Ratio:
-        """``form``·sums over the count, taken around ``middle`` where the count is not above 1; its range is [0,
-        ``top``]."""
-        n, part = self.count, form @ self.sums
-        value = middle + (part - middle * n) / np.maximum(n, 1.0)
-        deviation = self.deviation * np.sqrt(np.square(form - value[:, None]).sum(axis=1)) / np.maximum(n, 1.0)
-        # Fieller: all r with (part − r·n)² <= z²·Var(noise of part − r·n), a quadratic in r.
-        unit = (quantile * self.deviation) ** 2
-        a = n**2 - unit * len(form)
-        b = part * n - unit * form.sum()
-        c = part**2 - unit * float(form @ form)
-        bounded = (a > 0) & (n > 0)
-        root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
-        scale = np.where(bounded, a, 1.0)
-        low = np.where(bounded, (b - root) / scale, 0.0)
-        high = np.where(bounded, (b + root) / scale, top)
-        return Ratio(value, deviation, np.clip(low, 0.0, top), np.clip(high, 0.0, top))
+        """``form``·sums over the count."""
+        return ratio_of(self.sums, self.deviation, form, np.ones(len(form)), middle, top, quantile)
+
+
+def ratio_of(
+    sums: FloatArray,
+    deviation: float | FloatArray,
+    form: FloatArray,
+    over: FloatArray,
+    middle: float,
+    top: float,
+    quantile: float,
+) -> Ratio:
+    """``form``·sums over the number ``over``·sums; ``sums`` (R, C) have independent noise of standard ``deviation``,
+    (C,) or one for all. Taken around ``middle`` where the number is not above 1; its range is [0, ``top``]. The
+    interval is Fieller's, with ``quantile`` standard deviations on each side.
+    """
+    n, part = over @ sums, form @ sums
+    value = middle + (part - middle * n) / np.maximum(n, 1.0)
+    noise = deviation * np.sqrt(np.square(form - value[:, None] * over).sum(axis=1)) / np.maximum(n, 1.0)
+    # All r with (part − r·n)² <= z²·Var(noise of part − r·n), a quadratic in r.
+    unit = np.square(quantile * np.asarray(deviation))
+    a = n**2 - unit * float(over @ over)
+    b = part * n - unit * float(form @ over)
+    c = part**2 - unit * float(form @ form)
+    bounded = (a > 0) & (n > 0)
+    root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
+    scale = np.where(bounded, a, 1.0)
+    low = np.where(bounded, (b - root) / scale, 0.0)
+    high = np.where(bounded, (b + root) / scale, top)
+    return Ratio(value, noise, np.clip(low, 0.0, top), np.clip(high, 0.0, top))

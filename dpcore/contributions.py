@@ -6,7 +6,7 @@ Values are integers on a public grid (quanta), clipped to [0, U] before anything
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -158,11 +158,15 @@ class Contributions:
     def cell_squares(self) -> IntArray:
         """Σx² per cell in quanta², shape (C,); raises :class:`OverflowBoundError` where that could leave int64."""
         check_squares(len(self.quanta), self.upper)
-        bounds, squares = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64)
+        return self.cell_totals(np.square)
+
+    def cell_totals(self, of: Callable[[IntArray], IntArray]) -> IntArray:
+        """Σ of(x) per cell, shape (C,); ``of`` is given some of the values, in 64 bits, at a time."""
+        bounds, totals = self.pair_start[self.counts.cell_start], np.zeros(self.counts.n_cells, np.int64)
         for first, end in stretches(bounds):
             values = self.quanta[bounds[first] : bounds[end]].astype(np.int64)
-            squares[first:end] = _segment_sums(values * values, bounds[first : end + 1] - bounds[first])
-        return squares
+            totals[first:end] = _segment_sums(of(values), bounds[first : end + 1] - bounds[first])
+        return totals
 
 
 def numbered_pairs(cell: IdArray, user: IdArray) -> tuple[IdArray, IdArray, IntArray]:

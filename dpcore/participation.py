@@ -2,19 +2,20 @@
 noise.
 
 To be proved: if all events of one user are removed, the numbers of part p (count and moments of a cell, its users, a
-level of its tree) move in L1 by at most their weight there times :meth:`Participation.sensitivities` of p, over all
-cells together; so they lose at most :meth:`Participation.charges`, which depend on their own data only, as do the cells
-and samples they give. The same holds of the part of the area, which is the count and mean of all cells together. Proof:
-a sample of weight w adds w to one node of each level, and non-negative numbers of sum w to the polynomials of its cell
-(:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most w. Weights of a user's contribution add up to at most the
-sensitivity, in at most k cells ("share": in all cells together). The area's numbers are sums of such polynomials over
-all samples of all cells. They move in L1 by the sum W of a user's weights, hence in L2 by at most W, not by the root of
-the sum of squares over cells. So the area is offered with "share" only, where W is at most 1. Discrete Laplace noise of
-scale b costs L1/b; discrete Gaussian noise of scale σ costs L2²/(2σ²) in ρ (:mod:`dpcore.accounting`). Parts and cells
-have independent noise and add up. Scales are constants of the configuration, so they reveal nothing, and every cell of
-a public list is released. Tested: over every world of 3 users, 3 windows and 2 cells in
-``tests/audit/test_transcript_audit.py``, on samples of the shipped path in ``tests/audit/test_participation_audit.py``;
-of the area also in ``tests/stream/statistics/test_area_mean.py``.
+level of its tree, its moving reports) move in L1 by at most their weight there times
+:meth:`Participation.sensitivities` of p, over all cells together; so they lose at most :meth:`Participation.charges`,
+which depend on their own data only, as do the cells and samples they give. The same holds of the part of the area,
+which is the count and mean of all cells together. Proof: a sample of weight w adds w to one node of each level, and
+non-negative numbers of sum w to the polynomials of its cell (:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most
+w. To those of moving reports it adds the same or, where it stands, nothing. Weights of a user's contribution add up to
+at most the sensitivity, in at most k cells ("share": in all cells together). The area's numbers are sums of such
+polynomials over all samples of all cells. They move in L1 by the sum W of a user's weights, hence in L2 by at most W,
+not by the root of the sum of squares over cells. So the area is offered with "share" only, where W is at most 1.
+Discrete Laplace noise of scale b costs L1/b; discrete Gaussian noise of scale σ costs L2²/(2σ²) in ρ
+(:mod:`dpcore.accounting`). Parts and cells have independent noise and add up. Scales are constants of the
+configuration, so they reveal nothing, and every cell of a public list is released. Tested: over every world of 3 users,
+3 windows and 2 cells in ``tests/audit/test_transcript_audit.py``, on samples of the shipped path in
+``tests/audit/test_participation_audit.py``; of the area also in ``tests/stream/statistics/test_area_mean.py``.
 
 Neighbours differ by all events of one user. Integers are in 1/:data:`UNIT`. Source: mechanisms S13, S12.
 """
@@ -54,7 +55,8 @@ class Layout:
 
     ``degree``: of the polynomials that hold count, mean and variance. ``users``: whether users are counted apart from
     their samples. ``tree``: over the bins of the distribution, at most U + 1; None without percentiles. ``upper``: U in
-    quanta. ``area``: whether count and mean of all cells together are released, too. Each of them is a part with a
+    quanta. ``moving_from``: quanta from which on a report moves, if number and mean of moving reports are released,
+    else 0. ``area``: whether count and mean of all cells together are released, too. Each of them is a part with a
     noise scale of its own, the tree one per level; the area's is the last. Raises :class:`ParameterError` for an area
     with a weight other than "share", and for more bins than values.
     """
@@ -65,6 +67,7 @@ class Layout:
     weight: Weight
     upper: int
     area: bool = False
+    moving_from: int = 0
 
     def __post_init__(self) -> None:
         if self.tree is not None and self.tree.bins > self.upper + 1:
@@ -88,17 +91,18 @@ class Layout:
         bins: int,
         shape: TreeShape = LEAST_ERROR,
         area: bool = False,
+        moving_from: int = 0,
     ) -> Layout:
         """The layout for these statistics of values up to ``upper`` quanta, in min(``bins``, U + 1) bins; ``shape`` of
         their tree."""
         tree = bin_tree(upper, bins, shape) if percentiles else None
-        return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, area)
+        return cls(2 if variance else int(mean), weight == "sample", tree, weight, upper, area, moving_from)
 
     @property
     def rows(self) -> IntArray:
         """Released numbers per cell of each part but the area, shape (parts,)."""
         nodes = [] if self.tree is None else self.tree.real_nodes()
-        return np.array([self.degree + 1] + [1] * self.users + nodes, dtype=np.int64)
+        return np.array([self.degree + 1] + [1] * self.users + nodes + [2] * (self.moving_from > 0), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ class Participation:
 
     ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only
     where ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``.
-    ``shares``: relative shares of polynomials, users and percentiles; ``area_share``: of the area, where ``layout`` has
+    ``shares``: relative shares of polynomials, users and percentiles; those of moving reports have as much as the
+    polynomials again. ``area_share``: of the area, where ``layout`` has
     it.
     """
 
@@ -125,7 +130,8 @@ class Participation:
         L2."""
         most = UNIT * (self.samples if self.layout.weight == "sample" else 1)
         levels = 0 if self.layout.tree is None else self.layout.tree.height
-        return np.array([most] + [UNIT] * self.layout.users + [most] * (levels + self.layout.area), dtype=np.int64)
+        others = levels + (self.layout.moving_from > 0) + self.layout.area
+        return np.array([most] + [UNIT] * self.layout.users + [most] * others, dtype=np.int64)
 
     def own_choice(self, counts: Counts, listed_cells: IdArray) -> IntArray:
         """Samples kept per pair, shape (P,): of each user the k listed cells with most of their samples, m samples in
@@ -165,7 +171,7 @@ class Participation:
             # The variance of a level is ∝ 1/ε², but ∝ 1/ρ: least in total at shares ∝ (n − 1)^(1/3) and (n − 1)^(1/2).
             levels = self.layout.tree.shares() ** (1.5 if self.gaussian else 1.0)
             weights += (percentiles * levels / levels.sum()).tolist()
-        weights += [self.area_share] * self.layout.area
+        weights += [moments] * (self.layout.moving_from > 0) + [self.area_share] * self.layout.area
         if self.unit_grant < len(weights):
             raise BudgetError(
                 f"an allowance of {self.grant} {'nρ' if self.gaussian else 'µε'} over "
@@ -246,6 +252,7 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
         )
     column = np.searchsorted(public.cells, counts.cells)[counts.pair_cell]
     moments = np.zeros((layout.degree + 1, listed + 1), dtype=np.int64)
+    moving = np.zeros((2, listed + 1), dtype=np.int64)
     in_bins = np.zeros((1, listed * (0 if tree is None else tree.bins)), dtype=np.int64)
     if public.ranges is not None:
         means = _in_range(public.ranges, kept, column, layout.upper)
@@ -254,6 +261,8 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
         cell = column[piece.pair]
         if public.ranges is None:
             _add(moments, cell, polynomials(piece.values, piece.weights, layout.upper, layout.degree))
+        if layout.moving_from:
+            _add(moving, cell, _of_moving(layout, piece))
         if tree is not None:
             edges = bin_edges(layout.upper, tree.bins)
             bin_of_cell = cell * tree.bins + np.searchsorted(edges, piece.values, side="right") - 1
@@ -265,7 +274,16 @@ def integers(layout: Layout, kept: Contributions, public: PublicCells) -> IntArr
         levels = tree.levels(in_bins.reshape(listed, tree.bins))
         for level, real in zip(levels, tree.real_nodes(), strict=True):
             rows += list(level.T[:real])
+    if layout.moving_from:
+        rows += list(moving[:, :listed])
     return np.array(rows, dtype=np.int64)
+
+
+def _of_moving(layout: Layout, piece: Weighed) -> IntArray:
+    """Polynomials (2, n) of the values that move, between the threshold and U; those that stand add 0."""
+    above = piece.values - layout.moving_from
+    weights = np.where(above >= 0, piece.weights, 0)
+    return polynomials(np.maximum(above, 0), weights, layout.upper - layout.moving_from, 1)
 
 
 def area_integers(layout: Layout, kept: Contributions) -> IntArray:

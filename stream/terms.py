@@ -23,10 +23,22 @@ from stream.config import Config
 from stream.config.histogram import HistogramConfig, Inference
 from stream.config.public_cells import MAX_NUMBERS
 from stream.config.section import BoundingBox
-from stream.config.speed import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
+from stream.config.speed import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, SPEED_QUANTUM_KMH
 from stream.windows import Horizon, Period, Slotting, Window
 
-__all__ = ["CLIPPED_NORMAL", "MAX_NUMBERS", "MOMENTS", "SPEED_QUANTUM_KMH", "Box", "Terms"]
+__all__ = [
+    "CLIPPED_NORMAL",
+    "MAX_NUMBERS",
+    "MOMENTS",
+    "MOVING_KM_H",
+    "MOVING_QUANTA",
+    "SPEED_QUANTUM_KMH",
+    "Box",
+    "Terms",
+]
+
+MOVING_QUANTA = round(MOVING_KM_H / SPEED_QUANTUM_KMH)
+"""Quanta from which on a report moves."""
 
 Given = tuple[tuple[str, bool | int | float | str | None], ...]
 """Arguments of a mechanism by name, sorted: hashable."""

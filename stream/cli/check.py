@@ -21,6 +21,7 @@ from stream.cli.options import USAGE, AsJson, ConfigFile, UsersAreEvents, choose
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
+from stream.config.speed import FROM_BINS
 
 
 def _span(span: timedelta) -> str:
@@ -144,7 +145,7 @@ def _worst_error(settings: Config) -> float | None:
     speed, values = settings.speed, settings.relation == NeighbouringRelation.VALUES
     if not values or "mean" not in speed.statistics or settings.privacy.accounting != "pure":
         return None
-    shares = {name if name in ("mean", "variance") else "distribution" for name in speed.statistics}
+    shares = {"distribution" if name in FROM_BINS else name for name in speed.statistics}
     return round(speed.upper_bound * len(shares) / settings.privacy.epsilon, 1)
 
 

@@ -52,7 +52,8 @@ def evaluate_recording(
         typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp."),
     ] = "configured",
     statistics: Annotated[
-        str | None, typer.Option(help="Statistics to use instead of the configured ones: mean,variance,p15,p50,p85.")
+        str | None,
+        typer.Option(help="Statistics to use instead of the configured ones: mean,moving_mean,variance,p15,p50,p85."),
     ] = None,
     sweep: Annotated[str | None, typer.Option(help="Repeat for each value, like epsilon=0.5,1,2,4.")] = None,
     window: Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.privacy import PrivacyConfig
-from stream.config.speed import MOMENTS, SpeedConfig
+from stream.config.speed import FROM_BINS, SpeedConfig
 
 Needs = dict[str, tuple[bool, str]]
 """By key: whether it is in the way, and why or what to write."""
@@ -40,8 +40,8 @@ def _gaussian(speed: SpeedConfig) -> Needs:
         "speed.clipping": (speed.clipping not in ("residual", "none"), "set it to 'residual' or 'none'"),
         "speed.sum_cap": (speed.sum_cap != 0, "residual clipping takes its place; set it to 0"),
         "speed.statistics": (
-            not set(speed.statistics) <= set(MOMENTS),
-            "trees of percentiles have Laplace noise; use mean and variance",
+            bool(set(speed.statistics) & set(FROM_BINS)),
+            "trees of percentiles have Laplace noise; use mean, moving_mean and variance",
         ),
     }
 

@@ -15,7 +15,10 @@ from stream.config.section import Section
 SPEED_QUANTUM_KMH = 0.01
 """Public grid of speeds: values are integers of this many km/h before anything is summed."""
 
-Statistic = Literal["mean", "variance", "p15", "p50", "p85", "cdf"]
+MOVING_KM_H = 5.0
+"""A report moves if it is at least as fast: walking pace, above what positions of a standing vehicle drift. A constant,
+so that it is public, and the same in all feeds."""
+Statistic = Literal["mean", "moving_mean", "variance", "p15", "p50", "p85", "cdf"]
 
 _USE = {
     "mean_capacity": ("array-averaging", "levy", "fixed-quantile", "epsilon-quantile", "auto"),
@@ -26,7 +29,7 @@ CLIPPED_NORMAL = "clipped-normal"
 """Post-processing that models percentiles by means and variances."""
 MOMENTS = ("mean", "variance")
 """Statistics that it needs."""
-_FROM_BINS = ("p15", "p50", "p85", "cdf")
+FROM_BINS = ("p15", "p50", "p85", "cdf")
 """Statistics that are read from the distribution's tree."""
 MAX_TREE_NODES = 5_500
 """Most nodes of a tree that the configuration sets, over at most 4 096 bins. The constants of its intervals took at
@@ -96,6 +99,11 @@ class SpeedConfig(Section):
             raise ValueError(f"statistics {list(self.statistics)} names a statistic twice; name each once")
         if abs(self.upper_bound / SPEED_QUANTUM_KMH - self.upper_quanta) > 1e-6:
             raise ValueError(f"upper_bound {self.upper_bound} is not a multiple of {SPEED_QUANTUM_KMH} km/h; round it")
+        if "moving_mean" in self.statistics and self.upper_bound <= MOVING_KM_H:
+            raise ValueError(
+                f"upper_bound {self.upper_bound} is not above {MOVING_KM_H:g} km/h, from which on a report moves; "
+                "raise it, or leave 'moving_mean' out of statistics"
+            )
         return self
 
     @model_validator(mode="after")
@@ -109,9 +117,9 @@ class SpeedConfig(Section):
                 )
         for key in ("cdf_factors", "cdf_sharing"):
             value = getattr(self, key)
-            if value != type(self).model_fields[key].default and not set(self.statistics) & set(_FROM_BINS):
+            if value != type(self).model_fields[key].default and not set(self.statistics) & set(FROM_BINS):
                 raise ValueError(
-                    f"{key} {value!r} is for statistics {', '.join(_FROM_BINS)}, but those are "
+                    f"{key} {value!r} is for statistics {', '.join(FROM_BINS)}, but those are "
                     f"{list(self.statistics)}; leave {key} out"
                 )
         return self

@@ -15,7 +15,7 @@ from dpcore.distribution import Distribution
 from dpcore.noise import Noise
 from stream.evaluation.cell_coverage import means_of
 from stream.evaluation.scores import Errors
-from stream.statistics.columns import CDF, PERCENTS, Columns, Derived
+from stream.statistics.columns import PERCENTS, Columns, Derived
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import area_body, post_process, worst_errors
 from stream.statistics.plan import Plan
@@ -119,8 +119,8 @@ def _score_values(plan: Plan, contributions: Contributions, tables: Tables, memo
     if plan.values is not None and plan.values.mean_epsilon_micro and "mean" in columns:
         target["mean"] = _witnessed(columns["mean"], places.published, noise)
     for name, column in columns.items():
-        if name == CDF:
-            continue
+        if name not in truth:
+            continue  # the distribution has a draw of its own; the number of moving reports is judged by their mean
         tables[name, "released"].add(places.ids, places.errors(column.value, truth[name]), places.weight)
         _score_noise(tables[name, "released"], name, column, target[name], places)
     _score_distributions(plan, places.cells, kept, tables)
@@ -181,7 +181,7 @@ def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatAr
 def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, places: Places) -> None:
     """Noise and coverage of the published cells that noise was added to; ``target``, shape (C,): what it was added
     to."""
-    noisy = places.published[column.scale[places.published] > 0]
+    noisy = places.published[(column.scale[places.published] > 0) & np.isfinite(target[places.published])]
     if name not in PERCENTS:
         table.add_noise((column.raw - target)[noisy], _events(places.cells)[noisy])
     table.covered.append(_covers((column.low, column.high), target, _ROUNDING)[noisy])
@@ -240,5 +240,5 @@ def _score_participation(plan: Plan, contributions: Contributions, tables: Table
         table, true = tables[name, estimate.method], truth[name][listed]
         table.add(plan.cells[at], estimate.value[at] - true, weight)
         if estimate.interval is not None:
-            table.covered.append(_covers(np.array(estimate.interval)[:, at], true))
+            table.covered.append(_covers(np.array(estimate.interval)[:, at], true)[np.isfinite(true)])
     return columns, derived, memory

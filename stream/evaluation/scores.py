@@ -146,10 +146,12 @@ class Errors:
         self.worst_error: float | None = None
 
     def add(self, cells: IdArray, error: FloatArray, weight: FloatArray) -> None:
-        """Errors (n,) of ``cells``, weighted by their events."""
-        self.cell.append(cells)
-        self.error.append(error)
-        self.weight.append(weight)
+        """Errors (n,) of ``cells``, weighted by their events; where there is no truth, they are not numbers and left
+        out."""
+        known = np.isfinite(error)
+        self.cell.append(cells[known])
+        self.error.append(error[known])
+        self.weight.append(weight[known])
 
     def add_worst_error(self, worst: float) -> None:
         """The largest worst-case error that a window states."""

@@ -6,7 +6,8 @@ stand what is typical of the cell at this hour, as earlier releases have it, and
 
 Under "participation" every cell of a public list is released, also where nobody was. A cell has no estimate where
 nobody is estimated in it: where its released number of users is at most one standard deviation of its own noise. Of
-empty cells one in eight exceeds that (12 %; Gaussian noise: 16 %).
+empty cells one in eight exceeds that (12 %; Gaussian noise: 16 %). By the same rule a cell has no mean of moving
+reports where none is estimated to move.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-ESTIMATED = ("mean", "variance", "p15", "p50", "p85", "typical", "deviation")
+ESTIMATED = ("mean", "moving_mean", "variance", "p15", "p50", "p85", "typical", "deviation")
 """Numbers of which a message may hold an estimate. The last two exist as such only."""
 RELEASED = "released"
 """``method`` of an estimate that no model made."""
@@ -48,7 +49,7 @@ def with_estimates(value: bytes) -> bytes:
 
 def _released(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     drawn = body.get(name)
-    if drawn is None:
+    if drawn is None or (name == "moving_mean" and not _stands_out(body, body["moving"])):
         return None
     return {part: drawn[part] for part in ("value", "interval", "unit")} | {"method": RELEASED}
 
@@ -56,7 +57,10 @@ def _released(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 def is_anybody(body: Mapping[str, Any]) -> bool:
     """Whether the released number of users exceeds the standard deviation of its noise; an exact number does."""
     users = body.get("users", body.get("events"))
-    if not isinstance(users, Mapping):
-        return True
-    deviation = users["scale"] * (1.0 if body.get("accounting") == "zcdp" else math.sqrt(2.0))
-    return bool(users["raw"] > deviation)
+    return _stands_out(body, users) if isinstance(users, Mapping) else True
+
+
+def _stands_out(body: Mapping[str, Any], number: Mapping[str, Any]) -> bool:
+    """Whether a noisy number exceeds the standard deviation of its noise."""
+    deviation = number["scale"] * (1.0 if body.get("accounting") == "zcdp" else math.sqrt(2.0))
+    return bool(number["raw"] > deviation)

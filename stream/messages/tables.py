@@ -24,7 +24,7 @@ import h3
 import msgspec
 
 from dpcore.cdf import ONE_SIDED
-from stream.messages.estimate import estimates_of
+from stream.messages.estimate import ESTIMATED, estimates_of
 from stream.messages.message import HEXAGON_SPEED
 from stream.messages.shapes import Place, centre_of, geometry_of
 
@@ -237,9 +237,9 @@ def _description(name: str) -> dict[str, str]:
         what = "a user counts in each of their cells, unless users are divided over them"
         return {"description": f"Of all cells of the window in this file, the same in each row ({what}): never add it."}
     ends = [meaning for end, meaning in _MEANINGS.items() if name.endswith(end)]
-    if not ends and name in ("mean", "variance", "p15", "p50", "p85"):
+    if not ends and name in ESTIMATED:
         ends = ["Clamped to the public range: show this one. Averages and sums of it are biased; take the raw one."]
-    if not ends and name in COUNTED:
+    if not ends and name in (*COUNTED, "moving"):
         ends = ["Where there is a raw column, add that one: this is clamped to 0, so empty cells add up to many."]
     return {"description": ends[0]} if ends else {}
 

@@ -15,6 +15,7 @@ DECIMALS = {
     "mean": 3,
     "typical": 3,
     "deviation": 3,
+    "moving_mean": 3,
     "variance": 2,
     "p15": 2,
     "p50": 2,
@@ -22,10 +23,13 @@ DECIMALS = {
     "cdf": 5,
     "events": 1,
     "users": 1,
+    "moving": 1,
 }
 """Fixed output granularity per statistic."""
 PERCENTS = {"p15": 15.0, "p50": 50.0, "p85": 85.0}
 """The percentiles that traffic engineers use."""
+MOVING_MEAN, MOVING = "moving_mean", "moving"
+"""The mean of moving reports, and their number, which comes with it."""
 CDF = "cdf"
 """The whole distribution, from which percentiles are read."""
 

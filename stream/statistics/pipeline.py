@@ -19,7 +19,7 @@ from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.estimate import is_anybody
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
-from stream.statistics.columns import CDF, DECIMALS, PERCENTS, Columns, Derived
+from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, Columns, Derived
 from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.histograms.histograms import DrawnHistogram, histogram_body
 from stream.statistics.merging import excluded
@@ -28,7 +28,7 @@ from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
-from stream.terms import CLIPPED_NORMAL, MOMENTS, SPEED_QUANTUM_KMH
+from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, SPEED_QUANTUM_KMH
 from stream.windows import utc_text
 
 Body = dict[str, Any]
@@ -40,12 +40,14 @@ UNITS = {
     "mean": "km/h",
     "typical": "km/h",
     "deviation": "km/h",
+    "moving_mean": "km/h",
     "variance": "(km/h)^2",
     "p15": "km/h",
     "p50": "km/h",
     "p85": "km/h",
     "events": "1",
     "users": "1",
+    "moving": "1",
 }
 
 
@@ -224,10 +226,16 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
             lower, upper = ranges[g].round(2).tolist()
             body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
         if published[g]:
-            body |= {name: _estimate(name, columns[name], g) for name in terms.speed.statistics if name != CDF}
+            body |= {name: _estimate(name, columns[name], g) for name in _numbers_of(plan)}
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
     return bodies
+
+
+def _numbers_of(plan: Plan) -> list[str]:
+    """The numbers of a published cell; that of moving reports comes with their mean."""
+    statistics = [name for name in plan.terms.speed.statistics if name != CDF]
+    return [*statistics, MOVING] if MOVING_MEAN in statistics else statistics
 
 
 def _window_text(plan: Plan) -> dict[str, str]:
@@ -250,7 +258,8 @@ def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Co
     lower: float | FloatArray = 0.0
     if plan.ranges is not None and plan.terms.speed.clipping == "carried":
         lower, highest = plan.ranges * SPEED_QUANTUM_KMH
-    of = {"mean": (lower, highest)} | dict.fromkeys(PERCENTS, (0.0, plan.terms.speed.upper))
+    upper = plan.terms.speed.upper
+    of = {"mean": (lower, highest), MOVING_MEAN: (MOVING_KM_H, upper)} | dict.fromkeys(PERCENTS, (0.0, upper))
     for name in of.keys() & columns.keys():
         for body, crowds in zip(bodies, columns[name].crowds(*of[name]).tolist(), strict=True):
             if crowds and name in body and is_anybody(body):

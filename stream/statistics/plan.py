@@ -143,9 +143,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=Tr
     def scales(self) -> LaplaceScales:
         """Noise scales as flat arrays; under zCDP scales of Gaussians. A numerator of 0 means that no noise is needed.
 
-        Under "values": C scales for each of mean and variance, then C·h for the levels of the distribution. Under
-        "participation": one for the polynomials, one for users if they are counted separately, one for each level, one
-        for the area.
+        Under "values": C scales for each of mean, moving mean and variance, then C·h for the levels of the
+        distribution. Under "participation": one for the polynomials, one for users if they are counted separately, one
+        for each level, one for moving reports, one for the area.
         """
         return LaplaceScales(self.numerators, self.denominators)
 

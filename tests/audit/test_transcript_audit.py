@@ -96,7 +96,12 @@ def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
 
 @pytest.mark.parametrize(
     ("weight", "statistics"),
-    [("share", ["mean", "variance", "p50"]), ("user", ["mean", "p85"]), ("sample", ["mean", "variance"])],
+    [
+        ("share", ["mean", "variance", "p50"]),
+        ("user", ["mean", "p85"]),
+        ("sample", ["mean", "variance"]),
+        ("share", ["moving_mean", "p50"]),
+    ],
 )
 def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget(
     tmp_path: Path, weight: str, statistics: list[str], record_property: Callable[[str, object], None]
@@ -142,6 +147,7 @@ def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Pla
         ("share", ["mean"], AREA | {"privacy.rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
         ("user", ["mean", "p85"], {}),
         ("sample", ["mean"], {}),
+        ("user", ["mean", "moving_mean"], {}),
     ],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(

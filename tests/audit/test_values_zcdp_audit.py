@@ -21,6 +21,7 @@ import pytest
 
 from dpcore.accounting import NANO
 from dpcore.mean import Mean
+from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.variance import Variance
@@ -33,6 +34,7 @@ from stream.statistics.smoothing_state import Memory
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
+from tests.audit.values_losses import of_each_number
 from tests.support.builders import SLOT, live_config, random_rows
 from tests.support.releasing import due_of
 
@@ -41,6 +43,10 @@ WINDOWS = 3
 SETTINGS: dict[str, dict[str, Any]] = {
     "rolling and residual": {},
     "rolling, mean and variance": {"speed.clipping": "none", "speed.statistics": ["mean", "variance"]},
+    "moving reports, in another order": {
+        "speed.clipping": "none",
+        "speed.statistics": ["variance", "moving_mean", "mean"],
+    },
     "first come": {"privacy.admission": "first-come", "privacy.windows": 2, "speed.clipping": "none"},
     "merged": {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 5},
 }
@@ -60,7 +66,7 @@ def combined() -> Any:
     """While the block runs, records what the shipped draw adds its noise to."""
     seen = Combined()
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (Mean, ResidualMean, Variance):
+        for kind in (Mean, ResidualMean, MovingMean, Variance):
             original = kind.draw
 
             def draw(self: Any, kept: Any, noise: Any, original: Any = original) -> Any:
@@ -99,7 +105,7 @@ def integers_of(plan: Plan, read: WindowRows, noise: Noise) -> tuple[np.ndarray,
     contributions = read.as_planned(plan).in_cells_of(plan)
     with combined() as seen:
         columns = speed_of(plan.terms).draw(plan, contributions, noise)
-    return np.concatenate(seen.integers), columns, contributions
+    return np.concatenate([exact.ravel() for exact in seen.integers]), columns, contributions
 
 
 def others(rows: np.ndarray, user: int, seed: int) -> list[np.ndarray]:
@@ -124,7 +130,7 @@ def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> t
         exact, columns, contributions = integers_of(plan, read, noise)
         ratio = [
             Fraction(int(s), int(t)) ** 2 / 2 if t else None
-            for t, s in zip(plan.scales.numerator, plan.scales.denominator, strict=True)
+            for t, s in zip(*(of_each_number(plan, part) for part in (plan.numerators, plan.denominators)), strict=True)
         ]
         for user in plan.users.tolist():
             worst = Fraction(0)

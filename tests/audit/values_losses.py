@@ -15,6 +15,7 @@ from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.statistics.columns import VARIANCE_GRID
 from stream.statistics.plan import Plan, counts_digest
 from stream.statistics.window_rows import contributions_of
+from stream.terms import MOVING_QUANTA
 from tests.dpcore.silence import Silence
 from tests.support.builders import bus_config, random_rows
 from tests.support.releasing import draw, planned
@@ -28,6 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "as shipped, unmerged": {"speed.statistics": ["mean"], "speed.sum_cap": 1.5},
     "a tight cap": {"speed.sum_cap": 0.4, "speed.clipping": "none"},
     "three users at least": {"speed.min_users": 3},
+    "moving reports": {"speed.statistics": ["moving_mean", "variance", "mean"]},
+    "moving reports alone": {"speed.statistics": ["moving_mean"], "speed.clipping": "none"},
 }
 
 
@@ -50,16 +53,30 @@ class Asked(Silence):
 
 
 def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """The integers to which noise was added, recovered from the draw, (2, C), and the noise scales in the order of the
-    plan.
+    """The integers to which noise was added, recovered from the draw, (numbers, C), and the noise scales in the same
+    order, of which moving reports have each twice.
     """
     noise = Asked()
     columns = draw(plan, contributions, noise)
     n = np.maximum(contributions.counts.by_cell(plan.retained), 1)
     assert n.max() < 10, "a mean of more values is rounded too coarsely to show its integer"
-    sums = np.round(columns["mean"].raw * n / SPEED_QUANTUM_KMH).astype(np.int64)
-    variances = np.round(columns["variance"].raw / (VARIANCE_GRID * SPEED_QUANTUM_KMH**2)).astype(np.int64)
-    return np.array([sums, variances]), noise.scales
+    exact = []
+    if "mean" in columns:
+        exact.append(columns["mean"].raw * n / SPEED_QUANTUM_KMH)
+    if "moving_mean" in columns:
+        moving = columns["moving"].raw
+        off_middle = columns["moving_mean"].raw / SPEED_QUANTUM_KMH - (U + MOVING_QUANTA) / 2
+        exact += [2 * np.round(off_middle * moving), moving * (U - MOVING_QUANTA)]
+    if "variance" in columns:
+        exact.append(columns["variance"].raw / (VARIANCE_GRID * SPEED_QUANTUM_KMH**2))
+    return np.round(exact).astype(np.int64), noise.scales
+
+
+def of_each_number(plan: Plan, scales: np.ndarray) -> np.ndarray:
+    """The planned ``scales`` (statistics · C) for each of the :func:`integers`, flat."""
+    names = [name for name in ("mean", "moving_mean", "variance") if name in plan.terms.speed.statistics]
+    numbers = [2 if name == "moving_mean" else 1 for name in names]
+    return np.repeat(scales.reshape(-1, len(plan.cells)), numbers, axis=0).ravel()
 
 
 def worst_share(config: Config, seed: int) -> Fraction:
@@ -68,7 +85,7 @@ def worst_share(config: Config, seed: int) -> Fraction:
     rows, worst = random_rows(seed, 28, users=7), Fraction(0)
     plan, contributions = planned(config, rows)
     exact, scales = integers(plan, contributions)
-    noisy = np.flatnonzero(plan.scales.numerator)
+    noisy = np.flatnonzero(of_each_number(plan, plan.scales.numerator))
     assert len(scales) == len(noisy), "a number without noise that has a scale, or the reverse"
     ratio = {int(at): Fraction(s, t) for at, (t, s) in zip(noisy, scales, strict=True)}
     rng = np.random.default_rng(seed)

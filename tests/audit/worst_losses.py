@@ -21,12 +21,14 @@ PURE = [
     ("share", ["mean", "variance", "p50"], AREA),
     ("user", ["mean", "p85"], {}),
     ("sample", ["mean", "variance"], {}),
+    ("share", ["mean", "moving_mean"], {}),
 ]
 RHO = [
     ("share", ["mean", "variance"], {}),
     ("share", ["mean"], AREA | {"privacy.rho_budget": 0.2}),
     ("user", ["mean", "p85"], {}),
     ("sample", ["mean"], {}),
+    ("user", ["moving_mean"], {}),
 ]
 
 
@@ -41,7 +43,7 @@ def main() -> None:
                 area = ", area" * bool(settings)
                 row(f'"participation", {unit}', f'weight = "{weight}"{area}', ", ".join(statistics), ratio)
         for name, settings in SETTINGS.items():
-            if "speed.statistics" not in settings:
+            if settings.get("speed.statistics") != ["mean"]:
                 config = fleet(Path(folder), **settings)
                 worst = max(worst_share(config, seed) for seed in range(8))
                 row('"values", ε', name, ", ".join(config.speed.statistics), worst)

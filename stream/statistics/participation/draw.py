@@ -14,11 +14,11 @@ from dpcore.contributions import Contributions
 from dpcore.level_tree import LevelTree
 from dpcore.noise import Noise
 from dpcore.participation import UNIT, PublicCells, area_integers, draw, draw_with_area, integers
-from stream.statistics.columns import CDF, DECIMALS, PERCENTS, Columns
+from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, Columns
 from stream.statistics.distributions import share_columns, too_large
 from stream.statistics.participation.plan import layout_of, participation_of
 from stream.statistics.plan import Plan, PlanError, check_rows
-from stream.terms import SPEED_QUANTUM_KMH, Terms
+from stream.terms import MOVING_KM_H, SPEED_QUANTUM_KMH, Terms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -101,6 +101,11 @@ def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
         columns["mean"] = _ratio("mean", sums.mean(law.two_sided[0]), _width(plan), upper, law, _lower(plan))
     if "variance" in plan.terms.speed.statistics:
         columns["variance"] = _ratio("variance", sums.variance(law.two_sided[1]), upper**2, upper**2 / 4, law)
+    if layout.moving_from:
+        moving = NoisyPolynomials(noisy[-2:], float(law.deviations[len(layout.rows) - 1]))
+        ratio = moving.mean(law.two_sided[0])
+        columns[MOVING_MEAN] = _ratio(MOVING_MEAN, ratio, upper - MOVING_KM_H, upper, law, np.array([MOVING_KM_H]))
+        columns[MOVING] = _count(moving.count, moving.count_deviation, law)
     if layout.tree is not None:
         columns |= _distribution(plan, layout.tree, noisy[degree + 1 + layout.users :], sums, law)
     return columns

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from dpcore.contributions import Counts
 from dpcore.participation import Layout, Participation, Weight
+from stream.statistics.columns import MOVING_MEAN
 from stream.statistics.distributions import needs_distribution
 from stream.statistics.plan import Allowance, Due, ParticipationPart, Plan, counts_digest
-from stream.terms import ParticipationTerms, SpeedTerms, Terms
+from stream.terms import MOVING_QUANTA, ParticipationTerms, SpeedTerms, Terms
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -34,6 +35,7 @@ def _layout(speed: SpeedTerms, weight: Weight, area: bool) -> Layout:
         bins=speed.cdf_bins,
         shape=speed.cdf_shape,
         area=area,
+        moving_from=MOVING_QUANTA if MOVING_MEAN in speed.statistics else 0,
     )
 
 

@@ -9,20 +9,21 @@ import numpy.typing as npt
 
 from dpcore.distribution import Distribution
 from dpcore.mean import Mean
+from dpcore.moving_mean import MovingMean
 from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
-from stream.statistics.columns import VARIANCE_GRID
+from stream.statistics.columns import MOVING_MEAN, VARIANCE_GRID
 from stream.statistics.distributions import needs_distribution
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import response_of
-from stream.terms import SpeedTerms
+from stream.terms import MOVING_QUANTA, SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
-CellStatistic = Mean | Variance | Distribution
+CellStatistic = Mean | MovingMean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
-"""Statistics by name, in the order of the plan's scales: mean, variance, one distribution for itself and all
-percentiles."""
+"""Statistics by name, in the order of the plan's scales: mean, moving mean, variance, one distribution for itself and
+all percentiles."""
 PlannedStatistics = Mapping[str, CellStatistic | ResidualMean]
 """The same of a stored plan, in which means may be clipped to ranges."""
 
@@ -32,6 +33,8 @@ def cell_statistics(names: Sequence[str], speed: SpeedTerms, caps: IntArray | No
     statistics: dict[str, CellStatistic] = {}
     if "mean" in names:
         statistics["mean"] = Mean(speed.upper_quanta, caps)
+    if MOVING_MEAN in names:
+        statistics[MOVING_MEAN] = MovingMean(speed.upper_quanta, MOVING_QUANTA)
     if "variance" in names:
         statistics["variance"] = Variance(speed.upper_quanta, VARIANCE_GRID)
     if needs_distribution(names):

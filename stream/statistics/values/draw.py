@@ -8,22 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.cdf import CDFs
-from dpcore.contributions import Contributions
+from dpcore.cdf import ONE_SIDED, CDFs
+from dpcore.contributions import MAX_TOTAL, Contributions
 from dpcore.distribution import Distribution
 from dpcore.gaussian import GaussianScales
 from dpcore.mean import Mean
+from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
-from stream.statistics.columns import CDF, DECIMALS, PERCENTS, VARIANCE_GRID, Columns
+from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, VARIANCE_GRID, Columns
 from stream.statistics.distributions import bins_of, share_columns, too_large
 from stream.statistics.plan import Plan, check_rows
 from stream.statistics.residual_clipping import response_of
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
-from stream.terms import SPEED_QUANTUM_KMH
+from stream.terms import MOVING_KM_H, MOVING_QUANTA, SPEED_QUANTUM_KMH
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -32,26 +33,31 @@ FloatArray = npt.NDArray[np.float64]
 def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """Draw all noise of the window, for every statistic and all cells, including those that are not published.
 
-    The noise of mean and variance is one batch, that of the distributions another; means of a single-cell mechanism are
-    drawn cell by cell. Raises :class:`PlanError` if the rows are not those that were planned and charged.
+    The noise of means and variance is one batch, that of the distributions another; means of a single-cell mechanism
+    are drawn cell by cell. Raises :class:`PlanError` if the rows are not those that were planned and charged.
     """
     check_rows(plan, contributions)
     kept = contributions.retain(plan.retained)
-    statistics, columns = planned_statistics(plan), {}
+    statistics = planned_statistics(plan)
+    columns: dict[str, Columns] = {}
     scales = scales_by_statistic(plan.scales, statistics, kept.counts.n_cells)
     numbers = {name: number for name, number in statistics.items() if not isinstance(number, Distribution)}
     if numbers:
         law = GaussianScales if plan.gaussian else LaplaceScales
+        names = [name for name, number in numbers.items() for _ in range(2 if isinstance(number, MovingMean) else 1)]
         drawn = law(
-            np.array([scales[name].numerator for name in numbers]),
-            np.array([scales[name].denominator for name in numbers]),
+            np.array([scales[name].numerator for name in names]),
+            np.array([scales[name].denominator for name in names]),
         ).draw(noise)
-        for (name, number), added in zip(numbers.items(), drawn, strict=True):
-            if name == "mean" and plan.values is not None and plan.values.mean_epsilon_micro:
+        for name, number in numbers.items():
+            first = names.index(name)
+            if isinstance(number, MovingMean):
+                columns |= _moving(plan, number, kept, drawn[first : first + 2])
+            elif name == "mean" and plan.values is not None and plan.values.mean_epsilon_micro:
                 columns[name] = _cell_means(plan, kept, noise)
             else:
                 scaled = law(scales[name].numerator, scales[name].denominator)
-                columns[name] = _numbers(name, number, plan, kept, scaled, added)
+                columns[name] = _numbers(name, number, plan, kept, scaled, drawn[first])
     if "distribution" in statistics:
         columns |= _distribution(plan, kept, noise)
     return {name: columns[name] for name in dict.fromkeys([*plan.terms.speed.statistics, *columns]) if name in columns}
@@ -76,6 +82,24 @@ def _numbers(
     # Rounding moved the released value by up to half its granularity; the interval covers that too.
     half = np.where(reach > 0, reach + 0.5 * 10.0 ** -DECIMALS[name], 0.0)
     return Columns(raw, np.clip(raw, 0.0, top), scale, raw - half, raw + half, top)
+
+
+def _moving(plan: Plan, number: MovingMean, kept: Contributions, added: IntArray) -> dict[str, Columns]:
+    """Mean and number of moving reports, from the noise ``added`` (2, C) to their integers, with 95 % intervals."""
+    scales = scales_by_statistic(plan.scales, planned_statistics(plan), kept.counts.n_cells)[MOVING_MEAN]
+    per_scale, quantile = (1.0, _NORMAL) if plan.gaussian else (math.sqrt(2.0), ONE_SIDED)
+    noisy, top = number.draw(kept, added), plan.terms.speed.upper
+    ratio, span = number.mean(noisy, per_scale * scales.values, quantile), top - MOVING_KM_H
+    value, low, high = (MOVING_KM_H + part * span for part in (ratio.value, ratio.low, ratio.high))
+    scale, ends = ratio.deviation * span / per_scale, (MOVING_KM_H, top)
+    raw, step = np.round(number.number(noisy), DECIMALS[MOVING]), 0.5 * 10.0 ** -DECIMALS[MOVING]
+    half = quantile * per_scale * scales.values / number.span + step
+    return {
+        MOVING_MEAN: Columns.rounded(MOVING_MEAN, value, scale, (low, high), top, ends),
+        MOVING: Columns(
+            raw, np.maximum(raw, 0.0), scales.values / number.span, raw - half, raw + half, float(MAX_TOTAL)
+        ),
+    }
 
 
 _NORMAL = 1.96
@@ -142,9 +166,19 @@ def exact_values(
             continue
         if name in PERCENTS:
             exact[name] = _exact_percentile(kept, PERCENTS[name]) * SPEED_QUANTUM_KMH
+        elif name == MOVING_MEAN:
+            exact[name] = _exact_moving(kept)
         else:
             exact[name] = numbers[name].integers(kept) * numbers[name].unit(kept.counts, SPEED_QUANTUM_KMH)
     return exact
+
+
+def _exact_moving(kept: Contributions) -> FloatArray:
+    """The mean of moving reports of each cell, in km/h; not a number where none moves."""
+    total = kept.cell_totals(lambda x: np.where(x >= MOVING_QUANTA, x, 0)).astype(np.float64)
+    number = kept.cell_totals(lambda x: (x >= MOVING_QUANTA).astype(np.int64))
+    mean = np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
+    return np.asarray(mean * SPEED_QUANTUM_KMH)
 
 
 def _exact_percentile(kept: Contributions, percent: float) -> FloatArray:

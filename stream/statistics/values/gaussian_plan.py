@@ -19,15 +19,13 @@ from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
 from dpcore.gaussian import gaussian_half_width
 from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
-from dpcore.mean import Mean
 from dpcore.residual import ResidualMean
 from dpcore.resolution import regroup
-from dpcore.variance import Variance
-from stream.statistics.columns import VARIANCE_GRID
 from stream.statistics.merging import merge_hexagons
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
 from stream.statistics.residual_clipping import Ranges, ranges_of
 from stream.statistics.smoothing_state import Memory
+from stream.statistics.values.cell_statistics import CellStatistic, cell_statistics
 from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
@@ -98,10 +96,12 @@ def _admitted(counts: Counts, granted: IntArray, speed: SpeedTerms) -> Counts:
 
 
 def _program(kept: Counts, speed: SpeedTerms, ranges: Ranges | None = None) -> Sensitivities:
-    """Rows of every statistic of every cell, statistic-major."""
-    mean = Mean(speed.upper_quanta) if ranges is None else ResidualMean(*ranges.ends, speed.upper_quanta, ranges.gain)
-    rows = {"mean": mean, "variance": Variance(speed.upper_quanta, VARIANCE_GRID)}
-    return stack([rows[name].rows(kept, kept.samples) for name in speed.statistics])
+    """Rows of every statistic of every cell, statistic-major, in the order in which scales are read when they are
+    drawn."""
+    statistics: dict[str, CellStatistic | ResidualMean] = {**cell_statistics(speed.statistics, speed, None)}
+    if ranges is not None:
+        statistics["mean"] = ResidualMean(*ranges.ends, speed.upper_quanta, ranges.gain)
+    return stack([statistic.rows(kept, kept.samples) for statistic in statistics.values()])
 
 
 def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArray:
@@ -109,8 +109,7 @@ def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArra
     released."""
     program = _program(kept, speed)
     allocation = allocate_gaussian(program, np.maximum(granted, _NOBODY))
-    first = speed.statistics.index("mean") * kept.n_cells
-    sigma, samples = allocation.scales[first : first + kept.n_cells], kept.by_cell(kept.samples)
+    sigma, samples = allocation.scales[: kept.n_cells], kept.by_cell(kept.samples)  # the mean comes first
     return np.where(samples > 0, sigma / np.maximum(samples, 1), np.inf)
 
 

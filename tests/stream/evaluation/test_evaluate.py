@@ -183,12 +183,12 @@ def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_o
 
 
 def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path: Path) -> None:
-    config = with_speed(bus_config(tmp_path), statistics=("mean", "variance", "p15", "p50", "p85"))
+    config = with_speed(bus_config(tmp_path), statistics=("mean", "moving_mean", "variance", "p15", "p50", "p85"))
     windows = {SLOT + 3600 * k: random_rows(k, 120, slot=SLOT + 3600 * k) for k in range(2)}
     for name, chosen in variants(config, ["exact-loss", "levy"]):
         scores = report("day", 3, evaluate(chosen, windows, 3, name))["scores"]
         raw = {score["statistic"]: score for score in scores if score["estimator"] == "released"}
-        assert set(raw) == {"mean", "variance", "p15", "p50", "p85", "distribution"}
+        assert set(raw) == {"mean", "moving_mean", "variance", "p15", "p50", "p85", "distribution"}
         assert 0 < raw["distribution"]["mae"] < 1, "a Kolmogorov distance"
         assert all(score["coverage"] is not None for score in raw.values())
         assert raw["mean"]["noise"] > 0

@@ -33,7 +33,7 @@ from tests.support.releasing import build_messages, draw, on_terms, planned
 from tests.support.schemas import validate
 
 WEIGHTS = ("share", "user", "sample")
-STATISTICS = (["mean"], ["mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
+STATISTICS = (["mean"], ["mean", "moving_mean", "variance"], ["p50"], ["mean", "variance", "p15", "p50", "p85"])
 BINARY = {"speed.cdf_factors": [2] * 5, "speed.cdf_sharing": "equal"}
 """A tree that the configuration sets."""
 

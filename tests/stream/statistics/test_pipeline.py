@@ -181,7 +181,7 @@ def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messa
 
 
 def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: Path) -> None:
-    config = bus_config(tmp_path, **{"speed.min_users": 2})
+    config = bus_config(tmp_path, **{"speed.min_users": 2, "speed.statistics": ["mean", "moving_mean", "variance"]})
     plan, contributions = planned(config, random_rows(2, 60))
     messages = decode_outbox(encode_outbox(build_messages(plan, contributions, Noise(), None)[0]))
     for message in [*messages, rejected_message("bus", "not-json", "bus.positions", 0, 3, 9, 4)]:

@@ -72,7 +72,7 @@ export function parsePlace(hash: string): Place {
     area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
     hexagons: oneOf(fields.get('hexagons'), ['on'] as const),
-    statistic: oneOf(fields.get('statistic'), ['mean', 'p50', 'p85', 'spread'] as const),
+    statistic: oneOf(fields.get('statistic'), ['mean', 'moving', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['now', 'usual', 'day', 'scheduled'] as const),
     day: parseDay(fields.get('day') ?? ''),
     large: oneOf(fields.get('large'), ['on'] as const),

@@ -4,13 +4,14 @@ import { decimals, say, type TextKey } from './texts';
 import { fromUnit, inUnit, unit } from './units';
 import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types';
 
-export type Statistic = 'mean' | 'p50' | 'p85' | 'spread';
+export type Statistic = 'mean' | 'moving' | 'p50' | 'p85' | 'spread';
 /** The leading estimates, or the values as they were released. */
 export type Kind = 'estimate' | 'raw';
 export type Scheme = 'now' | 'usual' | 'day' | 'scheduled';
 
 /** Every statistic with the released number that it is read from. */
-export const STATISTICS: Record<Statistic, Measured> = { mean: 'mean', p50: 'p50', p85: 'p85', spread: 'variance' };
+export const STATISTICS: Record<Statistic, Measured> =
+  { mean: 'mean', moving: 'moving_mean', p50: 'p50', p85: 'p85', spread: 'variance' };
 
 /**
  * A number with its 95 % interval, in km/h. `method` names the model where it is not the released value. `outside`:

@@ -26,7 +26,7 @@ export interface Leading {
   at_bound?: true;
 }
 
-export type Measured = 'mean' | 'variance' | 'p15' | 'p50' | 'p85';
+export type Measured = 'mean' | 'moving_mean' | 'variance' | 'p15' | 'p50' | 'p85';
 
 export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   cell: string;

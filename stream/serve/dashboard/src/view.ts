@@ -208,8 +208,9 @@ export class View {
     return this.window?.histograms ?? [];
   }
 
+  /** Nothing says what mean of moving reports is usual: ratios of noisy numbers do not average out. */
   get comparable(): boolean {
-    return this.earlierWindows >= 3 && this.besideOtherDays;
+    return this.earlierWindows >= 3 && this.besideOtherDays && this.statistic !== 'moving';
   }
 
   /** Released values alone are compared with other days. */

@@ -1,0 +1,107 @@
+"""Mean of moving reports under relation "values": both the sum and the number of them are protected, so both carry
+noise.
+
+A report moves if its value is at least the public threshold v. With Δ = U − v, two integers of a cell are released,
+summed over its retained samples that move: S = Σ (2x − v − U) and M = Σ Δ. The mean of moving reports is (v + U)/2 +
+Δ·S/(2M), their number M/Δ.
+
+To be proved: if all values of one user change, (S, M) of cell g moves in L1 norm, and hence in L2 norm, by at most
+:meth:`MovingMean.sensitivities` of their pair there, 2·Δ·Γ. With independent discrete Laplace noise of one scale b_g on
+both they therefore lose at most Σ_g 2ΔΓ/b_g, and :meth:`MovingMean.charges` is never below that; with discrete Gaussian
+noise of scale σ_g at most Σ_g (2ΔΓ)²/(2σ_g²).
+Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ where it moves. From standing to moving that is
+a change of |s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <= 2Δ. Γ samples: the triangle inequality. Noise of
+scale b on two integers that move by (d, e) costs (|d| + |e|)/b, Gaussian noise (d² + e²)/(2σ²), and cells' noises are
+independent, so costs add up. So the number costs nothing beside the sum; alone, S would need the same noise.
+Tested: by brute force in ``tests/dpcore/test_moving_mean.py``, on the shipped path in
+``tests/audit/test_values_audit.py`` and ``tests/audit/test_values_zcdp_audit.py``.
+
+Neighbours differ in the values of one user; Γ and the scales are functions of public counts, and v is a constant. Which
+of their reports move is protected, as values are. Source: mechanism S7 for a pair of numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcore._whole_numbers import whole_number
+from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.bernstein import Ratio, ratio_of
+from dpcore.contributions import Contributions, Counts, IntArray
+from dpcore.errors import ParameterError
+from dpcore.mean import clipping_bias
+from dpcore.scales import LaplaceScales, check_clipped, checked_upper
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MovingMean:
+    """``upper``: U in quanta. ``least``: v, from which on a value moves. Raises :class:`ParameterError` unless 0 < v <
+    U."""
+
+    upper: int
+    least: int
+
+    def __post_init__(self) -> None:
+        if not 0 < whole_number("least", self.least) < checked_upper(self.upper):
+            raise ParameterError(f"moving from {self.least} quanta on is not within (0, {self.upper}); raise the bound")
+
+    @property
+    def span(self) -> int:
+        """Δ = U − v."""
+        return self.upper - self.least
+
+    def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
+        """L1 sensitivity 2·Δ·Γ of both numbers over ``retained`` samples (P,) for each pair, in quanta; shape (P,)."""
+        checked_retained(counts, retained)
+        return retained * (2 * self.span)
+
+    def rows(self, counts: Counts, retained: IntArray) -> Sensitivities:
+        """Rows of the allocation, one per cell for both numbers; weight = events per full range 2·Δ·n of S."""
+        weight = counts.by_cell(counts.samples) / self.full_ranges(counts, retained)
+        return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
+
+    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
+        """µε of each user for noise of ``scales`` (C,) on both numbers, (L,): Σ over their cells of 2ΔΓ/b, rounded
+        up."""
+        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
+
+    def integers(self, kept: Contributions) -> IntArray:
+        """S and M of the retained values per cell, shape (2, C): what noise is added to; never to be shown.
+
+        Raises :class:`ParameterError` for values that were clipped to more than ``upper``.
+        """
+        check_clipped(kept.upper, self.upper)
+        least, both = self.least, self.least + self.upper
+        sums = kept.cell_totals(lambda x: np.where(x >= least, 2 * x - both, 0))
+        return np.array([sums, kept.cell_totals(lambda x: np.where(x >= least, self.span, 0))])
+
+    def draw(self, kept: Contributions, noise: IntArray) -> IntArray:
+        """Noisy S and M, (2, C), from ``noise`` (2, C): two draws of the scales that were charged for."""
+        return self.integers(kept) + noise
+
+    def number(self, noisy: IntArray) -> FloatArray:
+        """Number of moving reports, shape (C,), from the noisy (2, C)."""
+        return np.asarray(noisy[1] / self.span)
+
+    def mean(self, noisy: IntArray, deviations: FloatArray, quantile: float) -> Ratio:
+        """Share of the way from v to U at which the mean lies, from the noisy (2, C); Fieller's interval.
+        Post-processing.
+
+        ``deviations``: standard deviation of the noise of each number, (C,); ``quantile``: of them on each side.
+        """
+        half, whole = np.array([0.5, 0.5]), np.array([0.0, 1.0])
+        return ratio_of(noisy / self.span, deviations / self.span, half, whole, 0.5, 1.0, quantile)
+
+    def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
+        """Integers in the full range of S of each cell if all reports move, shape (C,)."""
+        return np.maximum(counts.by_cell(retained) * (2 * self.span), 1).astype(np.float64)
+
+    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
+        """Bias 1 − n/N of a mean over n of N samples if as many of both move, in ranges, (C,): for predictions
+        alone."""
+        return clipping_bias(total, retained)
