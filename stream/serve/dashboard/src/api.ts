@@ -3,7 +3,7 @@
 import type { Position } from 'geojson';
 import { say } from './texts';
 import type {
-  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
+  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -49,8 +49,6 @@ export const windows = async (feed: string) =>
 
 export const cells = (feed: string, start: string) =>
   get<WindowCells>('api/v1/hexagons', { feed, window: start });
-
-export const usual = (feed: string, start: string) => get<Usual>('dashboard/usual', { feed, window: start });
 
 export const scheduled = async (feed: string, start: string) =>
   (await get<ScheduledSpeeds>(`api/v1/windows/${encodeURIComponent(start)}/scheduled`, { feed })).cells;

@@ -259,13 +259,13 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again) return void tell(ready);
   begin('asked');
-  const [cells, usual, alerts, other, scheduled] = await Promise.all([
-    load(window), api.usual(view.feed, window.window.start), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
+  const [cells, alerts, other, scheduled] = await Promise.all([
+    load(window), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
   ]);
   if (mine !== turn) return;
   unread = false;
   took('fetch', 'asked');
-  view.setWindow(cells, usual);
+  view.setWindow(cells);
   view.setOtherDay(other.read.day, other.read.hexagons);
   view.alerts = alerts;
   view.scheduled = scheduled.read && new Map(scheduled.read.map(({ cell, value }) => [cell, value]));
