@@ -61,9 +61,7 @@ async def _measured(sizes: Sizes) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hexveil-bench-")))
         kafka, redis = stack.enter_context(KafkaServer()), stack.enter_context(RedisServer(appendfsync="always"))
-        file = write_config(
-            folder, "plain", "latency", bootstrap=kafka.bootstrap, replicas=1, redis=redis.url, slot=sizes.slot, ahead=5
-        )
+        file = write_config(folder, "plain", "latency", bootstrap=kafka.bootstrap, redis=redis.url, slot=sizes.slot)
         config = load_config(file)
         await prepare(config)
         worker, service = Worker(file), PublicService(file, config.public.port)

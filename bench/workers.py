@@ -58,9 +58,7 @@ async def _measured(number: int, sizes: Sizes) -> dict[str, float]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hexveil-bench-")))
         kafka, redis = stack.enter_context(KafkaServer()), stack.enter_context(RedisServer(appendfsync="always"))
-        file = write_config(
-            folder, "plain", "workers", bootstrap=kafka.bootstrap, replicas=1, redis=redis.url, slot=_SLOT, ahead=5
-        )
+        file = write_config(folder, "plain", "workers", bootstrap=kafka.bootstrap, redis=redis.url, slot=_SLOT)
         config = load_config(file)
         await _create_topic(config)
         await prepare(config)

@@ -64,7 +64,7 @@ def config_of(epsilon: float, shares: tuple[int, int], folder: Path) -> Config:
         "privacy.budget": 96.0,
         "hexagons.resolution": 7,
         "participation.weight": "share",
-        "participation.shares": {"moments": shares[0], "area": shares[1]},
+        "participation.area_share": round(4 * shares[1] / shares[0]),
         "speed.statistics": ("mean",),
         "feed.domain": BOX,
     }

@@ -16,11 +16,11 @@ import msgspec
 
 from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.budget import from_micro
-from dpcore.level_tree import Sharing, TreeShape
 from dpcore.participation import Weight
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.config.histogram import HistogramConfig, Inference
+from stream.config.feed import MAX_CELLS_PER_USER, MAX_EVENTS_PER_USER
+from stream.config.histogram import TUNING_QUERIES, HistogramConfig, Inference
 from stream.config.public_cells import MAX_NUMBERS
 from stream.config.section import BoundingBox
 from stream.config.speed import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, SPEED_QUANTUM_KMH
@@ -113,15 +113,6 @@ class SpeedTerms(Struct, frozen=True):
     sum_cap: float = 0.0
     min_users: int = 1
     typical_km_h: float | None = None
-    mean_capacity: int | None = None
-    mean_quantile_percent: int = 10
-    cdf_factors: tuple[int, ...] = ()
-    cdf_sharing: Sharing = "optimal"
-
-    @property
-    def cdf_shape(self) -> TreeShape:
-        """The shape of the tree over the bins of the distribution."""
-        return TreeShape(self.cdf_factors, self.cdf_sharing)
 
     @property
     def upper(self) -> float:
@@ -236,9 +227,9 @@ class HistogramTerms(Struct, frozen=True):
             rows=settings.rows,
             columns=settings.columns,
             sizes=settings.grid_sizes,
-            tuning_queries=settings.tuning_queries,
-            regions=None if euler is None else RegionTerms(**euler.model_dump()),
-            tuning_areas=() if settings.e2epriv is None else settings.e2epriv.tuning_areas,
+            tuning_queries=TUNING_QUERIES,
+            regions=None if euler is None else RegionTerms(**euler.model_dump(), **settings.region_rules),
+            tuning_areas=settings.tuning_areas,
             given=tuple((name, tuple(sorted(given.items()))) for name, given in settings.parameters.items()),
         )
 
@@ -313,7 +304,7 @@ class Terms(Struct, frozen=True):
             horizon=_horizon(config),
             participation=_participation(config),
             histogram=None if config.histogram is None else HistogramTerms.of(config.histogram, config),
-            limits=UserLimits(cells=window.max_cells_per_user, events=window.max_events_per_user),
+            limits=UserLimits(cells=MAX_CELLS_PER_USER, events=MAX_EVENTS_PER_USER),
             rules=FixRules.of(config),
         )
 
@@ -368,14 +359,14 @@ def _horizon(config: Config) -> tuple[int, int] | None:
 
 def _privacy(config: Config) -> PrivacyTerms:
     privacy = config.privacy
-    zcdp = None
-    if privacy.rho is not None and privacy.rho_budget is not None and privacy.delta is not None:
-        zcdp = Zcdp(rho=privacy.rho, rho_budget=privacy.rho_budget, delta=privacy.delta)
+    grant, budget, zcdp = privacy.ledger_grant, privacy.ledger_budget, None
+    if privacy.delta is not None:
+        zcdp = Zcdp(rho=grant / NANO, rho_budget=budget / NANO, delta=privacy.delta)
     return PrivacyTerms(
         epsilon=privacy.epsilon,
         stated_budget=privacy.budget,
-        grant=privacy.ledger_grant,
-        budget=privacy.ledger_budget,
+        grant=grant,
+        budget=budget,
         paced=privacy.admission == "paced",
         rolling=privacy.admission == "rolling",
         zcdp=zcdp,
@@ -386,10 +377,9 @@ def _participation(config: Config) -> ParticipationTerms | None:
     settings = config.participation
     if settings is None:
         return None
-    shares = settings.shares
     return ParticipationTerms(
         weight=settings.weight,
         cells_per_user=settings.cells_per_user,
         samples_per_cell=settings.samples_per_cell,
-        shares=(shares.moments, shares.users, shares.percentiles, shares.area),
+        shares=(4, 1, 4, settings.area_share),
     )

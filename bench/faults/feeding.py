@@ -13,6 +13,8 @@ import numpy as np
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from stream.config.feed import MAX_FUTURE
+
 PARTITIONS = 4
 _TICK_SECONDS = 0.2
 _REGULARS, _OTHERS, _ACTIVE = 30, 1_500, 50
@@ -50,7 +52,7 @@ class Stream:
         kind = rng.random(count)
         shift = np.where(kind < 0.03, -rng.integers(2_000, 1 + 4_000 * self.slot, count), -rng.integers(0, 900, count))
         shift = np.where(kind > 0.98, rng.integers(0, 1_000 * self.ahead - 500, count), shift)
-        shift = np.where(kind > 0.998, 1_000 * (self.ahead + 60), shift)
+        shift = np.where(kind > 0.998, 1_000 * (int(MAX_FUTURE.total_seconds()) + 60), shift)
         shift += np.where(user % 3 == 0, self.clock_off_ms, 0)
         times = (int(now * 1000) + shift).tolist()
         place = (user * 7 + rng.integers(0, 3, count)) % len(self._places)

@@ -23,9 +23,6 @@ domain = {{ south = {south}, west = {west}, north = {north}, east = {east} }}
 [window]
 slot = "{slot}s"
 allowed_delay = "1s"
-max_future = "{ahead}s"
-max_events_per_user = 5000
-max_cells_per_user = 20
 {margin}
 
 [privacy]
@@ -37,7 +34,6 @@ user_key_file = "user.key"
 [kafka]
 bootstrap = "{bootstrap}"
 group = "{name}"
-replication_factor = {replicas}
 
 [redis]
 url = "{redis}"
@@ -65,12 +61,10 @@ _SPEED = {
 }
 
 
-def write_config(
-    folder: Path, kind: str, name: str, *, bootstrap: str, replicas: int, redis: str, slot: int, ahead: int
-) -> Path:
+def write_config(folder: Path, kind: str, name: str, *, bootstrap: str, redis: str, slot: int) -> Path:
     """The configuration of one feed of ``kind`` as a file in ``folder``, which also gets its user key.
 
-    ``slot``, ``ahead``: length of a timeslot, and how far ahead of the broker's clock events may be, in seconds.
+    ``slot``: length of a timeslot in seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     south, west, north, east = BOX
@@ -82,12 +76,10 @@ def write_config(
         north=north,
         east=east,
         slot=slot,
-        ahead=ahead,
         margin='publication_margin = "1s"' if kind == "riders" else "",
         epsilon=1.0,
         budget=100_000.0 if kind == "plain" else 15.0,
         bootstrap=bootstrap,
-        replicas=replicas,
         redis=redis,
         operator=free_port(),
         public=free_port(),

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config import Config
+from stream.config.feed import MAX_CELLS_PER_USER, MAX_EVENTS_PER_USER, MAX_FUTURE
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -88,7 +89,7 @@ class Recount:
         window = self.config.window
         slot_us = int(window.slot.total_seconds() * 1e6)
         delay, age, ahead = (
-            int(span.total_seconds() * 1e6) for span in (window.allowed_delay, window.max_age, window.max_future)
+            int(span.total_seconds() * 1e6) for span in (window.allowed_delay, window.max_age, MAX_FUTURE)
         )
         arrival = self._latest.get(partition, 0)
         rows = []
@@ -157,15 +158,14 @@ class Recount:
 
     def _counts(self, part: npt.NDArray[np.uint64]) -> WindowCounts:
         """Counts of one window from its (user, time, cell), sorted by user and time."""
-        limits = self.config.window
         user = part[:, 0]
         rank = np.arange(len(user)) - np.searchsorted(user, user)
-        part = part[rank < limits.max_events_per_user]
+        part = part[rank < MAX_EVENTS_PER_USER]
         pairs, samples = np.unique(part[:, [0, 2]], axis=0, return_counts=True)
         order = np.lexsort((pairs[:, 1], -samples, pairs[:, 0]))
         pairs, samples = pairs[order], samples[order]
         rank = np.arange(len(pairs)) - np.searchsorted(pairs[:, 0], pairs[:, 0])
-        pairs, samples = pairs[rank < limits.max_cells_per_user], samples[rank < limits.max_cells_per_user]
+        pairs, samples = pairs[rank < MAX_CELLS_PER_USER], samples[rank < MAX_CELLS_PER_USER]
         order = np.lexsort((pairs[:, 0], pairs[:, 1]))
         return WindowCounts(pairs[order, 1], pairs[order, 0], samples[order])
 

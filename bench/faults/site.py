@@ -79,10 +79,8 @@ class Site:
                 kind,
                 name,
                 bootstrap=self.bootstrap,
-                replicas=sizes.brokers,
                 redis=self.redis.url,
                 slot=sizes.slot,
-                ahead=sizes.ahead,
             )
             config = read_config(file)
             stream = Stream(

@@ -13,6 +13,7 @@ import h3.api.numpy_int as h3
 from bench.fuzzing.hunting import Hunt, Target
 from bench.fuzzing.mutation import Mutator, json_of
 from stream.config import Config, load_config
+from stream.config.feed import MAX_FUTURE
 from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
 from stream.ingestion.formats import feed_format, field_path, walk
@@ -193,7 +194,7 @@ class Messages(Target):
         assert ((rows["lng"] >= domain.west * 1e7 - 1) & (rows["lng"] <= domain.east * 1e7 + 1)).all()
         assert ((rows["value"] >= 0) & (rows["value"] <= 2**31 - 1)).all()
         window = self._config.window
-        oldest, newest = NOW_US - window.max_age.total_seconds() * 1e6, NOW_US + window.max_future.total_seconds() * 1e6
+        oldest, newest = NOW_US - window.max_age.total_seconds() * 1e6, NOW_US + MAX_FUTURE.total_seconds() * 1e6
         assert ((rows["time"] >= oldest) & (rows["time"] <= newest)).all()
         assert (batch.slots % 900 == 0).all()
         assert (rows["time"] // 1_000_000 - batch.slots >= 0).all()

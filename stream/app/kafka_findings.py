@@ -15,7 +15,7 @@ from stream.config import Config
 from stream.connection import kafka_options, start_client
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
-from stream.messages.topics import TopicPlan, durability, topic_plans
+from stream.messages.topics import TopicPlan, durability, replicas_on, topic_plans
 from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US
 
@@ -73,14 +73,14 @@ async def replication_finding(admin: AIOKafkaAdminClient, config: Config, topic:
     (described,) = await admin.describe_topics([topic])
     replicas = min((len(partition["replicas"]) for partition in described["partitions"]), default=0)
     settings = await _settings(admin, topic)
-    wanted = min(3, brokers)
+    wanted = replicas_on(brokers)
     needed = durability(wanted)
     set_to = {name: settings.get(name, "?") for name in needed}
     remedies = []
     if replicas < wanted:
         remedies.append(
-            f"give each partition {wanted} replicas with kafka-reassign-partitions, or create the topic with "
-            f"kafka.replication_factor = {wanted}: what is on one broker only is gone with its disk"
+            f"give each partition {wanted} replicas with kafka-reassign-partitions, or create the topic anew with "
+            "hexveil topics create: what is on one broker only is gone with its disk"
         )
     if set_to != needed:
         settled = ",".join(f"{name}={value}" for name, value in needed.items())

@@ -112,7 +112,8 @@ class Worker:
 
     async def due_slots(self) -> list[int]:
         """Slots of windows that take no more events and are to be released, oldest first. Updates the gauges."""
-        due = await self.due.look()
+        due = await self.due.ask()
+        await self.due.tidy(due)
         self.metrics.windows_set_aside.set(len(due.aside))
         self.metrics.open_windows.set(len(due.open))
         if due.mark_us is not None:
@@ -133,7 +134,7 @@ class Worker:
         times = self.config.publication
         if times is None:
             return []
-        committed = await self.store.committed((await self.due.look()).slots)
+        committed = await self.store.committed((await self.due.ask()).slots)
         now_us = await self.rows.now_us()
         limit_us = now_us + round(within_seconds * 1e6)
         return [slot for slot in committed if times.next_us(self._end(slot), now_us) <= limit_us]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dpcore.accounting import NANO
 from dpcore.budget import from_micro
 from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
@@ -51,19 +52,12 @@ def _participation(settings: Config) -> dict[str, Any] | None:
         stop(str(error), USAGE)
 
 
-def _names(settings: Config) -> tuple[str, str]:
-    """The configured allowances of a window and of a period, as text."""
-    privacy = settings.privacy
-    if privacy.accounting == "zcdp":
-        return f"rho {privacy.rho}", f"rho_budget {privacy.rho_budget}"
-    return f"epsilon {privacy.epsilon}", f"budget {privacy.budget}"
-
-
 def _promise(settings: Config) -> str:
     privacy = settings.privacy
     if privacy.accounting == "pure":
         return f"{privacy.budget}-differentially private"
-    return f"{privacy.rho_budget}-zCDP, hence ({privacy.budget}, {privacy.delta})-differentially private,"
+    rho = _amount(settings, privacy.ledger_budget)
+    return f"{rho}-zCDP, hence ({privacy.budget}, {privacy.delta})-differentially private,"
 
 
 def _histogram(settings: Config, windows: int) -> dict[str, Any] | None:
@@ -128,7 +122,8 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
     if settings.shared_ledger is not None:
         report["ledger"] = settings.shared_ledger
     if settings.privacy.accounting == "zcdp":
-        report |= settings.privacy.model_dump(include={"accounting", "rho", "rho_budget", "delta"})
+        rho, rho_budget = settings.privacy.ledger_grant / NANO, settings.privacy.ledger_budget / NANO
+        report |= {"accounting": "zcdp", "rho": rho, "rho_budget": rho_budget, "delta": settings.privacy.delta}
     if histogram is not None:
         report["histogram"] = histogram
     if (worst := _worst_error(settings)) is not None:
@@ -226,31 +221,21 @@ def _unpaid(settings: Config) -> Iterator[str]:
         )
         return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))
-    full = settings.privacy.ledger_budget // settings.window_grant
-    allowance = "epsilon" if settings.privacy.accounting == "pure" else "rho"
-    budget = "budget" if settings.privacy.accounting == "pure" else "rho_budget"
+    full, pure = settings.privacy.ledger_budget // settings.window_grant, settings.privacy.accounting == "pure"
+    allowance = "epsilon" if pure else "rho"
+    of_one = settings.privacy.epsilon if pure else _amount(settings, settings.privacy.ledger_grant)
+    budget, besides = f"budget {settings.privacy.given_budget}", ""
+    if settings.histogram_grant:
+        besides = f" and {_amount(settings, settings.histogram_grant)} for histograms"
     if full < usual:
-        besides = (
-            f" and {_amount(settings, settings.histogram_grant)} for histograms" if settings.histogram_grant else ""
-        )
-        longer = (
-            f", or {_amount(settings, longest * settings.window_grant)} for the {longest} of the longest period"
-            if longest > usual
-            else ""
-        )
         paid = (
-            f"{_names(settings)[1]} pays for {full} of {usual} windows at {_names(settings)[0]}{besides}; "
-            "a "
-            "user who spends all of it"
+            f"{budget} pays for {full} of {usual} windows at {allowance} {of_one}{besides}; a user who spends all of it"
         )
-        remedies = (
-            f"To pay for all of them, lower {allowance}, lengthen window.slot, or set {budget} to "
-            f"{_amount(settings, usual * settings.window_grant)}{longer}."
-        )
+        longer = f", or {_paying(settings, longest)} for the {longest} of the longest period" if longest > usual else ""
+        remedies = f"To pay for all of them, {_paid_by(settings, usual)}{longer}."
         if settings.privacy.admission == "paced":
             yield (
-                f"Note: {paid} in each takes part in about {full} windows of a period, spread over "
-                "it "
+                f"Note: {paid} in each takes part in about {full} windows of a period, spread over it "
                 f"(privacy.admission 'paced'). {remedies}"
             )
         else:
@@ -261,11 +246,22 @@ def _unpaid(settings: Config) -> Iterator[str]:
     elif full < longest:
         yield (
             f"Note: in {settings.feed.timezone} the longest period, in which the clocks go back, has {longest} windows "
-            "instead of "
-            f"{usual}, and {_names(settings)[1]} pays for {full}; a user who spends all of {allowance} in each "
-            "contributes nothing "
-            f"after that. To pay for all of them, set {budget} to {_amount(settings, longest * settings.window_grant)}."
+            f"instead of {usual}, and {budget} pays for {full}; a user who spends all of {allowance} in each "
+            f"contributes nothing after that. To pay for all of them, {_paid_by(settings, longest, besides='')}."
         )
+
+
+def _paid_by(settings: Config, windows: int, besides: str = "lengthen window.slot, or ") -> str:
+    """What makes the budget pay for so many windows."""
+    lower = "lower epsilon, " if besides and settings.privacy.accounting == "pure" else ""
+    key = "budget" if settings.privacy.accounting == "pure" else "windows"
+    return f"{lower}{besides}set {key} to {_paying(settings, windows)}"
+
+
+def _paying(settings: Config, windows: int) -> str:
+    """The budget that pays for so many windows, or their number where each gets its part of a budget."""
+    pure = settings.privacy.accounting == "pure"
+    return _amount(settings, windows * settings.window_grant) if pure else str(windows)
 
 
 def _amount(settings: Config, units: int) -> str:

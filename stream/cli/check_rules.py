@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.config.feed import MAX_CELLS_PER_USER, MAX_EVENTS_PER_USER, MAX_FUTURE
+from stream.config.public_cells import MAX_CELLS
+from stream.config.quality import ORIGIN_DEGREES
 
 
 class Rule(NamedTuple):
@@ -61,11 +64,9 @@ def _of_events(config: Config) -> Iterator[Rule]:
         silent = "a partition that was read to its end and brought nothing newer for this long is ignored"
         yield Rule(event, "window.idle_timeout", _seconds(window.idle_timeout), "s", silent)
     yield Rule(event, "window.max_age", _seconds(window.max_age), "s", "older events are refused on arrival")
-    yield Rule(event, "window.max_future", _seconds(window.max_future), "s", "events further ahead are refused")
-    quality = config.feed.quality
-    if quality.origin_degrees:
-        origin = "events this near to latitude 0, longitude 0 are refused"
-        yield Rule(event, "feed.quality.origin_degrees", quality.origin_degrees, "degrees", origin)
+    yield Rule(event, "ahead", _seconds(MAX_FUTURE), "s", "events further ahead are refused", fixed=True)
+    origin = "events this near to latitude 0, longitude 0 are refused"
+    yield Rule(event, "origin", ORIGIN_DEGREES, "degrees", origin, fixed=True)
     if config.fastest_km_h is not None:
         yield Rule(event, "feed.quality.fastest_km_h", config.fastest_km_h, "km/h", "faster events are refused")
     yield Rule(event, "message", MAX_MESSAGE_BYTES, "bytes", "longer messages are refused alone", fixed=True)
@@ -100,12 +101,12 @@ def _of_faulty_units(config: Config) -> Iterator[Rule]:
 
 
 def _of_users(config: Config) -> Iterator[Rule]:
-    user, window = "a user", config.window
+    user = "a user"
     yield from _of_faulty_units(config)
     first = "in each window a user counts with their first events, up to this number"
-    yield Rule(user, "window.max_events_per_user", window.max_events_per_user, "events", first)
+    yield Rule(user, "events", MAX_EVENTS_PER_USER, "events", first, fixed=True)
     most = "and of these events with those in the cells that have most of them, up to this number of cells"
-    yield Rule(user, "window.max_cells_per_user", window.max_cells_per_user, "cells", most)
+    yield Rule(user, "cells", MAX_CELLS_PER_USER, "cells", most, fixed=True)
     clipped = "higher speeds are clipped to it"
     yield Rule(user, "speed.upper_bound", config.speed.upper_bound, "km/h", clipped)
     if config.participation is not None:
@@ -133,7 +134,7 @@ def _of_windows(config: Config) -> Iterator[Rule]:
         yield Rule(window, "window.publication_margin", _seconds(config.publication.margin), "s", margin)
     if config.participation is not None:
         listed = "the public list may have up to this number of cells; each of them is published in every window"
-        yield Rule(window, "participation.max_cells", config.participation.max_cells, "cells", listed)
+        yield Rule(window, "public cells", MAX_CELLS, "cells", listed, fixed=True)
     if config.relation == NeighbouringRelation.VALUES:
         yield from _of_windows_by_counts(config, window)
 

@@ -289,9 +289,7 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
     from stream.sources.live import poll
     from stream.sources.polling import Poller, PollSettings
 
-    reader = GtfsRealtime(
-        settings.feed, settings.slotting, relation=settings.relation, max_future=settings.window.max_future
-    )
+    reader = GtfsRealtime(settings.feed, settings.slotting, relation=settings.relation)
     polling = PollSettings(interval_s=1.0)
     start_us = _morning_us(settings.feed.timezone)
 

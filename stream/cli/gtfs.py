@@ -16,6 +16,7 @@ import typer
 from stream.cli.feeding import refusals, refuse
 from stream.cli.options import FAILED, ConfigFile, choose_config
 from stream.config import Config, ConfigError, load_config
+from stream.config.public_cells import MAX_CELLS
 from stream.sources.modes import Mode
 from stream.sources.places import Places, as_area, as_features, as_table, places
 from stream.sources.schedule import Schedule, ScheduleError, read_schedule
@@ -190,11 +191,9 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, spee
         err=True,
     )
     _tell_speeds(speeds)
-    bound = None if config.participation is None else config.participation.max_cells
-    if bound is not None and crossed > bound:
+    if config.participation is not None and crossed > MAX_CELLS:
         typer.echo(
-            f"Note: {crossed} cells are more than participation.max_cells = {bound}; raise it, or use larger cells.",
-            err=True,
+            f"Note: {crossed} cells are more than the {MAX_CELLS} that may be public; use larger cells.", err=True
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import typer
 
 from dpcore.relation import NeighbouringRelation
@@ -21,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _reader(
-    feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation, max_future: timedelta
+    feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation
 ) -> SnapshotEvents:
     try:
         from stream.sources.gtfs_rt import GtfsRealtime
@@ -29,4 +27,4 @@ def _reader(
         raise refuse(
             f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'"
         ) from None
-    return GtfsRealtime(feed, slotting, speeds, relation, max_future)
+    return GtfsRealtime(feed, slotting, speeds, relation)

@@ -69,9 +69,7 @@ def hfp(
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
         source_of_speeds = speed_source(speeds, settings.feed)
-        reader = HighFrequencyPositions(
-            settings.feed, settings.slotting, source_of_speeds, settings.relation, settings.window.max_future
-        )
+        reader = HighFrequencyPositions(settings.feed, settings.slotting, source_of_speeds, settings.relation)
         broker = Broker(address, tuple(topic or [EVERY_POSITION]), ca, None if login is None else _login(login))
         broker.tls()
     except (ConfigError, ValueError) as error:

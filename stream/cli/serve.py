@@ -81,9 +81,10 @@ def register(app: typer.Typer) -> None:
 async def _serve(served: web.Application, settings: Config, open_files: int) -> None:
     """Serve until SIGTERM or Ctrl-C. A proxy before this process has one address, and may hold every event stream."""
     from stream.http_server import OTHER_FILES, BoundedRunner, serve_until
+    from stream.serve.broadcast import MAX_STREAMS
 
     public, stopping = settings.public, stopped_by_signals()
-    most = 2 * public.max_streams + _OTHER_CONNECTIONS
+    most = 2 * MAX_STREAMS + _OTHER_CONNECTIONS
     runner = BoundedRunner(served, most, _IDLE_SECONDS, OTHER_FILES + open_files)
     await serve_until(stopping, runner, public.socket or (public.host, public.port), backlog=1024)
 

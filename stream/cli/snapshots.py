@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -46,9 +45,8 @@ from stream.sources.standard_input import STDIN
 from stream.sources.stored_snapshots import without_clocks_ahead
 from stream.windows import Slotting, SpanError, Window
 
-MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation, timedelta], SnapshotEvents]
-"""Makes the reader of one format, for a feed with these periods, source of speeds, relation and
-``window.max_future``."""
+MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]
+"""Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
 
 
 # long: it holds the command, which is long
@@ -107,9 +105,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
         try:
             settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
             source_of_speeds = speed_source(speeds, settings.feed)
-            reader = make_reader(
-                settings.feed, settings.slotting, source_of_speeds, settings.relation, settings.window.max_future
-            )
+            reader = make_reader(settings.feed, settings.slotting, source_of_speeds, settings.relation)
             polling = PollSettings(
                 interval_s=parse_duration(interval).total_seconds(),
                 largest=LARGEST_SNAPSHOT,

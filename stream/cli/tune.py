@@ -17,7 +17,7 @@ from stream.cli.options import FAILED, USAGE, AsJson, ConfigFile, ExpectedRelati
 if TYPE_CHECKING:
     from stream.config import Config
     from stream.evaluation.tuning import Search, Trial, Tuning
-    from stream.evaluation.wants import Want
+    from stream.evaluation.wants import DropWant, Want
 
 _EXPECTED_TRIALS = 60
 """Length of the progress bar; a search rarely needs more."""
@@ -31,7 +31,13 @@ def register(app: typer.Typer) -> None:
 # long: one argument for each option
 def tune_recording(
     file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON, plain or .gz: a past recording.")],
-    want: Annotated[str, typer.Option(help="What the map must show, like '±5 km/h for 80 % of events'.")],
+    want: Annotated[
+        str,
+        typer.Option(
+            help="What the map must show, like '±5 km/h for 80 % of events' or "
+            "'see a drop of 8 km/h within 30 min in 80 % of cells'."
+        ),
+    ],
     budget: Annotated[float, typer.Option(min=0.001, max=10_000, help="Largest ε of one user and period.")] = 12.0,
     resolutions: Annotated[
         str | None,
@@ -59,10 +65,13 @@ def tune_recording(
 ) -> None:
     """Find the least budget and the settings whose map is as good as wanted. The output is NOT private: do not publish
     it."""
+    from stream.cli.tune_drop import drop_report, expected_of, live_slots, print_drop_tuning, search_drop
     from stream.cli.tune_report import check_plot, print_tuning, report, write_plot
     from stream.cli.tune_writing import check_target, keys_for, write_chosen
+    from stream.evaluation.drop_tuning import DropSearch
     from stream.evaluation.evaluate import NOT_PRIVATE
     from stream.evaluation.tuning import Search
+    from stream.evaluation.wants import DropWant
 
     if not math.isfinite(budget):
         stop(f"--budget {budget} is not a number; write one like 12", USAGE)
@@ -76,6 +85,22 @@ def tune_recording(
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
     rows = read_rows(settings, file, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
+    if isinstance(wanted, DropWant):
+        if figure is not None:
+            stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot", USAGE)
+        search = DropSearch(chosen_file.file, rows, wanted, budget, draws, seed)
+        live = grids[0], grids[1] if slots else live_slots(settings)
+        result = search_drop(search, live, finest=finest)
+        if as_json:
+            typer.echo(json.dumps(drop_report(result, wanted, budget, str(file), draws, seed), allow_nan=False))
+        else:
+            typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
+            print_drop_tuning(result, wanted, budget)
+        if result.chosen is None:
+            raise typer.Exit(FAILED)
+        if write is not None:
+            write_chosen(write, source, result.chosen.keys, expected_of(result.chosen), wanted, force=force)
+        return
     tuning = _search(
         lambda on_trial: Search(settings, rows, wanted, budget, draws, seed, on_trial), grids, finest=finest
     )
@@ -89,7 +114,7 @@ def tune_recording(
         if tuning.chosen is None:
             raise typer.Exit(FAILED)
         if write is not None:
-            write_chosen(write, source, keys, tuning.chosen.setting, wanted, force=force)
+            write_chosen(write, source, keys, tuning.chosen.setting.keys() | keys, wanted, force=force)
     finally:
         if figure is not None:
             write_plot(tuning, wanted, figure)
@@ -107,13 +132,14 @@ def _check_no_horizon(settings: Config) -> None:
         )
 
 
-def _wanted(text: str, settings: Config) -> Want:
-    from stream.evaluation.wants import Want
+def _wanted(text: str, settings: Config) -> Want | DropWant:
+    from stream.evaluation.wants import DropWant, Want
 
     if "mean" not in settings.speed.statistics:
         stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it", USAGE)
     try:
-        return Want.parse(text, settings.speed.upper_bound)
+        drop = DropWant.parse(text, settings.speed.upper_bound)
+        return Want.parse(text, settings.speed.upper_bound) if drop is None else drop
     except ValueError as error:
         stop(f"--want: {error}", USAGE)
 

@@ -19,9 +19,8 @@ from stream.config import Chosen, Config, ConfigError
 from stream.config.durations import parse_duration
 from stream.config.environment import origins
 from stream.config.rewriting import rewritten, toml
-from stream.evaluation.settings import Setting
 from stream.evaluation.tuning import Trial, terms_of
-from stream.evaluation.wants import Want
+from stream.evaluation.wants import DropWant, Want
 
 
 def check_target(path: Path, *, force: bool) -> None:
@@ -32,7 +31,7 @@ def check_target(path: Path, *, force: bool) -> None:
         stop(f"{path} is not a file; choose another name", USAGE)
     if not os.access(path.resolve().parent, os.W_OK):
         stop(f"{path}: name a file in a folder that you may write to", USAGE)
-    chosen = {("privacy", name) for name in ("epsilon", "budget", "rho", "rho_budget")}
+    chosen = {("privacy", name) for name in ("epsilon", "budget", "windows")}
     overriding = [name for key, name in origins(Config, os.environ).items() if key in chosen]
     if overriding:
         stop(f"{', '.join(overriding)} would override what {path} is to say; unset it, or leave out --write", USAGE)
@@ -65,14 +64,14 @@ def _says(source: str, config: Config, key: str, value: Any) -> bool:
 
 
 def write_chosen(
-    path: Path, source: str, keys: Mapping[str, Any], setting: Setting, want: Want, *, force: bool
+    path: Path, source: str, keys: Mapping[str, Any], expected: Mapping[str, Any], want: Want | DropWant, *, force: bool
 ) -> None:
     """Write ``source`` with other values at ``keys``. Exit 2 with the reason, and with any old file as it was, if it
-    cannot be written, is no valid configuration, or does not read as ``setting`` and ``keys``. Never replaces a file
-    without ``force``.
+    cannot be written, is no valid configuration, or is not read with the ``expected`` values of dotted keys. Never
+    replaces a file without ``force``.
     """
     try:
-        _write(path.resolve(), rewritten(source, keys, "by hexveil tune"), setting.keys() | dict(keys), force=force)
+        _write(path.resolve(), rewritten(source, keys, "by hexveil tune"), expected, force=force)
     except FileExistsError:
         stop(f"{path} exists; choose another name or pass --force", USAGE)
     except ConfigError as error:

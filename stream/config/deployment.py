@@ -103,7 +103,7 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _the_mean_of_the_area_is_smoothed(self) -> Self:
         settings = self.participation
-        if settings is None or not settings.shares.area:
+        if settings is None or not settings.area_share:
             return self
         needs = {
             "participation.weight 'share'": settings.weight == "share",
@@ -112,9 +112,8 @@ class Config(BaseModel):
         }
         if missing := [what for what, there in needs.items() if not there]:
             raise ValueError(
-                f"participation.shares.area {settings.shares.area} needs {' and '.join(missing)}: a user moves the "
-                "area's mean by "
-                "all their weights, and only smoothing reads it; set that, or area = 0"
+                f"participation.area_share {settings.area_share} needs {' and '.join(missing)}: a user moves the "
+                "area's mean by all their weights, and only smoothing reads it; set that, or area_share = 0"
             )
         return self
 
@@ -163,17 +162,6 @@ class Config(BaseModel):
         possible = self.relation == NeighbouringRelation.PARTICIPATION and self.window.slot > PARTICIPATION_FROZEN
         given = self.feed.quality.frozen
         return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
-
-    @model_validator(mode="after")
-    def _limits_leave_room(self) -> Self:
-        settings, cells = self.participation, self.window.max_cells_per_user
-        if settings is not None and settings.cells_per_user > cells:
-            raise ValueError(
-                f"participation.cells_per_user {settings.cells_per_user} is above window.max_cells_per_user {cells}: "
-                "no user "
-                "could ever count in so many cells; raise the latter or lower the former"
-            )
-        return self
 
     @model_validator(mode="after")
     def _something_is_carried_over(self) -> Self:
@@ -232,14 +220,13 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _budget_covers_histograms(self) -> Self:
         if self.privacy.ledger_budget < self.window_grant:
-            _, per_one = self.privacy.ledger_unit
-            whole, most = ("rho", "rho_budget") if self.privacy.accounting == "zcdp" else ("epsilon", "budget")
+            (unit, per_one), speed = self.privacy.ledger_unit, self.privacy.ledger_grant
+            all_units = (self.privacy.ledger_budget, self.window_grant, self.histogram_grant)
+            budget, window, rest = (f"{units / per_one:g}" for units in all_units)
             raise ValueError(
-                f"privacy.{most} {self.privacy.ledger_budget / per_one} is below the {self.window_grant / per_one} of "
-                "one window, "
-                f"privacy.{whole} {self.privacy.ledger_grant / per_one} and {self.histogram_grant / per_one} for the "
-                "histograms, so "
-                f"no window could ever be released; raise {most} or lower histogram.epsilon"
+                f"privacy.budget allows {unit.split('_')[1]} {budget}, below the {window} of one window, "
+                f"{speed / per_one:g} for speed and {rest} for the histograms, so no window could ever be released; "
+                "raise budget or lower histogram.epsilon"
             )
         if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
             raise ValueError(

@@ -17,7 +17,13 @@ from stream.config.section import BoundingBox, Section
 _LEAST_MARGIN = timedelta(seconds=1)
 _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
 MAX_FUTURE = timedelta(minutes=5)
-"""How far ahead of its arrival an event may be, unless ``window.max_future`` says otherwise."""
+"""How far ahead of its arrival an event may be."""
+MAX_CELLS_PER_USER = 1_000
+"""Most cells in which one user may count in a window: three hours at 130 km/h cross fewer than 150 hexagons of
+resolution 6, and 1 500 of resolution 9.
+"""
+MAX_EVENTS_PER_USER = 100_000
+"""Most events with which one user may count in a window: one a second for a day, and some."""
 SpeedUnit = Literal["km/h", "m/s", "mph", "kn"]
 SPEED_TO_KMH: dict[SpeedUnit, float] = {"km/h": 1.0, "m/s": 3.6, "mph": 1.609344, "kn": 1.852}
 TIME_UNIT_US = {"epoch-s": 1_000_000, "epoch-ms": 1_000, "epoch-us": 1}
@@ -223,18 +229,14 @@ class WindowConfig(Section):
 
     ``lateness`` "append-time": an event is in time if the broker appended it by the end of its window plus
     ``allowed_delay``. "event-time", for recordings: the largest event time of each partition decides; one that was read
-    to its end and brought nothing newer for ``idle_timeout`` is ignored. ``max_cells_per_user``,
-    ``max_events_per_user``: what one user may count for in a window. ``publication_margin``: windows are published at
-    their end plus ``allowed_delay`` plus this, or a multiple of it, however long their draw took.
+    to its end and brought nothing newer for ``idle_timeout`` is ignored. ``publication_margin``: windows are published
+    at their end plus ``allowed_delay`` plus this, or a multiple of it, however long their draw took.
     """
 
     slot: Annotated[PositiveDuration, AfterValidator(_whole_seconds)] = timedelta(hours=1)
     lateness: Literal["append-time", "event-time"] = "append-time"
     allowed_delay: Duration = timedelta(minutes=5)
     idle_timeout: PositiveDuration = timedelta(minutes=5)
-    max_future: Duration = MAX_FUTURE
-    max_cells_per_user: int = Field(default=1_000, ge=1, le=100_000)
-    max_events_per_user: int = Field(default=100_000, ge=1, le=100_000_000)
     publication_margin: Annotated[PositiveDuration, AfterValidator(_a_second_or_more)] | None = None
     given_max_age: PositiveDuration | None = Field(default=None, alias="max_age")
 

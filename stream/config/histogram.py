@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import fields
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -32,11 +32,23 @@ MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 Inference = Literal["none", "ordered", "truncated", "max-norm", "consistent", "covert"]
 """What "euler" makes of its draws, as in :data:`dpcore.spatial.euler_inference.Inference`."""
 
+Preset = Literal["tuned", "paper"]
+"""Parameters of a mechanism: those that measured best here, or its paper's own. The library takes any others."""
+
 Parameters = dict[str, Any]
 """Arguments of a mechanism by name: numbers and text."""
 
-Counts = Literal["consistent", "drawn"]
-"""What a tree publishes: counts that agree along every path, by least squares, or those that were drawn."""
+TUNING_QUERIES = 600
+"""Ranges by which "e2epriv" judges its sizes."""
+PAPER_TUNING_AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
+"""Shares of the box that the squares cover by which the paper of "e2epriv" judges them, in place of random ranges."""
+REGIONS: dict[Preset, Parameters] = {
+    "tuned": {"nearest": 12, "bandwidth_m": 300.0, "outliers": "shrink", "inference": "none", "total_share": 0.05},
+    "paper": {"nearest": 5760, "bandwidth_m": 300.0, "outliers": "discard", "inference": "covert", "total_share": 0.0},
+}
+"""How regions follow from fixes, and what "euler" makes of its draws."""
+_TALLEST = {"htf": 20, "kdtree": 16, "quadtree": 10}
+"""Most levels of a tree below its root, where a message has room for them."""
 
 MAX_MESSAGE_BYTES = 900_000
 """Largest message that a configuration may lead to, in bytes; Kafka brokers refuse 1 MiB."""
@@ -46,234 +58,51 @@ _READ_TWICE = ("auto", "htf", "sparse")
 _BYTES_PER_CELL = {"grid": 12, "partition": 50, "sparse reading": 24, "euler": 18}
 """Bytes of one number of at most seven digits; of one part with its sides, its variance and its share of the tree of
 draws; of its two counts for relative error; of one component of "euler" before and after inference."""
-_SIZED_BY = {
-    "euler": "[histogram.euler] rows and columns",
-    "e2epriv": "sizes, or rows and columns",
-    "htf": "[histogram.htf] max_height, or rows and columns",
-    "kdtree": "[histogram.kdtree] max_height, or rows and columns",
-    "quadtree": "[histogram.quadtree] height, or rows and columns",
-}
-"""What decides how large a message of the mechanism is."""
 MAX_SCALE = 1_000
 """Largest noise scale in points. With more noise a histogram is useless, shares within a mechanism could round to 0,
 and numbers could exceed the assumed bytes."""
 
 
 class EulerConfig(Section):
-    """Regions of users: the convex hull of the ``nearest`` fixes around the place where a user mostly was, of bounded
-    diameter.
+    """The grid of "euler", the bound on the diameter of a region, and where regions come from.
 
-    ``outliers``: a wider region is shrunk to the diameter, or fixes farther than half of it from that place are
-    discarded. ``inference``: what the counts are made before they are published; "none" keeps answers unbiased,
-    "truncated" publishes the draws and says that negative ones count as 0, "ordered" publishes beside the draws the
-    nearest counts in which nothing is above what it borders, and "max-norm" moves no count further than is needed for
-    consistent ones. ``total_share`` of the mechanism's ε pays for the number of all regions, where ``inference`` is
-    "none" or "ordered". ``origin`` "declared": users declare their regions by the corners, events with one time; of
-    each user's the last ``regions_per_user`` of a window count, and the noise is that of so many.
+    ``origin`` "fixes": the convex hull of the fixes around the place where a user mostly was. "declared": users declare
+    their regions by the corners, events with one time; of each user's the last ``regions_per_user`` of a window count,
+    and the noise is that of so many.
     """
 
     rows: int = Field(default=8, ge=1, le=64)
     columns: int = Field(default=8, ge=1, le=64)
-    nearest: int = Field(default=12, ge=1, le=5760)
     diameter_m: float = Field(default=5_000.0, gt=0, le=1_000_000)
-    bandwidth_m: float = Field(default=300.0, gt=0, le=1_000_000)
-    outliers: Literal["shrink", "discard"] = "shrink"
-    inference: Inference = "none"
-    total_share: float = Field(default=0.05, ge=0, le=0.5)
     origin: Literal["fixes", "declared"] = "fixes"
     regions_per_user: int = Field(default=1, ge=1, le=100)
 
     @model_validator(mode="after")
-    def _regions_have_one_definition(self) -> Self:
+    def _fixes_make_one_region(self) -> Self:
         if self.origin == "fixes" and self.regions_per_user > 1:
             raise ValueError(
                 f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one "
                 "region per "
                 'user; set origin = "declared", or leave regions_per_user out'
             )
-        unread = [name for name in ("nearest", "bandwidth_m", "outliers") if name in self.model_fields_set]
-        if self.origin == "declared" and unread:
-            raise ValueError(
-                f'{", ".join(unread)}: of regions from fixes, and origin is "declared"; leave one of both out'
-            )
         return self
-
-    @model_validator(mode="after")
-    def _total_is_used(self) -> Self:
-        if (
-            self.inference not in ("none", "ordered")
-            and self.total_share > 0
-            and "total_share" in self.model_fields_set
-        ):
-            raise ValueError(
-                f"total_share {self.total_share} pays for a number that inference {self.inference!r} does not use; "
-                "leave "
-                'total_share out, or write inference = "none" or "ordered"'
-            )
-        return self
-
-
-class E2EPrivConfig(Section):
-    """How "e2epriv" chooses its size: ``size_share`` of ε; errors divide by ρ at least, ``rho`` or ``rho_share`` of all
-    points.
-
-    ``total_share`` of ε pays for the number of all points. ``objective`` "relative" is the source's: errors are
-    relative to the true counts and cut at ``cap``; "weighted": relative to what the areas of the ranges let expect.
-    ``tuning_areas``: shares of the box that the tuning queries cover as squares; without any they are random ranges.
-    """
-
-    objective: Literal["weighted", "relative"] = "weighted"
-    size_share: float = Field(default=0.2, ge=0.05, le=0.9)
-    total_share: float = Field(default=0.02, ge=0.01, le=0.5)
-    cap: float = Field(default=4.0, ge=0.1, le=1000)
-    rho: float = Field(default=20.0, ge=1, le=1_000_000)
-    rho_share: float = Field(default=0.01, ge=0, le=1)
-    tuning_areas: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
-
-    @model_validator(mode="after")
-    def _cap_is_used(self) -> Self:
-        if self.cap != type(self).model_fields["cap"].default and self.objective == "weighted":
-            raise ValueError(
-                f'cap {self.cap} is for objective "relative", but that is "weighted"; leave cap out, or write '
-                'objective = "relative"'
-            )
-        return self
-
-    @property
-    def parameters(self) -> Parameters:
-        """Arguments of :class:`~dpcore.spatial.e2epriv.E2EPriv`."""
-        # Left out where it is the default: earlier workers refuse it.
-        by_default = {"objective"} if self.objective == "weighted" else set()
-        return self.model_dump(exclude={"tuning_areas"} | by_default)
-
-
-class HTFConfig(Section):
-    """How "htf" grows: cuts by ``split`` in at most ``rounds`` (0: as many as needed), at most ``max_height`` levels, a
-    node stops at ``stop_cells`` cells or ``stop_count`` points; ``height_share`` of ε, or ``height_epsilon``
-    (ε_height), for the number of points, on which the height depends, ``split_share`` for cuts, or ``level_epsilon``
-    (ε′) for the cuts of each level, ``stop_share`` of the rest for stops. ``counts``: made "consistent", or published
-    as "drawn". Every path costs ε, whatever the height.
-    """
-
-    split: Literal["exponential", "search"] = "exponential"
-    rounds: int = Field(default=0, ge=0, le=10)
-    max_height: int = Field(default=20, ge=1, le=20)
-    margin: float = Field(default=0.45, ge=0, le=0.5)
-    extra_levels: int = Field(default=2, ge=0, le=20)
-    stop_cells: int = Field(default=1, ge=1, le=1_000_000)
-    stop_count: float = Field(default=20.0, ge=0, le=1_000_000)
-    height_share: float = Field(default=0.01, ge=0.001, le=0.1)
-    height_epsilon: float = Field(default=0.0, ge=0, le=10)
-    split_share: float = Field(default=0.1, ge=0.01, le=0.8)
-    level_epsilon: float = Field(default=0.0, ge=0, le=10)
-    stop_share: float = Field(default=0.6, ge=0.01, le=0.95)
-    counts: Counts = "consistent"
-
-    @model_validator(mode="after")
-    def _cuts_are_paid_once(self) -> Self:
-        for name, other in (("level_epsilon", "split_share"), ("height_epsilon", "height_share")):
-            if 0 < getattr(self, name) * MICRO < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is below 1e-6; give 1e-6 or more, or 0 for {other}")
-        if self.level_epsilon and self.split_share != type(self).model_fields["split_share"].default:
-            raise ValueError(
-                f"level_epsilon {self.level_epsilon} pays for the cuts of each level, so split_share "
-                f"{self.split_share} would buy "
-                "nothing; leave one of them out"
-            )
-        if self.height_epsilon and self.height_share != type(self).model_fields["height_share"].default:
-            raise ValueError(
-                f"height_epsilon {self.height_epsilon} pays for the number of points, so height_share "
-                f"{self.height_share} would "
-                "buy nothing; leave one of them out"
-            )
-        return self
-
-    @property
-    def parameters(self) -> Parameters:
-        """Arguments of :class:`~dpcore.spatial.htf.HTF`."""
-        own = {
-            "level_epsilon_micro": to_micro(self.level_epsilon, round_up=False) if self.level_epsilon else 0,
-            "consistency": self.counts == "consistent",
-        }
-        if self.height_epsilon:  # left out where it is the default: earlier workers refuse it
-            own["height_epsilon_micro"] = to_micro(self.height_epsilon, round_up=False)
-        return self.model_dump(exclude={"level_epsilon", "height_epsilon", "counts"}) | own
-
-    @property
-    def remedy(self) -> str:
-        """What lets ε pay for a tree besides fewer levels."""
-        shares = "raise epsilon or the shares of what is short"
-        return f"lower level_epsilon, or {shares}" if self.level_epsilon else shares
-
-    def pay(self, epsilon_micro: int, height: int) -> None:
-        """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
-        from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
-
-        tree = HTF(**self.parameters)
-        tree.path_budget(tree.parts(epsilon_micro)[1], height)
-
-
-class QuadTreeConfig(Section):
-    """Budgets of the levels of "quadtree", its height, without which it goes down to single cells, and whether its
-    counts are made "consistent" or published as "drawn".
-    """
-
-    budget: Literal["uniform", "geometric"] = "geometric"
-    height: int | None = Field(default=None, ge=0, le=10)
-    counts: Counts = "consistent"
-
-    @property
-    def parameters(self) -> Parameters:
-        """Arguments of :class:`~dpcore.spatial.trees.QuadTree`."""
-        return self.model_dump(exclude={"counts"}) | {"consistency": self.counts == "consistent"}
-
-
-class KdTreeConfig(Section):
-    """Budgets of the levels of "kdtree", the most levels it may have, and its counts as for "quadtree".
-
-    ``split_share`` of ε pays for the medians, ``total_share`` for the number of points, on which the height depends.
-    """
-
-    budget: Literal["uniform", "geometric"] = "geometric"
-    max_height: int = Field(default=16, ge=1, le=16)
-    split_share: float = Field(default=0.3, ge=0.01, le=0.9)
-    total_share: float = Field(default=0.01, ge=0.001, le=0.1)
-    counts: Counts = "consistent"
-
-    @property
-    def parameters(self) -> Parameters:
-        """Arguments of :class:`~dpcore.spatial.trees.KdTree`."""
-        return self.model_dump(exclude={"counts"}) | {"consistency": self.counts == "consistent"}
-
-    remedy: ClassVar[str] = "raise epsilon or the shares of what is short"
-
-    def pay(self, epsilon_micro: int, height: int) -> None:
-        """Raise ``DPError`` if the levels of a tree of ``height`` cannot be paid for."""
-        from dpcore.spatial.trees import KdTree  # scipy comes with it
-
-        tree = KdTree(**self.parameters)
-        _, split_micro, data_micro = tree.parts(epsilon_micro)
-        tree.level_shares(split_micro, data_micro, height)
 
 
 class HistogramConfig(Section):
-    """Spatial histograms of every window. Each protects participation, under either relation."""
+    """Spatial histograms of every window, which share ``epsilon`` equally. Each protects participation.
+
+    ``preset``: by mechanism, its parameters; "tuned" where none is named.
+    """
 
     mechanisms: tuple[Mechanism, ...] = Field(min_length=1)
     epsilon: float = Field(gt=0, le=1000)
-    shares: dict[Mechanism, float] = Field(default_factory=dict)
+    preset: dict[Literal["e2epriv", "euler", "htf"], Preset] = Field(default_factory=dict)
     goal: Literal["absolute", "relative"] = "absolute"
     fixes_per_user: int = Field(default=1, ge=1, le=100)
     domain: BoundingBox | None = None
     rows: int = Field(default=64, ge=1, le=1024)
     columns: int = Field(default=64, ge=1, le=1024)
-    sizes: tuple[int, ...] = ()
-    tuning_queries: int = Field(default=600, ge=1, le=10_000)
     euler: EulerConfig | None = None
-    e2epriv: E2EPrivConfig | None = None
-    htf: HTFConfig | None = None
-    quadtree: QuadTreeConfig | None = None
-    kdtree: KdTreeConfig | None = None
 
     @model_validator(mode="after")
     def _mechanisms_fit(self) -> Self:
@@ -281,19 +110,9 @@ class HistogramConfig(Section):
             raise ValueError(f"mechanisms {list(self.mechanisms)} names a mechanism twice; name each once")
         if ("euler" in self.mechanisms) != (self.euler is not None):
             raise ValueError("mechanism 'euler' and [histogram.euler] go together; give both or neither")
-        unknown = sorted(set(self.shares) - set(self.mechanisms))
+        unknown = sorted(set(self.preset) - set(self.mechanisms))
         if unknown:
-            raise ValueError(f"shares names {unknown}, but mechanisms are {list(self.mechanisms)}; name only those")
-        if self.shares and (
-            set(self.shares) != set(self.mechanisms)
-            or not all(math.isfinite(share) and share > 0 for share in self.shares.values())
-        ):
-            raise ValueError("shares must give every mechanism a number above 0; leave shares out to share equally")
-        if any(not 1 <= size <= max(self.rows, self.columns) for size in self.sizes):
-            raise ValueError(
-                f"sizes {list(self.sizes)} must lie between 1 and the {max(self.rows, self.columns)} cells per side of "
-                "the grid"
-            )
+            raise ValueError(f"preset names {unknown}, but mechanisms are {list(self.mechanisms)}; name only those")
         return self
 
     @model_validator(mode="after")
@@ -323,32 +142,22 @@ class HistogramConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _parameters_can_be_drawn(self) -> Self:
-        for name in ("e2epriv", "htf", "quadtree", "kdtree"):
-            if getattr(self, name) is not None and name not in self.mechanisms:
-                raise ValueError(
-                    f"[histogram.{name}] is given, but mechanisms lack {name!r}; name it or leave the table out"
-                )
+    def _the_published_tree_can_be_drawn(self) -> Self:
         # Users are charged before the draw, and the noisy number of points decides the height: any must be affordable.
-        trees: dict[Mechanism, HTFConfig | KdTreeConfig | None] = {"htf": self.htf, "kdtree": self.kdtree}
-        for mechanism, tree in trees.items():
-            if tree is None:
-                continue
-            for height in range(1, tree.max_height + 1):
-                self._pay(mechanism, tree, height)
-        return self
+        if self.preset.get("htf") != "paper":
+            return self
+        from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
 
-    def _pay(self, mechanism: Mechanism, tree: HTFConfig | KdTreeConfig, height: int) -> None:
-        micro = self.epsilons_micro[mechanism]
+        tree, micro = HTF.published(), self.epsilons_micro["htf"]
         try:
-            tree.pay(micro, height)
+            for height in range(1, self._levels("htf") + 1):
+                tree.path_budget(tree.parts(micro)[1], height)
         except DPError:
-            fewer = f"lower max_height {tree.max_height} below {height}, " if height > 1 else ""
             raise ValueError(
-                f"[histogram.{mechanism}]: its epsilon of {from_micro(micro)} does not pay for a tree of height "
-                f"{height}, which the noisy "
-                f"number of points may ask for: a part of it would have less than 1e-6; {fewer}{tree.remedy}"
+                f"preset of htf 'paper': an epsilon of {from_micro(micro)} does not pay for a tree of height {height}, "
+                "which the noisy number of points may ask for; raise epsilon, or choose 'tuned'"
             ) from None
+        return self
 
     @model_validator(mode="after")
     def _messages_fit(self) -> Self:
@@ -356,9 +165,8 @@ class HistogramConfig(Section):
             size = self.largest_message(name)
             if size > MAX_MESSAGE_BYTES:
                 raise ValueError(
-                    f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} (brokers "
-                    "refuse "
-                    f"1 MiB); lower {_SIZED_BY.get(name, 'rows and columns')}"
+                    f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} "
+                    "(brokers refuse 1 MiB); lower its rows and columns"
                 )
         return self
 
@@ -371,7 +179,8 @@ class HistogramConfig(Section):
         from dpcore.spatial.euler import Euler
 
         euler, micro = self.euler, self.epsilons_micro["euler"]
-        mechanism = Euler(euler.diameter_m, euler.regions_per_user, euler.inference, euler.total_share)
+        regions = self.region_rules
+        mechanism = Euler(euler.diameter_m, euler.regions_per_user, regions["inference"], regions["total_share"])
         domain = Domain(box.south, box.west, box.north, box.east, euler.rows, euler.columns).in_metres()
         try:
             mechanism.shares(domain, micro)
@@ -384,16 +193,46 @@ class HistogramConfig(Section):
             ) from None
 
     @property
+    def region_rules(self) -> Parameters:
+        """How regions follow from fixes, and what "euler" makes of its draws."""
+        return REGIONS[self.preset.get("euler", "tuned")]
+
+    @property
     def parameters(self) -> dict[str, Parameters]:
-        """Arguments of the mechanisms that have a table of their own, by name."""
-        tables = {"htf": self.htf, "quadtree": self.quadtree, "kdtree": self.kdtree, "e2epriv": self.e2epriv}
-        return {name: table.parameters for name, table in tables.items() if table is not None}
+        """Arguments of mechanisms other than the library's defaults, by name."""
+        given: dict[str, Parameters] = {}
+        if self.preset.get("e2epriv") == "paper":
+            given["e2epriv"] = {"objective": "relative"}
+        if self.preset.get("htf") == "paper":
+            from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
+
+            tree = HTF.published()
+            given["htf"] = {
+                field.name: value for field in fields(tree) if (value := getattr(tree, field.name)) != field.default
+            }
+        for name, key in (("htf", "max_height"), ("kdtree", "max_height"), ("quadtree", "height")):
+            if name in self.mechanisms and self._levels(name) < _TALLEST[name]:
+                given.setdefault(name, {})[key] = self._levels(name)
+        return given
+
+    @property
+    def tuning_areas(self) -> tuple[float, ...]:
+        """Shares of the box by whose squares "e2epriv" judges its sizes; without any by random ranges."""
+        return PAPER_TUNING_AREAS if self.preset.get("e2epriv") == "paper" else ()
 
     @property
     def grid_sizes(self) -> tuple[int, ...]:
-        """Sizes from which "e2epriv" chooses: the configured ones, else the powers of two that the grid allows."""
-        side = max(self.rows, self.columns)
-        return self.sizes or tuple(2**k for k in range(side.bit_length()))
+        """Sizes from which "e2epriv" chooses: the powers of two from 2 that the grid and a message allow."""
+        side, most = max(self.rows, self.columns), MAX_MESSAGE_BYTES // _BYTES_PER_CELL["grid"]
+        powers = (2**k for k in range(1, side.bit_length()))
+        return tuple(size for size in powers if min(size, self.rows) * min(size, self.columns) <= most) or (1,)
+
+    def _levels(self, name: Mechanism) -> int:
+        """Most levels of a tree below its root: fewer than it may have only where a message cannot hold every cell."""
+        most = MAX_MESSAGE_BYTES // self._bytes_per_part(name)
+        if self.rows * self.columns <= most:
+            return _TALLEST[name]
+        return min(_TALLEST[name], (most.bit_length() - 1) // (2 if name == "quadtree" else 1))
 
     @property
     def declares_regions(self) -> bool:
@@ -408,10 +247,11 @@ class HistogramConfig(Section):
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]
         if name == "uniform":
             return _BYTES_PER_CELL["grid"]
+        return self._most_parts(name) * self._bytes_per_part(name)
+
+    def _bytes_per_part(self, name: Mechanism) -> int:
         per_cell = _BYTES_PER_CELL["partition" if name in _PARTITIONS else "grid"]
-        if self.goal == "relative" and name in _READ_TWICE:
-            per_cell += _BYTES_PER_CELL["sparse reading"]
-        return self._most_parts(name) * per_cell
+        return per_cell + (_BYTES_PER_CELL["sparse reading"] if self.goal == "relative" and name in _READ_TWICE else 0)
 
     def _most_parts(self, name: Mechanism) -> int:
         """Most cells, or parts, that the mechanism may release."""
@@ -419,13 +259,7 @@ class HistogramConfig(Section):
         if name == "e2epriv":
             size = max(self.grid_sizes)
             return min(size, self.rows) * min(size, self.columns)
-        if name == "htf" and self.htf is not None:
-            return int(min(cells, 2**self.htf.max_height))
-        if name == "kdtree" and self.kdtree is not None:
-            return int(min(cells, 2**self.kdtree.max_height))
-        if name == "quadtree" and self.quadtree is not None and self.quadtree.height is not None:
-            return int(min(cells, 4**self.quadtree.height))
-        return cells
+        return min(cells, (4 if name == "quadtree" else 2) ** self._levels(name)) if name in _TALLEST else cells
 
     @cached_property
     def epsilon_micro(self) -> int:
@@ -436,7 +270,7 @@ class HistogramConfig(Section):
     def epsilons_micro(self) -> dict[Mechanism, int]:
         """µε of each mechanism, ordered by name; their sum is exactly :attr:`epsilon_micro`."""
         names = sorted(self.mechanisms)
-        split = BudgetSplit.by_weights(self.epsilon_micro, [self.shares.get(name, 1.0) for name in names])
+        split = BudgetSplit.by_weights(self.epsilon_micro, [1.0] * len(names))
         return dict(zip(names, split.shares, strict=True))
 
     def cost(self, accounting: Literal["pure", "zcdp"]) -> int:

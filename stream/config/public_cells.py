@@ -16,6 +16,8 @@ from stream.config.geojson import Polygon
 
 IdArray = npt.NDArray[np.uint64]
 
+MAX_CELLS = 20_000
+"""Most public cells: every one is a message in every window."""
 MAX_NUMBERS = 1_000_000
 """Most cells times bins of a window whose distributions are published: some 50 MB of messages."""
 
@@ -25,40 +27,39 @@ def public_cells(config: Config) -> IdArray:
     relation "values", where cells are those that were visited.
 
     Raises :class:`ConfigError` for a file that is not a GeoJSON area, an area outside ``feed.domain`` or without cells,
-    or more cells than ``participation.max_cells`` or than the messages of their distributions may have.
+    or more cells than :data:`MAX_CELLS` or than the messages of their distributions may have.
     """
     settings = config.participation
     if settings is None:
         return np.zeros(0, dtype=np.uint64)
     domain = Box(**config.feed.domain.model_dump())
-    cells = _polyfill(domain, settings.geojson, config.hexagons.resolution, settings.max_cells)
+    cells = _polyfill(domain, settings.geojson, config.hexagons.resolution)
     _require_publishable(config, len(cells))
     return cells
 
 
 @lru_cache(maxsize=8)
-def _polyfill(domain: Box, geojson: Path | None, resolution: int, max_cells: int) -> IdArray:
+def _polyfill(domain: Box, geojson: Path | None, resolution: int) -> IdArray:
     south, west, north, east = domain
     whole: list[Polygon] = [[[(west, south), (east, south), (east, north), (west, north), (west, south)]]]
     polygons = whole if geojson is None else read_area(geojson, domain)
     expected = sum(map(bounding_km2, polygons)) / h3.average_hexagon_area(resolution, "km^2")
     # Estimate from the bounding boxes first, so that a typing error does not enumerate the cells of a continent.
-    if expected > 20 * max_cells:
-        raise _too_many(f"about {expected:.0f}", max_cells, resolution)
+    if expected > 20 * MAX_CELLS:
+        raise _too_many(f"about {expected:.0f}", resolution)
     shapes = [{"type": "Polygon", "coordinates": polygon} for polygon in polygons]
     cells = sorted({h3.str_to_int(cell) for shape in shapes for cell in h3.geo_to_cells(shape, resolution)})
     if not cells:
         raise ConfigError(f"the public area holds no cell centre at H3 resolution {resolution}; enlarge it or raise it")
-    if len(cells) > max_cells:
-        raise _too_many(str(len(cells)), max_cells, resolution)
+    if len(cells) > MAX_CELLS:
+        raise _too_many(str(len(cells)), resolution)
     return np.array(cells, dtype=np.uint64)
 
 
-def _too_many(count: str, bound: int, resolution: int) -> ConfigError:
+def _too_many(count: str, resolution: int) -> ConfigError:
     return ConfigError(
-        f"the public area holds {count} cells at H3 resolution {resolution}, more than participation.max_cells = "
-        f"{bound}; "
-        "choose a smaller area, a coarser resolution or a larger bound (every cell is one message per window)"
+        f"the public area holds {count} cells at H3 resolution {resolution}, more than {MAX_CELLS}; "
+        "choose a smaller area or a coarser resolution (every cell is one message per window)"
     )
 
 

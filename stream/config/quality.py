@@ -13,6 +13,8 @@ from stream.config.section import Section
 
 PARTICIPATION_FASTEST_KM_H = 400.0
 """Faster than any vehicle on a road or on rails."""
+ORIGIN_DEGREES = 0.01
+"""Fixes this near to latitude 0, longitude 0, in the Gulf of Guinea, are refused: units without a position say so."""
 PARTICIPATION_FROZEN = timedelta(minutes=20)
 """Whoever drives for so long is not at one position to the last digit."""
 
@@ -20,15 +22,13 @@ PARTICIPATION_FROZEN = timedelta(minutes=20)
 class QualityConfig(Section):
     """Rules for faulty fixes. Each reads one event, or one user's own events of a window; nobody else's events decide.
 
-    ``origin_degrees``: fixes this near to latitude 0, longitude 0 are refused; 0: none. ``fastest_km_h``: faster events
-    are refused; 0: none. ``frozen``: a position that a user repeats to the last digit for longer is refused; under
-    "participation" only with a speed above 0, and by default after 20 min. ``teleport_km_h``: a fix is refused if the
-    user would have to be faster than this to come from the fix before it, and to reach the one after it; under
-    "participation" 400 by default. 0: none. ``standing_m``: events of a user who reports only speeds of 0 in a window,
-    and moves by more than this, are refused.
+    ``fastest_km_h``: faster events are refused; 0: none. ``frozen``: a position that a user repeats to the last digit
+    for longer is refused; under "participation" only with a speed above 0, and by default after 20 min.
+    ``teleport_km_h``: a fix is refused if the user would have to be faster than this to come from the fix before it,
+    and to reach the one after it; under "participation" 400 by default. 0: none.
+    ``standing_m``: events of a user who reports only speeds of 0 in a window, and moves by more than this, are refused.
     """
 
-    origin_degrees: float = Field(default=0.01, ge=0, le=1)
     fastest_km_h: float | None = Field(default=None, ge=0, le=100_000)
     frozen: Duration | None = None
     teleport_km_h: float | None = Field(default=None, ge=0, le=100_000)

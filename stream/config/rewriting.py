@@ -17,16 +17,20 @@ _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]|\{[^}\n]*\}|[^#\s]+)"
 def rewritten(text: str, changes: Mapping[str, Any], reason: str) -> str:
     """``text`` (TOML) with other values at dotted keys (``"privacy.epsilon"``); ``reason`` becomes their comment.
 
-    A key that is missing is added at the head of its section, a missing section at the end of the file. Raises
+    A key that is missing is added at the head of its section, a missing section at the end of the file; a key whose
+    new value is None is taken out. Raises
     :class:`ConfigError` if the text is written in a way in which that cannot be done line by line.
     """
     expected = tomllib.loads(text)
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
-        text = _with_line(text, section, name, f"{name} = {toml(value)}", reason)
         table = expected
         for part in section.split("."):
             table = table.setdefault(part, {})
+        if value is None:
+            text = text if table.pop(name, None) is None else _without_line(text, section, name)
+            continue
+        text = _with_line(text, section, name, f"{name} = {toml(value)}", reason)
         table[name] = tomllib.loads(f"value = {toml(value)}")["value"]
     try:
         same = tomllib.loads(text) == expected
@@ -51,14 +55,26 @@ def toml(value: Any) -> str:
 
 
 def _with_line(text: str, section: str, name: str, line: str, reason: str) -> str:
-    header = re.search(rf"^\[{re.escape(section)}\][ \t]*(?:#.*)?$", text, re.MULTILINE)
+    header, match = _place(text, section, name)
     if header is None:
         return f"{text.rstrip()}\n\n[{section}]\n{line}  # {reason}\n"
-    following = re.compile(r"^\[", re.MULTILINE).search(text, header.end())
-    end = len(text) if following is None else following.start()
-    present = re.compile(rf"^{re.escape(name)}[ \t]*=[ \t]*{_VALUE}[ \t]*(#.*)?$", re.MULTILINE)
-    match = present.search(text, header.end(), end)
     if match is None:
         return f"{text[: header.end()]}\n{line}  # {reason}{text[header.end() :]}"
     comment = f"  # {reason}" + (f"; {match[1][1:].strip()}" if match[1] else "")
     return text[: match.start()] + line + comment + text[match.end() :]
+
+
+def _without_line(text: str, section: str, name: str) -> str:
+    match = _place(text, section, name)[1]
+    return text if match is None else text[: match.start()] + text[match.end() + 1 :]
+
+
+def _place(text: str, section: str, name: str) -> tuple[re.Match[str] | None, re.Match[str] | None]:
+    """Where the header of ``section`` is, and in it the line of ``name``."""
+    header = re.search(rf"^\[{re.escape(section)}\][ \t]*(?:#.*)?$", text, re.MULTILINE)
+    if header is None:
+        return None, None
+    following = re.compile(r"^\[", re.MULTILINE).search(text, header.end())
+    end = len(text) if following is None else following.start()
+    present = re.compile(rf"^{re.escape(name)}[ \t]*=[ \t]*{_VALUE}[ \t]*(#.*)?$", re.MULTILINE)
+    return header, present.search(text, header.end(), end)

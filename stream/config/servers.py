@@ -76,7 +76,6 @@ class KafkaConfig(ServerConfig):
     group: str = Field(
         default="hexveil-worker", min_length=1, max_length=249, description="a name in quotes, like 'hexveil-worker'"
     )
-    replication_factor: int = Field(default=1, ge=1, le=100)
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
 
@@ -179,7 +178,6 @@ class PublicConfig(SurfaceConfig):
 
     cors_origins: tuple[str, ...] = ()
     frame_ancestors: tuple[str, ...] = ()
-    max_streams: int = Field(default=2_000, ge=1, le=100_000)
     max_windows: int = Field(default=840, ge=1, le=1_000_000)
     places: Path | None = None
     areas: Path | None = None

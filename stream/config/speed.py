@@ -3,13 +3,11 @@ made."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpcore.level_tree import Sharing, TreeShape
 from stream.config.section import Section
 
 SPEED_QUANTUM_KMH = 0.01
@@ -20,22 +18,12 @@ MOVING_KM_H = 5.0
 so that it is public, and the same in all feeds."""
 Statistic = Literal["mean", "moving_mean", "variance", "p15", "p50", "p85", "cdf"]
 
-_USE = {
-    "mean_capacity": ("array-averaging", "levy", "fixed-quantile", "epsilon-quantile", "auto"),
-    "mean_quantile_percent": ("fixed-quantile", "auto"),
-}
-"""Mechanisms of the mean that use a key."""
 CLIPPED_NORMAL = "clipped-normal"
 """Post-processing that models percentiles by means and variances."""
 MOMENTS = ("mean", "variance")
 """Statistics that it needs."""
 FROM_BINS = ("p15", "p50", "p85", "cdf")
 """Statistics that are read from the distribution's tree."""
-MAX_TREE_NODES = 5_500
-"""Most nodes of a tree that the configuration sets, over at most 4 096 bins. The constants of its intervals took at
-most 3 s of one core and 0.5 GB for each of at most four kinds of scales (:data:`dpcore.cdf.MAX_KINDS`); of the tree of
-least error 1.5 s.
-"""
 
 
 class HexagonConfig(Section):
@@ -59,12 +47,8 @@ class HexagonConfig(Section):
 class SpeedConfig(Section):
     """Statistics of speed per hexagon and timeslot.
 
-    ``mean_capacity``: m_UB, the most samples in an array of the mechanisms that pack samples into arrays, within what
-    users of a cell have; without it each mechanism's own rule decides. ``mean_quantile_percent``: where
-    "fixed-quantile" sets the ends of its range. ``cdf_factors``: branching of the tree over the bins from the root
-    down, without it that of least error. ``cdf_sharing``: how its levels share ε. ``typical_km_h``: the mean speed that
-    is expected before any release; smoothed means lie near it while the noise of releases hides more; without it, near
-    U/2. All are public, and charges hold for every value.
+    ``typical_km_h``: the mean speed that is expected before any release; smoothed means lie near it while the
+    noise of releases hides more; without it, near U/2. It is public, and charges hold for every value.
     """
 
     upper_bound: float = Field(gt=0, le=1000)
@@ -87,11 +71,7 @@ class SpeedConfig(Section):
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["kalman", "clipped-normal"], ...] = ("kalman",)
     min_users: int = Field(default=1, ge=1)
-    mean_capacity: int | None = Field(default=None, ge=1, le=100_000)
-    mean_quantile_percent: int = Field(default=10, ge=1, le=49)
     cdf_bins: int = Field(default=32, ge=2, le=4096)
-    cdf_factors: tuple[Annotated[int, Field(ge=2, le=4096)], ...] = ()
-    cdf_sharing: Sharing = "optimal"
 
     @model_validator(mode="after")
     def _on_the_grid(self) -> Self:
@@ -107,24 +87,6 @@ class SpeedConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _what_is_given_is_used(self) -> Self:
-        for key, mechanisms in _USE.items():
-            default = type(self).model_fields[key].default
-            if getattr(self, key) != default and self.mean_mechanism not in mechanisms:
-                raise ValueError(
-                    f"{key} is for mean_mechanism {', '.join(mechanisms)}, but that is {self.mean_mechanism!r}; leave "
-                    f"{key} out"
-                )
-        for key in ("cdf_factors", "cdf_sharing"):
-            value = getattr(self, key)
-            if value != type(self).model_fields[key].default and not set(self.statistics) & set(FROM_BINS):
-                raise ValueError(
-                    f"{key} {value!r} is for statistics {', '.join(FROM_BINS)}, but those are "
-                    f"{list(self.statistics)}; leave {key} out"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _moments_are_there_to_model(self) -> Self:
         if CLIPPED_NORMAL in self.post_processing and (missing := set(MOMENTS) - set(self.statistics)):
             raise ValueError(
@@ -134,58 +96,21 @@ class SpeedConfig(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _tree_fits_its_bins(self) -> Self:
-        if not self.cdf_factors:
-            return self
-        from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
-
-        bins, leaves = len(bin_edges(self.upper_quanta, self.cdf_bins)) - 1, math.prod(self.cdf_factors)
-        if not bins <= leaves < 2 * bins:
-            raise ValueError(
-                f"cdf_factors {list(self.cdf_factors)} make {leaves} leaves, but cdf_bins {self.cdf_bins} and "
-                "upper_bound "
-                f"{self.upper_bound} make {bins} bins; their product must be at least {bins} and below {2 * bins}"
-            )
-        nodes = sum(math.prod(self.cdf_factors[: i + 1]) for i in range(len(self.cdf_factors)))
-        if nodes > MAX_TREE_NODES:
-            raise ValueError(
-                f"cdf_factors {list(self.cdf_factors)} make {nodes} nodes, above {MAX_TREE_NODES}, so a draw would "
-                "take too long; "
-                "lower cdf_bins, or give fewer and larger factors"
-            )
-        return self
-
-    @property
-    def cdf_shape(self) -> TreeShape:
-        """The shape of the tree over the bins."""
-        return TreeShape(self.cdf_factors, self.cdf_sharing)
-
     @property
     def upper_quanta(self) -> int:
         """U in quanta of :data:`SPEED_QUANTUM_KMH`."""
         return round(self.upper_bound / SPEED_QUANTUM_KMH)
 
 
-class ParticipationShares(Section):
-    """Relative weights by which epsilon, or rho, is divided among the releases; shares are rounded to the ledger's
-    unit.
+class ParticipationConfig(Section):
+    """The area whose cells are public under relation "participation", limits per user, and what counts equally.
 
-    ``area``: of the mean of all cells together, to which smoothing ties the cells' means; 0: it is not released.
+    ``area_share``: what of epsilon the mean of all cells together gets, to which smoothing ties the cells' means,
+    beside 4 for moments; 0: it is not released.
     """
 
-    moments: int = Field(default=4, ge=1, le=1_000_000)
-    percentiles: int = Field(default=4, ge=1, le=1_000_000)
-    users: int = Field(default=1, ge=1, le=1_000_000)
-    area: int = Field(default=0, ge=0, le=1_000_000)
-
-
-class ParticipationConfig(Section):
-    """Public limits of relation "participation": the list of cells, and limits per user."""
-
     geojson: Path | None = None
-    max_cells: int = Field(default=5_000, ge=1, le=100_000)
     weight: Literal["share", "user", "sample"] = "sample"
     cells_per_user: int = Field(ge=1, le=1_000)
     samples_per_cell: int = Field(default=5, ge=1, le=100_000)
-    shares: ParticipationShares = ParticipationShares()
+    area_share: int = Field(default=0, ge=0, le=1_000_000)

@@ -261,8 +261,8 @@ def _order_problems(measures: Measures) -> list[str]:
     if measures.late.get("ahead", 0) > 0:
         sentences.append(
             f"{measures.late['ahead']:.2%} of the fixes have a time more than a minute after their arrival: wrong "
-            "clocks. "
-            "window.max_future says how far ahead is accepted."
+            f"clocks. "
+            "events may be five minutes ahead."
         )
     if measures.late.get("5m", 0) > 0.01:
         sentences.append(

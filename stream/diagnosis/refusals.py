@@ -42,7 +42,7 @@ REMEDIES = {
     Reason.TOO_OLD: "they are older than window.max_age, as a recording is: set window.lateness to 'event-time' here "
     "and for the "
     "worker, or release it by 'hexveil replay --offline'. Times before 2000 come from clocks that were never set",
-    Reason.IN_FUTURE: "they are further ahead than window.max_future: correct the clocks that stamp them",
+    Reason.IN_FUTURE: "they are more than five minutes ahead: correct the clocks that stamp them",
     Reason.NEGATIVE_SPEED: "a speed below 0 is none: correct it where it is sent",
     Reason.TOO_FAST: "they are faster than feed.quality.fastest_km_h, as in another unit than feed.speed_unit",
     Reason.NOT_FINITE: "NaN and infinity are no numbers: leave such a field out",

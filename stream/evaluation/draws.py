@@ -219,7 +219,7 @@ def _score_distributions(plan: Plan, contributions: Contributions, kept: Contrib
 
 def _distribution_of(plan: Plan) -> Distribution:
     speed = plan.terms.speed
-    return Distribution(speed.upper_quanta, speed.cdf_bins, speed.cdf_shape)
+    return Distribution(speed.upper_quanta, speed.cdf_bins)
 
 
 def _score_participation(plan: Plan, contributions: Contributions, tables: Tables, memory: Memory | None) -> Drawn:

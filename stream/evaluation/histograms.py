@@ -86,10 +86,9 @@ def with_histogram_epsilon(config: Config, epsilon: float) -> Config:
     assert config.histogram is not None
     given = config.histogram.model_dump(exclude_unset=True) | {"epsilon": epsilon}
     changed = with_section(config, "histogram", given)
-    privacy, ratio = config.privacy, changed.window_grant / config.window_grant
-    name = "budget" if privacy.rho_budget is None else "rho_budget"
-    terms = privacy.model_dump(by_alias=True)
-    return with_section(changed, "privacy", terms | {name: terms[name] * ratio})
+    privacy = config.privacy
+    keys = privacy.keys_for(privacy.ledger_grant, privacy.ledger_budget * changed.window_grant // config.window_grant)
+    return with_section(changed, "privacy", privacy.model_dump(by_alias=True) | keys)
 
 
 def evaluate_histograms(

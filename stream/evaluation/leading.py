@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.bernstein import MEAN_OF
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
@@ -141,21 +140,9 @@ class Spending:
 def with_terms(config: Config, epsilon: float, windows: int) -> Config:
     """``config`` with another ε of a window and a budget that pays ``windows`` of them in full."""
     privacy = config.privacy
-    if privacy.delta is None:
-        whole, names = epsilon, ("epsilon", "budget")
-    else:
-        whole, names = rho_of(epsilon, privacy.delta) / NANO, ("rho", "rho_budget")
-    budget = windows * (whole + config.histogram_grant / privacy.ledger_unit[1])
-    terms = type(privacy)(**(privacy.model_dump(by_alias=True) | dict(zip(names, (whole, budget), strict=True))))
-    return config.model_copy(update={"privacy": terms})
-
-
-def stated(config: Config, ledger_budget: int) -> float:
-    """A budget in the ledger's unit as ε; under zCDP converted at the configured delta."""
-    privacy = config.privacy
-    if privacy.delta is None:
-        return ledger_budget / privacy.ledger_unit[1]
-    return epsilon_of_rho(ledger_budget, privacy.delta)
+    grant = privacy.units(epsilon)
+    keys = privacy.keys_for(grant, windows * (grant + config.histogram_grant))
+    return config.model_copy(update={"privacy": type(privacy)(**(privacy.model_dump(by_alias=True) | keys))})
 
 
 def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int) -> Outcome:
@@ -164,7 +151,7 @@ def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int
     every, ledger_budget = released(config, windows, draws, seed)
     return Outcome(
         epsilon=config.privacy.epsilon,
-        budget=stated(config, ledger_budget),
+        budget=config.privacy.stated_epsilon(ledger_budget),
         ledger_budget=ledger_budget,
         half_width=every.reach_of(want.share),
         share=every.share_within(want.half_width),

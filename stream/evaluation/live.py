@@ -97,7 +97,7 @@ def evaluate_live(
     watch = None if incident is None else Watch(config, incident, windows)
     maps, struck = [], dict[int, Shown]()
     for seed in range(draws):
-        living, met = _life(Feed(config, seed), windows, watch, on_window)
+        living, met = life(Feed(config, seed), windows, watch, on_window)
         maps.append(living)
         struck = struck or met
     scored = [k for k, known in enumerate(typical.known) if known]
@@ -118,7 +118,7 @@ def evaluate_live(
     )
 
 
-def _life(
+def life(
     feed: Feed, windows: Sequence[Exact], watch: Watch | None, on_window: Callable[[], None]
 ) -> tuple[list[Shown], dict[int, Shown]]:
     """What a feed shows of all ``windows``, and, by their start, of those that the incident touches with it."""

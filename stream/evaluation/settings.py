@@ -112,11 +112,10 @@ def alternatives(setting: Setting, config: Config, half_width: float | None) -> 
         return
     if setting.clipping == "none" and "kalman" in speed.post_processing and "variance" not in setting.statistics:
         yield replace(setting, clipping="carried")
-    most = config.window.max_cells_per_user
     for cells in CELLS_PER_USER:
-        if cells != setting.cells_per_user and cells <= most:
+        if cells != setting.cells_per_user:
             yield replace(setting, cells_per_user=cells)
     if setting.weight != "share":
         yield replace(setting, weight="share")
-    elif config.participation is None or not config.participation.shares.area:  # which needs weight "share"
+    elif config.participation is None or not config.participation.area_share:  # which needs weight "share"
         yield replace(setting, weight="user", cells_per_user=1)

@@ -19,8 +19,9 @@ import h3.api.numpy_int as h3
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.budget import from_micro, to_micro
 from stream.config import Config, ConfigError
-from stream.evaluation.leading import Outcome, Windows, simulate, stated, with_terms
+from stream.evaluation.leading import Outcome, Windows, simulate, with_terms
 from stream.evaluation.settings import Setting, alternatives
 from stream.evaluation.wants import Want
 from stream.offline import split_by_slot
@@ -298,14 +299,13 @@ def terms_of(config: Config, trial: Trial, most: float) -> dict[str, float]:
     """Dotted keys of the privacy parameters of ``trial``. Its budget is rounded up to three digits, unless that is
     above ``most``, the ε of a period; then it is exact.
     """
-    least = trial.outcome.ledger_budget
+    privacy = trial.setting.applied(config).privacy
+    least = to_micro(privacy.stated_epsilon(trial.outcome.ledger_budget), round_up=True)
     step = 10 ** max(len(str(least)) - 3, 0)
-    rounded = -(-least // step) * step
-    budget = (rounded if stated(config, rounded) <= most else least) / config.privacy.ledger_unit[1]
-    window = with_terms(trial.setting.applied(config), EPSILONS[trial.level], 1).privacy
-    if window.rho is None:
-        return {"privacy.epsilon": window.epsilon, "privacy.budget": budget}
-    return {"privacy.rho": window.rho, "privacy.rho_budget": budget}
+    rounded = from_micro(-(-least // step) * step)
+    budget = rounded if rounded <= most else from_micro(least)
+    keys = privacy.keys_for(privacy.units(EPSILONS[trial.level]), privacy.units(budget)) | {"budget": budget}
+    return {f"privacy.{name}": value for name, value in keys.items() if value is not None}
 
 
 def _next_budget(trial: Trial) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dpcore.accounting import NANO, rho_of
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.loading import with_section
@@ -33,17 +32,14 @@ def with_speed(config: Config, **changes: Any) -> Config:
 
 
 def with_epsilon(config: Config, epsilon: float) -> Config:
-    """``config`` with another epsilon, its budget in proportion; under zCDP with the rho that converts to it.
+    """``config`` with another epsilon, its budget in proportion; under zCDP with the ρ that converts to it.
 
     Raises :class:`stream.config.ConfigError` for an epsilon that a configuration may not have.
     """
     privacy = config.privacy
-    if privacy.rho is None or privacy.rho_budget is None or privacy.delta is None:
-        changes = {"epsilon": epsilon, "budget": privacy.budget * epsilon / privacy.epsilon}
-    else:
-        rho = rho_of(epsilon, privacy.delta) / NANO
-        changes = {"rho": rho, "rho_budget": privacy.rho_budget * rho / privacy.rho}
-    return with_section(config, "privacy", privacy.model_dump(by_alias=True) | changes)
+    grant = privacy.units(epsilon)
+    keys = privacy.keys_for(grant, privacy.ledger_budget * grant // privacy.ledger_grant)
+    return with_section(config, "privacy", privacy.model_dump(by_alias=True) | keys)
 
 
 def with_accounting(config: Config, accounting: str) -> Config:
@@ -57,12 +53,9 @@ def with_accounting(config: Config, accounting: str) -> Config:
     given = privacy.model_dump(by_alias=True) | {"accounting": accounting}
     grants, budgets = privacy.ledger_grant, privacy.ledger_budget
     if accounting == "zcdp":
-        budget = rho_of(privacy.budget, COMPARED_DELTA)
-        given |= {"epsilon": None, "budget": None, "delta": COMPARED_DELTA}
-        given |= {"rho_budget": budget / NANO, "rho": budget * grants // budgets / NANO}
+        given |= {"epsilon": None, "delta": COMPARED_DELTA, "windows": max(budgets // grants, 1)}
     else:
-        given |= {"rho": None, "rho_budget": None, "delta": None}
-        given |= {"budget": privacy.budget, "epsilon": privacy.budget * grants / budgets}
+        given |= {"delta": None, "windows": None, "epsilon": privacy.budget * grants / budgets}
     return with_section(config, "privacy", given)
 
 

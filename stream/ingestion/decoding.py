@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
+from stream.config.feed import MAX_FUTURE
+from stream.config.quality import ORIGIN_DEGREES
 from stream.config.section import BoundingBox
 from stream.config.speed import SPEED_QUANTUM_KMH
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
@@ -155,11 +157,10 @@ class Decoder:
         self._resolution = config.hexagons.resolution
         self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
         self._slotting = config.slotting
-        self._origin_degrees = config.feed.quality.origin_degrees
         self._slowest = 0.0 if self._one_each else -np.inf
         self._fastest = (config.fastest_km_h or np.inf) / self._format.kmh
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
-        self._max_future_us = config.window.max_future // timedelta(microseconds=1)
+        self._max_future_us = MAX_FUTURE // timedelta(microseconds=1)
 
     def decode(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
         """Decode messages. ``arrived_us``: when they arrived, µs UTC, for all or shape (n,); below 0 if unknown.
@@ -342,7 +343,7 @@ class Decoder:
         domain = self._domain
         oldest = np.maximum(arrived_us - self._max_age_us, EARLIEST_US)
         inside = _inside(domain, fixes.lat, fixes.lng)
-        origin = (np.abs(fixes.lat) < self._origin_degrees) & (np.abs(fixes.lng) < self._origin_degrees)
+        origin = (np.abs(fixes.lat) < ORIGIN_DEGREES) & (np.abs(fixes.lng) < ORIGIN_DEGREES)
         for failed, why in (
             (np.less(arrived_us, 0), Reason.NOT_STAMPED),
             (fixes.time_us < oldest, Reason.TOO_OLD),

@@ -57,6 +57,11 @@ def topic_plans(config: Config) -> list[TopicPlan]:
     return [TopicPlan(config.feed.topic, 4, _DAY_MS + open_for // _MILLISECOND, INPUT_SETTINGS), *OUTPUT_PLANS]
 
 
+def replicas_on(brokers: int) -> int:
+    """Replicas of each topic on so many brokers: three survive the loss of one without a stop."""
+    return min(3, brokers)
+
+
 def durability(replicas: int) -> dict[str, str]:
     """Settings by which a topic with so many replicas loses nothing that was acknowledged, and outlives one broker, if
     it can."""
@@ -74,8 +79,8 @@ async def create_topics(config: Config) -> dict[str, str]:
     client = AIOKafkaAdminClient(**kafka_options(config.kafka))
     await client.start()
     result: dict[str, str] = {}
-    replicas = config.kafka.replication_factor
     try:
+        replicas = replicas_on(len((await client.describe_cluster())["brokers"]))
         for plan in topic_plans(config):
             settings = plan.settings | durability(replicas)
             topic = NewTopic(plan.name, plan.partitions, replicas, topic_configs=settings)

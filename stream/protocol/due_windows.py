@@ -26,17 +26,22 @@ class Due(NamedTuple):
     """Starts of windows. ``slots``: due, oldest first. ``open``: with rows and not released. ``aside``: set aside.
 
     ``mark_us``: windows that end by this time (µs UTC) take no more events; None while it is unknown.
+    ``passed``: never to be released, with the reason. ``first``: the oldest window that may not be released yet, as
+    recorded and as found. ``unfinished``: planned, of a period that is not released any more.
     """
 
     slots: list[int]
     open: list[int]
     aside: set[int]
     mark_us: int | None
+    passed: dict[int, str]
+    first: tuple[int, int] | None
+    unfinished: int | None
 
 
 @dataclass
 class DueWindows:
-    """Finds the windows of one feed that are due."""
+    """Finds the windows of one feed that are due: :meth:`ask` changes nothing, :meth:`tidy` acts on what it found."""
 
     config: Config
     rows: RowStore
@@ -44,24 +49,38 @@ class DueWindows:
     ledger: Ledger
     _told_since: float = math.nan
 
-    async def look(self) -> Due:
-        """The windows that are due now. Also deletes rows of windows that can never be released."""
+    async def ask(self) -> Due:
+        """The windows that are due now."""
         aside, seen = await self.store.slots_set_aside(), await self.rows.look()
         since, mark_us = await self.since(), await self.mark_of(seen)
-        latest = await self.store.latest_planned()
-        if latest is not None and self.config.slotting.period_of(latest).start < since < math.inf:
-            await self._give_up_unfinished()
-        open_slots = await self._releasable([slot for slot in seen.slots if slot not in aside], latest)
+        latest, slotting = await self.store.latest_planned(), self.config.slotting
+        over = latest is not None and slotting.period_of(latest).start < since < math.inf
+        unfinished = await self.store.unfinished() if over else None
+        open_slots, passed = await self._open([slot for slot in seen.slots if slot not in aside], latest)
+        due: list[int] = []
+        first: tuple[int, int] | None = None
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
-            due = await self._ticked_slots(open_slots, since, mark_us or 0, aside, latest)
+            due, first = await self._ticked_slots(since, mark_us or 0, aside, latest)
+            older = (slot for slot in open_slots if slot < first[0])
+            passed |= dict.fromkeys(older, "it is older than the feed")
         else:
-            slotting = self.config.slotting
-            due = [
-                slot
-                for slot in open_slots
-                if slotting.window(slot).end * 1_000_000 <= (mark_us or 0) and slotting.period_of(slot).start >= since
-            ]
-        return Due(due, open_slots, aside, mark_us)
+            for slot in open_slots:
+                if slotting.window(slot).end * 1_000_000 <= (mark_us or 0) and slotting.period_of(slot).start >= since:
+                    due.append(slot)
+        return Due(due, open_slots, aside, mark_us, passed, first, unfinished)
+
+    async def tidy(self, due: Due) -> None:
+        """Delete rows of windows that are never released, and record which window is the oldest that may be.
+
+        A window of a period that is not released any more is set aside, since those after it would wait for it.
+        """
+        if due.unfinished is not None:
+            await self.store.set_aside(due.unfinished, "its period is not released any more")
+        for slot, why in due.passed.items():
+            log.warning("rows of a window that is never released are dropped", window=utc_text(slot), why=why)
+            await self.rows.discard(slot)
+        if due.first is not None:
+            await self.rows.advance_first_slot(*due.first)
 
     async def mark_us(self) -> int | None:
         """The mark (µs UTC): windows that end by this time take no more events. None while it is unknown."""
@@ -97,28 +116,15 @@ class DueWindows:
             raise NotSealedError(slot, [])
         await self.rows.seal(slot, seen.offsets)
 
-    async def _give_up_unfinished(self) -> None:
-        """Set aside the planned window of a period that is not released any more, since the windows after it would wait
-        for it."""
-        slot = await self.store.unfinished()
-        if slot is not None:
-            await self.store.set_aside(slot, "its period is not released any more")
-
-    async def _releasable(self, open_slots: list[int], latest: int | None) -> list[int]:
-        """Slots whose windows may be released. Rows of others are deleted: those from before ``window.slot`` was
-        changed, and those older than ``latest``, the latest window that was planned.
-        """
-        kept = []
-        for slot in open_slots:
+    async def _open(self, slots: list[int], latest: int | None) -> tuple[list[int], dict[int, str]]:
+        """Those whose windows may be released, and why the others never are. ``latest``: that was planned."""
+        passed = {}
+        for slot in slots:
             if await self._is_passed(slot, latest):
-                log.warning("a later window was planned, rows of an older one are dropped", window=utc_text(slot))
-            elif await self._begins_a_window(slot):
-                kept.append(slot)
-                continue
-            else:
-                log.warning("window.slot was changed, rows of an open window are dropped", window=utc_text(slot))
-            await self.rows.discard(slot)
-        return kept
+                passed[slot] = "a later window was planned"
+            elif not await self._begins_a_window(slot):
+                passed[slot] = "window.slot was changed"
+        return [slot for slot in slots if slot not in passed], passed
 
     async def _is_passed(self, slot: int, latest: int | None) -> bool:
         """Whether a later window was planned before this one, which therefore is never released."""
@@ -130,23 +136,18 @@ class DueWindows:
         return self.config.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
     async def _ticked_slots(
-        self, open_slots: list[int], since: float, mark_us: int, aside: set[int], latest: int | None
-    ) -> list[int]:
-        """Every slot since the feed first ran that ended by ``mark_us``, also without rows."""
+        self, since: float, mark_us: int, aside: set[int], latest: int | None
+    ) -> tuple[list[int], tuple[int, int]]:
+        """Every slot since the feed first ran that ended by ``mark_us``, also without rows, and :attr:`Due.first`."""
         slotting, now = self.config.slotting, await self.rows.now_us()
-        slot = await self.rows.first_slot(slotting.window(now // 1_000_000).start)
-        for before in open_slots:
-            if before < slot:  # older than the feed, so it will never be released
-                await self.rows.discard(before)
-        due = []
+        recorded = slot = await self.rows.first_slot(slotting.window(now // 1_000_000).start)
+        due: list[int] = []
         while (end := slotting.window(slot).end) * 1_000_000 <= mark_us:
             released = slot not in aside and slotting.period_of(slot).start >= since
             if released and not await self._is_passed(slot, latest) and await self._to_release(slot):
                 due.append(slot)
-            else:
-                await self.rows.advance_first_slot(slot, end)
             slot = end
-        return due
+        return due, (recorded, due[0] if due else slot)
 
     async def _to_release(self, slot: int) -> bool:
         """Whether a window begins at ``slot`` that was not released, or was not cleaned up after its release."""

@@ -46,7 +46,6 @@ class Service:
     """State shared by the handlers: the store of windows, the source that fills it, and the open event streams."""
 
     def __init__(self, config: Config, source: Source) -> None:
-        self._max_streams = config.public.max_streams
         self._reading: asyncio.Task[None] | None = None
         self._judging: asyncio.Task[None] | None = None
         self.metrics = PublicMetrics()
@@ -56,10 +55,10 @@ class Service:
         self._source = source
         self.intake = Intake(self.view, self.metrics, config.feed.name, self._announce)
         ready, rules = self.intake.caught_up, len(config.public.alerts)
-        self.broadcast = Broadcast(self.view, self.metrics, ready, config.public.max_streams, rules)
+        self.broadcast = Broadcast(self.view, self.metrics, ready, rules)
         self.usual = Usual()
         self.alerts = Alerts(config, self.view, self.usual, self.answers, self.metrics, self.broadcast, ready)
-        self.city = City(config, self.view, self.answers)
+        self.city = City(config, self.view, self.answers, self.usual)
         self.operations = operations(
             config.feed.name,
             Feeds(config, self.view, self.answers),

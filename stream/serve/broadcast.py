@@ -22,6 +22,8 @@ _RETRY_MS = (1_000, 5_000)
 """Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a
 restart."""
 _PAST_AT_ONCE = 16
+MAX_STREAMS = 2_000
+"""Most event streams at a time; each holds a connection."""
 _WINDOWS_BEHIND = 64
 
 
@@ -56,11 +58,9 @@ class Broadcast:
     ``rules``.
     """
 
-    def __init__(
-        self, view: View, metrics: PublicMetrics, ready: asyncio.Event, max_streams: int, rules: int = 0
-    ) -> None:
+    def __init__(self, view: View, metrics: PublicMetrics, ready: asyncio.Event, rules: int = 0) -> None:
         self._view, self._metrics, self._ready = view, metrics, ready
-        self._max_streams, self.queue = max_streams, _WINDOWS_BEHIND + rules
+        self.queue = _WINDOWS_BEHIND + rules
         self._streams: set[_Stream] = set()
 
     def announce(self, window: WindowView) -> None:
@@ -103,10 +103,8 @@ class Broadcast:
         if request.method == "HEAD":
             await response.prepare(request)
             return response
-        if len(self._streams) >= self._max_streams:
-            raise Problem(
-                503, f"all {self._max_streams} event streams are taken", "try again later", {"Retry-After": "30"}
-            )
+        if len(self._streams) >= MAX_STREAMS:
+            raise Problem(503, f"all {MAX_STREAMS} event streams are taken", "try again later", {"Retry-After": "30"})
         stream = _Stream(feed, asyncio.Queue(self.queue), request.transport)
         self._streams.add(stream)
         self._metrics.sse_clients.inc()

@@ -127,6 +127,23 @@ class Usual:
 
         A cell's are of the area that it has in ``window``; of the whole hexagon if it is not in it.
         """
+        by_cell = self._values(window, earlier)
+        return msgspec.json.encode(
+            {
+                "feed": window.feed,
+                "window": {"start": window.start, "end": window.end},
+                "days": days,
+                "earlier_windows": len(earlier),
+                "cells": [by_cell[cell] for cell in sorted(by_cell)],
+            }
+        )
+
+    def means(self, window: WindowView, earlier: list[WindowView]) -> dict[str, UsualValue]:
+        """Of the same values, those of the means over :data:`ENOUGH` windows, by cell. Safe to call from any thread."""
+        means = ((cell.cell, cell.raw.get("mean")) for cell in self._values(window, earlier).values())
+        return {cell: mean for cell, mean in means if mean is not None and mean.windows >= ENOUGH}
+
+    def _values(self, window: WindowView, earlier: list[WindowView]) -> dict[int, _UsualCell]:
         rests = _rests(_bodies(window))
         columns = [_of_same_areas(self._decoded(other), rests) for other in earlier]
         by_cell: dict[int, _UsualCell] = {}
@@ -137,15 +154,7 @@ class Usual:
                 if known is None:
                     known = by_cell[cell] = _UsualCell(f"{cell:x}", {})
                 known.raw[statistic] = usual
-        return msgspec.json.encode(
-            {
-                "feed": window.feed,
-                "window": {"start": window.start, "end": window.end},
-                "days": days,
-                "earlier_windows": len(earlier),
-                "cells": [by_cell[cell] for cell in sorted(by_cell)],
-            }
-        )
+        return by_cell
 
     def released(self, window: WindowView, statistic: str) -> tuple[CellArray, FloatArray]:
         """Cells of a complete window with noise in that statistic, and (2, C) values as released and standard

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from stream.serve.city.areas import Area
+from stream.config.geojson import Position
+from stream.serve.city.areas import Area, PolygonArea
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.close_marker import CloseMarker, marker_of
 from stream.serve.local_time import local_start
@@ -49,41 +51,57 @@ class Means:
         days: str | None,
         hours: tuple[int, int] | None,
         area: str | None,
+        ring: list[Position] | None,
     ) -> web.Response:
         """Means over the complete windows that begin in [first, last), on such days and in such local hours."""
         if area is not None and area not in self._areas:
             raise Problem(404, f"there is no area {area[:80]!r}", "see /api/v1/areas for the names that are known")
-        chosen, upper = self._chosen(feed, (first, last), days, hours)
-        said = {"feed": feed, "from": first, "to": last, "windows": len(chosen)}
-        inside = None if area is None else self._areas[area]
+        of = Range(feed, first, last, days, hours)
+        windows, upper = chosen(self._view, of)
+        if ring is not None and area is not None:
+            raise Problem(400, "area and ring are both given", "give one of them")
+        inside = self._areas[area] if area is not None else PolygonArea("", [[ring]]) if ring is not None else None
 
         def make() -> bytes:
-            return msgspec.json.encode(said | _means(chosen, inside, upper))
+            return msgspec.json.encode(of.said(windows) | _means(windows, inside, upper))
 
-        key = key_of("means", [window.tag for window in chosen], first, last, area)
+        key = key_of("means", [window.tag for window in windows], first, last, area, ring)
         return await self._turns.answer(self._answers, request, key, make, JSON)
 
-    def _chosen(
-        self, feed: str, within: tuple[str, str], days: str | None, hours: tuple[int, int] | None
-    ) -> tuple[list[WindowView], float]:
-        """The windows to put together, and the upper bound of their speeds; 404 without any, 413 for too many."""
-        windows = [w for w in self._view.ordered(feed) if w.complete and within[0] <= w.start < within[1]]
-        marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
-        alike = [one for one in marked if _is_asked(*one, days, hours) and _settings(one[1]) == _settings(marked[0][1])]
-        if not alike:
-            remedy = "see /api/v1/windows for starts; choose a longer range, or other days or hours"
-            raise Problem(404, f"no window of feed {feed!r} begins then", remedy)
-        size = sum(window.size for window, _ in alike)
-        if size > MAX_RANGE_BYTES:
-            title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
-            raise Problem(413, title, "ask for a shorter range, or for fewer hours")
-        return [window for window, _ in alike], alike[0][1].clipping.upper
+
+class Range(NamedTuple):
+    """Which windows are put together: those that begin in [first, last), on such days and in such local hours."""
+
+    feed: str
+    first: str
+    last: str
+    days: str | None
+    hours: tuple[int, int] | None
+
+    def said(self, windows: Sequence[WindowView]) -> dict[str, Any]:
+        """What every answer begins with."""
+        return {"feed": self.feed, "from": self.first, "to": self.last, "windows": len(windows)}
 
 
-def _is_asked(window: WindowView, marker: CloseMarker, days: str | None, hours: tuple[int, int] | None) -> bool:
+def chosen(view: View, of: Range) -> tuple[list[WindowView], float]:
+    """The complete windows to put together, and the upper bound of their speeds; 404 without any, 413 for too many."""
+    windows = [w for w in view.ordered(of.feed) if w.complete and of.first <= w.start < of.last]
+    marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
+    alike = [one for one in marked if _is_asked(*one, of) and _settings(one[1]) == _settings(marked[0][1])]
+    if not alike:
+        remedy = "see /api/v1/windows for starts; choose a longer range, or other days or hours"
+        raise Problem(404, f"no window of feed {of.feed!r} begins then", remedy)
+    size = sum(window.size for window, _ in alike)
+    if size > MAX_RANGE_BYTES:
+        title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
+        raise Problem(413, title, "ask for a shorter range, or for fewer hours")
+    return [window for window, _ in alike], alike[0][1].clipping.upper
+
+
+def _is_asked(window: WindowView, marker: CloseMarker, of: Range) -> bool:
     local: datetime = local_start(window.start, marker.period.timezone)
-    on_day = days is None or local.weekday() in DAY_KINDS[days]
-    return on_day and (hours is None or hours[0] <= local.hour < hours[1])
+    on_day = of.days is None or local.weekday() in DAY_KINDS[of.days]
+    return on_day and (of.hours is None or of.hours[0] <= local.hour < of.hours[1])
 
 
 def _settings(marker: CloseMarker) -> tuple[Any, ...]:
@@ -91,14 +109,24 @@ def _settings(marker: CloseMarker) -> tuple[Any, ...]:
     return marker.relation, marker.clipping.lower, marker.clipping.upper
 
 
-def _means(windows: list[WindowView], area: Area | None, upper: float) -> dict[str, Any]:
-    releases: dict[tuple[str, tuple[str, ...]], list[CellNumbers]] = defaultdict(list)
+Releases = dict[tuple[str, tuple[str, ...]], list[CellNumbers]]
+"""Of each cell and what it excludes, what windows released."""
+
+
+def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Releases:
+    """What the windows released of the cells of an area, or of all."""
+    releases: Releases = defaultdict(list)
     for window in windows:
         cells = numbers_of(window.in_order())
         inside = None if area is None else set(area.holds((cell.cell, cell.excludes) for cell in cells))
         for cell in cells:
             if inside is None or cell.cell in inside:
                 releases[cell.cell, tuple(sorted(cell.excludes))].append(cell)
+    return releases
+
+
+def _means(windows: list[WindowView], area: Area | None, upper: float) -> dict[str, Any]:
+    releases = releases_of(windows, area)
     rows = [_row(cell, excludes, seen, upper) for (cell, excludes), seen in sorted(releases.items())]
     if area is None:
         return {"cells": rows, "together": None}

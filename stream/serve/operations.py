@@ -19,7 +19,7 @@ from stream.serve.histograms import Histograms
 from stream.serve.means import Means
 from stream.serve.ogc.features import MOST_FEATURES, ROOT, Features
 from stream.serve.ranges import Ranges
-from stream.serve.responses import GEOJSON, JSON
+from stream.serve.responses import CSV, GEOJSON, JSON
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
@@ -156,7 +156,7 @@ def _of_cells(hexagons: Hexagons, means: Means, feed: p.Parameter) -> list[Opera
             "listMeans",
             "Means of the cells over the windows of a range, and of an area's cells together",
             means.answer,
-            (feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY),
+            (feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY, p.RING_QUERY),
             {JSON: "MeanList"},
             (404, 413),
             tag="Hexagons",
@@ -257,10 +257,20 @@ def _of_routes(city: City, feed: p.Parameter) -> list[Operation]:
             "getRouteSpeed",
             "Speed and travel time along each line of a route in one window, by the estimates of the cells that it "
             "crosses",
-            city.route_speed,
-            (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP),
-            {JSON: "RouteSpeed"},
+            city.ways.speed,
+            (p.ROUTE_PATH, feed, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP, p.TABLE),
+            {JSON: "RouteSpeed", CSV: None},
             (404,),
+            tag="Places",
+        ),
+        Operation(
+            f"{BASE}/routes/{{route}}/means",
+            "getRouteMeans",
+            "The same by the means of the cells over the windows of a range",
+            city.ways.means,
+            (p.ROUTE_PATH, feed, p.FROM, p.TO, p.DAYS, p.HOURS, p.FROM_STOP, p.TO_STOP, p.TABLE),
+            {JSON: "RouteMeans", CSV: None},
+            (404, 413),
             tag="Places",
         ),
     ]

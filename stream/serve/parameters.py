@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from typing import Any, Literal
 
@@ -312,6 +312,7 @@ RING = Parameter(
     _ring,
     required=True,
 )
+RING_QUERY = replace(RING, description=f"{RING.description} Its cells, and all of them together.", required=False)
 RESOLUTION = Parameter(
     "resolution",
     "Only cells of this H3 resolution.",
@@ -327,6 +328,15 @@ FORMAT = Parameter(
     _one_of("json", "geojson"),
     default="json",
     argument="shape",
+)
+TABLE = Parameter(
+    "format",
+    "JSON, or a table with one row for each line.",
+    {"type": "string", "enum": ["json", "csv"], "default": "json"},
+    "json",
+    _one_of("json", "csv"),
+    default="json",
+    argument="form",
 )
 BBOX = Parameter(
     "bbox",

@@ -16,8 +16,8 @@ _EARLIER = (
     "servers answer with old documents, or stored files are not in order of time"
 )
 _AHEAD = (
-    "most vehicles have a timestamp that is more than window.max_future ahead, so they are refused: correct the clock "
-    "of this "
+    "most vehicles have a timestamp that is more than five minutes ahead, so they are refused: correct the clock of "
+    "this "
     "machine, or feed.timezone if times have no zone, or ask the agency"
 )
 _BEHIND = (

@@ -90,7 +90,8 @@ return {redis.call('HMGET', KEYS[1], 'offset', 'read', 'event', 'moved'), redis.
 """
 
 _ADVANCE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
+local recorded = redis.call('GET', KEYS[1])
+if not recorded or recorded == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 """
 
 
@@ -272,12 +273,12 @@ class RowStore(SealedRows):
         return (await self.look()).slots
 
     async def first_slot(self, default: int) -> int:
-        """Under "participation": the oldest slot that may not be released yet; ``default`` when the feed starts."""
-        await self._redis.set(self._keys.first_slot, default, nx=True)
-        return int(await self._redis.get(self._keys.first_slot))
+        """Under "participation": the oldest slot that may not be released yet; ``default`` where none is recorded."""
+        return int(await self._redis.get(self._keys.first_slot) or default)
 
     async def advance_first_slot(self, slot: int, following: int) -> None:
-        """Record that everything before ``following`` is released. No change if another worker has moved on already."""
+        """Record that everything before ``following`` is released. No change if another than ``slot`` is recorded,
+        because another worker has moved on already."""
         await self._redis.eval(_ADVANCE, 1, self._keys.first_slot, slot, following)
 
     async def in_progress(self, slot: int) -> bool:

@@ -144,7 +144,7 @@ def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Pla
     ("weight", "statistics", "settings"),
     [
         ("share", ["mean", "variance"], {}),
-        ("share", ["mean"], AREA | {"privacy.rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
+        ("share", ["mean"], AREA | {"rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
         ("user", ["mean", "p85"], {}),
         ("sample", ["mean"], {}),
         ("user", ["mean", "moving_mean"], {}),

@@ -175,17 +175,19 @@ def small_world(
     )
 
 
-AREA = {"participation.shares.area": 1.0, "speed.post_processing": ["kalman"]}
+AREA = {"participation.area_share": 4, "speed.post_processing": ["kalman"]}
 """The numbers of all cells together are released, too."""
 
 
-def small_zcdp_world(tmp_path: Path, weight: str, statistics: list[str], **settings: object) -> Config:
+def small_zcdp_world(
+    tmp_path: Path, weight: str, statistics: list[str], rho_budget: float = 0.15, **settings: object
+) -> Config:
     """ρ = 1/10 per window, shared by two cells, and 3/20 in the period: what fits is decided by exact individual
     losses."""
     return zcdp_config(
         tmp_path,
         rho=0.1,
-        rho_budget=0.15,
+        rho_budget=rho_budget,
         **{
             "participation.weight": weight,
             "participation.cells_per_user": 2,

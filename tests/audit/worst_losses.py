@@ -25,7 +25,7 @@ PURE = [
 ]
 RHO = [
     ("share", ["mean", "variance"], {}),
-    ("share", ["mean"], AREA | {"privacy.rho_budget": 0.2}),
+    ("share", ["mean"], AREA | {"rho_budget": 0.2}),
     ("user", ["mean", "p85"], {}),
     ("sample", ["mean"], {}),
     ("user", ["moving_mean"], {}),

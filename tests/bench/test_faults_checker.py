@@ -36,10 +36,8 @@ def config_of(kind: str, folder: Path) -> Config:
         kind,
         kind,
         bootstrap="127.0.0.1:9",
-        replicas=1,
         redis="redis://127.0.0.1:10/0",
         slot=SLOT,
-        ahead=AHEAD,
     )
     return read_config(file)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import participation_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms
-from tests.support.builders import zcdp_config
+from tests.support import hourly
 from tests.support.releasing import planned
 
 PAGE = (REPO_ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
@@ -98,14 +99,13 @@ def test_what_a_histogram_adds_is_what_it_is_charged(tmp_path: Path) -> None:
 
 
 def test_the_zcdp_promise_is_what_every_release_states(tmp_path: Path) -> None:
-    rho, rho_budget, delta = (
-        float(re.search(rf"(?m)^{name} = (\S+)", PAGE)[1]) for name in ("rho", "rho_budget", "delta")
-    )  # type: ignore[index]
-    config = zcdp_config(tmp_path, rho, rho_budget, delta)
+    (block,) = re.findall(r"```toml\n(\[privacy\]\naccounting[^`]*)```", PAGE)
+    given = tomllib.loads(block)["privacy"]
+    config = load_config(hourly.RIDERS, privacy=given | {"user_key_file": str(tmp_path / "user.key")})
     assert row("ε of one window at δ = 10⁻⁶") == [f"{config.privacy.epsilon}"]
     assert row("ε of the period (B) at δ = 10⁻⁶") == [f"{config.privacy.budget}"]
     full = config.privacy.ledger_budget // config.privacy.ledger_grant
-    added = full * epsilon_of_rho(config.privacy.ledger_grant, delta)
+    added = full * epsilon_of_rho(config.privacy.ledger_grant, given["delta"])
     assert row(f"sum of the ε of its {full} windows, had they been added") == [f"{added:.2f}"]
     assert MAX_DELTA == 1e-5
     assert "10⁻⁵ is the most that is accepted" in PAGE

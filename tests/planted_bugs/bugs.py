@@ -1212,8 +1212,8 @@ AREAS = (
     Bug(
         "readers: the interval of a travel time is half as wide as its cells' errors together make it",
         "stream/serve/city/routes.py",
-        "fastest = _stated(metres, {cell: known[cell].interval[1] for cell in metres})",
-        "fastest = _stated(metres, {cell: (known[cell].value + known[cell].interval[1]) / 2 for cell in metres})",
+        "fastest = _stated(metres, {cell: speeds[cell].high for cell in metres})",
+        "fastest = _stated(metres, {cell: (speeds[cell].value + speeds[cell].high) / 2 for cell in metres})",
         "tests/stream/serve/test_routes_and_means.py",
         "however_the_errors",
     ),

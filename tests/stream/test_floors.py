@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import get_args
 
+from pydantic import BaseModel
+
+from stream.config import Config
+from stream.config.problems import fields_of, section_of
 from stream.local import REPO_ROOT
 
 FLOORS = (
@@ -130,3 +135,21 @@ def test_nothing_imports_research() -> None:
     for room in ("dpcore", "stream", "bench"):
         for path in (REPO_ROOT / room).rglob("*.py"):
             assert not any(name.split(".")[0] == "research" for name in imports_of(path)), path
+
+
+MOST_KEYS = 135
+"""Keys of a configuration, with those of a rule on alerts."""
+
+
+def test_keys_of_a_configuration_do_not_become_more() -> None:
+    assert len(leaves(Config)) <= MOST_KEYS, "whoever adds a key says who turns it, and takes another away"
+    assert {"privacy.budget", "public.alerts.area.south", "histogram.preset"} <= set(leaves(Config))
+
+
+def leaves(section: type[BaseModel], before: str = "") -> list[str]:
+    """Dotted names of all keys that are no sections."""
+    names: list[str] = []
+    for name, field in fields_of(section).items():
+        inner = section_of(field.annotation) or next(filter(None, map(section_of, get_args(field.annotation))), None)
+        names += [before + name] if inner is None else leaves(inner, f"{before}{name}.")
+    return names

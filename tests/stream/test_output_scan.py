@@ -118,7 +118,6 @@ def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path
             "epsilon": 0.11,
             "rows": 8,
             "columns": 8,
-            "sizes": [2, 4, 8],
             "euler": {"rows": 6, "columns": 6, "diameter_m": 3000.0},
         },
     }
@@ -127,7 +126,7 @@ def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path
         overrides["speed.statistics"] = ["mean", "variance", *percentiles]
         return zcdp_config(tmp_path, rho=0.05, rho_budget=0.08, **overrides)
     overrides |= {"speed.statistics": ["mean", *percentiles], "speed.clipping": "carried"}
-    overrides |= {"participation.weight": "share", "participation.shares": {"area": 1}}
+    overrides |= {"participation.weight": "share", "participation.area_share": 1}
     return riders_config(tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 5.0}, **overrides)
 
 

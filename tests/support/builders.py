@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import h3
 import numpy as np
 
+from dpcore.accounting import NANO, epsilon_of_rho
 from stream.config import Config, load_config
 from stream.storage.row_store import ROW
 from tests.support import hourly
@@ -76,11 +77,10 @@ def with_histograms(relation: str, tmp_path: Path, mechanisms: list[str] | None 
         "histogram.epsilon": 1.1,
         "histogram.rows": 16,
         "histogram.columns": 16,
-        "histogram.sizes": [2, 4, 8, 16],
         "histogram.domain": box,
     }
     if "euler" in names:
-        settings["histogram.euler"] = {"rows": 8, "columns": 8, "diameter_m": 4000.0, "inference": "covert"}
+        settings["histogram.euler"] = {"rows": 8, "columns": 8, "diameter_m": 4000.0}
     if relation != "values":
         settings |= {"hexagons.resolution": 7, "feed.domain": box}
     if relation == "zcdp":
@@ -138,14 +138,30 @@ def _city(
 def zcdp_config(
     tmp_path: Path, rho: float = 0.05, rho_budget: float = 0.4, delta: float = 1e-6, **overrides: Any
 ) -> Config:
-    """The hourly riders.toml counting zCDP in place of pure ε; overrides are dotted keys."""
+    """The hourly riders.toml counting zCDP in place of pure ε; overrides are dotted keys.
+
+    A window and a period have exactly ``rho`` and ``rho_budget``, so that tests can count. No budget converts to just
+    that:
+    the file has the nearest ones.
+    """
     text = hourly.RIDERS.read_text(encoding="utf-8")
-    wanted = f'accounting = "zcdp"\nrho = {rho}\nrho_budget = {rho_budget}\ndelta = {delta}'
+    budget, windows = epsilon_of_rho(round(rho_budget * NANO), delta), max(round(rho_budget / rho), 1)
+    wanted = f'accounting = "zcdp"\nbudget = {budget}\nwindows = {windows}\ndelta = {delta}'
     text, n_replaced = re.subn(r"(?m)^epsilon = \S+\nbudget = \S+$", wanted, text)
     assert n_replaced == 1, "riders.toml gives epsilon and budget on two lines"
     file = tmp_path / "zcdp.toml"
     file.write_text(text, encoding="utf-8")
-    return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))
+    config = load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides))
+    return with_rho(config, rho, rho_budget)
+
+
+def with_rho(config: Config, rho: float, rho_budget: float) -> Config:
+    """``config`` with exactly these allowances of a window and a period."""
+    privacy = config.privacy.model_copy()
+    vars(privacy).update(ledger_grant=round(rho * NANO), ledger_budget=round(rho_budget * NANO))
+    for name in ("epsilon", "budget"):  # derived from them, and perhaps known already
+        vars(privacy).pop(name, None)
+    return config.model_copy(update={"privacy": privacy})
 
 
 LIVE = {
@@ -173,20 +189,15 @@ def live_config(tmp_path: Path, budget: float = 12.0, delta: float = 1e-6, **ove
     return load_config(file, **({"privacy.user_key_file": str(tmp_path / "user.key")} | LIVE | overrides))
 
 
-TABLES = ("euler", "e2epriv", "htf", "quadtree", "kdtree")
-"""Mechanisms with a table of their own."""
-
-
-def uncommented(file: Path, tables: Collection[str] = ()) -> str:
-    """The shipped file with its example of [histogram] in force, and the ``tables`` of these mechanisms."""
+def uncommented(file: Path, *, euler: bool = False) -> str:
+    """The shipped file with its example of [histogram] in force, with or without mechanism "euler" and its table."""
     text = file.read_text(encoding="utf-8")
     start, end = text.index("# [histogram]\n"), text.index("\n[kafka]")
-    example, *others = re.split(r"(?m)^(?=# \[histogram\.)", text[start:end])
-    chosen = [table for table in others if re.match(r"# \[histogram\.(\w+)", table)[1] in tables]  # type: ignore[index]
-    example = re.sub(r"(?m)^# ?", "", "".join([example, *chosen]))
-    shares = ", ".join(["sparse = 1.0", *(f"{name} = 3" for name in tables)])
-    example = example.replace('["sparse"]', json.dumps(["sparse", *tables])).replace("sparse = 1.0", shares)
-    return text[:start] + example + text[end:]
+    example, table = re.split(r"(?m)^(?=# \[histogram\.euler\])", text[start:end])
+    example = re.sub(r"(?m)^# ?", "", example + (table if euler else ""))
+    example = example.replace('preset = { htf = "paper" }', "preset = {}")
+    mechanisms = ["sparse", "euler"] if euler else ["sparse"]
+    return text[:start] + example.replace('["sparse"]', json.dumps(mechanisms)) + text[end:]
 
 
 def in_order(rows: np.ndarray) -> np.ndarray:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,21 +10,19 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.geojson import Position
-from stream.messages.shapes import places_of
+from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
-from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import read_places
-from stream.serve.city.routes import along, pieces_of, travel
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.streets import read_streets, street_features
+from stream.serve.city.ways import Ways
 from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import known_window
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
-MOST_CUT = 2_000
-"""Lines of routes that are kept cut at the edges of cells."""
 MOST_DRAWN = 16
 """Drawn areas that may be put together or wait at the same time. Anybody can draw any number, so their queue is their
 own and short."""
@@ -37,18 +33,13 @@ DRAWN_BYTES = 4 << 20
 class City:
     """What the operator's files say of the city, and the released statistics of its areas."""
 
-    def __init__(self, config: Config, view: View, answers: Answers) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers, usual: Usual) -> None:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
         self._turns, self._scheduled_turns = Turns("areas", MOST_WAITING), Turns("scheduled speeds", MOST_WAITING)
         self._rings, self._ring_turns = Answers(DRAWN_BYTES, answers.sending), Turns("drawn areas", MOST_DRAWN)
         places = read_places(config.public.places)
         self.by_name = read_areas(config.public.areas, places)
-        self._lines = {route.route: route.lines for route in places.lines}
-        self._stops_at: dict[str, list[Position]] = defaultdict(list)
-        for stop in places.stops:
-            self._stops_at[stop.name].append((stop.lng, stop.lat))
-        self._pieces = lru_cache(MOST_CUT)(lambda route, at, finest: pieces_of(self._lines[route][at], finest))
         self._feed, self._zone = config.feed.name, config.feed.timezone
         streets = read_streets(config.public.streets)
         self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops or streets)
@@ -57,6 +48,7 @@ class City:
         listed = [{"name": area.name, "kind": area.kind} for area in self.by_name.values()]
         self._list = msgspec.json.encode({"areas": listed})
         self._service = ScheduledService(places.scheduled, places.resolution)
+        self.ways = Ways(config, view, answers, places, self._service, usual)
         self.timed, self._scheduled = bool(self._service), self._service.table()
         bodies = (self._places, self._routes, self._streets, self._stops, self._list, self._scheduled)
         self._keys = {body: key_of(body) for body in bodies}
@@ -77,63 +69,6 @@ class City:
     async def streets(self, request: web.Request) -> web.Response:
         """Lines of streets, and points of sensors."""
         return await self._answer(request, self._streets, GEOJSON)
-
-    async def route_speed(
-        self,
-        request: web.Request,
-        route: str,
-        feed: str,
-        window: str | None,
-        from_stop: str | None,
-        to_stop: str | None,
-    ) -> web.Response:
-        """Speed and travel time along each line of a route, between two stops or from end to end."""
-        if route not in self._lines:
-            raise Problem(
-                404, f"there are no lines of a route {route[:80]!r}", "see /api/v1/routes for those that have"
-            )
-        for name in (from_stop, to_stop):
-            if name is not None and name not in self._stops_at:
-                raise Problem(404, f"there is no stop {name[:80]!r}", "see /api/v1/stops for the names that are known")
-        known = known_window(self._view, window, feed)
-        key = key_of("route", route, from_stop, to_stop, known.tag)
-        values, summary = known.in_order(), known.summary()
-
-        def make() -> bytes:
-            said = {"route": route} | {name: summary[name] for name in ("feed", "window", "complete")}
-            return msgspec.json.encode(said | {"lines": self._traveled(route, known, values, from_stop, to_stop)})
-
-        return await self._turns.answer(self._answers, request, key, make, JSON)
-
-    def _traveled(
-        self, route: str, window: WindowView, values: list[bytes], from_stop: str | None, to_stop: str | None
-    ) -> list[dict[str, Any]]:
-        """Of each line that leads from one stop to the other, what is known of the way."""
-        cells = {cell.cell: cell for cell in numbers_of(values)}
-        finest = max((place.finest for place in places_of(values)), default=0)
-        planned, ways = self._planned(window, cells.values()), []
-        for at, line in enumerate(self._lines[route]):
-            pieces = self._pieces(route, at, finest)
-            start, end = self._place(line, from_stop, 0.0), self._place(line, to_stop, pieces[-1][2])
-            if start is not None and end is not None and start < end:
-                ends = {"from": list(line[0]), "to": list(line[-1])}
-                ways.append({"line": at} | ends | travel(pieces, (start, end), cells, planned))
-        return ways
-
-    def _planned(self, window: WindowView, cells: Iterable[CellNumbers]) -> dict[str, float]:
-        """Scheduled km/h of released cells in the hours of a window."""
-        if window.feed != self._feed:
-            return {}
-        hours = hours_of(window.start, window.end, self._zone)
-        rows = self._service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
-        return {row["cell"]: row["value"] for row in rows}
-
-    def _place(self, line: list[Position], stop: str | None, otherwise: float) -> float | None:
-        """How far along the line a stop is; None if the line does not pass it."""
-        if stop is None:
-            return otherwise
-        places = (along(line, place) for place in self._stops_at[stop])
-        return next((place for place in places if place is not None), None)
 
     async def stops(self, request: web.Request) -> web.Response:
         """Stops."""

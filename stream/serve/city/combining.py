@@ -71,7 +71,7 @@ class CellNumbers(msgspec.Struct):
     clipping: _Range | None = None
     excludes: list[str] = []
     estimate: dict[str, Modelled] | None = None
-    """The leading estimates; only that of the mean is read."""
+    """The leading estimates; only those of the mean and of what is typical are read."""
 
     @property
     def counted(self) -> int | _Estimate:
@@ -85,8 +85,9 @@ def numbers_of(values: Iterable[bytes]) -> list[CellNumbers]:
 
 
 def _numbers(body: dict[str, Any]) -> CellNumbers:
-    mean = (estimates_of(body) or {}).get("mean")
-    return msgspec.convert(body | {"estimate": {"mean": mean} if mean else None}, CellNumbers)
+    estimates = estimates_of(body) or {}
+    read = {name: estimates[name] for name in ("mean", "typical") if name in estimates}
+    return msgspec.convert(body | {"estimate": read if "mean" in read else None}, CellNumbers)
 
 
 def combined(cells: Sequence[CellNumbers], upper: float) -> dict[str, Any]:

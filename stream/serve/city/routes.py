@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import h3
 
 from stream.config.geojson import Position
-from stream.serve.city.combining import CellNumbers, Modelled
+from stream.serve.city.combining import CellNumbers
 
 SHORTEST_M = 20.0
 """A piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer."""
-NEAR_M = 150.0
-"""How far from a line its stops may be."""
+NEAR_M, BESIDE_M = 150.0, 80.0
+"""How far from a line a stop may be that somebody names, and one that is listed as a stop of it."""
 SLOWEST_KMH = 0.5
 """Slower estimates say nothing about a travel time."""
 _METRES = 111_195.0
@@ -55,9 +55,9 @@ def pieces_of(line: Sequence[Position], resolution: int) -> list[Piece]:
     return pieces
 
 
-def along(line: Sequence[Position], place: Position) -> float | None:
-    """Metres from the start of the line to its point nearest to a place; None if that is too far away."""
-    nearest, at, best = NEAR_M, 0.0, None
+def along(line: Sequence[Position], place: Position, near: float = NEAR_M) -> float | None:
+    """Metres from the start of the line to its point nearest to a place; None if that is not within ``near`` metres."""
+    nearest, at, best = near, 0.0, None
     for a, b in pairwise(line):
         wide = math.cos(math.radians(a[1])) * _METRES
         dx, dy = (b[0] - a[0]) * wide, (b[1] - a[1]) * _METRES
@@ -71,27 +71,65 @@ def along(line: Sequence[Position], place: Position) -> float | None:
     return best
 
 
+class Span(NamedTuple):
+    """A speed in km/h with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+Speeds = Mapping[str, Span]
+"""Of released cells."""
+
+
+def estimates(cells: Iterable[CellNumbers], name: str) -> Speeds:
+    """The leading estimates of that name, such as "mean"."""
+    known = ((cell.cell, (cell.estimate or {}).get(name)) for cell in cells)
+    return {cell: Span(one.value, *one.interval) for cell, one in known if one is not None}
+
+
+def stops_along(line: Sequence[Position], stops: Mapping[str, Sequence[Position]]) -> list[str]:
+    """The names of stops beside a line, in its direction, each once."""
+    slack = BESIDE_M / _METRES / math.cos(math.radians(line[0][1]))
+    lngs, lats = zip(*line, strict=True)
+    near = [
+        (name, place)
+        for name, places in stops.items()
+        for place in places
+        if min(lngs) - slack <= place[0] <= max(lngs) + slack and min(lats) - slack <= place[1] <= max(lats) + slack
+    ]
+    passed = [(at, name) for name, place in near if (at := along(line, place, BESIDE_M)) is not None]
+    return list(dict.fromkeys(name for _, name in sorted(passed)))
+
+
 def travel(
     pieces: Sequence[Piece],
     part: tuple[float, float],
-    cells: Mapping[str, CellNumbers],
+    cells: Collection[str],
+    kinds: Mapping[str, Speeds],
     scheduled: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What is known of the ``part`` of a line, in metres from its start. ``scheduled``: km/h of released cells."""
-    estimates = {cell: one.estimate["mean"] for cell, one in cells.items() if one.estimate and "mean" in one.estimate}
-    known = {cell: one for cell, one in estimates.items() if one.value >= SLOWEST_KMH}
-    metres = {cell: length for cell, length in _metres(pieces, part, cells).items() if cell in known}
+    """What is known of the ``part`` of a line, in metres from its start; ``cells`` were released.
+
+    ``kinds``: speeds by what they are. The measured part lies in cells of which the first kind is known; each other
+    kind, and what is ``scheduled`` in km/h, is stated where it is known of all these cells.
+    """
+    first = next(iter(kinds.values()))
+    metres = {cell: length for cell, length in _metres(pieces, part, cells).items() if _is_known(first.get(cell))}
     said: dict[str, Any] = {"metres": round(part[1] - part[0]), "measured_metres": round(sum(metres.values()))}
-    if not metres:
-        return said | {"now": None, "scheduled": None}
-    is_timed = metres.keys() <= scheduled.keys()
-    return said | {
-        "now": _now(metres, known),
-        "scheduled": _stated(metres, {cell: scheduled[cell] for cell in metres}) if is_timed else None,
-    }
+    for name, speeds in kinds.items():
+        is_whole = bool(metres) and all(_is_known(speeds.get(cell)) for cell in metres)
+        said[name] = _with_intervals(metres, speeds) if is_whole else None
+    is_timed = bool(metres) and metres.keys() <= scheduled.keys()
+    return said | {"scheduled": _stated(metres, {cell: scheduled[cell] for cell in metres}) if is_timed else None}
 
 
-def _metres(pieces: Sequence[Piece], part: tuple[float, float], cells: Mapping[str, CellNumbers]) -> dict[str, float]:
+def _is_known(span: Span | None) -> bool:
+    return span is not None and span.value >= SLOWEST_KMH
+
+
+def _metres(pieces: Sequence[Piece], part: tuple[float, float], cells: Collection[str]) -> dict[str, float]:
     """The metres of a part of a line in each released cell."""
     metres: dict[str, float] = defaultdict(float)
     resolutions = sorted({h3.get_resolution(cell) for cell in cells}, reverse=True)
@@ -103,12 +141,12 @@ def _metres(pieces: Sequence[Piece], part: tuple[float, float], cells: Mapping[s
     return metres
 
 
-def _now(metres: Mapping[str, float], known: Mapping[str, Modelled]) -> dict[str, Any]:
-    """Minutes and km/h by the estimates, each with its interval; without an upper end where a cell may stand still."""
-    fastest = _stated(metres, {cell: known[cell].interval[1] for cell in metres})
-    lower = {cell: known[cell].interval[0] for cell in metres}
+def _with_intervals(metres: Mapping[str, float], speeds: Speeds) -> dict[str, Any]:
+    """Minutes and km/h, each with its interval; without an upper end where a cell may stand still."""
+    fastest = _stated(metres, {cell: speeds[cell].high for cell in metres})
+    lower = {cell: speeds[cell].low for cell in metres}
     slowest = _stated(metres, lower) if min(lower.values()) >= SLOWEST_KMH else {"minutes": None, "km_h": 0.0}
-    return _stated(metres, {cell: known[cell].value for cell in metres}) | {
+    return _stated(metres, {cell: speeds[cell].value for cell in metres}) | {
         f"{name}_interval": [one[name], other[name]]
         for name, one, other in (("minutes", fastest, slowest), ("km_h", slowest, fastest))
     }
@@ -120,7 +158,7 @@ def _stated(metres: Mapping[str, float], speeds: Mapping[str, float]) -> dict[st
     return {"minutes": round(minutes, 2), "km_h": round(0.06 * sum(metres.values()) / minutes, 2)}
 
 
-def _released(cell: str, resolutions: Sequence[int], cells: Mapping[str, CellNumbers]) -> str | None:
+def _released(cell: str, resolutions: Sequence[int], cells: Collection[str]) -> str | None:
     """The released cell in which a finer one lies; the finest of several."""
     own = h3.get_resolution(cell)
     parents = (h3.cell_to_parent(cell, resolution) for resolution in resolutions if resolution <= own)

@@ -121,35 +121,47 @@ def _shapes(kind: str, coordinates: Schema, properties: Schema) -> Schema:
 _NUMBER: Schema = {"type": "number"}
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
+_OF_WINDOWS: Schema = {
+    "feed": _TEXT,
+    "from": _TEXT,
+    "to": _TEXT,
+    "windows": _COUNT | {"description": "That were put together."},
+}
 
 
 def schemas_of_ways(window: Schema) -> Schema:
     """Components for travel times along routes. ``window``: properties of a window."""
     position = numbers(2, "Longitude and latitude in degrees.")
     minutes = {"minutes": _NUMBER, "km_h": _NUMBER}
-    open_end = or_null(_NUMBER, "Null where the estimate of a cell may be as slow as standing still.")
-    now = minutes | {
+    open_end = or_null(_NUMBER, "Null where a cell may be as slow as standing still.")
+    with_intervals = minutes | {
         "minutes_interval": {"type": "array", "items": open_end, "description": "At 95 %: least, most."},
         "km_h_interval": numbers(2, "At 95 %."),
     }
+    stop = or_null(_TEXT, "The stop that was asked for, else the first or last beside the line.")
     way = {
-        "line": _COUNT | {"description": "Its number among the lines of the route."},
+        "line": _COUNT | {"description": "Its number among the lines of the route, of which each has one direction."},
         "from": position,
         "to": position,
+        "from_stop": stop,
+        "to_stop": stop,
+        "stops": array(_TEXT, "Names of the stops beside the whole line, in its direction."),
         "metres": _COUNT,
-        "measured_metres": _COUNT | {"description": "Those in cells with an estimate: what is said is of these."},
-        "now": or_null(ref("TravelNow"), "By the cells' estimates; null where there are none."),
+        "measured_metres": _COUNT | {"description": "Those in cells with a number: what is said is of these."},
         "scheduled": or_null(ref("TravelScheduled"), "Null where the timetable does not know every such cell then."),
     }
+    now = or_null(ref("Travel"), "By the cells' estimates; null where there are none.")
+    typical = or_null(ref("Travel"), "By what is typical of the cells; null where it is not known of every such cell.")
+    mean = or_null(ref("Travel"), "By the means of the cells as released; null where there are none.")
+    in_window = {name: window[name] for name in ("feed", "window", "complete")}
+    lines = "Those that lead from one stop to the other."
     return {
-        "TravelNow": members(now),
+        "Travel": members(with_intervals),
         "TravelScheduled": members(minutes),
-        "RouteWay": members(way),
-        "RouteSpeed": members(
-            {"route": _TEXT}
-            | {name: window[name] for name in ("feed", "window", "complete")}
-            | {"lines": array(ref("RouteWay"), "Those that lead from one stop to the other.")}
-        ),
+        "RouteWay": members(way | {"now": now, "typical": typical}),
+        "RouteMean": members(way | {"mean": mean}),
+        "RouteSpeed": members({"route": _TEXT} | in_window | {"lines": array(ref("RouteWay"), lines)}),
+        "RouteMeans": members({"route": _TEXT} | _OF_WINDOWS | {"lines": array(ref("RouteMean"), lines)}),
     }
 
 
@@ -161,17 +173,11 @@ def schemas_of_means() -> Schema:
         "mean": or_null(ref("AreaMean"), "As released, weighted by these; null where the noise leaves it open."),
     }
     mean_cell = {"cell": _TEXT, "excludes": array(_TEXT, "Finer cells apart."), "windows": _COUNT} | over
-    of_windows = {
-        "feed": _TEXT,
-        "from": _TEXT,
-        "to": _TEXT,
-        "windows": _COUNT | {"description": "That were put together."},
-    }
     return {
         "MeanCell": members(mean_cell),
         "MeanTogether": members(over),
         "MeanList": members(
-            of_windows
+            _OF_WINDOWS
             | {"cells": array(ref("MeanCell"), "In ascending order.")}
             | {"together": or_null(ref("MeanTogether"), "Of the area's cells; null without an area.")}
         ),

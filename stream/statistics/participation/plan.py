@@ -33,7 +33,6 @@ def _layout(speed: SpeedTerms, weight: Weight, area: bool) -> Layout:
         weight=weight,
         upper=speed.upper_quanta,
         bins=speed.cdf_bins,
-        shape=speed.cdf_shape,
         area=area,
         moving_from=MOVING_QUANTA if MOVING_MEAN in speed.statistics else 0,
     )

@@ -37,13 +37,7 @@ error."""
 
 def cell_mechanism(speed: SpeedTerms) -> Any:
     """The mechanism chosen for the mean of a cell."""
-    name = speed.mean_mechanism
-    given: dict[str, Any] = {}
-    if name not in ("baseline", "pooled-minimax"):
-        given["capacity"] = speed.mean_capacity
-    if name in ("fixed-quantile", "auto"):
-        given["percent"] = speed.mean_quantile_percent
-    return MECHANISMS[name](speed.upper_quanta, **given)
+    return MECHANISMS[speed.mean_mechanism](speed.upper_quanta)
 
 
 @dataclass(frozen=True)

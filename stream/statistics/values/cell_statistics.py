@@ -38,7 +38,7 @@ def cell_statistics(names: Sequence[str], speed: SpeedTerms, caps: IntArray | No
     if "variance" in names:
         statistics["variance"] = Variance(speed.upper_quanta, VARIANCE_GRID)
     if needs_distribution(names):
-        statistics["distribution"] = Distribution(speed.upper_quanta, speed.cdf_bins, speed.cdf_shape)
+        statistics["distribution"] = Distribution(speed.upper_quanta, speed.cdf_bins)
     return statistics
 
 

@@ -75,12 +75,12 @@ def test_where_clocks_are_never_changed_every_period_is_as_long(monkeypatch: pyt
 
 def test_under_zcdp_the_warning_names_what_is_configured(tmp_path: Path) -> None:
     text = hourly.RIDERS.read_text(encoding="utf-8")
-    text = re.sub(r"(?m)^epsilon = .*", 'accounting = "zcdp"\nrho = 0.1\ndelta = 1e-9', text, count=1)
+    text = re.sub(r"(?m)^epsilon = .*", 'accounting = "zcdp"\nwindows = 10\ndelta = 1e-9', text, count=1)
     file = tmp_path / "hexveil.toml"
-    file.write_text(re.sub(r"(?m)^budget = .*", "rho_budget = 1.0", text, count=1), encoding="utf-8")
-    assert "lower rho, lengthen window.slot, or set rho_budget to 2.4, or 2.5 for the 25" in output(
-        "--config", str(file)
-    )
+    file.write_text(text, encoding="utf-8")
+    said = output("--config", str(file))
+    assert "budget 16.0 pays for 10 of 24 windows at rho " in said
+    assert "lengthen window.slot, or set windows to 24, or 25 for the 25" in said
 
 
 def windows(config: str) -> int:
@@ -93,14 +93,14 @@ def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
     assert values == {
         "window.allowed_delay": ("an event", 300, "s", False),
         "window.max_age": ("an event", 86_400, "s", False),
-        "window.max_future": ("an event", 300, "s", False),
-        "feed.quality.origin_degrees": ("an event", 0.01, "degrees", False),
+        "ahead": ("an event", 300, "s", True),
+        "origin": ("an event", 0.01, "degrees", True),
         "message": ("an event", 65_536, "bytes", True),
         "array": ("an event", 262_144, "bytes", True),
         "elements": ("an event", 5_000, "events", True),
         "batch": ("an event", 16 << 20, "bytes", True),
-        "window.max_events_per_user": ("a user", 100_000, "events", False),
-        "window.max_cells_per_user": ("a user", 1_000, "cells", False),
+        "events": ("a user", 100_000, "events", True),
+        "cells": ("a user", 1_000, "cells", True),
         "speed.upper_bound": ("a user", 65, "km/h", False),
         "window.slot": ("a window", 3_600, "s", False),
         "speed.min_users": ("a window", 1, "users", False),
@@ -114,15 +114,13 @@ def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_l
     by_key = rules(RIDERS)
     assert not by_key.keys() & {"speed.min_users", "pairs", "suppression", "shrinkage"}
     assert by_key["participation.cells_per_user"]["value"] == 8
-    assert by_key["participation.max_cells"]["value"] == 5_000
+    assert by_key["public cells"]["value"] == 20_000
     assert by_key["window.publication_margin"]["value"] == 60
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "line"),
     [
-        ("HEXVEIL_WINDOW__MAX_CELLS_PER_USER", "77", "  window.max_cells_per_user: 77 cells: "),
-        ("HEXVEIL_WINDOW__MAX_EVENTS_PER_USER", "77777", "  window.max_events_per_user: 77 777 events: "),
         ("HEXVEIL_WINDOW__MAX_AGE", "90m", "  window.max_age: 90 min: "),
         ("HEXVEIL_WINDOW__PUBLICATION_MARGIN", "90s", "  window.publication_margin: 90 s: "),
         ("HEXVEIL_WINDOW__LATENESS", "event-time", "  window.idle_timeout: 5 min: "),

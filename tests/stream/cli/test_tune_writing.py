@@ -27,7 +27,7 @@ def chosen(config: Config, **changes: object) -> Trial:
 
 def write(path: Path, trial: Trial, config: Config, *, force: bool) -> None:
     keys = keys_for(trial, config, SOURCE, 12.05)
-    write_chosen(path, SOURCE, keys, trial.setting, Want(5.0, 0.8), force=force)
+    write_chosen(path, SOURCE, keys, trial.setting.keys() | keys, Want(5.0, 0.8), force=force)
 
 
 @pytest.fixture

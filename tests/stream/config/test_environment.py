@@ -50,11 +50,11 @@ def test_variables_of_others_and_right_ones_are_taken(monkeypatch: pytest.Monkey
 
 
 def test_names_of_the_operators_choice_are_no_misspelt_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEXVEIL_HISTOGRAM", '{"mechanisms": ["sparse"], "epsilon": 1.0}')
-    monkeypatch.setenv("HEXVEIL_HISTOGRAM__SHARES__SPARSE", "2")
+    monkeypatch.setenv("HEXVEIL_HISTOGRAM", '{"mechanisms": ["htf"], "epsilon": 1.0}')
+    monkeypatch.setenv("HEXVEIL_HISTOGRAM__PRESET__HTF", "paper")
     config = load_config(BUS, **{"privacy.budget": 96.0})
     assert config.histogram is not None
-    assert config.histogram.shares == {"sparse": 2.0}
+    assert config.histogram.preset == {"htf": "paper"}
 
 
 def test_a_wrong_value_names_the_variable_that_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:

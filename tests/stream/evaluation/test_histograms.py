@@ -53,7 +53,7 @@ class Tripled(Geometric):
 
 def on_the_map(tmp_path: Path, name: str) -> Config:
     """One mechanism at ε = 1 on 64 × 64 cells of Austin, regions on 8 × 8."""
-    grid = {"histogram.rows": 64, "histogram.columns": 64, "histogram.sizes": [], "histogram.domain": BOX}
+    grid = {"histogram.rows": 64, "histogram.columns": 64, "histogram.domain": BOX}
     settings = grid | {"histogram.epsilon": 1.0, "speed.suppression": "none", "speed.clipping": "none"}
     if name == "euler":
         settings["histogram.euler"] = {}
@@ -139,16 +139,6 @@ def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windo
             assert score.mae < scores[name, family, 0.5].mae
     # Without noise to speak of, what is left of "singular" is that fixes are not even inside a cell.
     assert scores["singular", "square", 50.0].mae < 5
-
-
-def test_another_epsilon_leaves_what_was_not_configured_to_its_default(tmp_path: Path) -> None:
-    """A default that is written out beside a choice that does not use it would be refused."""
-    tables = {"histogram.euler": {"inference": "covert"}, "histogram.htf": {"level_epsilon": 0.001}}
-    config = with_histograms("values", tmp_path, ["euler", "htf"], **tables)
-    changed = with_histogram_epsilon(config, 0.9).histogram
-    assert config.histogram is not None
-    assert changed is not None
-    assert (changed.epsilon, changed.euler, changed.htf) == (0.9, config.histogram.euler, config.histogram.htf)
 
 
 def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from dpcore.accounting import epsilon_of_rho
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
 from stream.evaluation.leading import Outcome, Spending
@@ -27,7 +28,7 @@ from tests.support import hourly
 HOUR = timedelta(hours=1)
 WANT = Want(10.0, 0.75)
 ZCDP = {
-    "privacy": {"accounting": "zcdp", "rho": 0.1, "rho_budget": 2.0, "delta": 1e-6, "period": "1d"},
+    "privacy": {"accounting": "zcdp", "budget": 12.0, "windows": 20, "delta": 1e-6, "period": "1d"},
 }
 Width = Callable[[Config, bool], float]
 """Half-width at ε = 1, by configuration and whether the noise is the confirming one."""
@@ -65,19 +66,21 @@ def test_the_written_budget_is_rounded_up_but_never_above_the_limit() -> None:
 
 def test_under_zcdp_the_limit_is_of_the_converted_budget() -> None:
     config = load_config(hourly.RIDERS, **ZCDP)
-    terms = terms_of(config, trial_that_costs(config, 2_085_123_456), 12.0)
-    rounded = load_config(hourly.RIDERS, privacy=ZCDP["privacy"] | {"rho_budget": 2.09})
-    assert rounded.privacy.budget > 12.0, "three digits are above the limit"
-    assert terms["privacy.rho_budget"] == 2.085123456
-    written = load_config(hourly.RIDERS, privacy=ZCDP["privacy"] | {"rho_budget": terms["privacy.rho_budget"]})
-    assert written.privacy.budget <= 12.0
-    assert written.privacy.ledger_budget == 2_085_123_456
+    terms = terms_of(config, trial_that_costs(config, 2_085_123_456), 11.99)
+    assert terms["privacy.budget"] == epsilon_of_rho(2_085_123_456, 1e-6) < 11.99, (
+        "three digits would be above the limit"
+    )
+    given = {key.partition(".")[2]: value for key, value in terms.items()}
+    written = load_config(hourly.RIDERS, privacy=ZCDP["privacy"] | given)
+    assert 2_085_123_456 <= written.privacy.ledger_budget < 2_085_124_000
+    assert written.privacy.epsilon >= 1.0
+    assert written.privacy.windows == written.privacy.ledger_budget // written.privacy.units(1.0)
 
 
 @pytest.mark.parametrize("area", [0, 1])
 def test_no_setting_that_is_tried_takes_the_area_from_weights_that_it_needs(area: int) -> None:
     """Users who count once in each of their cells move the mean of all cells by more than 1, which no plan allows."""
-    shares = {"participation.weight": "share", "participation.shares": {"area": area}}
+    shares = {"participation.weight": "share", "participation.area_share": area}
     config = load_config(hourly.RIDERS, **shares, **{"speed.statistics": ["mean"], "speed.post_processing": ["kalman"]})
     tried = list(alternatives(Setting.of(config), config, None))
     weights = {participation_of(Terms.of(setting.applied(config))).layout.weight for setting in tried}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,11 @@ def test_each_element_is_judged_alone_and_a_bad_one_is_named_by_its_index() -> N
     assert batch.messages == len(values)
 
 
-def test_elements_of_messages_that_were_appended_at_different_times_are_judged_by_their_own() -> None:
-    config = make_config(max_future="1s")
+def test_elements_of_messages_that_were_appended_at_different_times_are_judged_by_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoding, "MAX_FUTURE", timedelta(seconds=1))
+    config = make_config()
     second = array(event(time=START_MS + 10_000), event(time=START_MS))
     arrived = np.array([START_MS * 1000, START_MS * 1000 + 10_000_000, START_MS * 1000])
     batch = Decoder(config, KEY).decode([array(event()), second, second], arrived)

@@ -33,7 +33,7 @@ def configure(window=None, resolution=7, **feed):
     return Config(
         relation="values",
         feed={"name": "bus", "topic": "t", "timezone": "America/Chicago", "domain": box} | feed,
-        window=window or {"max_age": "1d", "max_future": "5m"},
+        window=window or {"max_age": "1d"},
         privacy={"epsilon": 2.0, "budget": 48.0},
         hexagons={"resolution": resolution},
         speed={"upper_bound": 65.0},
@@ -213,7 +213,9 @@ def test_of_a_repeated_key_the_last_counts_and_whole_number_users_are_their_digi
 @given(st.datetimes(datetime(2000, 1, 2), datetime(2099, 1, 1)), st.integers(-1439, 1439))
 def test_a_time_with_an_offset_is_exact_to_the_microsecond(moment, offset):
     moment = moment.replace(tzinfo=timezone(timedelta(minutes=offset)))
-    decoder = Decoder(configure(window={"max_age": "36500d", "max_future": "36500d"}), KEY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stream.ingestion.decoding.MAX_FUTURE", timedelta(days=36_500))
+        decoder = Decoder(configure(window={"max_age": "36500d"}), KEY)
     exact = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     assert row_of(fix(time=moment.isoformat()), decoder)["time"] == exact == parse_time(moment.isoformat())
 

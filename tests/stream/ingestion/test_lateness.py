@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -97,12 +98,13 @@ async def test_a_worker_that_comes_back_late_takes_what_was_appended_in_time_and
 
 
 async def test_times_ahead_are_judged_by_when_a_message_was_appended_not_by_when_it_is_read(
-    kafka, redis, redis_url, live
+    kafka, redis, redis_url, live, monkeypatch
 ):
+    monkeypatch.setattr("stream.ingestion.decoding.MAX_FUTURE", timedelta(seconds=1))
     now, ahead = time.time(), 6
     await produce(kafka, live, [event("fast", now + ahead, 1), event("good", now, 2)], 2)
     await asyncio.sleep(now + ahead - time.time())  # a reader's clock has caught up with the fast one
-    async with Ingesting(live, kafka, redis_url, **PATIENT, max_future="1s") as ingesting:
+    async with Ingesting(live, kafka, redis_url, **PATIENT) as ingesting:
         await until(read_to(redis, now + ahead))
     assert ingesting.metrics.registry.get_sample_value("hexveil_events_rejected_total", {"reason": "in-future"}) == 1
     assert await every_speed(redis) == [200]

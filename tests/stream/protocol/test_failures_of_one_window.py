@@ -150,7 +150,7 @@ async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(
     worker = Worker(config)
     monkeypatch.setattr(RowStore, "now_us", read_clock)
     now = await worker.rows.now_us()
-    await worker.rows.first_slot(SLOT)
+    await worker.rows.advance_first_slot(SLOT, SLOT)
     await worker.rows.list_partitions(["t/0"], now)
     await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)])
     try:
@@ -265,7 +265,7 @@ async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(
     worker = Worker(config)
     monkeypatch.setattr(RowStore, "now_us", read_clock)
     now = await worker.rows.now_us()
-    await worker.rows.first_slot(SLOT)
+    await worker.rows.advance_first_slot(SLOT, SLOT)
     await worker.rows.list_partitions(["t/0"], now)
     await worker.rows.read_through([ReadThrough("t/0", 120, 120, now)])
     try:
@@ -286,7 +286,7 @@ async def test_a_planned_window_of_a_period_that_is_not_released_any_more_does_n
     await redis.set(FeedKeys("bus").birth, SLOT + 20 * HOUR)
     worker = Worker(config)
     try:
-        await worker.due.look()
+        await worker.due.tidy(await worker.due.ask())
         assert await protocol.store.unfinished() is None
         assert await protocol.store.slots_set_aside() == {SLOT}
     finally:

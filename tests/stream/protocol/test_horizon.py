@@ -83,10 +83,12 @@ async def test_participation_and_zcdp_have_a_horizon_too(redis: Redis, tmp_path:
     config = riders(tmp_path, **{"privacy.horizon": {"period": "7d", "budget": 20.0}})
     assert {marker["horizon"]["budget"] for marker in markers(await released(redis, config))} == {20.0}
     await redis.flushall()
-    zcdp = zcdp_config(tmp_path, **SMALL, **{"privacy.horizon": {"period": "7d", "rho_budget": 0.5}})
+    zcdp = zcdp_config(tmp_path, **SMALL, **{"privacy.horizon": {"period": "7d", "budget": 8.0}})
     stated = [marker["horizon"] for marker in markers(await released(redis, zcdp))]
-    assert {horizon["rho_budget"] for horizon in stated} == {0.5}
-    assert {horizon["budget"] for horizon in stated} == {zcdp.privacy.stated_epsilon(500_000_000)}
+    block = zcdp.privacy.horizon_budget
+    assert {horizon["rho_budget"] for horizon in stated} == {block / 1e9}
+    assert {horizon["budget"] for horizon in stated} == {zcdp.privacy.stated_epsilon(block)}
+    assert 7.99 < zcdp.privacy.stated_epsilon(block) <= 8.0
 
 
 async def test_another_horizon_is_another_ledger(redis: Redis, tmp_path: Path) -> None:
@@ -102,7 +104,6 @@ async def test_another_horizon_is_another_ledger(redis: Redis, tmp_path: Path) -
     ("overrides", "said"),
     [
         ({"privacy.horizon": {"period": "28d", "budget": 1.0}}, "below privacy.budget"),
-        ({"privacy.horizon": {"period": "28d", "rho_budget": 1.0}}, "needs budget and no rho_budget"),
         ({"privacy.horizon": {"period": "36h", "budget": 100.0}}, "whole periods"),
         ({"privacy.horizon": {"period": "28d", "budget": 100.0}, "ledger.name": "city"}, "not for privacy.horizon"),
     ],

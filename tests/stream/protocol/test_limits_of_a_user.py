@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from redis.asyncio import Redis
 
 from stream.app.worker import Worker
@@ -19,11 +20,12 @@ from tests.support.topics_reader import read_all
 
 
 async def test_events_beyond_a_limit_are_counted_and_not_released(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """60 events of 12 users, of which at most 3 count: real Kafka and Redis."""
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
-    config = bus_config(tmp_path, **settings, **{"window.max_events_per_user": 3})
+    monkeypatch.setattr("stream.terms.MAX_EVENTS_PER_USER", 3)
+    config = bus_config(tmp_path, **settings)
     await create_topics(config)
     await Ledger(redis, topic_name).start_generation(birth=0)
     rows = random_rows(1, 60)

@@ -148,7 +148,7 @@ async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_a
             await closing.close([SLOT, SLOT + HOUR])
         assert tried == [[SLOT]] * 3, "a later window was tried before the one that blocks it was set aside"
         assert await worker.store.slots_set_aside() == {SLOT}
-        assert (await worker.due.look()).open == [SLOT + HOUR]
+        assert (await worker.due.ask()).open == [SLOT + HOUR]
     finally:
         await worker.redis.aclose()
 

@@ -93,7 +93,7 @@ def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
 def test_gaussian_noise_is_read_as_such(tmp_path: Path) -> None:
     """One release with so little noise that the mean is known to 3 km/h. Ten intervals; one that holds 95 % fails 6 of
     them with probability 3e-6."""
-    config = zcdp_config(tmp_path, 20.0, 960.0, **MEAN_ONLY)
+    config = zcdp_config(tmp_path, 20.0, 480.0, **MEAN_ONLY)
     plan, contributions = planned(config, rows_of(config, 5))
     sums = exact_integers(plan, contributions)[:2].sum(axis=1)
     mean, upper = sums[1] / sums.sum() * plan.terms.speed.upper_quanta * 0.01, plan.terms.speed.upper_quanta * 0.01

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +15,15 @@ import h3
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient
+from playwright.async_api import Browser, expect
 
 from stream.messages.lines import line_of
 from stream.serve.city.combining import numbers_of
-from stream.serve.city.routes import along, pieces_of, travel
+from stream.serve.city.routes import along, estimates, pieces_of, travel
+from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, UNCERTAIN, city_config, window
 from tests.stream.serve.made_places import STOP, city_files
+from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import serving_file
 
 WINDOWS = 6
@@ -76,8 +81,8 @@ def test_the_interval_of_a_time_holds_it_however_the_errors_of_cells_depend_on_e
                 ).encode()
                 for cell, error in zip(cells, errors.tolist(), strict=True)
             ]
-            numbers = {one.cell: one for one in numbers_of(values)}
-            low, high = travel(pieces, (0.0, 5000.0), numbers, {})["now"]["minutes_interval"]
+            known = estimates(numbers_of(values), "mean")
+            low, high = travel(pieces, (0.0, 5000.0), known.keys(), {"now": known}, {})["now"]["minutes_interval"]
             missed += not low <= exact <= high
         assert missed <= 130, (shared, missed)
 
@@ -133,7 +138,87 @@ async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(
     assert morning["together"]["events"]["value"] == total
     weighed = sum(one["events"]["value"] * one["mean"]["raw"] for one in morning["cells"]) / total
     assert morning["together"]["mean"]["raw"] == pytest.approx(weighed)
+    lat, lng = h3.cell_to_latlng(BUSY)
+    ring = ",".join(f"{x:.3f},{y:.3f}" for x, y in ((lng - 0.01, lat - 0.01), (lng + 0.01, lat), (lng, lat + 0.01)))
+    drawn = await get(client, f"/api/v1/means?{ranged}&ring={ring}")
+    assert drawn["together"]["mean"]["raw"] == pytest.approx(row["mean"]["raw"])
+    await get(client, f"/api/v1/means?{ranged}&ring={ring}&area=route:10", 400)
     for path in (f"{ranged}&days=weekend", f"{ranged}&area=nowhere"):
         await get(client, f"/api/v1/means?{path}", 404)
     for path in ("hours=9-7", "hours=7-25", "days=holiday"):
         await get(client, f"/api/v1/means?{ranged}&{path}", 400)
+
+
+async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_table(tmp_path: Path) -> None:
+    """Four days at 07:00: typical of the last is the mean of three, and a range of all is known best."""
+    config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
+    messages = [message for day in range(4) for message in window(config, 24 * day)]
+    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
+    async with serving_file(config, tmp_path / "releases.ndjson") as client:
+        said = (await get(client, "/api/v1/routes/10/speed"))["lines"][0]
+        assert said["stops"] == [STOP]
+        assert (said["from_stop"], said["to_stop"]) == (STOP, STOP)
+        usual = {one["cell"]: one["raw"]["mean"] for one in (await get(client, "/dashboard/usual"))["cells"]}
+        released = {one["cell"] for one in (await get(client, "/api/v1/hexagons"))["hexagons"] if one.get("mean")}
+        metres = dict.fromkeys(released, 0.0)
+        for cell, start, end in pieces_of(LINE, 7):
+            if cell in metres:
+                metres[cell] += end - start
+        minutes = sum(length * 0.06 / usual[cell]["value"] for cell, length in metres.items() if length)
+        assert said["typical"]["minutes"] == pytest.approx(minutes, abs=0.01)
+        ranged = "from=2017-03-21T00:00:00Z&to=2017-03-26T00:00:00Z"
+        whole = await get(client, f"/api/v1/routes/10/means?{ranged}&days=workday&hours=7-8")
+        assert whole["windows"] == 4
+        widths = [np.ptp(one["km_h_interval"]) for one in (whole["lines"][0]["mean"], said["now"])]
+        assert widths[0] < widths[1] / 1.6, "four independent windows: a half"
+        async with client.get("/api/v1/routes/10/speed?format=csv") as answer:
+            assert answer.content_type == "text/csv"
+            (row,) = csv.DictReader((await answer.text()).splitlines())
+        assert float(row["typical_minutes"]) == said["typical"]["minutes"]
+        assert [float(row[f"now_km_h_{end}"]) for end in ("low", "high")] == said["now"]["km_h_interval"]
+        assert (row["window_start"], row["from_stop"], row["scheduled_minutes"]) == ("2017-03-24T12:00:00Z", STOP, "")
+        async with client.get(f"/api/v1/routes/10/means?format=csv&{ranged}") as answer:
+            (row,) = csv.DictReader((await answer.text()).splitlines())
+        assert (row["windows"], row["mean_minutes"]) == ("4", str(whole["lines"][0]["mean"]["minutes"]))
+
+
+@needs_chromium
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_on_every_screen(
+    browser: Browser, tmp_path: Path
+) -> None:
+    config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
+    messages = [message for day in range(4) for message in window(config, 24 * day)]
+    async with page_of(browser, config, messages, "#area=route:10", size=LAPTOP, color_scheme="light") as (
+        page,
+        client,
+    ):
+        ways = page.locator("#ways")
+        await expect(ways).to_contain_text("Typical")
+        await page.locator("#ways-body select[name=stop-from]").select_option(STOP)
+        await expect(ways).to_contain_text(re.compile(r"→ Congress / 7th [\d.]+ km"))
+        part = (await get(client, f"/api/v1/routes/10/speed?from_stop={STOP}"))["lines"][0]
+        await expect(ways).to_contain_text(f"{part['metres'] / 1000:.1f} km")
+        address = await page.locator("#ways-body a").get_attribute("href")
+        async with client.get(f"/{address}") as answer:
+            assert STOP in await answer.text()
+        await page.locator("#range summary").click()
+        await page.locator("#range select[name=days]").select_option("workday")
+        await page.locator("#range select[name=first-hour]").select_option("7")
+        await page.locator("#over-button").click()
+        await expect(page.locator("#window-text")).to_have_text("Mean of 4 windows")
+        await expect(ways).to_contain_text("Mean")
+        await expect(ways).not_to_contain_text("Now")
+        assert (await fields(page))["mean"] == "workday.7-24"
+        for width, height in ((390, 844), (1280, 800), (1920, 1080), (3840, 2160)):
+            await page.set_viewport_size({"width": width, "height": height})
+            for reaching in (OUTSIDE, CUT):
+                assert await page.evaluate(reaching) == [], width
+        await no_violation(page)
+        await page.get_by_role("button", name="Dark colours").click()
+        await no_violation(page)
+        await page.reload()
+        await expect(page.locator("#window-text")).to_have_text("Mean of 4 windows")
+        await page.locator("#live-button").click()
+        await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")
+        assert "mean" not in await fields(page)

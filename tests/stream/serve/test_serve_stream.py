@@ -172,9 +172,10 @@ async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_m
 
 
 async def test_streams_are_limited_in_number_and_end_with_the_service(
-    kafka: str, tmp_path: Path, topic_name: str
+    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "public.max_streams": 1})
+    monkeypatch.setattr("stream.serve.broadcast.MAX_STREAMS", 1)
+    config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config) as client, client.get(STREAM) as open_stream:
         async with client.get(STREAM) as refused:
             problem = await refused.json()

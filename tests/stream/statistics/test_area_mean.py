@@ -36,7 +36,7 @@ from tests.support.releasing import build_messages, draw, planned
 
 AREA: dict[str, Any] = {
     "participation.weight": "share",
-    "participation.shares": {"moments": 1, "area": 9},
+    "participation.area_share": 36,
     "speed.post_processing": ["kalman"],
     "speed.statistics": ["mean"],
 }
@@ -149,7 +149,7 @@ def test_the_close_marker_states_the_area_and_only_where_it_is_released(tmp_path
 def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Path) -> None:
     """A worker whose configuration was changed after the charge releases what was planned and charged, noise for
     noise."""
-    with_it, without = with_area(tmp_path), riders(tmp_path, **(AREA | {"participation.shares": {"moments": 1}}))
+    with_it, without = with_area(tmp_path), riders(tmp_path, **(AREA | {"participation.area_share": 0}))
     for mine, others in ((with_it, without), (without, with_it)):
         plan, contributions = planned(mine, random_rows(1, 50))
         taken_over = decode_plan(encode_plan(plan))
@@ -167,7 +167,7 @@ def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Pa
     ids=str,
 )
 def test_a_configuration_that_could_not_use_the_area_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"participation\.shares\.area 9 needs .*or area = 0"):
+    with pytest.raises(ConfigError, match=r"participation\.area_share 36 needs .*or area_share = 0"):
         with_area(tmp_path, **wrong)
 
 

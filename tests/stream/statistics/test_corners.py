@@ -23,6 +23,7 @@ from dpcore.spatial.euler import Euler
 from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
+from stream.config.histogram import REGIONS
 from stream.config.loading import ConfigError
 from stream.config.public_cells import public_cells
 from stream.evaluation.histograms import evaluate_histograms
@@ -221,17 +222,25 @@ def as_if_of_one(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, due=due)
 
 
-def loud(tmp_path: Path, total_share: float = 0.0, **euler: Any) -> Config:
-    """Three regions per user at ε = 1.5, of which ``total_share`` pays for the number of all regions."""
-    euler = EULER | {"regions_per_user": 3, "total_share": total_share} | euler
+@pytest.fixture(autouse=True)
+def total_share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """What of ε pays for the number of all regions: nothing, or what a test is given."""
+    share: float = getattr(request, "param", 0.0)
+    monkeypatch.setitem(REGIONS["tuned"], "total_share", share)
+    return share
+
+
+def loud(tmp_path: Path, **euler: Any) -> Config:
+    """Three regions per user at ε = 1.5."""
+    euler = EULER | {"regions_per_user": 3} | euler
     table = {"histogram.euler": euler, "histogram.epsilon": 1.5, "privacy.budget": 200.0}
     return declaring(tmp_path, 3, **table)
 
 
-@pytest.mark.parametrize("total_share", [0.0, 0.2])
+@pytest.mark.parametrize("total_share", [0.0, 0.2], indirect=True)
 def test_the_audit_finds_no_more_than_epsilon_in_three_declared_regions(tmp_path: Path, total_share: float) -> None:
     # 40 000 trials each; above what the components have of 1.5 with α < 2·10⁻⁴.
-    assert epsilon_lower_bound(loud(tmp_path, total_share), 278) <= 1.5 * (1 - total_share)
+    assert epsilon_lower_bound(loud(tmp_path), 278) <= 1.5 * (1 - total_share)
 
 
 def test_the_audit_catches_the_noise_of_one_region_under_three(tmp_path: Path) -> None:
@@ -253,14 +262,18 @@ def total_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -
     return math.log(low / beta.ppf(1 - 1e-4, reached[1] + 1, windows - reached[1]))
 
 
-def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("total_share", [0.5], indirect=True)
+def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions(
+    tmp_path: Path, total_share: float
+) -> None:
     # 300 trials each; above 0.75, half of 1.5, with α < 2·10⁻⁴.
-    assert total_lower_bound(loud(tmp_path, 0.5, rows=2, columns=2), 300) <= 0.75
+    assert total_lower_bound(loud(tmp_path, rows=2, columns=2), 300) <= 0.75
 
 
-def test_the_audit_catches_a_number_of_three_regions_with_the_noise_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("total_share", [0.5], indirect=True)
+def test_the_audit_catches_a_number_of_three_regions_with_the_noise_of_one(tmp_path: Path, total_share: float) -> None:
     # 300 trials each; the true loss is 2.25. Some 200 hits, and 21, of which 55 would be too many: power > 0.99.
-    assert total_lower_bound(loud(tmp_path, 0.5, rows=2, columns=2), 300, unscaled=True) > 0.75
+    assert total_lower_bound(loud(tmp_path, rows=2, columns=2), 300, unscaled=True) > 0.75
 
 
 WIDEST = {"rows": 64, "columns": 64, "diameter_m": 1_000_000.0, "origin": "declared"}
@@ -397,7 +410,6 @@ def test_an_evaluation_counts_declared_regions(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"histogram.euler": {"regions_per_user": 2}}, 'set origin = "declared"'),
-        ({"histogram.euler": {"origin": "declared", "nearest": 9}}, "leave one of both out"),
         ({"histogram.euler": {"origin": "declared", "regions_per_user": 101}}, "regions_per_user"),
         ({"feed.quality.teleport_km_h": 400}, r"feed.quality.teleport_km_h would refuse.*set teleport_km_h = 0"),
         ({"histogram.epsilon": 0.001}, "lower histogram.euler.regions_per_user"),

@@ -18,6 +18,7 @@ from dpcore.noise import Noise
 from dpcore.spatial import Rectangles, histogram_from_release
 from dpcore.spatial.regions import Footprints
 from stream.config import Config
+from stream.config.histogram import REGIONS
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
 from stream.statistics import relations
 from stream.statistics.histograms.fixes import Fixes, fixes_of
@@ -246,10 +247,10 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
 
 
 def test_truncated_counts_are_a_reading_of_the_draws_with_their_interval_and_unbiased_to_who_ignores_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    euler = {"rows": 8, "columns": 8, "diameter_m": 4000.0, "inference": "truncated"}
-    config = with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": euler})
+    monkeypatch.setitem(REGIONS["tuned"], "inference", "truncated")
+    config = with_histograms("values", tmp_path, ["euler"])
     (body,) = bodies_of(released(config, located_rows(4, 60)))
     validate(SPATIAL_HISTOGRAM, body)
     read = histogram_from_release(body)
@@ -262,10 +263,10 @@ def test_truncated_counts_are_a_reading_of_the_draws_with_their_interval_and_unb
 
 
 def test_ordered_counts_are_published_beside_the_draws_with_their_interval_and_unbiased_to_who_ignores_them(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    euler = {"rows": 8, "columns": 8, "diameter_m": 4000.0, "inference": "ordered"}
-    config = with_histograms("values", tmp_path, ["euler"], **{"histogram.euler": euler})
+    monkeypatch.setitem(REGIONS["tuned"], "inference", "ordered")
+    config = with_histograms("values", tmp_path, ["euler"])
     (body,) = bodies_of(released(config, located_rows(4, 60)))
     validate(SPATIAL_HISTOGRAM, body)
     read, whole = histogram_from_release(body), Rectangles.of_cells([[0, 7, 0, 7], [2, 2, 3, 3]])

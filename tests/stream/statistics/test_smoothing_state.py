@@ -65,7 +65,7 @@ def without_models(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def area_config(tmp_path: Path, **overrides: Any) -> Config:
     """Riders whose close markers state the mean of the area."""
-    area = {"participation.weight": "share", "participation.shares": {"moments": 1, "area": 1}}
+    area = {"participation.weight": "share", "participation.area_share": 4}
     return riders_config(tmp_path, **area, **{"speed.statistics": ["mean"]}, **overrides)
 
 

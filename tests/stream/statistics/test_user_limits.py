@@ -14,7 +14,7 @@ import pytest
 
 from dpcore.noise import Noise
 from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
-from stream.config import Config, ConfigError
+from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.protocol.parts import statistics_of
 from stream.statistics.plan import Allowance, Due, PlanError
@@ -24,7 +24,7 @@ from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows, contributions_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms, UserLimits
-from tests.support.builders import SLOT, bus_config, located_rows, riders_config, with_histograms
+from tests.support.builders import SLOT, bus_config, located_rows, with_histograms
 from tests.support.schemas import validate
 
 Rule = Callable[[np.ndarray], np.ndarray]
@@ -174,11 +174,15 @@ def planned_and_drawn(statistics: WindowStatistics, rows: np.ndarray) -> tuple[A
     return plan, drawn, marker
 
 
-def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path: Path) -> None:
+def test_a_window_is_drawn_under_the_limits_it_was_planned_under(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Limits that are changed between plan and draw hold from the next window on; histograms see the same rows."""
     rows = located_rows(4, 500, users=6)
-    narrow = {"window.max_cells_per_user": 2, "window.max_events_per_user": 40}
-    before = statistics_of(with_histograms("values", tmp_path, ["ug"], **narrow))
+    with monkeypatch.context() as narrow:
+        narrow.setattr("stream.terms.MAX_CELLS_PER_USER", 2)
+        narrow.setattr("stream.terms.MAX_EVENTS_PER_USER", 40)
+        before = statistics_of(with_histograms("values", tmp_path, ["ug"]))
     plan, drawn, _ = planned_and_drawn(before, rows)
     assert plan.terms.limits == UserLimits(cells=2, events=40)
     after = statistics_of(with_histograms("values", tmp_path, ["ug"]))
@@ -246,9 +250,3 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     assert marker["cut_short"] == ["suppression"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples)
-
-
-def test_more_cells_than_a_user_may_count_in_are_refused_under_participation(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cells_per_user 8 is above window.max_cells_per_user 7.*raise"):
-        riders_config(tmp_path, **{"window.max_cells_per_user": 7})
-    riders_config(tmp_path, **{"window.max_cells_per_user": 8})

@@ -74,7 +74,7 @@ def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path: Path
     [
         ({"privacy.windows": 3}, "leave windows out"),
         ({"privacy.admission": "first-come"}, "needs windows"),
-        ({"privacy.admission": "first-come", "privacy.windows": 0}, "below 1"),
+        ({"privacy.admission": "first-come", "privacy.windows": 0}, "of at least 1"),
         ({"speed.suppression": "chop-user"}, "CHOP-USER is for pure ε"),
         ({"speed.mean_mechanism": "levy"}, "papers' mechanisms"),
         ({"speed.clipping": "joint"}, "'residual' or 'none'"),

@@ -20,7 +20,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from dpcore import participation
-from dpcore.accounting import NANO, epsilon_of_rho
+from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.errors import BudgetError
 from dpcore.noise import Noise
 from stream.cli import app
@@ -218,16 +218,15 @@ def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"privacy.accounting": "pure"}, "needs epsilon, budget"),
+        ({"privacy.accounting": "pure"}, "needs epsilon; set it"),
         ({"privacy.epsilon": 1.0}, "takes no epsilon"),
-        ({"privacy.budget": 1.0}, "not both"),
-        ({"privacy.windows": 3}, "with a budget"),
+        ({"privacy.windows": None}, "needs windows"),
         ({"privacy.delta": 1e-3}, "above 1e-05"),
         ({"privacy.delta": 0}, "privacy.delta"),
-        ({"privacy.rho": -1}, "privacy.rho"),
-        ({"privacy.rho": 0.5}, "rho_budget 0.4 is below rho 0.5"),
-        ({"privacy.rho": 1e-10}, "resolution"),
-        ({"privacy.rho_budget": 5000.0}, "privacy.rho_budget"),
+        ({"privacy.windows": 0}, "privacy.windows"),
+        ({"privacy.budget": 1e-8}, "less than 1 nρ"),
+        ({"privacy.budget": 1e-4, "privacy.windows": 100_000}, "smallest unit of the ledger"),
+        ({"privacy.budget": 5000.0}, "5000.0 is outside"),
         ({"privacy.accounting": "renyi"}, "privacy.accounting"),
     ],
 )
@@ -239,12 +238,12 @@ def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(
 
 
 def test_rho_under_pure_accounting_or_with_mechanisms_for_pure_epsilon_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="belong to 'zcdp'"):
+    with pytest.raises(ConfigError, match="takes no delta"):
         riders(tmp_path, **{"privacy.delta": 1e-6})
     lines = hourly.BUS.read_text().splitlines()
     lines = [line for line in lines if not line.startswith(("epsilon = ", "budget = "))]
     at = lines.index("[privacy]") + 1
-    lines[at:at] = ['accounting = "zcdp"', "rho = 0.1", "rho_budget = 1.0", "delta = 1e-6"]
+    lines[at:at] = ['accounting = "zcdp"', "budget = 8.0", "windows = 10", "delta = 1e-6"]
     file = tmp_path / "bus.toml"
     file.write_text("\n".join(lines))
     with pytest.raises(ConfigError, match="CHOP-USER is for pure ε"):
@@ -255,7 +254,7 @@ def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path: Path) -> No
     config = with_epsilon(zcdp_config(tmp_path, **SMALL), 2.0)
     assert config.privacy.accounting == "zcdp"
     assert config.privacy.epsilon == pytest.approx(2.0, abs=2e-6)
-    assert config.privacy.rho_budget == pytest.approx(8 * config.privacy.rho)
+    assert config.privacy.ledger_budget == pytest.approx(8 * config.privacy.ledger_grant)
     scores = evaluate(
         with_epsilon(zcdp_config(tmp_path, **SMALL, **{"speed.statistics": ["mean"]}), 2.0),
         {SLOT: random_rows(1, 100)},
@@ -370,7 +369,7 @@ def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
     text = hourly.RIDERS.read_text(encoding="utf-8")
     text = text.replace("redis://127.0.0.1:6379/0", redis_url)
     if accounting == "zcdp":
-        terms = 'accounting = "zcdp"\nrho = 0.05\nrho_budget = 0.4\ndelta = 1e-6'
+        terms = 'accounting = "zcdp"\nbudget = 5.0\nwindows = 8\ndelta = 1e-6'
         text = re.sub(r"(?m)^epsilon = \S+\nbudget = \S+$", terms, text)
     file = tmp_path / f"{accounting}.toml"
     file.write_text(text, encoding="utf-8")
@@ -401,13 +400,14 @@ def test_ledger_show_names_its_unit_and_refuses_to_read_one_unit_as_another(
 def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path: Path) -> None:
     file = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
     report = json.loads(CliRunner().invoke(app, ["check", "--config", file, "--json"]).stdout)
-    assert report["budget"] == epsilon_of_rho(400_000_000, 1e-6)
-    assert report["epsilon_per_window"] == epsilon_of_rho(50_000_000, 1e-6)
-    assert (report["rho"], report["rho_budget"], report["delta"]) == (0.05, 0.4, 1e-6)
+    units = rho_of(5.0, 1e-6)
+    assert report["budget"] == epsilon_of_rho(units, 1e-6)
+    assert report["epsilon_per_window"] == epsilon_of_rho(units // 8, 1e-6)
+    assert (report["rho"], report["rho_budget"], report["delta"]) == (units // 8 / NANO, units / NANO, 1e-6)
     assert report["windows_with_full_epsilon"] == 8
     said = CliRunner().invoke(app, ["check", "--config", file]).output
-    assert f"0.4-zCDP, hence ({report['budget']}, 1e-06)-differentially private" in said
-    assert "rho_budget 0.4 pays for 8 of 24 windows at rho 0.05" in said
+    assert f"{units / NANO}-zCDP, hence ({report['budget']}, 1e-06)-differentially private" in said
+    assert f"budget 5.0 pays for 8 of 24 windows at rho {units // 8 / NANO}" in said
     pure = CliRunner().invoke(app, ["check", "--config", written(tmp_path, "redis://127.0.0.1:1/0", "pure")]).output
     assert "zCDP" not in pure
     assert "budget 16.0 pays for 8 of 24 windows at epsilon 2.0" in pure
@@ -445,7 +445,8 @@ def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_t
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 0, first.output
     bodies = [json.loads(line)["value"] for line in first.stdout.splitlines()]
-    assert {(body["accounting"], body["rho"], body["delta"]) for body in bodies} == {("zcdp", 0.05, 1e-6)}
+    rho = rho_of(5.0, 1e-6) // 8 / NANO
+    assert {(body["accounting"], body["rho"], body["delta"]) for body in bodies} == {("zcdp", rho, 1e-6)}
     summary = json.loads(first.stderr.splitlines()[-1])
     assert summary["ledger_unit"] == "nano_rho"
     users, charged = summary["charged"]["2017-03-21"]

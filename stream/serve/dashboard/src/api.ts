@@ -1,9 +1,10 @@
 /** Requests to the read API; every address is relative to the page. */
 
 import type { Position } from 'geojson';
+import { overQuery, type Over } from './over';
 import { say } from './texts';
 import type {
-  AlertList, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, WindowCells, WindowSummary,
+  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, MeanList, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -68,9 +69,23 @@ export async function lines(): Promise<Position[][]> {
     geometry.type === 'MultiPoint' ? geometry.coordinates.map((at) => [at]) : geometry.coordinates);
 }
 
-/** The ways along the lines of a route in a window. */
-export const travel = async (feed: string, route: string, start: string) =>
-  (await get<{ lines: RouteWay[] }>(`api/v1/routes/${encodeURIComponent(route)}/speed`, { feed, window: start })).lines;
+const travelPath = ({ route, over }: Along) => `api/v1/routes/${encodeURIComponent(route)}/${over ? 'means' : 'speed'}`;
+
+const travelQuery = (feed: string, { from, to, over, window }: Along): Record<string, string> =>
+  ({ feed, ...(over ? overQuery(over) : window ? { window } : {}), ...(from ? { from_stop: from } : {}), ...(to ? { to_stop: to } : {}) });
+
+/** The ways along the lines of a route. */
+export const travel = async (feed: string, along: Along) =>
+  (await get<{ lines: RouteWay[] }>(travelPath(along), travelQuery(feed, along))).lines;
+
+export const travelAddress = (feed: string, along: Along) =>
+  `${travelPath(along)}?${new URLSearchParams({ ...travelQuery(feed, along), format: 'csv' })}`;
+
+/** Means over a range; of an area by its name or corners, or of all cells. */
+export const means = (feed: string, over: Over, area: { area?: string; ring?: Position[] } = {}) =>
+  get<MeanList>('api/v1/means', {
+    feed, ...overQuery(over), ...(area.area ? { area: area.area } : {}), ...(area.ring ? { ring: area.ring.flat().join(',') } : {}),
+  });
 
 export const stops = async () => (await get<{ features: StopFeature[] }>('api/v1/stops')).features;
 

@@ -125,6 +125,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
     title,
+    ...(view.over ? [make('p', { class: 'note' }, view.said)] : []),
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
     scheme === 'typical' || scheme === 'difference' ? note('modelled', say(`legend.${scheme}`)) : against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),

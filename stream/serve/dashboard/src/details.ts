@@ -58,7 +58,7 @@ export function cellCard(view: View, cell: string): HTMLElement[] {
   void fillPast(view, cell, past);
   const parts: HTMLElement[] = [
     ...title(view, cell),
-    make('p', { class: 'quiet' }, view.window ? when(view.window.window, view.zone) : ''),
+    make('p', { class: 'quiet' }, view.said),
     ...statement(view, cell),
   ];
   if (hexagon) {

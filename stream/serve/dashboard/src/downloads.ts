@@ -33,7 +33,7 @@ export function setUpDownloads(view: View): void {
 /** Shown while there is a window to download; filled when it is opened. */
 export function showDownloads(view: View): void {
   const menu = byId<HTMLDetailsElement>('downloads');
-  menu.hidden = !view.window;
+  menu.hidden = !view.window || view.over !== null;
   if (!menu.open || menu.dataset.window === shownIn(view)) return;
   const items = () => [...byId('download-list').querySelectorAll<HTMLElement>('a, select')];
   const focused = items().findIndex((item) => item === document.activeElement);

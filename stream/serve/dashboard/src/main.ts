@@ -20,6 +20,7 @@ import { isLarge, setUpLarge } from './large';
 import { HexagonMap } from './map';
 import { mapless, type Mapped } from './mapless';
 import { Names } from './names';
+import { windowOf, type Over } from './over';
 import { parsePlace, placeText } from './place';
 import { Player } from './play';
 import { covered } from './room';
@@ -31,7 +32,7 @@ import { setUpTheme } from './theme';
 import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
-import { clock, day, when, zoneName } from './times';
+import { clock, day, zoneName } from './times';
 import type { Scheme } from './statistics';
 import type { AlertList, PlaceList, Settings, WindowCells, WindowSummary } from './types';
 import { View } from './view';
@@ -54,6 +55,7 @@ view.selected = place.cell ?? null;
 view.area = place.cell ? null : (place.area ?? null);
 view.live = !place.window;
 view.range = { from: place.from, to: place.to };
+view.over = place.over ?? null;
 
 let map: Mapped;
 let areas: Areas;
@@ -101,7 +103,7 @@ async function start(): Promise<void> {
   map.map.on('mouseout', () => hover(0, 0, undefined));
   map.map.on('click', ({ lngLat }) => choose(view.at(lngLat.lng, lngLat.lat)?.cell ?? null));
   setUpTimeline(view, { to, live });
-  player = new Player(view, { show: play, prepare: (window) => void load(window).catch(() => undefined), changed: playing });
+  player = new Player(view, { mean: (over) => void showMean(over).catch(fail), show: play, prepare: (window) => void load(window).catch(() => undefined), changed: playing });
   setUpControls({
     statistic: (statistic) => change(() => (view.statistic = statistic)),
     scheme: compareWith,
@@ -193,6 +195,7 @@ async function refresh(): Promise<void> {
     map.begin();
   });
   await reread();
+  if (view.over) return showMean(view.over);
   const asked = view.window?.window.start ?? place.window;
   const wanted = view.live ? undefined : view.windows.find((window) => window.window.start === asked);
   if (!view.live && !wanted && asked && view.windows.length) return showGone(asked);
@@ -250,6 +253,8 @@ function compareWith(scheme: Scheme): void {
 /** `again`: also where it is the one on display, because what it is compared with changed. */
 async function show(window: WindowSummary | undefined, again = false): Promise<void> {
   const mine = (turn += 1);
+  const wasMean = view.over !== null;
+  view.over = null;
   asked = window ?? null;
   if (!window) {
     if (isKnown) showCard('empty');
@@ -257,7 +262,7 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
     return tell(ready);
   }
   byId('notice').hidden = true;
-  if (window.window.start === view.window?.window.start && !again) return void tell(ready);
+  if (window.window.start === view.window?.window.start && !again && !wasMean) return void tell(ready);
   begin('asked');
   const [cells, alerts, other, scheduled] = await Promise.all([
     load(window), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
@@ -276,6 +281,25 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   if (failures.length) tellFailure(failures.join(' '));
   await paint();
   took('update', 'asked');
+}
+
+/** Show the mean over a range in place of a window. */
+async function showMean(over: Over): Promise<void> {
+  const mine = (turn += 1);
+  player.stop();
+  const found = await api.means(view.feed, over);
+  const newest = view.windows.at(-1);
+  if (mine !== turn || !newest) return;
+  [view.over, view.overWindows, view.live, asked] = [over, found.windows, false, null];
+  view.range = { from: over.from, to: over.to };
+  view.alerts = null;
+  view.scheduled = null;
+  view.setOtherDay(null, []);
+  view.setWindow(windowOf(found, over, newest));
+  byId('empty').hidden = true;
+  byId('notice').hidden = true;
+  if (!placed) fit();
+  await paint();
 }
 
 /** What the rules say of a window; null where there are none, or where the server does not tell. */
@@ -454,7 +478,7 @@ function announce(): void {
   if (!view.window || player.playing) return;
   const published = [...view.cells.values()].filter((cell) => cell.status === 'published').length;
   const alerts = view.alerts?.alerts.length ?? 0;
-  const said = say('status.window', { window: when(view.window.window, view.zone), cells: view.cells.size, published });
+  const said = say('status.window', { window: view.said, cells: view.cells.size, published });
   byId('status').textContent = [said, alerts && say('status.alerts', { count: alerts }), view.scheme === 'day' && view.againstDay()].filter(Boolean).join(' ');
 }
 
@@ -473,7 +497,8 @@ function writePlace(): void {
     feed: place.feed,
     from: view.range.from,
     to: view.range.to,
-    window: view.live ? undefined : view.window.window.start,
+    window: view.live || view.over ? undefined : view.window.window.start,
+    over: view.over ?? undefined,
     statistic: view.statistic,
     colours: view.chosenScheme ?? undefined,
     day: (view.chosenScheme === 'day' && view.day) || undefined,

@@ -6,13 +6,12 @@ import { chip, make } from './dom';
 import type { Form } from './drawing';
 import { areaTitle } from './named';
 import { say, type TextKey } from './texts';
-import { when } from './times';
 import type { Box } from './types';
 import type { View } from './view';
 
 /** The heading, and what kind of area it is; of none, how to draw one. */
 export function heading(view: View, area: Area | null, form: Form): HTMLElement[] {
-  const time = make('p', { class: 'quiet' }, view.window ? when(view.window.window, view.zone) : '');
+  const time = make('p', { class: 'quiet' }, view.said);
   if (area?.kind === 'named') return [make('h2', {}, ...areaTitle(area.name)), time];
   if (area?.kind === 'box') return [make('h2', {}, say('area.title')), time];
   if (area?.kind === 'drawn') {

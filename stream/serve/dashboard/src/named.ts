@@ -1,13 +1,14 @@
 /** The released statistics of an area's cells together, as the server computes them for named and drawn areas alike. */
 
-import { ApiError, area, drawnArea, travel } from './api';
+import { ApiError, area, drawnArea, means } from './api';
 import { areaKey, ringOf, type Area } from './area';
 import { cellName, chip, isolated, make } from './dom';
+import type { Over } from './over';
 import { LAPLACE, sentence, type Shown } from './statistics';
 import { decimals, say } from './texts';
-import { inUnit, unit } from './units';
-import type { AreaStatistics, RouteWay } from './types';
+import type { AreaStatistics } from './types';
 import type { View } from './view';
+import { ways } from './ways';
 
 const ROUTE = 'route:';
 const MOST_CELLS = 3;
@@ -38,12 +39,11 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
   const key = areaKey(open);
   const isLate = () => !target.isConnected || view.window?.window.start !== start || !view.area || areaKey(view.area) !== key;
   try {
-    const found = await (open.kind === 'named' ? area(view.feed, open.name, start) : drawnArea(view.feed, ringOf(open)!, start));
-    const ways = found.kind === 'route' && start ? await travel(view.feed, found.name!.slice(ROUTE.length), start).catch(() => []) : [];
+    const found = await (view.over ? overRange(view, open, view.over) : measured(view, open, start));
     if (isLate()) return;
     const around = found.cells ? [] : cellsAround(view, found);
     const reading = readingOf(found, around);
-    target.replaceChildren(...(found.cells ? answers(found, reading) : nothing(view, around, reading, choose)), ...traveled(ways));
+    target.replaceChildren(...(found.cells ? answers(found, reading) : nothing(view, around, reading, choose)), ...(found.kind === 'route' ? [ways(view, found.name!.slice(ROUTE.length))] : []));
     then(found, reading);
   } catch (error) {
     if (isLate()) return;
@@ -52,6 +52,17 @@ async function fill(view: View, open: Area, target: HTMLElement, then: Then, cho
     target.replaceChildren(make('p', { class: 'problem' }, reading));
     then(null, reading);
   }
+}
+
+const measured = (view: View, open: Area, start?: string) =>
+  open.kind === 'named' ? area(view.feed, open.name, start) : drawnArea(view.feed, ringOf(open)!, start);
+
+/** The area with the numbers of a range in place of a window's. */
+async function overRange(view: View, open: Area, over: Over): Promise<AreaStatistics> {
+  const which = open.kind === 'named' ? { area: open.name } : { ring: ringOf(open)! };
+  const [shape, { cells, together }] = await Promise.all([measured(view, open), means(view.feed, over, which)]);
+  const { events, users, mean } = together!;
+  return { ...shape, cells: cells.length, published: cells.filter((one) => one.mean).length, events, users, estimate: mean && { ...mean, method: 'released' } };
 }
 
 function meanOf({ estimate }: AreaStatistics): Shown | null {
@@ -76,26 +87,6 @@ function answers({ kind, cells, published, events, users, estimate }: AreaStatis
     estimate ? make('p', { class: 'reading', id: 'area-mean' }, reading, chip(estimate.method === 'released' ? 'raw' : 'modelled')) : make('p', { class: 'reading' }, reading),
     make('p', { class: 'quiet' }, say(kind === 'route' ? 'area.route-mean' : 'area.mean', { published, cells })),
     make('p', {}, say(events ? 'area.events' : 'area.cell-users', { value: decimals(value, 0), range })),
-  ];
-}
-
-/** How long the ways along the lines of a route take, from end to end. */
-function traveled(ways: RouteWay[]): HTMLElement[] {
-  const known = ways.filter(({ now }) => now);
-  if (!known.length) return [];
-  const head = (['route.line', 'route.minutes', 'route.scheduled'] as const).map((key) => make('th', { scope: 'col' }, say(key)));
-  const rows = known.map(({ metres, measured_metres, now, scheduled }) => {
-    const [low, high] = now!.minutes_interval;
-    const range = high === null ? say('route.open', { low: decimals(low, 0) }) : `${decimals(low, 0)}–${decimals(high, 0)}`;
-    const share = say('route.measured', { km: decimals(metres / 1000, 1), percent: Math.round((100 * measured_metres) / metres) });
-    return make('tr', {}, make('th', { scope: 'row' }, share),
-      make('td', { class: 'number' }, `${decimals(now!.minutes, 1)} (${range})`, make('br'), `${decimals(inUnit(now!.km_h), 0)} ${unit()}`),
-      make('td', { class: 'number' }, scheduled ? decimals(scheduled.minutes, 1) : '–'));
-  });
-  return [
-    make('h3', {}, say('route.title')),
-    make('table', { class: 'small', id: 'ways' }, make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...rows)),
-    make('p', { class: 'quiet' }, say('route.note')),
   ];
 }
 

@@ -2,13 +2,16 @@
 
 import { isValidCell } from 'h3-js';
 import { boxFrom, parseRing, ringText, type Area } from './area';
-import type { Box } from './types';
+import { overText, parseOver, type Over } from './over';
 import type { Kind, Scheme, Statistic } from './statistics';
+import type { Box } from './types';
 
 export interface Place {
   at?: { lat: number; lng: number; zoom: number };
   feed?: string;
   window?: string;
+  /** The days and hours of a mean over the range. */
+  over?: Over;
   /** The range of windows to play. */
   from?: string;
   to?: string;
@@ -68,6 +71,7 @@ export function parsePlace(hash: string): Place {
     window: parseWindow(fields.get('window') ?? ''),
     from: parseWindow(fields.get('from') ?? ''),
     to: parseWindow(fields.get('to') ?? ''),
+    over: parseOver(fields.get('mean') ?? '', { from: parseWindow(fields.get('from') ?? ''), to: parseWindow(fields.get('to') ?? '') }),
     cell: isValidCell(fields.get('cell') ?? '') ? fields.get('cell')! : undefined,
     area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
@@ -82,8 +86,8 @@ export function parsePlace(hash: string): Place {
 }
 
 export function placeText(place: Place): string {
-  const { at, area, ...rest } = place;
-  const parts = Object.entries({ ...rest, ...areaFields(area) }).filter(([, value]) => value);
+  const { at, area, over, ...rest } = place;
+  const parts = Object.entries({ ...rest, ...(over ? { mean: overText(over) } : {}), ...areaFields(area) }).filter(([, value]) => value);
   const fields = parts.map(([key, value]) => `${key}=${encodeURIComponent(String(value)).replaceAll('%3A', ':').replaceAll('%2C', ',')}`);
   if (at) fields.unshift(`at=${at.zoom.toFixed(2)}/${at.lat.toFixed(4)}/${at.lng.toFixed(4)}`);
   return `#${fields.join('&')}`;

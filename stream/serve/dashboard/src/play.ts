@@ -3,6 +3,7 @@
 import { links, rangeFields } from './downloads';
 import { byId, closing, make } from './dom';
 import { rangeAddress } from './api';
+import { overForm, type Over } from './over';
 import { decimals, say } from './texts';
 import type { WindowSummary } from './types';
 import type { View } from './view';
@@ -18,6 +19,8 @@ export interface Stage {
   show(window: WindowSummary): Promise<void>;
   /** Ask for the cells of the window that comes next. */
   prepare(window: WindowSummary): void;
+  /** Show the mean over the range, of the windows on these days and in these hours. */
+  mean(over: Over): void;
   /** The range, or whether it is played, changed. */
   changed(): void;
 }
@@ -94,15 +97,16 @@ export class Player {
           : make('p', { class: 'problem' }, say('timeline.none')),
       );
     };
-    const ends = { from: view.range.from ?? view.windows[0]!.window.start, to: view.range.to ?? view.windows.at(-1)!.window.end };
-    const fields = rangeFields(view, ends, (range) => {
+    const ends = () => ({ from: view.range.from ?? view.windows[0]!.window.start, to: view.range.to ?? view.windows.at(-1)!.window.end });
+    const fields = rangeFields(view, ends(), (range) => {
       view.range = range;
       update();
       this.stage.changed();
     });
     update();
     byId('range-body').replaceChildren(
-      make('h2', {}, say('timeline.range')), fields, this.speeds(), make('h2', {}, say('download.button')), files);
+      make('h2', {}, say('timeline.range')), fields, this.speeds(), make('h2', {}, say('over.title')), make('p', { class: 'quiet' }, say('over.text')),
+      overForm(view.over, (days, hours) => this.stage.mean({ ...ends(), days, hours })), make('h2', {}, say('download.button')), files);
   }
 
   private speeds(): HTMLElement {

@@ -2,7 +2,7 @@
 
 import { byId, make } from './dom';
 import { say } from './texts';
-import { ago, clock, day, hours, length, when, zoneName } from './times';
+import { ago, clock, day, hours, length, zoneName } from './times';
 import type { WindowSummary } from './types';
 import type { View } from './view';
 
@@ -30,7 +30,7 @@ export function showTimeline(view: View): void {
   const { windows, index, zone } = view;
   const slider = byId<HTMLInputElement>('slider');
   slider.max = String(Math.max(windows.length - 1, 0));
-  slider.value = String(Math.max(index, 0));
+  slider.value = String(index < 0 ? windows.length - 1 : index);
   slider.disabled = windows.length < 2;
   byId<HTMLButtonElement>('earlier').disabled = index <= 0;
   byId<HTMLButtonElement>('later').disabled = index < 0 || index >= windows.length - 1;
@@ -39,10 +39,11 @@ export function showTimeline(view: View): void {
   button.setAttribute('title', say(view.live ? 'timeline.pause' : 'timeline.follow'));
   byId('live-text').textContent = say(view.live ? 'timeline.following' : 'timeline.paused');
   const bounds = view.window?.window;
-  slider.setAttribute('aria-valuetext', bounds ? when(bounds, zone) : say('timeline.none'));
+  slider.setAttribute('aria-valuetext', view.said || say('timeline.none'));
   const output = byId('window-text');
   if (!bounds) return output.replaceChildren();
-  output.replaceChildren(make('strong', {}, hours(bounds, zone)), ` ${day(bounds.start, zone)} `, make('span', { class: 'zone' }, zoneName(zone)));
+  if (view.over) output.replaceChildren(make('strong', {}, say('over.count', { count: view.overWindows })));
+  else output.replaceChildren(make('strong', {}, hours(bounds, zone)), ` ${day(bounds.start, zone)} `, make('span', { class: 'zone' }, zoneName(zone)));
   const label = (time: string) => `${day(time, zone).replace(/ \d{4}$/, '')} ${clock(time, zone)}`;
   byId('slider-first').textContent = windows.length > 1 ? label(windows[0]!.window.start) : '';
   byId('slider-last').textContent = windows.length > 1 ? label(windows.at(-1)!.window.end) : '';

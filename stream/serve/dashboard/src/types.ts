@@ -1,6 +1,7 @@
 /** What the read API sends: see the JSON Schemas of the topics. */
 
 import type { Feature, MultiLineString, MultiPoint, MultiPolygon, Point } from 'geojson';
+import type { Over } from './over';
 
 export type StopFeature = Feature<Point, { name: string }>;
 /** Lines of a route or street; points of sensors. */
@@ -189,13 +190,49 @@ export interface AreaCount {
   interval: [number, number] | null;
 }
 
-/** The way along one line of a route. Minutes and speeds are of the metres in cells with an estimate. */
+/** A way of which windows are asked: one, or those of a range; between two stops, or from end to end. */
+export interface Along {
+  route: string;
+  from: string | undefined;
+  to: string | undefined;
+  over: Over | null;
+  window: string | undefined;
+}
+
+/** A timetable has no intervals. */
+export interface Travel {
+  minutes: number;
+  minutes_interval?: [number, number | null];
+  km_h: number;
+  km_h_interval?: [number, number];
+}
+
+/** The way along one line of a route, in its direction. Minutes and speeds are of the metres in cells with a number. */
 export interface RouteWay {
   line: number;
+  to_stop: string | null;
+  stops: string[];
   metres: number;
   measured_metres: number;
-  now: { minutes: number; minutes_interval: [number, number | null]; km_h: number; km_h_interval: [number, number] } | null;
-  scheduled: { minutes: number; km_h: number } | null;
+  now?: Travel | null;
+  typical?: Travel | null;
+  /** Over a range, in place of the other two. */
+  mean?: Travel | null;
+  scheduled: Travel | null;
+}
+
+interface Together {
+  events: AreaCount | null;
+  users: AreaCount | null;
+  /** Null where the noise leaves it open. */
+  mean: { value: number; raw: number; interval: [number, number]; unit: string } | null;
+}
+
+/** Means over the windows of a range; `together`: of an area's cells, where one was asked for. */
+export interface MeanList {
+  windows: number;
+  cells: (Together & { cell: string; excludes: string[]; windows: number })[];
+  together: Together | null;
 }
 
 /** Those of a drawn area have neither name nor kind. */

@@ -3,6 +3,7 @@
 import type { Area } from './area';
 import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
+import { overSaid, type Over } from './over';
 import { say } from './texts';
 import { clock, day, localClock, when } from './times';
 import { NONE, judge, levelOf } from './significance';
@@ -77,6 +78,9 @@ export class View {
   day: string | null = null;
   /** The window of that day beside the one on display; null unless that is what the reader chose to see. */
   otherDay: OtherDay | null = null;
+  /** The range whose mean is on display in place of a window, and of how many windows it is. */
+  over: Over | null = null;
+  overWindows = 0;
   selected: string | null = null;
   area: Area | null = null;
   /** Names of cells; null where the server has none. */
@@ -138,6 +142,12 @@ export class View {
     this.setOtherDay(null, []);
   }
 
+  /** The time on display, "Tue, 14 Mar 2017, 07:00–08:00", or which windows are put together. */
+  get said(): string {
+    if (!this.window) return '';
+    return this.over ? overSaid(this.over, this.overWindows, this.zone) : when(this.window.window, this.zone);
+  }
+
   get relation(): Marker['relation'] {
     return this.window?.marker?.relation ?? 'values';
   }
@@ -158,7 +168,7 @@ export class View {
   }
 
   get index(): number {
-    return this.windows.findIndex((window) => window.window.start === this.window?.window.start);
+    return this.over ? -1 : this.windows.findIndex((window) => window.window.start === this.window?.window.start);
   }
 
   /** Whether the statistic was released, or is modelled by others that were. */
@@ -219,7 +229,7 @@ export class View {
 
   /** Whether the colours of a scheme can be had of the window. */
   offers(scheme: Scheme): boolean {
-    if (scheme === 'now') return true;
+    if (scheme === 'now' || this.over) return scheme === 'now';
     return scheme === 'day' ? this.besideOtherDays : scheme === 'scheduled' ? this.schedulable : this.typified;
   }
 

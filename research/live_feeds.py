@@ -1,0 +1,140 @@
+"""Feeds on which live maps are measured, and the configurations of such maps: 15 minutes, H3 resolution 7, budget 12.
+
+``DAY``: one of CapMetro's recorded days; ``DAY:10``: as ten clones, their times shifted by up to six minutes;
+``DAY+DAY``: several days; ``taxis``: T-Drive's 591 taxis in Beijing, speeds derived from positions; ``city:N``: two
+days of N simulated vehicles. Constants of the product were chosen on CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16
+alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import h3.api.numpy_int as h3
+import numpy as np
+import numpy.typing as npt
+
+from bench.recordings import path_of_day, recordings
+from dpcore.relation import NeighbouringRelation
+from stream.config import Config, load_config
+from stream.diagnosis.reading import read_recording
+from stream.evaluation.living import Exact, exact_windows
+from stream.local import REPO_ROOT
+from stream.offline import split_by_slot
+from stream.sources.simulate import Simulation, simulated_fleet
+from stream.storage.row_store import ROW
+
+Rows = npt.NDArray[np.void]
+
+BEIJING: dict[str, Any] = {
+    "feed.timezone": "Asia/Shanghai",
+    "feed.domain": {"south": 39.7, "west": 116.1, "north": 40.1, "east": 116.7},
+    "feed.speeds": "missing",
+    "feed.fields": {
+        "user": "taxi",
+        "time": "time",
+        "lat": "latitude",
+        "lng": "longitude",
+        "time_format": "%Y-%m-%d %H:%M:%S",
+        "timezone": "Asia/Shanghai",
+    },
+}
+LIVE: dict[str, Any] = {
+    "window.slot": "15m",
+    "window.allowed_delay": "30s",
+    "hexagons.resolution": 7,
+    "speed.statistics": ["mean"],
+    "speed.typical_km_h": 20.0,
+    "speed.post_processing": ["kalman"],
+}
+GAUSSIAN: dict[str, Any] = {"privacy.accounting": "zcdp", "privacy.delta": 1e-6, "privacy.epsilon": None}
+ROLLING: dict[str, Any] = GAUSSIAN | {"privacy.admission": "rolling"}
+VALUES: dict[str, dict[str, Any]] = {
+    "Laplace": {"privacy.epsilon": 12 / 96},
+    "Gaussian": GAUSSIAN | {"privacy.windows": 96},
+    "and rolling": ROLLING,
+    "and residual": ROLLING | {"speed.clipping": "residual"},
+}
+"""Mechanisms under "values", each beside the one before (S14, S15, S17, S16)."""
+PARTICIPATION: dict[str, dict[str, Any]] = {
+    "Laplace": {"privacy.epsilon": 12 / 96, "speed.clipping": "none"},
+    "and carried": {"privacy.epsilon": 12 / 96, "speed.clipping": "carried"},
+    "Gaussian": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "none"},
+    "Gaussian, carried": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "carried"},
+}
+
+
+def config_of(feed: str, relation: NeighbouringRelation, mechanism: dict[str, Any]) -> Config:
+    """The configuration of a live map of ``feed``."""
+    values = relation == NeighbouringRelation.VALUES
+    plain: dict[str, Any] = {"speed.clipping": "none", "privacy.budget": 12.0}
+    if values:
+        plain |= {"speed.suppression": "none", "speed.sum_cap": 0.0, "hexagons.coarsest_resolution": 0}
+        plain |= {"hexagons.merge_until_km_h": None}
+    else:
+        plain |= {"window.publication_margin": "30s", "feed.quality.teleport_km_h": 0, "feed.quality.frozen": "0s"}
+    place = BEIJING if feed == "taxis" else {"feed.format": "canonical" if feed.startswith("city") else "capmetro"}
+    file = REPO_ROOT / "config" / ("bus-fleet.toml" if values else "riders.toml")
+    key = {"privacy.user_key_file": str(Path(_folder()) / "user.key")}
+    return load_config(file, **(LIVE | plain | place | key | mechanism))
+
+
+@cache
+def _folder() -> str:
+    return tempfile.mkdtemp(prefix="hexveil-research-")
+
+
+def windows_of(feed: str, config: Config) -> list[Exact]:
+    """The windows of ``feed``, in order."""
+    return exact_windows(config, split_by_slot(rows_of(feed, config), config))
+
+
+def rows_of(feed: str, config: Config) -> Rows:
+    """The rows of ``feed``."""
+    name, _, times = feed.partition(":")
+    if name == "city":
+        return _simulated(config, int(times))
+    if name == "taxis":
+        return read_recording(config, recordings() / "tdrive/tdrive-600.csv.gz", config.feed.recorded_format)[0]
+    days = [read_recording(config, recordings() / path_of_day(day), config.feed.format)[0] for day in name.split("+")]
+    return cloned(np.concatenate(days), float(times or 1), ZoneInfo(config.feed.timezone))
+
+
+def cloned(rows: Rows, times: float, zone: ZoneInfo, seed: int = 5) -> Rows:
+    """``times`` copies of every vehicle, of the last a share, each shifted by up to six minutes within its local
+    day."""
+    rng, parts = np.random.default_rng(seed), []
+    users, vehicle = np.unique(rows["user"], return_inverse=True)
+    midnight = datetime.fromtimestamp(int(rows["time"][0]) // 1_000_000, zone).replace(hour=0, minute=0, second=0)
+    since, day = round(midnight.timestamp()) * 1_000_000, 86_400_000_000
+    for copy in range(int(np.ceil(times))):
+        shift = rng.integers(-360, 361, len(users)) * 1_000_000 if copy else np.zeros(len(users), dtype=np.int64)
+        chosen = rng.random(len(users)) < times - copy
+        part = rows.copy()
+        part["time"] += shift[vehicle]
+        part["user"] += np.uint64(copy * 0x9E3779B97F4A7C15 % 2**64)
+        same_day = (part["time"] - since) // day == (rows["time"] - since) // day
+        parts.append(part[chosen[vehicle] & same_day])
+    return np.concatenate(parts)
+
+
+def _simulated(config: Config, vehicles: int, days: int = 2, start: str = "2026-03-03T06:00:00+00:00") -> Rows:
+    """Fixes of a simulated fleet, one in two minutes, without faults."""
+    begin = round(datetime.fromisoformat(start).timestamp() * 1e6)
+    simulation = Simulation(config.feed, vehicles, begin, interval=timedelta(minutes=2))
+    fleet, parts = simulated_fleet(simulation)[0], []
+    while fleet.now_us < begin + days * 86_400_000_000:
+        fixes = fleet.step()
+        rows = np.zeros(len(fixes.vehicle), dtype=ROW)
+        rows["user"], rows["time"] = fixes.vehicle + 1, fixes.time
+        rows["lat"], rows["lng"] = np.round(fixes.lat * 1e7), np.round(fixes.lng * 1e7)
+        rows["value"] = np.round(fixes.speed * 360)
+        places = zip(fixes.lat.tolist(), fixes.lng.tolist(), strict=True)
+        rows["cell"] = [h3.latlng_to_cell(lat, lng, config.hexagons.resolution) for lat, lng in places]
+        parts.append(rows)
+    return np.concatenate(parts)
