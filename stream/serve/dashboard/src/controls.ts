@@ -22,6 +22,8 @@ import type { View } from './view';
 export interface Choices {
   statistic(statistic: Statistic): void;
   scheme(scheme: Scheme): void;
+  /** The difference from what was compared with before, or else from the first that there is. */
+  compare(): void;
   /** A local date, or null for a week before and else the day before. */
   day(date: string | null): void;
   kind(kind: Kind): void;
@@ -40,7 +42,7 @@ export function setUpControls(choices: Choices): void {
   const listen = <T extends string>(id: string, then: (value: T) => void) =>
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
   listen<Statistic>('statistics', choices.statistic);
-  listen<Scheme>('schemes', choices.scheme);
+  listen<Scheme>('schemes', (scheme) => (scheme === 'difference' ? choices.compare() : choices.scheme(scheme)));
   byId('against-choice').addEventListener('change', (event) => choices.scheme((event.target as HTMLSelectElement).value as Scheme));
   byId('day-choice').addEventListener('change', (event) => choices.day((event.target as HTMLSelectElement).value || null));
   listen<Kind>('kinds', choices.kind);
@@ -60,7 +62,7 @@ export function showControls(view: View, looks: Look[]): void {
   showAgainst(view, comparing);
   showDays(view);
   check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : true));
-  byId('kinds').hidden = !view.modelled;
+  byId('kinds').hidden = !view.modelled || view.scheme === 'typical' || view.scheme === 'difference';
   check('units', unit(), () => true);
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('controls-against').textContent = comparedWith(view);

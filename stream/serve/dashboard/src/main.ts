@@ -107,6 +107,7 @@ async function start(): Promise<void> {
   setUpControls({
     statistic: (statistic) => change(() => (view.statistic = statistic)),
     scheme: compareWith,
+    compare: () => compareWith(view.comparison),
     day: (date) => {
       view.day = date;
       compareWith('day');

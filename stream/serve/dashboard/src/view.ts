@@ -239,6 +239,11 @@ export class View {
     return (chosen === 'day' && !this.otherDay) || (chosen === 'scheduled' && !this.scheduled) ? 'now' : chosen;
   }
 
+  /** What a difference is from: what was chosen, or else the first that there is. */
+  get comparison(): Scheme {
+    return [this.chosenScheme, ...COMPARING].find((one) => one && COMPARING.includes(one) && this.offers(one)) ?? 'now';
+  }
+
   /** Whether colours say how the window differs from something. */
   get compares(): boolean {
     return COMPARING.includes(this.scheme);
