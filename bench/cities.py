@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config.section import BoundingBox
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.sources.fleet import Fleet
 from stream.sources.network import build_network
 from stream.storage.row_store import ROW
@@ -127,5 +127,5 @@ def _rows(
     rows["cell"] = [h3.latlng_to_cell(*place, 7) for place in zip(lat.tolist(), lng.tolist(), strict=True)]
     rows["user"], rows["time"] = vehicle + 1, np.round(time * 1e6)
     rows["lat"], rows["lng"] = np.round(lat * 1e7), np.round(lng * 1e7)
-    rows["value"] = np.round(speed / SPEED_QUANTUM_KMH)
+    rows["value"] = np.round(speed / QUANTUM)
     return rows

@@ -10,7 +10,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
     "feed": {"name": "bench", "topic": "bench.positions", "format": "canonical", "timezone": "UTC"},
     "privacy": {"epsilon": 2.0, "budget": 48.0},
     "hexagons": {"resolution": 7},
-    "speed": {"upper_bound": 65.0},
+    "value": {"upper": 65.0},
     "kafka": {"group": "bench"},
 }
 

@@ -49,7 +49,7 @@ VARIED = ("2017-03-21", "2016-11-25", "2015-09-06")
 """Feeds on which the variants are measured."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "sum_cap 0.7": {"speed.sum_cap": 0.7},
-    "not merged": {"hexagons.merge_until_km_h": None},
+    "not merged": {"hexagons.merge_until": None},
     "windows of 2 h": {"window.slot": "2h", "privacy.epsilon": 1.0},
     "windows of 1 h": {"window.slot": "1h", "privacy.epsilon": 0.5},
 }
@@ -76,7 +76,7 @@ def config_of(file: str, map_name: str, feed: str, folder: Path) -> Config:
         key.chmod(0o600)
     settings: dict[str, Any] = {"privacy.user_key_file": str(key), **VARIANTS.get(map_name, {})}
     if feed in KINDS:
-        settings["speed.upper_bound"] = KINDS[feed].upper
+        settings["value.upper"] = KINDS[feed].upper
     if map_name == "hourly":
         return hourly_config(file, **settings)
     return load_config(REPO_ROOT / "config" / f"{file}.toml", **settings)

@@ -38,7 +38,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 """What replaces the shipped values, by configuration and dotted keys; besides, sparse hexagons are not merged. Made-up
 riders may be anywhere at any time, so no rule refuses their fixes."""
 
-UNMERGED: Mapping[str, Any] = {"merge_until_km_h": None, "coarsest_resolution": 0}
+UNMERGED: Mapping[str, Any] = {"merge_until": None, "coarsest_resolution": 0}
 """Keys of [hexagons] that are left out, and what that means."""
 _MERGING = re.compile(rf"(?m)^({'|'.join(UNMERGED)}) = .*\n")
 

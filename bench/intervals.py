@@ -92,7 +92,7 @@ def config_of(feed: str, folder: Path) -> Config:
     upper, key = KINDS[feed].upper if feed in KINDS else 80.0, folder / "key"
     key.write_bytes(bytes(KEY_BYTES))
     key.chmod(0o600)
-    settings = {"speed.statistics": ["mean"], "speed.upper_bound": upper, "privacy.user_key_file": str(key)}
+    settings = {"speed.statistics": ["mean"], "value.upper": upper, "privacy.user_key_file": str(key)}
     return hourly_config("bus-fleet", **settings)
 
 

@@ -24,6 +24,7 @@ from bench.cities import KM_PER_DEGREE, SOUTH, TIMEZONE, WEST
 from bench.progress import shown
 from bench.recordings import absent, path_of_day, recordings
 from dpcore.noise import Noise
+from research.live_feeds import LIVE, ROLLING
 from stream.config import Config, load_config
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
@@ -37,7 +38,7 @@ from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 from stream.storage.row_store import ROW
-from stream.terms import SPEED_QUANTUM_KMH
+from stream.terms import QUANTUM
 
 FloatArray = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
@@ -76,24 +77,11 @@ CITIES: Mapping[str, City] = {
     "evening peak": City(200, 15, 24.0, lambda km, hour: 28 - 15 * np.exp(-(((hour - 17.5) / 1.5) ** 2)) + 0 * km),
 }
 HELD_OUT = ("2016-11-24", "2016-11-27", "2017-03-16", "few and slow", "few and fast", "evening peak")
-_LIVE = {
-    "window.slot": "15m",
-    "hexagons.resolution": 7,
-    "hexagons.merge_until_km_h": None,
-    "privacy.epsilon": None,
-    "privacy.budget": 12.0,
-    "privacy.accounting": "zcdp",
-    "privacy.delta": 1e-6,
-    "privacy.admission": "rolling",
-    "speed.clipping": "residual",
-    "speed.suppression": "none",
-    "speed.sum_cap": 0.0,
-    "speed.typical_km_h": 20.0,
-}
+UNMERGED = {"hexagons.merge_until": None, "hexagons.coarsest_resolution": 0, "speed.sum_cap": 0.0}
 SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bus": ("bus-fleet", {}),
     "bus, 15 min": ("bus-fleet", {"window.slot": "15m", "privacy.epsilon": 0.125, "hexagons.resolution": 7}),
-    "bus, live": ("bus-fleet", _LIVE),
+    "bus, live": ("bus-fleet", UNMERGED | LIVE | ROLLING | {"speed.clipping": "residual"}),
     "riders": ("riders", {}),
 }
 """Shipped file and what replaces its values, by the name of a configuration."""
@@ -107,12 +95,6 @@ def config_of(setting: str, folder: Path) -> Config:
         key.chmod(0o600)
     file, changes = SETTINGS[setting]
     wanted = {"privacy.user_key_file": str(key), **changes}
-    if wanted.get("privacy.epsilon", 0) is None:
-        text = (REPO_ROOT / "config" / f"{file}.toml").read_text(encoding="utf-8")
-        text = "\n".join(line for line in text.splitlines() if not line.startswith("epsilon = "))
-        (folder / "live.toml").write_text(text, encoding="utf-8")
-        del wanted["privacy.epsilon"]
-        return load_config(folder / "live.toml", **wanted)
     return load_config(REPO_ROOT / "config" / f"{file}.toml", **wanted)
 
 
@@ -140,7 +122,7 @@ def made(name: str, seed: int) -> Rows:
     rows["cell"] = [h3.latlng_to_cell(*place, RESOLUTION) for place in zip(lat.tolist(), lng.tolist(), strict=True)]
     rows["user"], rows["time"] = vehicle + 1, time * 1_000_000
     rows["lat"], rows["lng"] = np.round(lat * 1e7), np.round(lng * 1e7)
-    rows["value"] = np.round(speed / SPEED_QUANTUM_KMH)
+    rows["value"] = np.round(speed / QUANTUM)
     return rows
 
 
@@ -153,7 +135,7 @@ def windows_of(feed: str, config: Config, seed: int) -> Windows:
     else:
         file_format = "capmetro-2015" if feed < "2016" else "capmetro"
         rows = read_recording(config, recordings() / path_of_day(feed), file_format)[0]
-    rows["value"] = np.minimum(rows["value"], round(config.speed.upper_bound / SPEED_QUANTUM_KMH))
+    rows["value"] = np.minimum(rows["value"], round(config.value.upper / QUANTUM))
     return split_by_slot(rows, config)
 
 
@@ -169,7 +151,7 @@ def judge(planned: PlannedWindow, memory: Memory | None, noise: Noise, judged: J
     samples, speed = by_planned_cells(plan, planned.contributions), speed_of(plan.terms)
     columns = speed.draw(plan, samples, noise)
     bodies = speed.body(plan, samples.counts, columns)
-    derived, memory = post_process(plan, bodies, memory, area_body(columns))
+    derived, memory = post_process(plan, bodies, memory, area_body(columns, plan.terms.value))
     counts = samples.counts
     at = np.minimum(np.searchsorted(plan.cells, counts.cells), len(plan.cells) - 1)
     shown_ = np.flatnonzero((plan.cells[at] == counts.cells) & plan.published[at])

@@ -49,7 +49,7 @@ LIVE: dict[str, Any] = {
     "window.allowed_delay": "30s",
     "hexagons.resolution": 7,
     "speed.statistics": ["mean"],
-    "speed.typical_km_h": 20.0,
+    "value.typical": 20.0,
     "speed.post_processing": ["kalman"],
 }
 GAUSSIAN: dict[str, Any] = {"privacy.accounting": "zcdp", "privacy.delta": 1e-6, "privacy.epsilon": None}
@@ -75,7 +75,7 @@ def config_of(feed: str, relation: NeighbouringRelation, mechanism: dict[str, An
     plain: dict[str, Any] = {"speed.clipping": "none", "privacy.budget": 12.0}
     if values:
         plain |= {"speed.suppression": "none", "speed.sum_cap": 0.0, "hexagons.coarsest_resolution": 0}
-        plain |= {"hexagons.merge_until_km_h": None}
+        plain |= {"hexagons.merge_until": None}
     else:
         plain |= {"window.publication_margin": "30s", "feed.quality.teleport_km_h": 0, "feed.quality.frozen": "0s"}
     place = BEIJING if feed == "taxis" else {"feed.format": "canonical" if feed.startswith("city") else "capmetro"}

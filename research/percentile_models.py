@@ -25,7 +25,8 @@ from bench.progress import shown
 from bench.recordings import absent, recordings
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.config.speed import CLIPPED_NORMAL, SPEED_QUANTUM_KMH
+from stream.config.speed import CLIPPED_NORMAL
+from stream.config.value import QUANTUM
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.tuning import Recording
@@ -101,8 +102,8 @@ def districts(planned: list[PlannedWindow], resolution: int, draws: int) -> Floa
 
 def _shape(values: IntArray) -> list[float]:
     return [
-        *(np.percentile(values, [15, 50, 85]) * SPEED_QUANTUM_KMH),
-        values.mean() * SPEED_QUANTUM_KMH,
+        *(np.percentile(values, [15, 50, 85]) * QUANTUM),
+        values.mean() * QUANTUM,
         (values < STANDING).mean(),
     ]
 
@@ -140,7 +141,7 @@ def released(planned: list[PlannedWindow], draws: int) -> dict[str, FloatArray]:
             speed = speed_of(plan.terms)
             columns = speed.draw(plan, each.contributions, noise)
             bodies = speed.body(plan, counts, columns)
-            derived, memories[number] = post_process(plan, bodies, memory, area_body(columns))
+            derived, memories[number] = post_process(plan, bodies, memory, area_body(columns, plan.terms.value))
             at = np.searchsorted(plan.cells, counts.cells[np.isin(counts.cells, plan.cells)])
             names = [name for name in ALL[1:] if name in columns]
             parts.append(

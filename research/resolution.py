@@ -29,7 +29,7 @@ IdArray = npt.NDArray[np.uint64]
 Chooser = Callable[..., Resolution]
 
 RECORDING = "capmetro/2017-03-21.csv.gz"
-MEAN_ALONE = {"speed.statistics": ["mean"], "speed.upper_bound": 80.0}
+MEAN_ALONE = {"speed.statistics": ["mean"], "value.upper": 80.0}
 COARSEST = 4
 
 
@@ -73,7 +73,7 @@ def run(quick: bool) -> dict[str, Any]:
         ways += [("remainder", target, choose_resolution), ("whole", target, choose_whole)]
     rows = []
     for way, until, chooser in shown(ways, "resolution"):
-        merged = {} if until is None else {"merge_until_km_h": until, "coarsest_resolution": COARSEST}
+        merged = {} if until is None else {"merge_until": until, "coarsest_resolution": COARSEST}
         config = hourly_config("bus-fleet", **MEAN_ALONE, **{f"hexagons.{key}": value for key, value in merged.items()})
         with mock.patch.object(merging, "choose_resolution", chooser):
             rows += [

@@ -107,7 +107,7 @@ def _smoothed(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tu
     speed = speed_of(plan.terms)
     columns = speed.draw(plan, planned.contributions, noise)
     bodies = speed.body(plan, counts, columns)
-    derived, after = post_process(plan, bodies, memory, area_body(columns))
+    derived, after = post_process(plan, bodies, memory, area_body(columns, plan.terms.value))
     listed = np.isin(counts.cells, plan.cells)
     at = np.searchsorted(plan.cells, counts.cells[listed])
     truth = exact_values(plan, planned.contributions)["mean"][listed]

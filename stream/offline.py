@@ -23,7 +23,7 @@ from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.diagnosis.reading import Progress, read_messages, read_recording
-from stream.diagnosis.recognition import Accepted, judged, notes_on, require_users, unit_problem
+from stream.diagnosis.recognition import Accepted, judged
 from stream.diagnosis.refusals import Refusals
 from stream.ingestion.formats import user_field, user_identity
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
@@ -168,12 +168,7 @@ def replay_offline(
         rows, refusals = read_recording(config, path, file_format, on_progress)
     else:
         rows, refusals = read_messages(config, blocks)
-    if config.relation == NeighbouringRelation.VALUES:
-        notes = judged(rows, refusals, config, path, file_format, accepted)
-    else:
-        require_users(path, rows, config.feed, file_format, accepted)
-        problem = unit_problem(rows, config.feed, file_format, accepted)
-        notes = [*([] if problem is None else [problem[0]]), *notes_on(rows, config)]
+    notes = judged(rows, refusals, config, path, file_format, accepted)
     if span is not None:
         rows = _within(rows, span, path, config.relation)
     by_slot = split_by_slot(rows, config)

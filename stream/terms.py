@@ -23,21 +23,13 @@ from stream.config.feed import MAX_CELLS_PER_USER, MAX_EVENTS_PER_USER
 from stream.config.histogram import TUNING_QUERIES, HistogramConfig, Inference
 from stream.config.public_cells import MAX_NUMBERS
 from stream.config.section import BoundingBox
-from stream.config.speed import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, SPEED_QUANTUM_KMH
+from stream.config.speed import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H
+from stream.config.value import QUANTUM, SPEED, SPEED_UNIT
 from stream.windows import Horizon, Period, Slotting, Window
 
-__all__ = [
-    "CLIPPED_NORMAL",
-    "MAX_NUMBERS",
-    "MOMENTS",
-    "MOVING_KM_H",
-    "MOVING_QUANTA",
-    "SPEED_QUANTUM_KMH",
-    "Box",
-    "Terms",
-]
+__all__ = ["CLIPPED_NORMAL", "MAX_NUMBERS", "MOMENTS", "MOVING_KM_H", "MOVING_QUANTA", "QUANTUM", "Box", "Terms"]
 
-MOVING_QUANTA = round(MOVING_KM_H / SPEED_QUANTUM_KMH)
+MOVING_QUANTA = round(MOVING_KM_H / QUANTUM)
 """Quanta from which on a report moves."""
 
 Given = tuple[tuple[str, bool | int | float | str | None], ...]
@@ -99,7 +91,10 @@ class PrivacyTerms(Struct, frozen=True):
 
 
 class SpeedTerms(Struct, frozen=True):
-    """The statistics of speed, and what each relation does for them: see :class:`stream.config.speed.SpeedConfig`."""
+    """The statistics of the value, and what each relation does for them: see :class:`stream.config.speed.SpeedConfig`.
+
+    ``upper_quanta``, ``typical``: above the value's lower bound, from which all values count inside.
+    """
 
     upper_quanta: int
     statistics: tuple[str, ...]
@@ -112,21 +107,38 @@ class SpeedTerms(Struct, frozen=True):
     cdf_bins: int
     sum_cap: float = 0.0
     min_users: int = 1
-    typical_km_h: float | None = None
+    typical: float | None = None
 
     @property
     def upper(self) -> float:
-        """U in km/h."""
-        return self.upper_quanta * SPEED_QUANTUM_KMH
+        """U, the width of the value's range, in its unit."""
+        return self.upper_quanta * QUANTUM
+
+
+class ValueTerms(Struct, frozen=True):
+    """What is measured, in which unit, and the lower bound from which values count inside, in quanta."""
+
+    name: str = SPEED
+    unit: str = SPEED_UNIT
+    lower_quanta: int = 0
+
+    @property
+    def is_speed(self) -> bool:
+        """Whether distance by time explains the value."""
+        return self.name == SPEED
+
+    @property
+    def lower(self) -> float:
+        """The lower bound in the value's unit."""
+        return self.lower_quanta * QUANTUM
 
 
 class HexagonTerms(Struct, frozen=True):
-    """``resolution`` of the hexagons; with ``merge_until_km_h`` sparse ones are merged, down to
-    ``coarsest_resolution``."""
+    """``resolution`` of the hexagons; with ``merge_until`` sparse ones are merged, down to ``coarsest_resolution``."""
 
     resolution: int
     coarsest_resolution: int
-    merge_until_km_h: float | None = None
+    merge_until: float | None = None
 
 
 class ParticipationTerms(Struct, frozen=True):
@@ -250,6 +262,7 @@ class Reading(Struct, frozen=True):
     """
 
     upper_quanta: int
+    lower_quanta: int = 0
     limits: UserLimits = UserLimits()
     rules: FixRules = FixRules()
     box: Box | None = None
@@ -276,6 +289,7 @@ class Terms(Struct, frozen=True):
     privacy: PrivacyTerms
     hexagons: HexagonTerms
     speed: SpeedTerms
+    value: ValueTerms = ValueTerms()
     ledger: str | None = None
     horizon: tuple[int, int] | None = None
     participation: ParticipationTerms | None = None
@@ -286,7 +300,7 @@ class Terms(Struct, frozen=True):
     @classmethod
     def of(cls, config: Config) -> Self:
         """The terms of a configuration."""
-        speed, hexagons, window = config.speed, config.hexagons, config.window
+        value, speed, hexagons, window = config.value, config.speed, config.hexagons, config.window
         return cls(
             feed=config.feed.name,
             relation=config.relation,
@@ -297,9 +311,10 @@ class Terms(Struct, frozen=True):
             hexagons=HexagonTerms(
                 resolution=hexagons.resolution,
                 coarsest_resolution=hexagons.coarsest_resolution,
-                merge_until_km_h=hexagons.merge_until_km_h,
+                merge_until=hexagons.merge_until,
             ),
-            speed=SpeedTerms(upper_quanta=speed.upper_quanta, **speed.model_dump(exclude={"upper_bound"})),
+            speed=SpeedTerms(upper_quanta=value.upper_quanta, typical=value.typical_above_lower, **speed.model_dump()),
+            value=ValueTerms(name=value.name, unit=value.unit, lower_quanta=value.lower_quanta),
             ledger=config.shared_ledger,
             horizon=_horizon(config),
             participation=_participation(config),
@@ -319,6 +334,7 @@ class Terms(Struct, frozen=True):
         histogram = self.histogram
         return Reading(
             upper_quanta=self.speed.upper_quanta,
+            lower_quanta=self.value.lower_quanta,
             limits=self.limits,
             rules=self.rules,
             box=None if histogram is None else histogram.box,

@@ -304,7 +304,7 @@ def expected_ledger(recording: Recording) -> dict[str, dict[int, tuple[float, fl
 
 def _losses(recording: Recording, slot: int) -> Iterator[tuple[int, float]]:
     """µε that each (cell, user) of a window costs by its mean, from the published scales."""
-    upper, cells = recording.config.speed.upper_quanta, recording.cells(slot)
+    upper, cells = recording.config.value.upper_quanta, recording.cells(slot)
     for cell, user, samples in zip(*(column.tolist() for column in recording.windows[slot]), strict=True):
         body = cells.get(f"{cell:x}")
         if body is None or "mean" not in body or body["mean"]["scale"] == 0:

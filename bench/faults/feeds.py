@@ -52,12 +52,12 @@ rows = 8
 columns = 8
 """
 _SPEED = {
-    "maps": '[speed]\nupper_bound = 65.0\nsum_cap = 0.7\npost_processing = ["kalman"]\n',
-    "plain": '[speed]\nupper_bound = 65.0\nstatistics = ["mean"]\nsuppression = "none"\nclipping = "none"\n'
+    "maps": '[value]\nupper = 65.0\n[speed]\nsum_cap = 0.7\npost_processing = ["kalman"]\n',
+    "plain": '[value]\nupper = 65.0\n[speed]\nstatistics = ["mean"]\nsuppression = "none"\nclipping = "none"\n'
     'post_processing = ["kalman"]\n',
-    "riders": '[feed.quality]\nteleport_km_h = 0\n[speed]\nupper_bound = 65.0\nstatistics = ["mean"]\nsuppression = '
-    '"none"\nallocation = "uniform"\n'
-    'clipping = "none"\npost_processing = ["kalman"]\n[participation]\nweight = "share"\ncells_per_user = 8\n',
+    "riders": '[feed.quality]\nteleport_km_h = 0\n[value]\nupper = 65.0\n[speed]\nstatistics = ["mean"]\n'
+    'suppression = "none"\nallocation = "uniform"\nclipping = "none"\npost_processing = ["kalman"]\n'
+    '[participation]\nweight = "share"\ncells_per_user = 8\n',
 }
 
 

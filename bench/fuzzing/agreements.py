@@ -111,8 +111,10 @@ def _inspected(path: Path, given: Config | None) -> Inspection | None:
 def _agree(report: Inspection, path: Path, config: Config) -> None:
     """Compare with what the service makes of the file by itself."""
     if report.seen.is_live:
-        rows, refused, _ = read_snapshots(config, path, report.seen.command, _KEY)
-        refused += Counter({why: count for why, count in report.seen.refused.items() if why == "no snapshot"})
+        rows, refusals, _ = read_snapshots(config, path, report.seen.command, _KEY)
+        refused = refusals.counts + Counter(
+            {why: count for why, count in report.seen.refused.items() if why == "no snapshot"}
+        )
     else:
         rows, refusals = read_recording(config, path, config.feed.recorded_format, key=_KEY)
         refused = refusals.counts

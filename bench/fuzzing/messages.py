@@ -32,10 +32,10 @@ _DECLARED = {
         "time": "location.observedAt",
         "lat": "location.value.coordinates.1",
         "lng": "location.value.coordinates.0",
-        "speed": "speed.value",
+        "value": "speed.value",
     },
 }
-_PATHS = {"user": "vehicle.id", "time": "vehicle.at", "lat": "places.0.lat", "lng": "places.0.lng", "speed": "kmh"}
+_PATHS = {"user": "vehicle.id", "time": "vehicle.at", "lat": "places.0.lat", "lng": "places.0.lng", "value": "kmh"}
 _SOUND, _CROSSED, _MUTATED = 32, 960, 64
 """Messages of a batch: sound ones, ones whose fields are crossed with odd values, and ones mutated by structure and
 bytes."""
@@ -102,7 +102,7 @@ class Messages(Target):
         self._key = bytes(KEY_BYTES)
         self._decoder = self._twin = Decoder(self._config, self._key)
         if name == "canonical":
-            same_paths = {"user": "user", "time": "time", "lat": "lat", "lng": "lng", "speed": "speed"}
+            same_paths = {"user": "user", "time": "time", "lat": "lat", "lng": "lng", "value": "speed"}
             self._twin = Decoder(feed_config("declared", same_paths), self._key)
 
     def round(self, hunt: Hunt, rng: random.Random) -> None:

@@ -22,7 +22,7 @@ def recorded_hours() -> list[Contributions]:
     """The hours in which there were events: hexagons of resolution 7, speeds in quanta of 0.01 km/h up to 65 km/h."""
     config = hourly_config("bus-fleet")
     windows = split_by_slot(read_recording(config, recordings() / RECORDING, "capmetro")[0], config)
-    return [contributions_of(rows, config.speed.upper_quanta) for rows in windows.values()]
+    return [contributions_of(rows, config.value.upper_quanta) for rows in windows.values()]
 
 
 def recorded_hour() -> Contributions:

@@ -127,13 +127,17 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
     if histogram is not None:
         report["histogram"] = histogram
     if (worst := _worst_error(settings)) is not None:
-        report["worst_error_km_h"] = {"times": "cells of a user / users of a cell", "value": worst}
+        report["worst_error"] = {
+            "times": "cells of a user / users of a cell",
+            "value": worst,
+            "unit": settings.value.unit,
+        }
     return report
 
 
 def _worst_error(settings: Config) -> float | None:
-    """E of a mean in km/h, times a user's cells over a cell's users: all samples retained, users alike, ε shared
-    evenly.
+    """E of a mean in the value's unit, times a user's cells over a cell's users: all samples retained, users alike, ε
+    shared evenly.
 
     Under "values" and pure ε only: there a plan's noise follows from counts.
     """
@@ -141,7 +145,8 @@ def _worst_error(settings: Config) -> float | None:
     if not values or "mean" not in speed.statistics or settings.privacy.accounting != "pure":
         return None
     shares = {"distribution" if name in FROM_BINS else name for name in speed.statistics}
-    return round(speed.upper_bound * len(shares) / settings.privacy.epsilon, 1)
+    width = settings.value.upper - settings.value.lower
+    return round(width * len(shares) / settings.privacy.epsilon, 1)
 
 
 def _by_whom(settings: Config) -> str:
@@ -173,8 +178,8 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         yield _histogram_text(settings, histogram)
     if (worst := _worst_error(settings)) is not None:
         yield (
-            f"Worst-case error E of a mean: {worst:g} km/h times k/n, where n users alike are in a cell and each is in "
-            "k, if epsilon is "
+            f"Worst-case error E of a mean: {worst:g} {settings.value.unit} times k/n, where n users alike are in a "
+            "cell and each is in k, if epsilon is "
             "shared evenly and nothing clipped. Every release states its own, hexveil evaluate those of a recording."
         )
     yield from _over_days(settings)
@@ -206,8 +211,9 @@ def _over_days(settings: Config) -> Iterator[str]:
     if settings.relation == NeighbouringRelation.VALUES:
         yield (
             "Warning: this protects measured speeds, not where or when. Anybody can compute rough speeds from public "
-            "positions and times, "
-            "whatever is released."
+            "positions and times, whatever is released."
+            if settings.value.is_speed
+            else f"Warning: this protects what was measured ({settings.value.name}), not where or when."
         )
 
 
@@ -283,7 +289,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("check")
     def check(
-        recording: Annotated[Path | None, typer.Argument(help="A recording that is to be read by it, if any.")] = None,
+        recording: Annotated[
+            list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
+        ] = None,
         config: ConfigFile = None,
         users_are_events: UsersAreEvents = False,
         as_json: AsJson = False,
@@ -297,9 +305,9 @@ def register(app: typer.Typer) -> None:
             stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
         chosen = choose_config(config)
         settings = read_config(chosen)
-        if recording is not None:
+        if recording:
             rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
-            typer.echo(f"{recording}: {len(rows)} events can be used", err=True)
+            typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)
         released = _participation(settings)
         histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
         rules = rules_of(settings)

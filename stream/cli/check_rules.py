@@ -107,8 +107,10 @@ def _of_users(config: Config) -> Iterator[Rule]:
     yield Rule(user, "events", MAX_EVENTS_PER_USER, "events", first, fixed=True)
     most = "and of these events with those in the cells that have most of them, up to this number of cells"
     yield Rule(user, "cells", MAX_CELLS_PER_USER, "cells", most, fixed=True)
-    clipped = "higher speeds are clipped to it"
-    yield Rule(user, "speed.upper_bound", config.speed.upper_bound, "km/h", clipped)
+    value = config.value
+    if not value.is_speed:
+        yield Rule(user, "value.lower", value.lower, value.unit, "lower values are clipped to it")
+    yield Rule(user, "value.upper", value.upper, value.unit, "higher values are clipped to it")
     if config.participation is not None:
         counted = "a user counts in the cells where they have most samples, up to this number"
         yield Rule(user, "participation.cells_per_user", config.participation.cells_per_user, "cells", counted)

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.live import Live
 
 from dpcore.budget import from_micro
+from dpcore.relation import NeighbouringRelation
+from stream.cli.demo_city import VEHICLES, report
 from stream.cli.demo_services import (
     GTFS_REALTIME,
     Demo,
@@ -38,6 +40,8 @@ from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
 
 _REFRESH_SECONDS = 0.25
+_PATIENCE_S = 300.0
+"""How much longer than its seconds a demo runs that has not released anything, as on a machine that is busy."""
 
 
 def register(app: typer.Typer) -> None:
@@ -46,15 +50,18 @@ def register(app: typer.Typer) -> None:
     @app.command("demo")
     def demo(
         config: ConfigFile = None,
-        seconds: Annotated[float | None, typer.Option(min=1, help="Stop after this many seconds.")] = None,
+        seconds: Annotated[
+            float | None, typer.Option(min=1, help="Stop after so long, once a window is released.")
+        ] = None,
         feed: Annotated[
             str | None,
             typer.Option(
                 metavar="FILE|gtfs-rt",
                 help="Recording to replay, or 'gtfs-rt': a simulated agency that is polled like a real one. Default: "
-                "the simulator.",
+                "a live city under 'participation', buses under 'values'.",
             ),
         ] = None,
+        fleet: Annotated[int | None, typer.Option(min=1, help="Simulate so many buses, under 'values'.")] = None,
         file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
         kafka: Annotated[
             bool | None,
@@ -62,22 +69,26 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> None:
         """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
-        is_agency = feed == GTFS_REALTIME
+        is_agency, is_ours = feed == GTFS_REALTIME, feed is None and fleet is None
         if is_agency:
             _require_bindings()
         elif feed is not None and not Path(feed).is_file():
             stop(f"{feed}: no such file", USAGE)
-        chosen = choose_config(config)
+        chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
         settings = read_config(chosen)
-        named = [] if config is None else ["--config", str(config)]
-        if feed is None or is_agency:
-            feeding = Feeding(None, "canonical", free_port() if is_agency else None)
-        else:
-            feeding = Feeding(Path(feed), file_format or settings.feed.format)
+        named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
         interrupts = Interrupts()
         try:
-            with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as scratch:
-                code = _run(Setup(chosen, settings.relation, named, feeding, Path(scratch)), seconds, kafka, interrupts)
+            with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as folder:
+                scratch = Path(folder)
+                if feed is not None and not is_agency:
+                    feeding = Feeding(Path(feed), file_format or settings.feed.format)
+                elif is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
+                    feeding = Feeding(None, "canonical", vehicles=VEHICLES, truth=scratch / "truth.ndjson")
+                else:
+                    agency_port = free_port() if is_agency else None
+                    feeding = Feeding(None, "canonical", agency_port, vehicles=fleet or Feeding.vehicles)
+                code = _run(Setup(chosen, settings.relation, named, feeding, scratch), seconds, kafka, interrupts)
         except (FeedingError, RecordingError) as error:
             stop(str(error), USAGE)
         except LocalServerError as error:
@@ -115,6 +126,8 @@ def _run(setup: Setup, seconds: float | None, kafka: bool | None, interrupts: In
         running.end()
         sent = running.events_sent()
         summary = releases.summary() + ("" if sent is None else f"\n  events sent: {sent}")
+        if (truth := setup.feeding.truth) is not None and truth.is_file():
+            summary += f"\n{report(releases.order, truth)}"
         typer.echo(f"\n{summary}\n{asyncio.run(_ledger_text(running.config))}")
         if failure is not None:
             typer.secho(failure, err=True, fg=typer.colors.RED)
@@ -126,8 +139,8 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None, inter
     stopped = stopped_by_signals()
     if interrupts.asked:
         stopped.set()
-    if seconds is not None:
-        asyncio.get_running_loop().call_later(seconds, stopped.set)
+    clock = asyncio.get_running_loop().time
+    began = clock()
     reading = asyncio.create_task(running.follow(releases))
     console = Console()
     shown = 0
@@ -147,8 +160,11 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None, inter
                     for line in lines[shown:]:
                         typer.echo(line)
                     shown = len(lines)
-                if stopped.is_set():
+                passed = 0.0 if seconds is None else clock() - began - seconds
+                if stopped.is_set() or (passed > 0 and releases.order):
                     return None
+                if passed > _PATIENCE_S:
+                    return f"no window was released within {seconds} s, nor within {_PATIENCE_S:g} s more"
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stopped.wait(), _REFRESH_SECONDS)
         finally:

@@ -21,11 +21,13 @@ import typer
 from aiokafka import AIOKafkaConsumer
 
 from dpcore.relation import NeighbouringRelation
+from stream.cli.demo_city import CITY, said_of
 from stream.cli.demo_view import Releases
 from stream.cli.options import read_config
 from stream.config import Chosen, Config
+from stream.config.feed import FeedConfig
 from stream.connection import kafka_options
-from stream.embedded import EmbeddedSink, run_embedded
+from stream.embedded import EmbeddedSink, present_us, run_embedded
 from stream.local import (
     LOOPBACK,
     KafkaServer,
@@ -42,9 +44,10 @@ from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.invented_schedule import invented_schedule
-from stream.sources.invented_streets import street_map
+from stream.sources.invented_streets import ATTRIBUTION, street_map
+from stream.sources.live_city import LiveCity, Truth
 from stream.sources.messages import Messages
-from stream.sources.places import as_table, places
+from stream.sources.places import as_area, as_table, places
 from stream.sources.replay import Replay
 from stream.sources.simulate import VEHICLE_POSITIONS, Simulation, simulate
 from stream.storage.client import redis_client
@@ -59,8 +62,7 @@ _AGENCY_PACE = 720
 in 15 s."""
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
-_VEHICLES = 300
-_PLACES, _STREETS = "places.json", "streets.pmtiles"
+_PLACES, _STREETS, _AREA = "places.json", "streets.pmtiles", "city.geojson"
 """Files of the simulated city, which the dashboard shows."""
 _FOLLOW_SECONDS = 0.1
 _LISTENS_SECONDS = 60.0
@@ -72,12 +74,14 @@ class FeedingError(ValueError):
 
 @dataclass(frozen=True)
 class Feeding:
-    """The source of the demo: a recording; the simulator if ``file`` is None; or, with ``agency_port``, a simulated
-    agency there."""
+    """The source of the demo: a recording; if ``file`` is None a simulated fleet of so many ``vehicles``; with
+    ``agency_port``, a simulated agency there; with ``truth``, a live city, which notes there what it knows."""
 
     file: Path | None
     file_format: str
     agency_port: int | None = None
+    vehicles: int = 300
+    truth: Path | None = None
 
     def commands(self, timezone: str) -> dict[str, list[str]]:
         """Command lines of the source, and of what it reads from."""
@@ -86,8 +90,10 @@ class Feeding:
             return self.agency_command(timezone) | {"source": polling}
         if self.file is not None:
             source = ["replay", str(self.file), "--format", self.file_format, "--speed", "max"]
+        elif self.truth is not None:
+            source = ["simulate", "--city", "--vehicles", str(self.vehicles), "--truth", str(self.truth)]
         else:
-            source = _simulating(timezone, _PACE)
+            source = self._simulating(timezone, _PACE)
         return {"source": [*source, "--json"]}
 
     @property
@@ -99,16 +105,28 @@ class Feeding:
         """Command line of the simulated agency; none for other sources."""
         if self.agency_port is None:
             return {}
-        return {"agency": [*_simulating(timezone, _AGENCY_PACE), "--serve", str(self.agency_port)]}
+        return {"agency": [*self._simulating(timezone, _AGENCY_PACE), "--serve", str(self.agency_port)]}
+
+    def _simulating(self, timezone: str, pace: int) -> list[str]:
+        """Command line of the simulator at ``pace``."""
+        start = _morning(timezone).isoformat(timespec="seconds")
+        return ["simulate", "--pace", str(pace), "--start", start, "--vehicles", str(self.vehicles)]
+
+    def simulation(self, feed: FeedConfig) -> Simulation:
+        """The simulated fleet."""
+        return Simulation(feed, self.vehicles, _morning_us(feed.timezone))
 
     def blocks(self, config: Config) -> tuple[Iterable[Messages], Pacer, int | None]:
         """The same source in this process: its messages, their pace, and when a simulated one begins (µs UTC).
 
         Raises :class:`FeedingError` and :class:`stream.sources.lines.RecordingError`.
         """
+        if self.truth is not None:
+            city = LiveCity(config, self.vehicles, present_us())
+            return city.messages(Truth(city, self.truth)), Pacer(1.0, live=True), city.start_us
         if self.file is None:
-            start_us = _morning_us(config.feed.timezone)
-            return simulate(Simulation(config.feed, _VEHICLES, start_us)), Pacer(_PACE, live=True), start_us
+            simulation = self.simulation(config.feed)
+            return simulate(simulation), Pacer(_PACE, live=True), simulation.start_us
         if config.relation == NeighbouringRelation.PARTICIPATION:
             raise FeedingError(
                 "under relation 'participation' it must not depend on the recording which windows are released; name "
@@ -125,12 +143,6 @@ def _morning(timezone: str) -> datetime:
 
 def _morning_us(timezone: str) -> int:
     return int(_morning(timezone).timestamp()) * 1_000_000
-
-
-def _simulating(timezone: str, pace: int) -> list[str]:
-    """Command line of the simulator at ``pace``."""
-    start = _morning(timezone).isoformat(timespec="seconds")
-    return ["simulate", "--pace", str(pace), "--start", start, "--vehicles", str(_VEHICLES)]
 
 
 @dataclass(frozen=True)
@@ -155,6 +167,8 @@ class Setup:
             HEXVEIL_PRIVACY__USER_KEY_FILE=str(self.scratch / "user.key"),
             **further,
         )
+        if self.feeding.truth is not None:
+            os.environ.update(CITY)
         if self.feeding.agency_port is not None:
             os.environ["HEXVEIL_FEED__SPEEDS"] = "missing"
         if self.feeding.file is None:
@@ -166,20 +180,25 @@ class Setup:
         settings = read_config(self.chosen)
         if self.feeding.file is not None:
             return settings
-        self._write_city(settings)
-        if settings.public.basemap is not None:
-            return settings
-        os.environ.update(HEXVEIL_PUBLIC__BASEMAP=str(self.scratch / _STREETS))
+        os.environ.update(self._write_city(settings))
         return read_config(self.chosen)
 
-    def _write_city(self, settings: Config) -> None:
+    def _write_city(self, settings: Config) -> dict[str, str]:
         """The names, lines and stops of the simulated city, which is invented, for the map; streets where none are
-        chosen."""
-        simulation = Simulation(settings.feed, _VEHICLES, _morning_us(settings.feed.timezone))
+        chosen. Returns the environment variables that name the files."""
+        simulation = self.feeding.simulation(settings.feed)
         chart = places(invented_schedule(simulation), settings.feed.domain, settings.hexagons.resolution)
-        (self.scratch / _PLACES).write_text(json.dumps(as_table(chart)), encoding="utf-8")
+        chosen, table = {}, as_table(chart)
+        if self.feeding.truth is not None:
+            table |= {"lines": [], "stops": []}  # cars have none
+            chosen["HEXVEIL_PARTICIPATION__GEOJSON"] = str(area := self.scratch / _AREA)
+            area.write_text(json.dumps(as_area(chart)), encoding="utf-8")
+        (self.scratch / _PLACES).write_text(json.dumps(table), encoding="utf-8")
         if settings.public.basemap is None:
-            (self.scratch / _STREETS).write_bytes(street_map(settings.feed.domain, simulation.seed))
+            chosen["HEXVEIL_PUBLIC__BASEMAP"] = str(streets := self.scratch / _STREETS)
+            said = ATTRIBUTION if self.feeding.truth is None else said_of(settings)
+            streets.write_bytes(street_map(settings.feed.domain, simulation.seed, said))
+        return chosen
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
         """Start a ``hexveil`` command with the same configuration; its output goes to ``name``.log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -37,6 +38,10 @@ class WindowView:
     """Published events of each cell, or under "participation" users: noisy, so at least 0."""
     totals: dict[str, str] = field(default_factory=dict)
     announced: int | None = None
+    means: dict[str, float] = field(default_factory=dict)
+    """The estimated mean of each cell that has one."""
+    arrived: float = 0.0
+    """When it was complete (epoch seconds)."""
 
     @property
     def complete(self) -> bool:
@@ -59,6 +64,7 @@ class WindowView:
         if body["status"] != "published":
             self.suppressed += 1
         elif mean := (estimates_of(body) or {}).get("mean"):
+            self.means[body["cell"]] = mean["value"]
             self.half_widths.append(_half_width(mean))
             self.raw_half_widths.append(_half_width(body["mean"]))
             counted = body.get("events", body["users"])
@@ -70,7 +76,8 @@ class WindowView:
     def span(self, timezone: ZoneInfo) -> str:
         """Local month, day and hours."""
         start, end = (datetime.fromisoformat(moment).astimezone(timezone) for moment in (self.start, self.end))
-        return f"{start:%m-%d %H:%M}–{end:%H:%M}"
+        clock = "%H:%M" if start.second == end.second == 0 else "%H:%M:%S"
+        return f"{start:%m-%d} {start:{clock}}–{end:{clock}}"
 
     def busiest_mean(self) -> str:
         """Estimated mean of the cell with most events, with its 95 % interval."""
@@ -131,7 +138,8 @@ class Releases:
         self.first_problem: str | None = None
         self.rejected: Counter[str] = Counter()
         self.windows: dict[str, WindowView] = {}
-        self._order: list[WindowView] = []
+        self.order: list[WindowView] = []
+        """The complete windows, as they arrived."""
         self._seen: set[bytes] = set()
 
     def add(self, topic: str, headers: dict[str, bytes], value: bytes) -> None:
@@ -160,8 +168,9 @@ class Releases:
                     self._refuse(topic, str(error))
             else:
                 window.add_cell(body)
-            if window.complete and window not in self._order:
-                self._order.append(window)
+            if window.complete and window not in self.order:
+                window.arrived = time.time()
+                self.order.append(window)
 
     def _refuse(self, topic: str, problem: str) -> None:
         self.invalid += 1
@@ -170,17 +179,17 @@ class Releases:
     def table(self) -> Table:
         """The latest complete windows."""
         table = Table(
-            title=f"Private releases: {len(self._order)} windows, {self.messages} messages",
+            title=f"Private releases: {len(self.order)} windows, {self.messages} messages",
             caption="busiest: most events; its mean in km/h (95 % interval); typical: half of the events are in cells "
             "this narrow",
         )
         table.add_column("window", no_wrap=True)
         for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
             table.add_column(column, justify="right", no_wrap=True)
-        mapped = any(window.totals for window in self._order[-_ROWS:])
+        mapped = any(window.totals for window in self.order[-_ROWS:])
         if mapped:
             table.add_column("on the map", justify="right", no_wrap=True)
-        for window in self._order[-_ROWS:]:
+        for window in self.order[-_ROWS:]:
             events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
             columns = [str(window.cells), str(window.suppressed), events, window.busiest_mean()]
             columns += [window.typical_half_width(), f"{window.epsilon:g}"]
@@ -189,7 +198,7 @@ class Releases:
 
     def lines(self) -> list[str]:
         """One plain line per complete window, in order of arrival."""
-        return [self._line(window) for window in self._order]
+        return [self._line(window) for window in self.order]
 
     def _line(self, window: WindowView) -> str:
         busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
@@ -208,7 +217,7 @@ class Releases:
         refused = ", ".join(f"{reason} {count}" for reason, count in sorted(self.rejected.items())) or "none"
         problem = "" if self.first_problem is None else f" ({self.first_problem})"
         return (
-            f"Windows closed: {len(self._order)}\n"
+            f"Windows closed: {len(self.order)}\n"
             f"  messages read: {self.messages}\n"
             f"  duplicates by ce_id: {self.duplicates}\n"
             f"  failing their JSON Schema: {self.invalid}{problem}\n"

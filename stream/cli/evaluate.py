@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from stream.cli.options import (
     ConfigFile,
     ExpectedRelation,
     FileFormat,
+    Recordings,
     UsersAreEvents,
     choose_config,
     read_config,
@@ -42,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate_recording(
-    file: Annotated[Path, typer.Argument(help="CSV or NDJSON, plain or .gz.")],
+    files: Recordings,
     config: ConfigFile = None,
     relation: ExpectedRelation = None,
     file_format: FileFormat = None,
@@ -87,14 +89,15 @@ def evaluate_recording(
     settings = _settings(config, relation, statistics)
     names = _mechanisms(settings, mechanisms)
     file_format = file_format or settings.feed.recorded_format
-    windows = _windows(settings, read_rows(settings, file, file_format, users_are_events=users_are_events), window)
+    rows = read_rows(settings, files, file_format, users_are_events=users_are_events)
+    windows, source = _windows(settings, rows, window), " ".join(map(str, files))
     try:
         if histograms:
-            _judge_histograms(settings, windows, trials, sweep, str(file), as_json)
+            _judge_histograms(settings, windows, trials, sweep, source, as_json)
         elif live:
-            _judge_live(_runs(settings, names, sweep), windows, trials, str(file), figure, as_json)
+            _judge_live(_runs(settings, names, sweep), windows, trials, source, figure, as_json)
         else:
-            _judge(_runs(settings, names, sweep), windows, trials, str(file), figure, as_json)
+            _judge(_runs(settings, names, sweep), windows, trials, source, figure, as_json)
     except ValueError as error:  # an accounting that the configuration does not allow
         stop(str(error), USAGE)
 
@@ -148,19 +151,32 @@ def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) ->
     return windows
 
 
-def read_rows(settings: Config, file: Path, file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
-    """Rows of the recording; exit 2 if it cannot be read, has no events, or no users."""
+# long: imports that other commands do not wait for
+def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
+    """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
+    from stream.diagnosis.observations import InspectionError
     from stream.diagnosis.reading import read_recording
-    from stream.diagnosis.recognition import Accepted, judged
+    from stream.diagnosis.recognition import Accepted, judged, require_events
+    from stream.diagnosis.snapshots import read_snapshots, snapshots_in
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.sources.lines import RecordingError
+    from stream.sources.opening import together
+    from stream.sources.standard_input import STDIN
 
+    accepted = Accepted(any_speed=True, users_are_events=users_are_events)
     try:
-        rows, refusals = read_recording(settings, file, file_format)
-        accepted = Accepted(any_speed=True, users_are_events=users_are_events)
-        for note in judged(rows, refusals, settings, file, file_format, accepted):
+        path = together(files)
+        snapshots = None if path == STDIN else snapshots_in(path)
+        if snapshots is None:
+            with progress_bars() as bars:
+                rows, refusals = read_recording(settings, path, file_format, reading_bar(bars))
+        else:
+            rows, refusals, reader = read_snapshots(settings, path, snapshots[1])
+            accepted, file_format = replace(accepted, reader=reader), "canonical"
+        require_events(path, refusals)
+        for note in judged(rows, refusals, settings, path, file_format, accepted):
             typer.echo(f"Note: {note}", err=True)
-    except (RecordingError, UserKeyError) as error:
+    except (InspectionError, OSError, RecordingError, UserKeyError) as error:
         stop(str(error), USAGE)
     return rows
 
@@ -205,6 +221,8 @@ def _judge_live(
 
     if "mean" not in runs[0][1].speed.statistics:
         stop("speed.statistics has no mean, which --live is about; add it", USAGE)
+    if not runs[0][1].value.is_speed:
+        stop("--live plants vehicles that slow down, and value.name is no speed; leave --live out", USAGE)
     with progress_bars() as bars:
         task = bars.add_task("living", total=len(runs) * len(windows) * draws)
         scores = [
@@ -239,6 +257,12 @@ def _judge_histograms(
         return
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     print_histogram_scores(scores)
+
+
+def reading_bar(bars: Progress) -> Callable[[int, int], None]:
+    """A bar that is told what was read, of how much; 0 if that is unknown."""
+    task = bars.add_task("reading", total=None)
+    return lambda done, size: bars.update(task, completed=done, total=size or None)
 
 
 def progress_bars() -> Progress:

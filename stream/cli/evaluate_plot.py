@@ -10,7 +10,7 @@ from typing import Any
 
 import h3
 
-from stream.evaluation.scores import USEFUL_KMH, Score
+from stream.evaluation.scores import Score
 
 _COLUMNS = 8
 """Number of legend entries in a column."""
@@ -79,7 +79,7 @@ def _map(figure: Any, axes: Any, score: Score) -> None:
     outlines = [[(lng, lat) for lat, lng in h3.cell_to_boundary(cell.cell)] for cell in score.map]
     hexagons = PolyCollection(outlines, cmap="viridis_r", edgecolors="white", linewidths=0.4)
     hexagons.set_array([cell.mae for cell in score.map])
-    hexagons.set_clim(0, 4 * USEFUL_KMH)
+    hexagons.set_clim(0, 4 * score.useful)
     axes.add_collection(hexagons)
     axes.autoscale_view()
     axes.set_aspect(1 / math.cos(math.radians(outlines[0][0][1])))

@@ -42,6 +42,13 @@ ExpectedRelation = Annotated[
     typer.Option(help="The relation that you expect; refused if the configuration has the other one."),
 ]
 FileFormat = Annotated[str | None, typer.Option("--format", help="Format of the file; default: that of the feed.")]
+Recordings = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE|FOLDER...",
+        help="Parquet, CSV or NDJSON (also .gz), or stored snapshots, together one recording; '-' is standard input.",
+    ),
+]
 
 
 def stop(message: str, code: int) -> NoReturn:

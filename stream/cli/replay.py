@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import ConfigFile, UsersAreEvents, choose_config, load_to_release
+from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import ConfigError, load_config
@@ -30,13 +30,7 @@ def register(app: typer.Typer) -> None:
 
 # long: one argument for each option
 def replay(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE|FOLDER...",
-            help="Parquet, CSV or NDJSON (also .gz), together one recording; '-' is standard input.",
-        ),
-    ],
+    files: Recordings,
     file_format: Annotated[
         str | None,
         typer.Option(

@@ -183,6 +183,12 @@ def _attacks(config: Config) -> Iterator[str]:
         "they learn next to "
         "nothing."
     )
+    if config.participation is None and not config.value.is_speed:
+        yield (
+            "**Easy:** following a vehicle by public positions and times, which needs no release. This feed protects "
+            f"measured values ({config.value.name}), not where or when."
+        )
+        return
     if config.participation is None:
         yield (
             "**Easy:** computing speeds from public positions and times, which needs no release. On two recorded days, "

@@ -23,6 +23,7 @@ from stream.config.durations import parse_duration
 from stream.ingestion.formats import time_us
 from stream.local import LOOPBACK
 from stream.sources.delivery import Pacer
+from stream.sources.live_city import LiveCity, Truth
 from stream.sources.simulate import VEHICLE_POSITIONS, Faults, Simulation, simulate
 from stream.windows import EARLIEST_S, LATEST_S
 
@@ -65,6 +66,15 @@ def simulate_command(
         ),
     ] = None,
     once: Annotated[bool, typer.Option(help="Stop after one interval.")] = False,
+    city: Annotated[
+        bool,
+        typer.Option(
+            help="From now on, cars of a city that lives faster than the clock: window.slot stands for 15 minutes."
+        ),
+    ] = False,
+    truth: Annotated[
+        Path | None, typer.Option(help="With --city: write events and mean speed of each cell and window. Not private.")
+    ] = None,
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -76,6 +86,7 @@ def simulate_command(
         length = every if once else None if duration is None else parse_duration(duration)
         simulation = Simulation(
             feed=settings.feed,
+            value=settings.value,
             vehicles=vehicles,
             seed=seed,
             start_us=time.time_ns() // 1000 if start is None else _start(start),
@@ -85,6 +96,15 @@ def simulate_command(
         )
     except (ConfigError, ValueError) as error:
         raise refuse(error) from None
+    if city:
+        if out is not None or serve is not None or start is not None or length is not None or speed != 1:
+            raise refuse(
+                "--city lives on Kafka, by its own clock, until Ctrl-C: leave out the other options of time and place"
+            )
+        living = LiveCity(settings, vehicles, simulation.start_us, seed=seed)
+        blocks = living.messages(None if truth is None else Truth(living, truth))
+        feed_kafka(settings, blocks, Pacer(1.0, live=True), limit=None, share_read=None, as_json=as_json)
+        return
     if serve is not None:
         _serve(simulation, speed, serve)
         return

@@ -129,7 +129,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             _check_file(out, files, force=force or offline)
         blocks = _snapshots(files, reader, report.problems)
         if offline:
-            accepted = Accepted(any_speed, users_are_events or reader.tally.snapshots < 2, reader.unit)
+            accepted = Accepted(any_speed, users_are_events, reader)
             options = ReleaseOptions(state, out, force, accepted, as_json)
             _release(settings, reader, blocks, span, options, report)
         elif out is not None:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stream.cli.evaluate import choose_settings, progress_bars, read_rows
-from stream.cli.options import FAILED, USAGE, AsJson, ConfigFile, ExpectedRelation, FileFormat, UsersAreEvents, stop
+from stream.cli.options import (
+    FAILED,
+    USAGE,
+    AsJson,
+    ConfigFile,
+    ExpectedRelation,
+    FileFormat,
+    Recordings,
+    UsersAreEvents,
+    stop,
+)
 
 if TYPE_CHECKING:
     from stream.config import Config
@@ -30,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 # long: one argument for each option
 def tune_recording(
-    file: Annotated[Path, typer.Argument(help="Parquet, CSV or NDJSON, plain or .gz: a past recording.")],
+    files: Recordings,
     want: Annotated[
         str,
         typer.Option(
@@ -84,7 +94,8 @@ def tune_recording(
     source = chosen_file.file.read_text(encoding="utf-8")
     wanted = _wanted(want, settings)
     grids = _resolutions(resolutions, settings), _slots(slots, settings)
-    rows = read_rows(settings, file, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
+    recording = " ".join(map(str, files))
+    rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     if isinstance(wanted, DropWant):
         if figure is not None:
             stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot", USAGE)
@@ -92,7 +103,7 @@ def tune_recording(
         live = grids[0], grids[1] if slots else live_slots(settings)
         result = search_drop(search, live, finest=finest)
         if as_json:
-            typer.echo(json.dumps(drop_report(result, wanted, budget, str(file), draws, seed), allow_nan=False))
+            typer.echo(json.dumps(drop_report(result, wanted, budget, recording, draws, seed), allow_nan=False))
         else:
             typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
             print_drop_tuning(result, wanted, budget)
@@ -107,7 +118,7 @@ def tune_recording(
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
     if as_json:
-        typer.echo(json.dumps(report(tuning, wanted, budget, settings, keys, str(file), draws, seed), allow_nan=False))
+        typer.echo(json.dumps(report(tuning, wanted, budget, settings, keys, recording, draws, seed), allow_nan=False))
     else:
         print_tuning(tuning, wanted, budget, settings, keys)
     try:
@@ -138,8 +149,9 @@ def _wanted(text: str, settings: Config) -> Want | DropWant:
     if "mean" not in settings.speed.statistics:
         stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it", USAGE)
     try:
-        drop = DropWant.parse(text, settings.speed.upper_bound)
-        return Want.parse(text, settings.speed.upper_bound) if drop is None else drop
+        value = settings.value
+        drop = DropWant.parse(text, value.upper) if value.is_speed else None
+        return Want.parse(text, value.upper - value.lower, value.unit) if drop is None else drop
     except ValueError as error:
         stop(f"--want: {error}", USAGE)
 

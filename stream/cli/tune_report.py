@@ -32,8 +32,7 @@ def report(
     draws: int,
     seed: int,
 ) -> dict[str, Any]:
-    """The tuning as JSON, marked as not private. ``half_width_km_h`` is null where too few events are in released
-    cells.
+    """The tuning as JSON, marked as not private. ``half_width`` is null where too few events are in released cells.
 
     ``keys``: dotted keys of the configuration that the choice sets.
     """
@@ -41,7 +40,7 @@ def report(
         "private": False,
         "warning": NOT_PRIVATE,
         "recording": source,
-        "want": {"half_width_km_h": want.half_width, "share": want.share},
+        "want": {"half_width": want.half_width, "unit": want.unit, "share": want.share},
         "budget": budget,
         "period": toml(config.privacy.period).strip('"'),
         "relation": config.relation,
@@ -71,13 +70,13 @@ def _facts(trial: Trial | None) -> dict[str, Any] | None:
         "statistics": list(setting.statistics),
         "clipping": setting.clipping,
         "suppression": setting.suppression,
-        "merge_until_km_h": setting.merge_until_km_h,
+        "merge_until": setting.merge_until,
         "coarsest_resolution": setting.coarsest_resolution,
         "weight": setting.weight,
         "cells_per_user": setting.cells_per_user,
         "epsilon": outcome.epsilon,
         "budget": outcome.budget,
-        "half_width_km_h": outcome.half_width if math.isfinite(outcome.half_width) else None,
+        "half_width": outcome.half_width if math.isfinite(outcome.half_width) else None,
         "share": outcome.share,
         "covered": outcome.covered,
         "reaches": trial.reaches,
@@ -128,8 +127,8 @@ def _sentence(trial: Trial, want: Want) -> str:
     outcome = trial.outcome
     return (
         f"budget {outcome.budget:.3g}, ε {outcome.epsilon:g}, H3 {trial.grid[0]}, {toml(trial.grid[1])[1:-1]}, "
-        f"{trial.setting.words}: {outcome.share:.1%} of events within ±{want.half_width:g} km/h, {want.share:.0%} "
-        "within "
+        f"{trial.setting.words}: {outcome.share:.1%} of events within ±{want.half_width:g} {want.unit}, "
+        f"{want.share:.0%} within "
         f"±{outcome.half_width:.1f}; the interval holds the truth for {outcome.covered:.1%}"
     )
 
@@ -219,7 +218,7 @@ def _plot(tuning: Tuning, want: Want, path: Path) -> None:
     axes.set(
         xscale="log",
         xlabel="budget of a period, ε",
-        ylabel=f"events within ±{want.half_width:g} km/h, %",
+        ylabel=f"events within ±{want.half_width:g} {want.unit}, %",
         ylim=(0, 102),
     )
     for which in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):

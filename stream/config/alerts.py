@@ -39,15 +39,16 @@ def _address(url: str) -> str:
 class AlertRule(Section):
     """What is claimed of the exact mean of a cell in each of ``windows`` consecutive windows, and how often by mistake.
 
-    Exactly one of ``below_km_h`` (the mean is below it), ``slower_km_h`` and ``slower_percent`` (the mean is further
-    below usual than that). ``false_alarms_per_day``: bound on the expected number of alerts a day whose claim does not
-    hold, over all cells of the rule together. ``cells`` or ``area``: where; default everywhere.
+    Exactly one of ``below``, ``above`` (the mean is beyond it), ``slower_km_h`` and ``slower_percent`` (the mean is
+    further below usual than that). ``false_alarms_per_day``: bound on the expected number of alerts a day whose claim
+    does not hold, over all cells of the rule together. ``cells`` or ``area``: where; default everywhere.
     """
 
     name: str = Field(
         pattern=r"^[a-z][a-z0-9-]{0,31}$", description="a name of small letters, digits and hyphens, like 'jam'"
     )
-    below_km_h: float | None = Field(default=None, gt=0, le=1000)
+    below: float | None = None
+    above: float | None = None
     slower_km_h: float | None = Field(default=None, gt=0, le=1000)
     slower_percent: float | None = Field(default=None, gt=0, lt=100)
     windows: int = Field(default=1, ge=1, le=MOST_WINDOWS)
@@ -58,14 +59,15 @@ class AlertRule(Section):
     @property
     def relative(self) -> bool:
         """Whether the rule compares with usual."""
-        return self.below_km_h is None
+        return self.below is None and self.above is None
 
     @model_validator(mode="after")
     def _one_condition_in_one_place(self) -> Self:
-        given = [key for key in ("below_km_h", "slower_km_h", "slower_percent") if getattr(self, key) is not None]
+        given = [key for key in ("below", "above", "slower_km_h", "slower_percent") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"rule {self.name} gives {given or 'no condition'}; give one of below_km_h, slower_km_h, slower_percent"
+                f"rule {self.name} gives {given or 'no condition'}; give one of below, above, slower_km_h, "
+                "slower_percent"
             )
         if self.cells and self.area:
             raise ValueError(f"rule {self.name} gives cells and area; give one of them, or neither for all cells")

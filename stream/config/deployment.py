@@ -20,6 +20,8 @@ from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZ
 from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
 from stream.config.signing import SigningConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
+from stream.config.value import ValueConfig
+from stream.config.value_rules import value_problems
 from stream.windows import Horizon, PublicationTimes, Slotting
 
 _PARTICIPATION_MARGIN = timedelta(minutes=1)
@@ -48,7 +50,8 @@ class Config(BaseModel):
     privacy: PrivacyConfig
     ledger: LedgerConfig | None = None
     hexagons: HexagonConfig
-    speed: SpeedConfig
+    value: ValueConfig
+    speed: SpeedConfig = SpeedConfig()
     participation: ParticipationConfig | None = None
     histogram: HistogramConfig | None = None
     signing: SigningConfig | None = None
@@ -56,6 +59,12 @@ class Config(BaseModel):
     redis: RedisConfig = RedisConfig()
     operator: SurfaceConfig = SurfaceConfig(port=6066)
     public: PublicConfig = PublicConfig(port=8080)
+
+    @model_validator(mode="after")
+    def _only_speeds_are_explained_by_distance(self) -> Self:
+        for sentence in value_problems(self.value, self.feed, self.speed):
+            raise ValueError(sentence)
+        return self
 
     @model_validator(mode="after")
     def _participation_reads_no_counts(self) -> Self:
@@ -88,8 +97,8 @@ class Config(BaseModel):
                 "'none' or 'carried'",
             ),
             "speed.sum_cap": (self.speed.sum_cap != 0, "the cap depends on the counts of all users", "0"),
-            "hexagons.merge_until_km_h": (
-                self.hexagons.merge_until_km_h is not None,
+            "hexagons.merge_until": (
+                self.hexagons.merge_until is not None,
                 "merging depends on true counts; for larger hexagons choose a coarser hexagons.resolution",
                 "nothing",
             ),
@@ -125,7 +134,7 @@ class Config(BaseModel):
                 raise ValueError(
                     f"feed.quality.{given[0]}: under relation 'values' the number of events is public, so refusing "
                     "some by their "
-                    "speed would publish that speed; leave it out. speed.upper_bound clips speeds that are too high"
+                    "speed would publish that speed; leave it out. value.upper clips speeds that are too high"
                 )
         return self
 
@@ -143,7 +152,7 @@ class Config(BaseModel):
     @property
     def fastest_km_h(self) -> float | None:
         """Events that are faster are refused; None: none are. Under "values" no event is refused by its speed."""
-        if self.relation == NeighbouringRelation.VALUES:
+        if self.relation == NeighbouringRelation.VALUES or not self.value.is_speed:
             return None
         fastest = self.feed.quality.fastest_km_h
         return (PARTICIPATION_FASTEST_KM_H if fastest is None else fastest) or None
@@ -151,15 +160,18 @@ class Config(BaseModel):
     @property
     def teleport_km_h(self) -> float:
         """Fixes that are reached and left faster are refused; 0: none are."""
-        default = 0.0 if self.relation == NeighbouringRelation.VALUES else PARTICIPATION_FASTEST_KM_H
+        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
+        default = PARTICIPATION_FASTEST_KM_H if reads else 0.0
         given = self.feed.quality.teleport_km_h
         return default if given is None else given
 
     @property
     def frozen(self) -> timedelta:
         """What is reported from one position for longer is refused, under "participation" at a speed above 0 only; 0:
-        nothing is."""
-        possible = self.relation == NeighbouringRelation.PARTICIPATION and self.window.slot > PARTICIPATION_FROZEN
+        nothing is.
+        """
+        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
+        possible = reads and self.window.slot > PARTICIPATION_FROZEN
         given = self.feed.quality.frozen
         return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
 
@@ -311,10 +323,10 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _merging_predicts_the_mean(self) -> Self:
-        wanted = self.hexagons.merge_until_km_h is not None
+        wanted = self.hexagons.merge_until is not None
         if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
             raise ValueError(
-                "hexagons.merge_until_km_h needs an allocated mean, whose interval it predicts; put 'mean' into "
+                "hexagons.merge_until needs an allocated mean, whose interval it predicts; put 'mean' into "
                 "speed.statistics "
                 "and set speed.mean_mechanism to 'allocated'"
             )
@@ -334,7 +346,7 @@ class Config(BaseModel):
             raise ValueError(
                 f"public.alerts: {', '.join(rules)} compares with usual; under relation 'participation' a mean is a "
                 "ratio of noisy "
-                "numbers, and no bound is known for the noise of an average of ratios; use below_km_h"
+                "numbers, and no bound is known for the noise of an average of ratios; use below or above"
             )
         return self
 
@@ -356,9 +368,17 @@ class Config(BaseModel):
                 f"describe, so no bound on false alarms holds; set it to one of {', '.join(_ONE_NOISE)}, or leave out "
                 "the rules"
             )
-        coarsest = finest if self.hexagons.merge_until_km_h is None else self.hexagons.coarsest_resolution
+        coarsest = finest if self.hexagons.merge_until is None else self.hexagons.coarsest_resolution
         sizes = f"{finest}" if coarsest == finest else f"{coarsest} to {finest}"
         for rule in self.public.alerts:
+            beyond = next((one for one in (rule.below, rule.above) if one is not None), None)
+            if beyond is not None and not self.value.lower < beyond < self.value.upper:
+                yield (
+                    f"rule {rule.name}: {beyond:g} is not between value.lower and value.upper, to which means are "
+                    "clipped"
+                )
+            if rule.relative and not self.value.is_speed:
+                yield f"rule {rule.name}: only a speed is slower than usual; of {self.value.name} give below or above"
             wrong = [cell for cell in rule.cells if not coarsest <= h3.get_resolution(cell) <= finest]
             if wrong:
                 yield (

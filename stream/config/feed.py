@@ -124,14 +124,15 @@ class FeedFields(Section):
 
     ``time_format``: "rfc3339", a unit of numbers, or a pattern of Python's ``strptime``. ``timezone``: the zone of
     times that have no offset from UTC; without it such times are refused. ``units_per_degree``: by how much latitude
-    and longitude are multiplied, as in whole numbers of 10⁻⁷ degree. ``speed``: None if the events have none.
+    and longitude are multiplied, as in whole numbers of 10⁻⁷ degree. ``value``: of the speed, or of
+    what ``[value]`` names instead; None if the events have none.
     """
 
     user: FieldPath
     time: FieldPath
     lat: FieldPath
     lng: FieldPath
-    speed: FieldPath | None = None
+    value: FieldPath | None = None
     time_format: TimeFormat = "rfc3339"
     timezone: TimezoneName | None = None
     units_per_degree: UnitsPerDegree = 1
@@ -153,9 +154,9 @@ class FeedFields(Section):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where user, time, latitude, longitude and, if the events have it, speed are."""
+        """Where user, time, latitude, longitude and, if the events have it, value are."""
         position = self.user, self.time, self.lat, self.lng
-        return position if self.speed is None else (*position, self.speed)
+        return position if self.value is None else (*position, self.value)
 
 
 class FeedConfig(Section):
@@ -195,11 +196,11 @@ class FeedConfig(Section):
                 )
         elif (self.format == "declared") != (self.fields is not None):
             raise ValueError("[feed.fields] and format = 'declared' go together; give both or neither")
-        elif self.fields is not None and self.fields.speed is None:
+        elif self.fields is not None and self.fields.value is None:
             raise ValueError(
-                "[feed.fields] names no speed; name it, or set format to 'canonical' and speeds to 'derived', which "
-                "takes it from "
-                "positions"
+                "[feed.fields] names no value; name it, or set format to 'canonical' and speeds to 'derived', which "
+                "takes speeds "
+                "from positions"
             )
         return self
 

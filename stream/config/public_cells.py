@@ -71,7 +71,7 @@ def _require_publishable(config: Config, cells: int) -> None:
         return
     from dpcore.cdf import bin_edges  # scipy comes with it, which other configurations save
 
-    numbers = cells * (len(bin_edges(speed.upper_quanta, speed.cdf_bins)) - 1)
+    numbers = cells * (len(bin_edges(config.value.upper_quanta, speed.cdf_bins)) - 1)
     if numbers > MAX_NUMBERS:
         fewer = MAX_NUMBERS // cells
         remedy = f"lower speed.cdf_bins to {fewer} or choose fewer cells" if fewer > 1 else "choose fewer cells"

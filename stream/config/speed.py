@@ -10,9 +10,6 @@ from pydantic import Field, model_validator
 
 from stream.config.section import Section
 
-SPEED_QUANTUM_KMH = 0.01
-"""Public grid of speeds: values are integers of this many km/h before anything is summed."""
-
 MOVING_KM_H = 5.0
 """A report moves if it is at least as fast: walking pace, above what positions of a standing vehicle drift. A constant,
 so that it is public, and the same in all feeds."""
@@ -31,27 +28,22 @@ class HexagonConfig(Section):
     narrow."""
 
     resolution: int = Field(ge=0, le=15)
-    merge_until_km_h: float | None = Field(default=None, gt=0, le=1000)
+    merge_until: float | None = Field(default=None, gt=0, le=1000)
     coarsest_resolution: int = Field(default=0, ge=0, le=15)
 
     @model_validator(mode="after")
     def _coarser_than_the_finest(self) -> Self:
-        if self.merge_until_km_h is not None and self.coarsest_resolution >= self.resolution:
+        if self.merge_until is not None and self.coarsest_resolution >= self.resolution:
             raise ValueError(
                 f"coarsest_resolution {self.coarsest_resolution} is not below resolution {self.resolution}, so nothing "
-                "could be merged; lower it or remove merge_until_km_h"
+                "could be merged; lower it or remove merge_until"
             )
         return self
 
 
 class SpeedConfig(Section):
-    """Statistics of speed per hexagon and timeslot.
+    """Statistics of speed per hexagon and timeslot."""
 
-    ``typical_km_h``: the mean speed that is expected before any release; smoothed means lie near it while the
-    noise of releases hides more; without it, near U/2. It is public, and charges hold for every value.
-    """
-
-    upper_bound: float = Field(gt=0, le=1000)
     statistics: tuple[Statistic, ...] = Field(default=("mean", "variance"), min_length=1)
     mean_mechanism: Literal[
         "allocated",
@@ -67,23 +59,15 @@ class SpeedConfig(Section):
     keep: Literal["epsilon", "error"] = "epsilon"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "carried", "residual", "none"] = "joint"
-    typical_km_h: float | None = Field(default=None, gt=0, le=1000)
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["kalman", "clipped-normal"], ...] = ("kalman",)
     min_users: int = Field(default=1, ge=1)
     cdf_bins: int = Field(default=32, ge=2, le=4096)
 
     @model_validator(mode="after")
-    def _on_the_grid(self) -> Self:
+    def _each_statistic_once(self) -> Self:
         if len(set(self.statistics)) != len(self.statistics):
             raise ValueError(f"statistics {list(self.statistics)} names a statistic twice; name each once")
-        if abs(self.upper_bound / SPEED_QUANTUM_KMH - self.upper_quanta) > 1e-6:
-            raise ValueError(f"upper_bound {self.upper_bound} is not a multiple of {SPEED_QUANTUM_KMH} km/h; round it")
-        if "moving_mean" in self.statistics and self.upper_bound <= MOVING_KM_H:
-            raise ValueError(
-                f"upper_bound {self.upper_bound} is not above {MOVING_KM_H:g} km/h, from which on a report moves; "
-                "raise it, or leave 'moving_mean' out of statistics"
-            )
         return self
 
     @model_validator(mode="after")
@@ -95,11 +79,6 @@ class SpeedConfig(Section):
                 f"are without {' and '.join(sorted(missing))}; add what is missing, or leave {CLIPPED_NORMAL!r} out"
             )
         return self
-
-    @property
-    def upper_quanta(self) -> int:
-        """U in quanta of :data:`SPEED_QUANTUM_KMH`."""
-        return round(self.upper_bound / SPEED_QUANTUM_KMH)
 
 
 class ParticipationConfig(Section):

@@ -7,40 +7,39 @@ A field in which nearly every value occurs once is never taken for the user.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stream.config.feed import FeedFields
-from stream.diagnosis.refusals import units_of_degrees
+from stream.diagnosis.refusals import powers_of_degrees
 from stream.diagnosis.times import TimeForm, time_form
 from stream.diagnosis.users import LEAST_EVENTS, ONCE
-from stream.ingestion.formats import field_path, known_fields, number, walk
+from stream.ingestion.formats import field_path, known_fields, number_or_none, walk
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    "user": (
-        "user", "vehicleid", "vehicleref", "vehicle", "licenseplate", "licenceplate", "plate", "busid", "bus", "taxi",
-        "taxiid",
-        "deviceid", "device", "trackerid", "tracker", "unitid", "unit", "vehiclelabel", "imei", "label", "veh", "name",
-        "id",
-    ),
-    "time": (
-        "time", "timestamp", "observationdatetime", "recordedattime", "recordedat", "datetime", "eventtime", "gpstime",
-        "observedat", "ts",
-        "tst", "date", "seen", "at", "when", "t",
-    ),
-    "lat": ("lat", "latitude", "y", "gpslat", "locationlat", "coordinates1", "1"),
-    "lng": ("lng", "longitude", "lon", "long", "x", "gpslon", "locationlng", "coordinates0", "0"),
-    "speed": ("speed", "velocity", "kmh", "speedkmh", "mph", "spd", "gpsspeed", "velocidade", "velocidad", "vitesse",
-              "geschwindigkeit", "velocita", "v"),
-}  # fmt: skip
-"""Names of each role without punctuation, in lower case, the surest first."""
+_NAMES = {
+    role: tuple(map(re.compile, names.split()))
+    for role, names in {
+        "user": "user vehicle(id|ref|no|number) vehicle "
+        "licen[cs]eplate|plate|placa|matricula|immatriculation|kennzeichen "
+        "(bus|taxi|device|tracker|unit)(id|no|nr)?|fahrzeug(nr|nummer|id)?|kennung|(id)?(unidad|vehicul[oe]|veiculo) "
+        "identifiant|ordem|prefixo|imei vehiclelabel label|veh name id",
+        "time": "time|timestamp observationdatetime|recordedat(time)?|datetime|eventtime|gpstime|observedat|tst? "
+        "date|seen|at|when|t .*(time|stamp|date|fecha|hora|horodat|zeit|datum|heure|updated).*",
+        "lat": "lat|latitude y|gpslat|locationlat|coordinates1|1 (.*[^p])?(lat|latitude?|breite|breitengrad)(deg|dd)?",
+        "lng": "lng|longitude|lon|long x|gpslon|locationlng|coordinates0|0 "
+        "(.*[^e])?(lng|lon|longitude?|la?engrad|la?enge|langengrad|lange)(deg|dd)?",
+        "speed": "speed|velocity kmh|speedkmh|mph|spd|gpsspeed|v .*(speed|velo[cz]i|geschwind|vitesse).*|tempo",
+    }.items()
+}
+"""Names of each role, the surest first: without accents, punctuation and what is in brackets, in lower case."""
+_LIKE_A_VEHICLE = "veh|veic|fahrz|bus|taxi|tram|plate|matric|placa|device|imei|user|driver"
 _LIKE_A_USER = re.compile(
-    r"veh|veic|fahrz|bus|taxi|tram|train|car$|plate|matric|placa|unit|device|dispositiv|track|imei|fleet|user|driver|"
-    r"code|codigo|linea|nr$|num|no$|id$|ref$|label|name"
+    _LIKE_A_VEHICLE + r"|train|car$|unit|unid|dispositiv|track|fleet|code|codigo|linea|nr$|num|no$|id$|ref$|label|name"
 )
 """Parts of names that a user's field may have."""
-_DEEPEST = 6
+_DEEPEST, _KEYED = 6, 5
 
 
 class Guess(NamedTuple):
@@ -75,17 +74,16 @@ def paths_of(tree: Any, prefix: str = "", depth: int = 0) -> list[str]:
 
 
 def guess_fields(paths: Iterable[str], no_users: Iterable[str] = ()) -> dict[str, str]:
-    """The likely path of each role, for the roles that have one; every path at most once, and no user among
-    ``no_users``."""
+    """The likely path of each role, for those that have one; each path once at most, and no user among ``no_users``."""
     names, excluded = {path: _plain(path) for path in paths}, set(no_users)
     roles: dict[str, str] = {}
     for role in ("lat", "lng", "time", "speed", "user"):
         ranked = [
-            (min(_NAMES[role].index(name) for name in fitting), len(path), path)
+            (rank, len(path), path)
             for path, plain in names.items()
-            if path not in roles.values()
-            and not (role == "user" and path in excluded)
-            and (fitting := [name for name in plain if name in _NAMES[role]])
+            if path not in roles.values() and not (role == "user" and path in excluded)
+            for rank, pattern in enumerate(_NAMES[role])
+            if any(map(pattern.fullmatch, plain))
         ]
         if ranked:
             roles[role] = min(ranked)[2]
@@ -95,9 +93,10 @@ def guess_fields(paths: Iterable[str], no_users: Iterable[str] = ()) -> dict[str
 def _plain(path: str) -> tuple[str, str, str]:
     """The name, the name with that of its parent, and, of an id or an NGSI-LD value, the parent's.
 
-    All are in lower case and have only letters and digits.
+    All are in lower case and have only letters and digits, without accents and what is in brackets.
     """
-    parts = [re.sub(r"[^a-z0-9]", "", part.lower()) for part in path.split(".")]
+    text = unicodedata.normalize("NFKD", re.sub(r"\[.*?\]|\(.*?\)", "", path.lower()))
+    parts = [re.sub(r"[^a-z0-9]", "", part) for part in text.split(".")]
     parent = parts[-2] if len(parts) > 1 else ""
     return parts[-1], parent + parts[-1], {"id": f"{parent}id", "value": parent}.get(parts[-1], "")
 
@@ -107,6 +106,8 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
 
     Raises :class:`GuessError`.
     """
+    if sample and _is_keyed(sample[0]):
+        raise GuessError("its events stand in an object, under names that may be those of users: write them as a list")
     paths = sorted(set().union(*(paths_of(tree) for tree in sample[:50])))
     counts = {path: _counted(sample, path) for path in paths}
     repeating = [
@@ -116,32 +117,52 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
     once = set(no_users) | {path for path in paths if alike and counts[path].names_events}
     roles, notes = guess_fields(paths, once), list[str]()
     alike = [path for path in alike if path not in roles.values()]
-    if alike and roles.get("user", "id").split(".")[-1].lower() == "id" and "vehicle" not in roles.get("user", ""):
-        best, first = max(alike, key=lambda path: (_likeness(path), counts[path].distinct)), roles.get("user")
+    first = roles.get("user")
+    if alike and (first is None or (first.split(".")[-1].lower() == "id" and "vehicle" not in first)):
+        best = max(alike, key=lambda path: (_likeness(path), counts[path].distinct))
         if first is None or _likeness(best) > 1:
             roles["user"] = best
-            others = [first] if first else [path for path in sorted(once) if path in _named(paths)]
-            passed = "".join(
-                f"; not {path!r}, {'which repeats, too' if first else 'nearly every value of which occurs once'}"
-                for path in others
-            )
-            notes.append(
-                f"{best!r} is taken for the user, because its values repeat ({counts[best].distinct} in "
-                f"{counts[best].values} events) "
-                f"and its name is like a user's{passed}. Ask whoever runs the feed: the promise is made to what this "
-                "field names."
-            )
+            passed_by = [first] if first else [path for path in sorted(once) if path in _named(paths)]
+            notes.append(_why_user(best, counts[best], passed_by, repeat=first is not None))
     missing = [role for role in ("user", "time", "lat", "lng") if role not in roles]
     if missing:
         raise GuessError(_why_none(paths, missing, once, repeating))
-    fields, times = _fields(sample, roles)
+    fields, times, powers = _fields(sample, roles)
+    if powers:
+        notes.append(
+            f"Positions are degrees times {' or '.join(map(str, powers))}: feed.fields.units_per_degree."
+            + (" Look the place up on a map, to choose." if len(powers) > 1 else "")
+        )
     return Guess(fields, times, tuple(notes), _as_texts(sample, roles))
+
+
+def _why_user(path: str, count: _Counted, passed_by: list[str], *, repeat: bool) -> str:
+    """Says that a field is taken for the user, which the values of the others ``repeat`` as well, or name events."""
+    why = "which repeats, too" if repeat else "nearly every value of which occurs once"
+    return (
+        f"{path!r} is taken for the user, because its values repeat ({count.distinct} in {count.values} events) and "
+        f"its name is like a user's{''.join(f'; not {other!r}, {why}' for other in passed_by)}. Ask whoever runs the "
+        "feed: the promise is made to what this field names."
+    )
+
+
+def _is_keyed(tree: Any) -> bool:
+    """Whether an object, or a value of it, has events under names, as in {"bus-1": {…}, "bus-2": {…}}."""
+    if not isinstance(tree, Mapping):
+        return False
+    values = list(tree.values())
+    names = {frozenset(value) if isinstance(value, dict) else None for value in values}
+    return (len(values) >= _KEYED and len(names) == 1 and None not in names) or any(map(_is_keyed, values[:_KEYED]))
 
 
 def _as_texts(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[str, ...]:
     """The roles most of whose numbers are texts."""
-    texts = {role: sum(isinstance(value, str) for value in _values(sample, path)) for role, path in roles.items()}
-    return tuple(role for role in ("lat", "lng", "speed") if role in texts and 2 * texts[role] > len(sample))
+    texts = {role: _values(sample, roles[role]) for role in ("lat", "lng", "speed") if role in roles}
+    return tuple(
+        role
+        for role, known in texts.items()
+        if 2 * sum(isinstance(value, str) and number_or_none(value) is not None for value in known) > len(sample)
+    )
 
 
 def _why_none(paths: list[str], missing: list[str], once: set[str], repeating: list[str]) -> str:
@@ -166,15 +187,13 @@ class _Counted(NamedTuple):
 
 def _named(paths: Iterable[str]) -> list[str]:
     """Those paths whose names are like a user's."""
-    return [path for path in paths if set(_plain(path)) & set(_NAMES["user"]) or _LIKE_A_USER.search(_plain(path)[0])]
+    return [path for path in paths if "user" in guess_fields([path]) or _LIKE_A_USER.search(_plain(path)[0])]
 
 
 def _likeness(path: str) -> int:
     """How much a name is like that of a vehicle."""
     plain = _plain(path)[1]
-    return 2 * bool(
-        re.search(r"veh|veic|fahrz|bus|taxi|tram|plate|matric|placa|device|imei|user|driver", plain)
-    ) + bool(re.search(r"code|codigo|id$|ref$|nr$|num|no$", plain))
+    return 2 * bool(re.search(_LIKE_A_VEHICLE, plain)) + bool(re.search(r"code|codigo|id$|ref$|nr$|num|no$", plain))
 
 
 def _values(sample: Sequence[Mapping[str, Any]], path: str) -> list[Any]:
@@ -196,19 +215,22 @@ def _counted(sample: Sequence[Mapping[str, Any]], path: str) -> _Counted:
     return _Counted(counts.total(), sum(count == 1 for count in counts.values()), len(counts))
 
 
-def _fields(sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]) -> tuple[FeedFields, TimeForm | None]:
-    """The fields, with the form of times and the unit of degrees that their values show."""
-    places = []
-    for lat, lng in zip(_values(sample, roles["lat"]), _values(sample, roles["lng"]), strict=False):
-        try:
-            places.append((number(lat), number(lng)))
-        except (ValueError, OverflowError):
-            continue
-    units = units_of_degrees([lat for lat, _ in places], [lng for _, lng in places])
+def _fields(
+    sample: Sequence[Mapping[str, Any]], roles: Mapping[str, str]
+) -> tuple[FeedFields, TimeForm | None, list[int]]:
+    """The fields, with the form of times and the units of degrees that their values show."""
+    both = zip(*(map(number_or_none, _values(sample, roles[role])) for role in ("lat", "lng")), strict=False)
+    places = [place for place in both if None not in place]
+    powers = powers_of_degrees(*zip(*places, strict=True)) if places else []
     times = time_form(_values(sample, roles["time"]))
     name = "rfc3339" if times is None or times.time_format == "epoch-ns" else times.time_format
-    zone = "UTC" if times is not None and times.local else None
-    return FeedFields(**roles, time_format=name, timezone=zone, units_per_degree=units), times
+    zone = "UTC" if times is not None and (times.local or times.is_utc) else None
+    paths = {"value" if role == "speed" else role: path for role, path in roles.items()}
+    return (
+        FeedFields(**paths, time_format=name, timezone=zone, units_per_degree=powers[0] if powers else 1),
+        times,
+        powers,
+    )
 
 
 def known_format(paths: Iterable[str], fields: FeedFields) -> str | None:

@@ -14,23 +14,15 @@ import numpy.typing as npt
 
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.diagnosis.measures import Measures, measure
 from stream.diagnosis.observations import Observations
-from stream.diagnosis.observing import inspection_config
-from stream.diagnosis.reading import ageless, read_recording
-from stream.diagnosis.recognition import Accepted, unit_problem
+from stream.diagnosis.reading import ageless, inspection_config, read_recording
+from stream.diagnosis.recognition import Accepted, speed_problem
 from stream.diagnosis.refusals import REMEDIES, Refusals
 from stream.diagnosis.snapshots import read_snapshots
 from stream.diagnosis.speeds import bound_problem
-from stream.diagnosis.suggestion import (
-    Suggestion,
-    fit_in_no_unit,
-    speed_source,
-    speed_unit,
-    suggested_feed,
-    suggestions,
-)
+from stream.diagnosis.suggestion import Suggestion, speed_source, speed_unit, suggested_feed, suggestions
 from stream.diagnosis.users import events_as_users, everywhere_at_once
 from stream.ingestion.decoding import REASONS, Decoder, Reason
 from stream.ingestion.pseudonyms import KEY_BYTES
@@ -44,7 +36,6 @@ _TELLING = 0.7
 _NEARER = 0.6
 """A quotient below the product to this power is nearer to what exchanged axes give. On recordings of buses it is 0.89
 to 1.01."""
-_NO_SPEED, _MOST_ZERO, _TINY, _MOST_KNOWN = 0.5, 0.95, 0.2, 0.99
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,6 @@ class Inspection:
     suggestions: list[Suggestion]
 
 
-# long: the steps of an inspection, in their order
 def inspect(
     seen: Observations,
     source: Path | tuple[list[bytes], npt.NDArray[np.int64]],
@@ -72,55 +62,41 @@ def inspect(
 
     What is counted is what the service makes of it under the ``given`` configuration, else under the suggested one.
     """
-    measures, key = measure(seen), secrets.token_bytes(KEY_BYTES)
+    measures = measure(seen)
     feed = suggested_feed(seen, measures)
     config = inspection_config(None).model_copy(update={"feed": feed}) if given is None else given
-    refusals, problems, unit = Refusals(config.feed, config.feed.recorded_format), [*seen.notes], None
-    if not isinstance(source, Path):
-        rows, refused = _read_messages(config, *source, key, refusals)
-    elif seen.is_live:
-        rows, refused, reader = read_snapshots(config, source, seen.command, key)
-        refused, unit = refused + seen.refused - reader.tally.refused, reader.unit
-    else:
-        rows, refusals = read_recording(config, source, config.feed.recorded_format, key=key, most=limit)
-        refused = refusals.counts
+    rows, refusals, accepted = _read(seen, source, config, limit)
     closed = _refused_at_closing(config, rows)
     usable = len(rows) - closed.total()
-    whole = usable + closed.total() + refused.total()
+    whole, problems = usable + closed.total() + refusals.refused, [*seen.notes]
     if not usable:
         problems.append(f"None of its {whole} events can be used.")
-    elif given is not None and (
-        problem := unit_problem(rows, config.feed, config.feed.recorded_format, Accepted(unit=unit))
-    ):
+    elif given is not None and (problem := speed_problem(rows, config, config.feed.recorded_format, accepted)):
         problems.append(problem[0])
-    problems += [
-        f"{count} of {whole} events are refused as {why}" + _remedy(why, refusals)
-        for why, count in refused.most_common()
-    ]
+    for why, count in refusals.counts.most_common():
+        cause = refusals.cause_of(why) or (REMEDIES.get(Reason(why)) if why in REASONS else None)
+        counted = f"{count} of {whole} events are refused as {why}"
+        problems.append(f"{counted}." if cause is None else f"{counted}: {cause.rstrip('.')}.")
     problems += odd(seen, measures, config)
     lines = suggestions(seen, measures, feed)
-    return Inspection(seen, measures, config, usable, refused + closed, list(dict.fromkeys(problems)), lines)
+    return Inspection(seen, measures, config, usable, refusals.counts + closed, list(dict.fromkeys(problems)), lines)
 
 
-def odd(seen: Observations, measures: Measures, config: Config) -> list[str]:
-    """What is odd about the fixes that can be read, the gravest first, each with what to do about it."""
-    if not len(seen):
-        return []
-    of_fixes = (
-        *_place_and_time_problems(seen, measures),
-        *_speed_problems(seen, measures, config),
-        *_order_problems(measures),
-    )
-    return [*_of_users(seen), *of_fixes]
-
-
-def _read_messages(
-    config: Config, values: list[bytes], arrived_us: npt.NDArray[np.int64], key: bytes, refusals: Refusals
-) -> tuple[npt.NDArray[np.void], Counter[str]]:
-    """The messages of a topic as the worker decodes them."""
-    batch = Decoder(ageless(config), key).decode(values, arrived_us)
-    refusals.add(values, batch)
-    return batch.rows, refusals.counts
+def _read(
+    seen: Observations, source: Path | tuple[list[bytes], npt.NDArray[np.int64]], config: Config, limit: float
+) -> tuple[npt.NDArray[np.void], Refusals, Accepted]:
+    """The rows that the service makes of the source, and what it refuses."""
+    key, form = secrets.token_bytes(KEY_BYTES), config.feed.recorded_format
+    if not isinstance(source, Path):
+        values, arrived_us = source
+        refusals, batch = Refusals(config.feed, form), Decoder(ageless(config), key).decode(values, arrived_us)
+        refusals.add(values, batch)
+        return batch.rows, refusals, Accepted()
+    if seen.is_live:
+        rows, refusals, reader = read_snapshots(config, source, seen.command, key)
+        refusals.leave_out(seen.refused - reader.tally.refused, 0)
+        return rows, refusals, Accepted(reader=reader)
+    return *read_recording(config, source, form, key=key, most=limit), Accepted()
 
 
 def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[str]:
@@ -132,83 +108,72 @@ def _refused_at_closing(config: Config, rows: npt.NDArray[np.void]) -> Counter[s
     return counts
 
 
-def _remedy(why: str, refusals: Refusals) -> str:
-    cause = refusals.cause_of(why) or (REMEDIES.get(Reason(why)) if why in REASONS else None)
-    return "." if cause is None else f": {cause.rstrip('.')}."
+def odd(seen: Observations, measures: Measures, config: Config) -> list[str]:
+    """What is odd about the fixes that can be read, the gravest first, each with what to do about it."""
+    if not len(seen):
+        return []
+    users = (
+        None if seen.documents == 1 else events_as_users(seen.user, seen.time_us, "the user's field"),
+        everywhere_at_once(seen.user, seen.time_us, seen.lat, seen.lng),
+    )
+    sentences = (*users, _of_place(measures), _of_zone(seen), *_of_speeds(seen, measures, config), *_of_order(measures))
+    return [sentence for sentence in sentences if sentence is not None]
 
 
-def _of_users(seen: Observations) -> list[str]:
-    once = None if seen.documents else events_as_users(seen.user, seen.time_us, "the user's field")
-    everywhere = everywhere_at_once(seen.user, seen.time_us, seen.lat, seen.lng)
-    return [sentence for sentence in (once, everywhere) if sentence is not None]
+def _of_place(measures: Measures) -> str | None:
+    """Whether the axes are exchanged, by the place, or by what speeds by direction say.
 
-
-def _place_and_time_problems(seen: Observations, measures: Measures) -> list[str]:
-    sentences = []
-    lat, lng = measures.middle or (0.0, 0.0)
-    if abs(lat) > _FAR_NORTH:
-        sentences.append(
-            f"Most fixes are around latitude {lat:.1f}, longitude {lng:.1f}. If the feed is not of that place, "
-            "latitude and longitude "
-            "are exchanged: exchange them in [feed.fields], and in the domain below."
-        )
-    elif (perhaps := _perhaps_exchanged(measures.direction_quotient, lat, lng)) is not None:
-        sentences.append(perhaps)
-    if seen.local:
-        share = "The times" if seen.local == 1 else f"{seen.local:.0%} of the times"
-        key = "feed.timezone" if seen.is_live else "feed.fields.timezone"
-        sentences.append(
-            f"{share} have no zone. They were read in that of {key}, UTC unless the configuration says otherwise: set "
-            "it to the "
-            "zone of the clocks, or windows are released hours off."
-        )
-    return sentences
-
-
-def _perhaps_exchanged(quotient: float | None, lat: float, lng: float) -> str | None:
-    """What speeds by direction say about the axes; None if nothing.
-
-    If latitude and longitude are exchanged, distances along one are too long by the cosine of the true latitude, and
-    along the other one too short by that of the longitude. The speeds that vehicles report are not.
+    If they are, distances along one are too long by the cosine of the true latitude, and along the other one too short
+    by that of the longitude. The speeds that vehicles report are not.
     """
-    if quotient is None or abs(lng) >= 90:
-        return None
+    (lat, lng), quotient = measures.middle or (0.0, 0.0), measures.direction_quotient
+    if abs(lat) > _FAR_NORTH:
+        return (
+            f"Most fixes are around latitude {lat:.1f}, longitude {lng:.1f}. If the feed is not of that place, "
+            "latitude and longitude are exchanged: exchange them in [feed.fields], and in the domain below."
+        )
     exchanged = math.cos(math.radians(lat)) * math.cos(math.radians(lng))
-    if exchanged > _TELLING or quotient > exchanged**_NEARER:
+    if quotient is None or abs(lng) >= 90 or exchanged > _TELLING or quotient > exchanged**_NEARER:
         return None
     return (
         f"Latitude and longitude are perhaps exchanged: along meridians, reported over derived speed is {quotient:.2f} "
-        "of that along "
-        f"parallels. Usual is 0.85 to 1.2, and {exchanged:.2f} if they are exchanged here. Most fixes are around "
-        f"latitude {lat:.1f}, "
-        f"longitude {lng:.1f}: look that place up on a map."
+        f"of that along parallels. Usual is 0.85 to 1.2, and {exchanged:.2f} if they are exchanged here. Most fixes "
+        f"are around latitude {lat:.1f}, longitude {lng:.1f}: look that place up on a map."
     )
 
 
-def _speed_problems(seen: Observations, measures: Measures, config: Config) -> list[str]:
-    speeds, (chosen, _) = measures.speeds, speed_source(seen, measures)
-    remedy = f"let speeds be derived from positions: feed.speeds = {chosen!r}"
-    if speeds.known < _NO_SPEED:
-        return [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."]
-    if speeds.zero + speeds.tiny > _MOST_ZERO:
-        return [
-            f"{speeds.zero:.0%} of the speeds are 0 and {speeds.tiny:.0%} above 0 but below 0.01, so they are no "
-            "measurements; "
-            f"{remedy}."
-        ]
-    if speeds.tiny > _TINY:
-        return [f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements; {remedy}."]
-    sentences = [f"{1 - speeds.known:.0%} of the fixes have no speed; {remedy}."] if speeds.known < _MOST_KNOWN else []
+def _of_zone(seen: Observations) -> str | None:
+    if not seen.local:
+        return None
+    share = "The times" if seen.local == 1 else f"{seen.local:.0%} of the times"
+    key = "feed.timezone" if seen.is_live else "feed.fields.timezone"
+    return (
+        f"{share} have no zone. They were read in that of {key}, UTC unless the configuration says otherwise: set it "
+        "to the zone of the clocks, or windows are released hours off."
+    )
+
+
+def _of_speeds(seen: Observations, measures: Measures, config: Config) -> list[str]:
+    speeds, (chosen, why), (unit, _) = measures.speeds, speed_source(measures), speed_unit(seen, measures)
+    sentences = []
+    if chosen != "reported":
+        sentences.append(f"{why[0].upper()}{why[1:]}; let speeds be derived from positions: feed.speeds = {chosen!r}.")
+    if speeds.zero + speeds.tiny > 0.5 or not speeds.known:
+        return sentences
     if speeds.negative:
         otherwise = "count as missing" if chosen == "missing" and seen.is_live else "are refused"
         fate = f"count as 0 under relation 'values' and {otherwise} under 'participation'"
         sentences.append(
             f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
         )
-    unit, _ = speed_unit(seen, measures)
-    quanta = seen.speed[np.isfinite(seen.speed)] * SPEED_TO_KMH[unit] / SPEED_QUANTUM_KMH
-    if above := bound_problem(quanta, config.speed.upper_quanta):
+    quanta = seen.speed[np.isfinite(seen.speed)] * SPEED_TO_KMH[unit] / QUANTUM
+    if above := bound_problem(quanta, config.value):
         sentences.append(above)
+    if speeds.others:
+        sentences.append(
+            f"The speeds of {speeds.others:.0%} of the vehicles fit their positions in another unit than the others': "
+            "have them sent in one unit, or let all be derived: feed.speeds = 'derived'."
+        )
     if seen.speed_unit is not None and unit != seen.speed_unit:
         fixed = "GTFS-realtime prescribes" if seen.is_live else f"format {seen.format!r} fixes"
         advice = (
@@ -221,53 +186,26 @@ def _speed_problems(seen: Observations, measures: Measures, config: Config) -> l
     if impossible := speeds.impossible[unit]:
         sentences.append(
             f"{impossible} speeds are above 400 km/h, read in {unit}: errors. Under relation 'values' they count as "
-            "speed.upper_bound; under 'participation' feed.quality.fastest_km_h refuses them."
-        )
-    if fit_in_no_unit(measures):
-        sentences.append(
-            f"The speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over "
-            "derived is "
-            + ", ".join(f"{quotient:g} in {unit}" for unit, quotient in speeds.quotients.items())
-            + f"; {remedy}."
+            "value.upper; under 'participation' feed.quality.fastest_km_h refuses them."
         )
     return sentences
 
 
-def _order_problems(measures: Measures) -> list[str]:
-    sentences = [
-        f"{count} of {measures.fixes} fixes {what}."
-        for count, what in (
-            (measures.far, "lie far from the others, outside of the domain that is suggested"),
-            (measures.repeats, "repeat a vehicle and time. Each counts once"),
-            (
-                measures.disorder,
-                "come after a later one of their vehicle. hexveil replay sorts recordings; live, they count while "
-                "their window is open",
-            ),
-            (
-                measures.teleports,
-                "are reached and left by jumps faster than 400 km/h over more than 1 km: errors of position, or two "
-                "vehicles with one "
-                "identifier. feed.quality.teleport_km_h refuses them",
-            ),
-            (
-                measures.frozen,
-                "repeat one position to the last digit for more than 20 min: parked, or stuck. feed.quality.frozen "
-                "refuses them",
-            ),
-        )
-        if count
-    ]
-    if measures.late.get("ahead", 0) > 0:
-        sentences.append(
-            f"{measures.late['ahead']:.2%} of the fixes have a time more than a minute after their arrival: wrong "
-            f"clocks. "
-            "events may be five minutes ahead."
-        )
-    if measures.late.get("5m", 0) > 0.01:
-        sentences.append(
-            f"{measures.late['5m']:.1%} of the fixes arrive more than 5 min after their time: raise "
-            "window.allowed_delay, or they "
-            "are late."
-        )
-    return sentences
+def _of_order(measures: Measures) -> list[str]:
+    counted = {
+        "lie far from the others, outside of the domain that is suggested": measures.far,
+        "repeat a vehicle and time. Each counts once": measures.repeats,
+        "come after a later one of their vehicle. hexveil replay sorts recordings; live, they count while their window "
+        "is open": measures.disorder,
+        "are reached and left by jumps faster than 400 km/h over more than 1 km: errors of position, or two vehicles "
+        "with one identifier. feed.quality.teleport_km_h refuses them": measures.teleports,
+        "repeat one position to the last digit for more than 20 min: parked, or stuck. feed.quality.frozen refuses "
+        "them": measures.frozen,
+    }
+    late, ahead = measures.late.get("5m", 0.0), measures.late.get("ahead", 0.0)
+    shares = {
+        "have a time more than a minute after their arrival: wrong clocks. Up to five minutes are accepted": ahead,
+        "arrive more than 5 min after their time: raise window.allowed_delay, or they are late": late * (late > 0.01),
+    }
+    sentences = [f"{count} of {measures.fixes} fixes {what}." for what, count in counted.items() if count]
+    return [*sentences, *(f"{share:.1%} of the fixes {what}." for what, share in shares.items() if share)]

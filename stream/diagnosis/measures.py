@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stream.config.feed import SPEED_TO_KMH, SpeedUnit
 from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
 from stream.diagnosis.observations import Observations
-from stream.diagnosis.speeds import LEAST_PAIRS, Steps, check_speeds, steps
+from stream.diagnosis.speeds import LEAST_PAIRS, MOVES_KMH, Steps, check_speeds, steps
 from stream.statistics.fix_rules import refused
 from stream.storage.row_store import ROW
 from stream.terms import FixRules
@@ -24,8 +24,8 @@ RULES = FixRules(frozen_us=round(PARTICIPATION_FROZEN.total_seconds() * 1e6), te
 """The rules for faulty fixes, with the thresholds that the service has where they are on by default."""
 _FAR_TIMES, _FAR_DEG = 3.0, 0.5
 """Fixes that are farther from the bulk than this many times its size, and half a degree, are errors of position."""
-_MOVES_KMH, _MOSTLY = 3.0, 1.5
-"""Steps whose direction is judged: the slowest, and how much longer they are along one axis than along the other."""
+_MOSTLY = 1.5
+"""Steps whose direction is judged are so much longer along one axis than along the other."""
 _AT_A_TIME_US = 900_000_000
 _LARGEST = 1e300
 """Larger numbers are infinite in another unit."""
@@ -49,7 +49,13 @@ class Speeds:
     derived_kmh: float | None
     quotients: dict[str, float]
     fits: list[SpeedUnit]
+    others: float
     impossible: dict[str, int]
+
+    @property
+    def fit_nowhere(self) -> bool:
+        """Whether the vehicles move, and no unit brings their reported speeds near to that."""
+        return self.pairs >= LEAST_PAIRS and (self.derived_kmh or 0) >= MOVES_KMH and not self.fits
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def measure(seen: Observations) -> Measures:
         late=_late(seen.time_us, seen.arrived_us),
         frozen=int(faulty["frozen"].sum()),
         teleports=int(faulty["teleport"].sum()),
-        speeds=_speeds(speed, moves),
+        speeds=_speeds(user, time_us, lat, lng, speed),
         middle=(float(np.median(lat)), float(np.median(lng))) if len(order) else None,
         direction_quotient=_direction_quotient(lat, lng, speed, moves),
         box=box,
@@ -158,12 +164,12 @@ def _late(time_us: NDArray[np.int64], arrived_us: NDArray[np.int64]) -> dict[str
     }
 
 
-def _speeds(speed: FloatArray, moves: Steps) -> Speeds:
+def _speeds(
+    user: NDArray[np.int64], time_us: NDArray[np.int64], lat: FloatArray, lng: FloatArray, speed: FloatArray
+) -> Speeds:
     n, known = max(len(speed), 1), np.isfinite(speed) & (np.abs(speed) < _LARGEST)
     values = speed[known]
-    positive = np.where(known & (speed >= 0), speed, np.nan)
-    checks = {unit: check_speeds(moves, positive * kmh, unit) for unit, kmh in SPEED_TO_KMH.items()}
-    one = checks["km/h"]
+    check = check_speeds(user, time_us, lat, lng, np.where(known & (speed >= 0), speed, np.nan), "km/h")
     return Speeds(
         known=len(values) / n,
         zero=float((values == 0).sum()) / n,
@@ -171,10 +177,11 @@ def _speeds(speed: FloatArray, moves: Steps) -> Speeds:
         negative=float((values < 0).sum()) / n,
         mean=float(values.mean()) if len(values) else None,
         p99=float(np.quantile(values, 0.99)) if len(values) else None,
-        pairs=one.pairs,
-        derived_kmh=one.derived if one.pairs else None,
-        quotients={unit: round(check.ratio, 2) for unit, check in checks.items() if check.pairs and check.derived > 0},
-        fits=[unit for unit, check in checks.items() if check.is_compared and check.fits],
+        pairs=check.pairs,
+        derived_kmh=check.derived if check.pairs else None,
+        quotients={unit: round(q, 2) for unit, q in check.quotients.items()} if check.derived > 0 else {},
+        fits=check.fits,
+        others=check.others,
         impossible={unit: int((values * kmh > RULES.teleport_km_h).sum()) for unit, kmh in SPEED_TO_KMH.items()},
     )
 
@@ -183,7 +190,7 @@ def _direction_quotient(lat: FloatArray, lng: FloatArray, speed: FloatArray, mov
     """About 1 in any unit of speed; where axes are exchanged, about the cosine of the latitude times that of the
     longitude."""
     reported = speed[moves.at]
-    chosen = moves.comparable & np.isfinite(reported) & (reported >= 0) & (moves.kmh >= _MOVES_KMH)
+    chosen = moves.comparable & np.isfinite(reported) & (reported >= 0) & (moves.kmh >= MOVES_KMH)
     at, reported, derived = moves.at[chosen], reported[chosen], moves.kmh[chosen]
     north = np.abs(lat[at] - lat[at - 1])
     east = np.abs(lng[at] - lng[at - 1]) * np.cos(np.radians(lat[at]))

@@ -15,14 +15,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config import Config, find_config, load_config
+from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
-from stream.config.search import template
-from stream.config.section import BoundingBox
 from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
 from stream.diagnosis.observations import InspectionError, Observations, numbered
-from stream.diagnosis.reading import ageless
-from stream.diagnosis.snapshots import form_of, observe_folder, observe_snapshot
+from stream.diagnosis.reading import ageless, inspection_config
+from stream.diagnosis.snapshots import observe_snapshots, snapshots_in
 from stream.diagnosis.times import TimeForm
 from stream.diagnosis.users import events_as_users, odd_names
 from stream.ingestion.arrays import elements, may_hold_several
@@ -30,14 +28,13 @@ from stream.ingestion.decoding import Decoder, FixColumns
 from stream.ingestion.formats import FeedFormat, feed_format, recording_format, times_us
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.file_kinds import (
-    HEAD_BYTES,
     PARQUET,
     SEPARATORS,
     header_readings,
+    is_remark,
     is_row,
-    list_in,
+    lists_in,
     seems_to_be,
-    unpacked,
 )
 from stream.sources.lines import Lines, RecordingError, open_stored
 from stream.sources.opening import Folder, open_recording, recordings_in
@@ -46,12 +43,11 @@ from stream.sources.recording import Recording
 if TYPE_CHECKING:
     from stream.sources.tables import Table
 
-_SAMPLE = 2_000
+_SAMPLE, _LOOKED_AT = 2_000, 50
 """Events whose fields and values are looked at."""
 _CALLED = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _NO_GUESS = Guess(FeedFields(user="user", time="time", lat="lat", lng="lng"), None)
 """Where the configuration names the fields."""
-GLOBE = BoundingBox(south=-90, west=-180, north=90, east=180)
 
 
 class _Sample(NamedTuple):
@@ -64,16 +60,6 @@ class _Sample(NamedTuple):
     records: str | None = None
 
 
-def inspection_config(given: Config | None) -> Config:
-    """The configuration by which a source is read: the ``given`` one, else the shipped one with the whole globe as
-    domain."""
-    if given is not None:
-        return given
-    shipped = load_config(find_config(template("values"), "values"))
-    feed = FeedConfig(name="inspected", topic="inspected", timezone="UTC", domain=GLOBE)
-    return shipped.model_copy(update={"feed": feed})
-
-
 def observe_file(path: Path, limit: int, given: Config | None = None) -> Observations:
     """Events of a Parquet, CSV or NDJSON file or folder, or of a snapshot or a folder of them; about ``limit`` at most.
 
@@ -81,15 +67,9 @@ def observe_file(path: Path, limit: int, given: Config | None = None) -> Observa
     :class:`InspectionError`.
     """
     try:
-        if path.is_dir():
-            seen = observe_folder(path, limit, given)
-            if seen is not None:
-                return seen
-        else:
-            with open_stored(path) as stored:  # type: ignore[union-attr]
-                form = form_of(unpacked(stored.peek(HEAD_BYTES)))
-            if form is not None:
-                return observe_snapshot(path, form, given)
+        snapshots = snapshots_in(path)
+        if snapshots is not None:
+            return observe_snapshots(*snapshots, limit, given)
         return _observe_recording(path, limit, given)
     except (RecordingError, OSError) as error:
         raise InspectionError(str(error)) from None
@@ -212,18 +192,14 @@ def _of_forms(feed: FeedConfig, known: Guess, kind: str) -> list[str]:
             f"Its text is not UTF-8: it is read as {feed.encoding}, by feed.encoding. Look at names with accents."
         )
     if known.as_texts and not kind.startswith("CSV"):
-        sentences.append(f"{', '.join(known.as_texts)} are numbers in texts. They are read as numbers.")
-    if known.fields.units_per_degree > 1:
-        sentences.append(f"Positions are degrees times {known.fields.units_per_degree}: feed.fields.units_per_degree.")
+        sentences.append(f"Numbers in texts ({', '.join(known.as_texts)}) are read as numbers.")
     return sentences
 
 
 def _of_times(times: TimeForm | None) -> list[str]:
-    if times is None:
-        return ["The times are of no form that is known: set time_format in [feed.fields]."]
-    if times.time_format == "epoch-ns":
+    if times is not None and times.time_format == "epoch-ns":
         return ["The times are nanoseconds since 1970: divide them so that they are microseconds."]
-    if times.either is None:
+    if times is None or times.either is None:
         return []
     return [f"The times may be read as {times.time_format!r} or as {times.either!r}: ask whoever runs the feed."]
 
@@ -236,7 +212,7 @@ def _sample(path: Path) -> _Sample:
         return _sample_of_table(path)
     encoding = _encoding(path)
     lines = filter(None, (line.rstrip(b"\r") for line in chain.from_iterable(Lines(path, None, encoding))))
-    first = next(lines, b"")
+    first = next((line for line in lines if not is_remark(line)), b"")
     if first.lstrip()[:1] not in (b"{", b"["):
         return _sample_of_csv(first, lines, encoding)
     trees = list(islice(_objects(chain([first], lines)), _SAMPLE))
@@ -246,10 +222,10 @@ def _sample(path: Path) -> _Sample:
         else "JSON, one object per line"
     )
     if len(trees) <= 1 and not set(guess_fields(chain.from_iterable(map(paths_of, trees)))) >= {"lat", "lng"}:
-        records = list_in(path)
-        if records is not None:
-            listed = chain.from_iterable(Lines(path, None, encoding, records))
-            return _Sample(f"JSON, a list at {records!r}", list(islice(_objects(listed), _SAMPLE)), encoding, records)
+        for records in lists_in(path):
+            listed = list(islice(_objects(chain.from_iterable(Lines(path, None, encoding, records))), _SAMPLE))
+            if set(guess_fields(chain.from_iterable(map(paths_of, listed[:_LOOKED_AT])))) >= {"lat", "lng"}:
+                return _Sample(f"JSON, a list at {records!r}", listed, encoding, records)
     return _Sample(kind, trees, encoding)
 
 

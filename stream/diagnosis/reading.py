@@ -14,7 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.relation import NeighbouringRelation
-from stream.config import Config
+from stream.config import Config, find_config, load_config
+from stream.config.feed import FeedConfig
+from stream.config.search import template
+from stream.config.section import BoundingBox
 from stream.diagnosis.refusals import Refusals
 from stream.ingestion.decoding import Batch, Decoder
 from stream.ingestion.pseudonyms import load_user_key
@@ -29,6 +32,16 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _ANY_AGE = timedelta(days=36500)
+
+
+def inspection_config(given: Config | None) -> Config:
+    """The configuration by which a source is read: the ``given`` one, else the shipped one with the globe as domain."""
+    if given is not None:
+        return given
+    shipped = load_config(find_config(template("values"), "values"))
+    globe = BoundingBox(south=-90, west=-180, north=90, east=180)
+    feed = FeedConfig(name="inspected", topic="inspected", timezone="UTC", domain=globe)
+    return shipped.model_copy(update={"feed": feed})
 
 
 def ageless(config: Config) -> Config:
@@ -70,19 +83,23 @@ def _read_derived(
     config: Config, path: Path, file_format: str, on_progress: Progress, key: bytes
 ) -> tuple[npt.NDArray[np.void], Refusals]:
     events = DerivedEvents(config.feed, config.slotting)
-    rows, refusals = read_messages(config, derived_recording(config, path, file_format, events, on_progress), key)
+    blocks = derived_recording(config, path, file_format, events, on_progress)
+    rows, refusals = read_messages(config, blocks, key, file_format)
     left_out = events.tally.refused - Counter({"unreadable": events.tally.refused["unreadable"]})
     refusals.leave_out(left_out + Counter({"without-speed": events.tally.without_speed}), events.tally.derived)
     return rows, refusals
 
 
 def read_messages(
-    config: Config, blocks: Iterable[Messages], key: bytes | None = None
+    config: Config, blocks: Iterable[Messages], key: bytes | None = None, file_format: str = "canonical"
 ) -> tuple[npt.NDArray[np.void], Refusals]:
-    """All valid events of canonical messages as rows, and why others were refused. Events may have any age."""
+    """All valid events of canonical messages as rows, and why others were refused. Events may have any age.
+
+    ``file_format``: of the recording of which they were made; an event that could not be converted is as it was.
+    """
     key = load_user_key(config.privacy.user_key_file) if key is None else key
     decoder, now_us = Decoder(ageless(config), key), time.time_ns() // 1000
-    parts, refusals = [np.zeros(0, dtype=ROW)], Refusals(config.feed, "canonical")
+    parts, refusals = [np.zeros(0, dtype=ROW)], Refusals(config.feed, file_format)
     for block in blocks:
         batch = decoder.decode(block.values, now_us)
         parts.append(batch.rows)

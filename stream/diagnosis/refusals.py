@@ -1,15 +1,12 @@
-"""Why events are refused, the likely cause and the remedy. No sentence has the content of an event.
+"""Why events are refused, the likely cause and the remedy: one table, for recordings and for a worker's feed.
 
-One table and one judge for recordings, of which some events of each reason are looked at again, and for workers, which
-look at a sample of what arrives.
+Some events of each reason are looked at. No sentence has the content of an event.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from sys import intern
 from typing import Any, NamedTuple
@@ -17,21 +14,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stream.config.feed import UNITS_PER_DEGREE, FeedConfig, FeedFields
-from stream.diagnosis.times import LONGEST_TEXT, MOSTLY, UNITS, form, time_form
-from stream.ingestion.decoding import REASONS, Batch, Reason
-from stream.ingestion.formats import NO_LETTER, feed_format, known_fields, looks_like, number
+from stream.diagnosis.times import LONGEST_TEXT, MOSTLY, no_form, time_form
+from stream.ingestion.arrays import MAX_ARRAY_BYTES, first_element, may_hold_several
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES, REASONS, Arrived, Batch, Reason
+from stream.ingestion.formats import (
+    NO_LETTER,
+    ROLES,
+    feed_format,
+    fields_in,
+    known_fields,
+    lenient_tree,
+    number_or_none,
+    time_reader,
+    time_us,
+)
 from stream.sources.refused_vehicles import cause_of_left_out
+from stream.sources.timestamps import local_as_utc
 
-ROLES = ("user", "time", "lat", "lng", "speed")
-_SAMPLE, _NAMED, _MOST_NAMES, _LONGEST_NAME = 100, 12, 40, 40
-"""Refused events of each reason that are looked at; names of fields in a sentence, and of an event, and their
-letters."""
-_NO_FACTS: Mapping[str, float] = {}
-_FACTS = ("row", "columns", "of", "undecoded")
+_SAMPLE, _LEAST_TIMES, _NAMED, _MOST_NAMES, _LONGEST_NAME = 100, 10, 12, 40, 40
+"""Refused events of each reason that are looked at, and that are compared with their arrivals; names of fields in a
+sentence, and of an event, and their letters."""
 _DECLARE = "set feed.format = 'declared' and {} in [feed.fields]"
+_TWICE = "Local times that occur twice or never are refused"
+_ENCODING = "their text is not UTF-8: set feed.encoding = 'cp1252', or to what hexveil inspect says"
 REMEDIES = {
-    Reason.NOT_JSON: "send one JSON object, or an array of them, in a message; of a file, hexveil inspect says what it "
-    "is",
+    Reason.NOT_JSON: "send one JSON object, or an array of them, in a message; hexveil inspect says what a file is",
     Reason.MISSING_FIELD: "set feed.format to that of the events, or to 'declared' and name their fields in "
     "[feed.fields]",
     Reason.WRONG_TYPE: "a field has no value of its type: docs/feeds/declared.md",
@@ -40,8 +47,8 @@ REMEDIES = {
     "inspect says where",
     Reason.AT_ORIGIN: "they are at 0, 0, as units without reception report",
     Reason.TOO_OLD: "they are older than window.max_age, as a recording is: set window.lateness to 'event-time' here "
-    "and for the "
-    "worker, or release it by 'hexveil replay --offline'. Times before 2000 come from clocks that were never set",
+    "and for the worker, or release it by 'hexveil replay --offline'. Times before 2000 come from clocks that were "
+    "never set",
     Reason.IN_FUTURE: "they are more than five minutes ahead: correct the clocks that stamp them",
     Reason.NEGATIVE_SPEED: "a speed below 0 is none: correct it where it is sent",
     Reason.TOO_FAST: "they are faster than feed.quality.fastest_km_h, as in another unit than feed.speed_unit",
@@ -50,237 +57,101 @@ REMEDIES = {
     Reason.NOT_STAMPED: "set message.timestamp.type of the topic to LogAppendTime",
     Reason.SEVERAL_EVENTS: "send each event as a message of its own",
 }
-_AT_FAULT: dict[Reason, tuple[str, ...]] = {
-    Reason.TOO_FAST: ("speed",),
-    Reason.NEGATIVE_SPEED: ("speed",),
-    Reason.TOO_OLD: ("time",),
-    Reason.IN_FUTURE: ("time",),
-    Reason.ID_EMPTY: ("user",),
-    Reason.ID_TOO_LONG: ("user",),
-} | dict.fromkeys((Reason.OUT_OF_DOMAIN, Reason.SWAPPED_AXES, Reason.AT_ORIGIN), ("lat", "lng"))
+_AT_FAULT = {
+    **dict.fromkeys((Reason.TOO_FAST, Reason.NEGATIVE_SPEED), "speed"),
+    **dict.fromkeys((Reason.TOO_OLD, Reason.IN_FUTURE), "time"),
+    **dict.fromkeys((Reason.ID_EMPTY, Reason.ID_TOO_LONG), "user"),
+    **dict.fromkeys((Reason.OUT_OF_DOMAIN, Reason.SWAPPED_AXES, Reason.AT_ORIGIN), "lat, lng"),
+}
 
 
 class Look(NamedTuple):
-    """What is looked at of an event: names of its fields, those among them of the format, and numbers and short texts
-    there."""
+    """What is looked at of an event: the names of its fields, those of the format with numbers and short
+    texts there (None for others), what a reader of tables says of a row that is no event, and when it arrived."""
 
     names: tuple[str, ...]
-    present: tuple[str, ...]
-    values: Mapping[str, float | str]
-    facts: Mapping[str, float] = _NO_FACTS
-    """What a reader of tables says of a row that is no event."""
+    values: Mapping[str, float | str | None]
+    facts: Mapping[str, Any]
+    arrived_us: int
+
+    def place(self) -> tuple[float, float] | None:
+        """Latitude and longitude, if both are numbers."""
+        lat, lng = (number_or_none(self.values.get(name)) for name in ("lat", "lng"))
+        return None if lat is None or lng is None else (lat, lng)
 
 
-def look(message: bytes, fields: FeedFields) -> Look | None:
-    """Look at an event, as far as it is JSON."""
-    is_readable, present = looks_like(message, fields)
-    if not is_readable:
+def _look(message: bytes, formats: Iterable[FeedFields], arrived_us: int) -> Look | None:
+    """Look at an event, as far as it is JSON, by that of the formats of which it has most fields."""
+    try:
+        tree = lenient_tree(message)
+    except (ValueError, RecursionError):
         return None
-    tree = json.loads(message.decode("utf-8", "replace"), parse_int=float)
     names = tuple(intern(name[:_LONGEST_NAME]) for name in islice(tree, _MOST_NAMES)) if isinstance(tree, dict) else ()
+    present = max((fields_in(tree, fields) for fields in formats), key=len)
     values = {
-        name: value
-        for name, value in present
-        if isinstance(value, float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
+        name: value if isinstance(value, float) or (isinstance(value, str) and len(value) <= LONGEST_TEXT) else None
+        for name, value in present.items()
     }
-    facts = _NO_FACTS
-    if names[:1] == ("row",):
-        facts = {name: tree[name] for name in _FACTS if isinstance(tree.get(name), float)}
-    return Look(names, tuple(name for name, _ in present), values, facts)
+    facts = (
+        {name: tree[name] for name in ("row", "columns", "of", "undecoded") if name in tree}
+        if names[:1] == ("row",)
+        else {}
+    )
+    return Look(names, values, {name: fact for name, fact in facts.items() if isinstance(fact, float)}, arrived_us)
 
 
-def cause(reason: Reason, looks: Sequence[Look], feed: FeedConfig, file_format: str | None = None) -> str | None:
-    """The likely cause for which events like ``looks`` are refused, with the remedy; None if there is nothing to
-    say."""
-    file_format = file_format or feed.format
-    special = {
-        Reason.WRONG_TYPE: _of_types,
-        Reason.OUT_OF_DOMAIN: _of_places,
-        Reason.MISSING_FIELD: _of_fields,
-        Reason.TOO_OLD: _of_times,
-        Reason.IN_FUTURE: _of_times,
-    }.get(reason)
-    return (special(looks, feed, file_format) if special and looks else None) or REMEDIES.get(reason)
-
-
-def _of_types(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str | None:
-    if _mostly(NO_LETTER in str(each.values.get("user", "")) for each in looks):
-        return _ENCODING
-    texts = [name for name in ("lat", "lng", "speed") if _mostly(_is_no_number(each, name) for each in looks)]
-    if texts:
-        return f"{', '.join(texts)} {'is' if len(texts) == 1 else 'are'} no numbers"
-    return _of_times(looks, feed, file_format)
-
-
-def _is_no_number(look: Look, name: str) -> bool:
-    value = look.values.get(name)
-    try:
-        return isinstance(value, str) and number(value) is None
-    except (ValueError, OverflowError):
-        return True
-
-
-def _of_times(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str | None:
-    """What is wrong with the form of times; None if they are of the configured form."""
-    times = [each.values["time"] for each in looks if "time" in each.values]
-    fields = feed.fields if file_format == "declared" else None
-    configured = "epoch-ms" if fields is None else fields.time_format
-    known = time_form(times)
-    if known is None:
-        texts = [time for time in times if isinstance(time, str)]
-        if 2 * len(texts) <= len(times) or not texts:
-            return None
-        return (
-            f"times are texts like {form(texts[-1])!r} (9 is any digit, a any letter), which is no form that is known: "
-            "send them "
-            "like '2017-03-21T07:00:00-05:00', or as numbers, or set time_format in [feed.fields] to their pattern"
-        )
-    if known.time_format == "epoch-ns":
-        return "times are nanoseconds since 1970: divide them so that they are microseconds"
-    is_zoned = fields is not None and fields.timezone is not None
-    zone = "" if is_zoned or not known.local else " and timezone to the zone of the clocks, like 'America/Chicago',"
-    if known.time_format != configured and not (known.time_format == "rfc3339" and fields is None):
-        unit = (
-            f"{known.time_format.removeprefix('epoch-')} since 1970"
-            if known.time_format in UNITS
-            else "of another form"
-        )
-        either = f" (or {known.either!r}: ask whoever runs the feed)" if known.either else ""
-        return f"times are {unit}: {_DECLARE.format(f'time_format = {known.time_format!r}{either}{zone}')}"
-    if zone:
-        return (
-            f"{known.local:.0%} of these times have no offset from UTC: {_DECLARE.format(f'the fields{zone}')}. Local "
-            "times "
-            "that occur twice or never are refused"
-        )
-    return None
-
-
-def _of_places(looks: Sequence[Look], feed: FeedConfig, _: str) -> str | None:
-    places = [place for each in looks if (place := _place(each)) is not None]
-    if not places:
-        return None
-    units = units_of_degrees(*np.array(places).T)
-    if units > 1:
-        power = len(str(units)) - 1
-        return f"they are degrees x 10^{power}: {_DECLARE.format(f'units_per_degree = {units}')}"
-    if _mostly(feed.domain.contains(lng, lat) for lat, lng in places):
-        return REMEDIES[Reason.SWAPPED_AXES]
-    if _mostly(abs(lat) > 90 or abs(lng) > 180 for lat, lng in places):
-        return "they are outside the globe: send latitude and longitude in degrees of WGS 84"
-    return None
-
-
-def _place(look: Look) -> tuple[float, float] | None:
-    try:
-        return number(look.values["lat"]), number(look.values["lng"])
-    except (KeyError, ValueError, OverflowError):
-        return None
-
-
-def units_of_degrees(lat: Any, lng: Any) -> int:
-    """The power of ten by which most positions are multiplied; 1 for degrees, and where no power puts them on the
-    globe.
-
-    The largest that brings them to no less than a tenth of a degree, as whole numbers are.
-    """
-    lat, lng = np.abs(np.asarray(lat, dtype=float)), np.abs(np.asarray(lng, dtype=float))
-    if (
-        not len(lat)
-        or np.mean((lat <= 90) & (lng <= 180)) > 1 - MOSTLY
-        or np.mean((lat % 1 == 0) & (lng % 1 == 0)) < MOSTLY
-    ):
-        return 1
-    units: int
-    for units in UNITS_PER_DEGREE[:0:-1]:
-        inside = (lat <= 90 * units) & (lng <= 180 * units)
-        if float(inside.mean()) >= MOSTLY and np.median(np.maximum(lat, lng)) >= units:
-            return units
-    return 1
-
-
-_ENCODING = "their text is not UTF-8: set feed.encoding = 'cp1252', or to what hexveil inspect says"
-
-
-def _of_fields(looks: Sequence[Look], feed: FeedConfig, file_format: str) -> str | None:
-    if _mostly("undecoded" in each.facts for each in looks):
-        return _ENCODING
-    if _mostly("columns" in each.facts for each in looks):
-        return "rows have another number of columns than the header: quote values in which a separator is"
-    for name, known in known_fields().items():
-        if name not in (file_format, feed.format) and _mostly(
-            {path.split(".")[0] for path in known.paths} <= set(each.names) for each in looks
-        ):
-            return f"another format: these events have the fields of {name!r}: give --format {name}, or set feed.format"
-    lacking = [role for role in ROLES if _mostly(role not in each.present for each in looks)]
-    if not lacking:
-        return None
-    paths = dict(zip(ROLES, _fields_of(feed, file_format).paths, strict=False))
-    named = ", ".join(f"{paths.get(role, role)!r} ({role})" for role in lacking)
-    if lacking == ["speed"]:
-        return (
-            f"most have no {named}: name its field in [feed.fields]; if there is none, set feed.speeds "
-            "= "
-            "'derived' (docs/feeds/derived.md)"
-        )
-    return f"most have no {named}: {REMEDIES[Reason.MISSING_FIELD]}"
-
-
-def _fields_of(feed: FeedConfig, file_format: str) -> FeedFields:
-    return feed_format(feed.model_copy(update={"format": file_format})).fields
-
-
-def _mostly(answers: Any) -> bool:
-    each = list(map(bool, answers))
-    return 2 * sum(each) > len(each)
-
-
-@dataclass
 class Refusals:
-    """Counts the events of a recording in ``file_format``: accepted ones, and refused ones by reason.
+    """Counts events: accepted ones, and refused ones by reason. It looks at the first ``sample`` of each reason.
 
-    ``derived``: how many got a speed derived from positions, where the feed asks for it.
+    ``file_format``: of the recording; the feed's own without it. ``derived``: how many got a speed derived from
+    positions, where the feed asks for it.
     """
 
-    feed: FeedConfig
-    file_format: str
-    taken: int = 0
-    derived: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    _first: dict[Reason, int] = field(default_factory=dict)
-    _sample: dict[Reason, list[bytes]] = field(default_factory=dict)
-    _looks: dict[Reason, list[Look]] = field(default_factory=dict)
+    def __init__(self, feed: FeedConfig, file_format: str | None = None, sample: int = _SAMPLE) -> None:
+        self._feed, self._format, self._most = feed, file_format or feed.format, sample
+        # An event of a recording that cannot be converted to the feed's format is passed on unchanged.
+        formats = [feed_format(feed.model_copy(update={"format": name})) for name in {self._format: 0, feed.format: 0}]
+        self._fields, self._splits = [known.fields for known in formats], not formats[0].positional
+        self.taken = self.derived = 0
+        self.counts = Counter[str]()
+        self._first, self._looks = dict[Reason, int](), dict[Reason, list[Look | None]]()
 
     @property
     def refused(self) -> int:
         """Number of refused events."""
-        return sum(self.counts.values())
+        return self.counts.total()
 
-    def add(self, values: Sequence[bytes | None], batch: Batch) -> None:
+    def add(self, values: Sequence[bytes | None], batch: Batch, arrived_us: Arrived = -1) -> None:
         """Count the events of the next decoded batch."""
         before = self.taken + self.refused
         self.taken += len(batch.rows)
+        if not len(batch.reason):
+            return
         for code in np.unique(batch.reason).tolist():
             reason, where = REASONS[code], batch.rejected[batch.reason == code].tolist()
             self.counts[reason.value] += len(where)
             self._first.setdefault(reason, before + where[0])
-            sample = self._sample.setdefault(reason, [])
-            sample += [values[at] or b"" for at in where[: _SAMPLE - len(sample)]]
-            self._looks.pop(reason, None)
+            looks = self._looks.setdefault(reason, [])
+            for at in where[: self._most - len(looks)]:
+                arrived = arrived_us if isinstance(arrived_us, int) else int(arrived_us[at])
+                looks.append(self._seen(values[at] or b"", arrived))
+
+    def _seen(self, value: bytes, arrived_us: int) -> Look | None:
+        if self._splits and len(value) <= MAX_ARRAY_BYTES and may_hold_several(value):
+            value = first_element(value)
+        return _look(value, self._fields, arrived_us) if len(value) <= MAX_MESSAGE_BYTES else None
 
     def leave_out(self, counts: Mapping[str, int], derived: int) -> None:
-        """Count events that were left out, by reason, before any message was made of them, and those with a ``derived``
-        speed."""
+        """Count events that were left out before any message was made, by reason, and those with a derived speed."""
         self.counts += Counter(counts)
         self.derived += derived
 
     def examples(self) -> dict[str, str]:
         """One event for each reason: its row in the recording, from 0, and the names of the fields at fault."""
-        return {reason.value: self._example(reason) for reason in self._sample}
+        return {reason.value: self._example(reason) for reason in self._first}
 
     def told(self) -> list[str]:
-        """One line for each reason, the most frequent first, with the cause of those that concern a twentieth of the
-        events."""
+        """One line for each reason, the most frequent first, with the cause of those of a twentieth of the events."""
         examples, lines, fewest = self.examples(), [], (self.taken + self.refused) / 20
         for name, count in self.counts.most_common():
             why = self.cause_of(name) if count >= fewest else None
@@ -289,8 +160,7 @@ class Refusals:
         return lines
 
     def likely_cause(self) -> str | None:
-        """The likely cause of the most frequent reason, with its remedy, if more than a twentieth of the events are
-        refused."""
+        """The likely cause of the most frequent reason, if more than a twentieth of the events are refused."""
         if not self.counts or 20 * self.refused <= self.taken + self.refused:
             return None
         why = self.cause_of(self.counts.most_common(1)[0][0])
@@ -298,22 +168,20 @@ class Refusals:
 
     def cause_of(self, name: str) -> str | None:
         """The likely cause of one reason, with its remedy."""
-        if name not in REASONS or Reason(name) not in self._sample:
+        if name not in REASONS or Reason(name) not in self._first:
             return cause_of_left_out(Counter({name: 1}))
-        return cause(Reason(name), self._looked(Reason(name)), self.feed, self.file_format)
+        reason, looks = Reason(name), self._looked(Reason(name))
+        special: Callable[[list[Look]], str | None] | None = {
+            Reason.WRONG_TYPE: self._of_types,
+            Reason.OUT_OF_DOMAIN: self._of_places,
+            Reason.MISSING_FIELD: self._of_fields,
+            Reason.TOO_OLD: self._of_times,
+            Reason.IN_FUTURE: self._of_times,
+        }.get(reason)
+        return (special(looks) if special and looks else None) or REMEDIES.get(reason)
 
     def _looked(self, reason: Reason) -> list[Look]:
-        """Events of a recording are converted to the feed's format; one that cannot be converted is passed on
-        unchanged."""
-        if reason not in self._looks:
-            places = [_fields_of(self.feed, name) for name in dict.fromkeys((self.file_format, self.feed.format))]
-            looks = [
-                max((seen for fields in places if (seen := look(message, fields))), key=lambda seen: len(seen.present),
-                default=None)
-                for message in self._sample[reason]
-            ]  # fmt: skip
-            self._looks[reason] = [seen for seen in looks if seen is not None]
-        return self._looks[reason]
+        return [look for look in self._looks[reason] if look is not None]
 
     def _example(self, reason: Reason) -> str:
         where, looks = f"row {self._first[reason]}", self._looked(reason)
@@ -321,48 +189,117 @@ class Refusals:
             return where
         first = looks[0]
         if first.facts:
-            row = first.facts["row"]
-            known = f"{first.facts.get('columns', 0):.0f} of {first.facts.get('of', 0):.0f} columns"
-            return f"row {row:.0f}: {known if 'columns' in first.facts else 'text that is not UTF-8'}"
+            columns = f"{first.facts.get('columns', 0):.0f} of {first.facts.get('of', 0):.0f} columns"
+            return f"row {first.facts['row']:.0f}: " + (
+                columns if "columns" in first.facts else "text that is not UTF-8"
+            )
         if reason == Reason.MISSING_FIELD:
-            paths = dict(zip(ROLES, _fields_of(self.feed, self.file_format).paths, strict=False))
-            lacking = [paths.get(role, role) for role in ROLES if role not in first.present]
             names = ", ".join(name for name in first.names[:_NAMED] if name.isprintable())
-            return f"{where}: no {', '.join(lacking)} among {names or 'no fields'}"
-        fields: tuple[str, ...] = _AT_FAULT.get(reason, ())
+            return f"{where}: no {', '.join(self._paths(looks[:1]))} among {names or 'no fields'}"
+        fields = _AT_FAULT.get(reason, "")
         if reason == Reason.WRONG_TYPE:
-            fields = tuple(name for name in ("lat", "lng", "speed") if _is_no_number(first, name)) or ("time",)
-        return f"{where}: {', '.join(fields)}" if fields else where
+            fields = ", ".join(name for name in ("lat", "lng", "speed") if _is_no_number(first, name)) or "time"
+        return f"{where}: {fields}" if fields else where
+
+    def _paths(self, looks: Sequence[Look]) -> dict[str, str]:
+        """The path of each field that most of the events lack, and its role."""
+        paths = dict(zip(ROLES, self._fields[0].paths, strict=False))
+        return {paths.get(role, role): role for role in ROLES if _mostly(role not in each.values for each in looks)}
+
+    def _of_types(self, looks: list[Look]) -> str | None:
+        if _mostly(NO_LETTER in str(each.values.get("user", "")) for each in looks):
+            return _ENCODING
+        texts = [name for name in ("lat", "lng", "speed") if _mostly(_is_no_number(each, name) for each in looks)]
+        if texts:
+            return f"{', '.join(texts)} {'is' if len(texts) == 1 else 'are'} no numbers"
+        return self._of_times(looks)
+
+    def _of_times(self, looks: list[Look]) -> str | None:
+        """What is wrong with the form or the zone of times; None if they are of the configured form."""
+        declared = self._format == "declared"
+        times = [time for each in looks if (time := each.values.get("time")) is not None]
+        known, fields = time_form(times), self._fields[0]
+        configured, zoned = fields.time_format if declared else "epoch-ms", fields.timezone is not None
+        if known is None:
+            return no_form(times)
+        if known.time_format != configured and (declared or known.time_format != "rfc3339"):
+            return known.said(_DECLARE, zoned=zoned)
+        if known.local and not zoned:
+            said = known.said(_DECLARE).removeprefix("times are of another form: ")
+            return f"{known.local:.0%} of these times have no offset from UTC: {said}. " + _TWICE
+        if self._feed.times_zone is not None:
+            return None
+        read = time_reader(fields, declared=declared)
+        moments = [(_moment(read, each.values.get("time")), each.arrived_us) for each in looks if each.arrived_us >= 0]
+        ahead = np.array([(moment - arrived) / 1e6 for moment, arrived in moments if moment is not None])
+        return local_as_utc(ahead, "the moments when they arrive") if len(ahead) >= _LEAST_TIMES else None
+
+    def _of_places(self, looks: list[Look]) -> str | None:
+        places = [place for each in looks if (place := each.place()) is not None]
+        powers = powers_of_degrees(*np.array(places).T) if places else ()
+        if powers:
+            powers_told = " or ".join(f"10^{len(str(power)) - 1}" for power in powers)
+            return f"they are degrees x {powers_told}: {_DECLARE.format(f'units_per_degree = {powers[0]}')}"
+        if _mostly(self._feed.domain.contains(lng, lat) for lat, lng in places):
+            return REMEDIES[Reason.SWAPPED_AXES]
+        if _mostly(abs(lat) > 90 or abs(lng) > 180 for lat, lng in places):
+            return (
+                "they are outside the globe, as metres of a grid are: send latitude and longitude of WGS 84 in degrees"
+            )
+        return None
+
+    def _of_fields(self, looks: list[Look]) -> str | None:
+        if _mostly("undecoded" in each.facts for each in looks):
+            return _ENCODING
+        if _mostly("columns" in each.facts for each in looks):
+            return "rows have another number of columns than the header: quote values in which a separator is"
+        for name, known in known_fields().items():
+            roots = {path.split(".")[0] for path in known.paths}
+            if name not in (self._format, self._feed.format) and _mostly(roots <= set(each.names) for each in looks):
+                return f"they have the fields of {name!r}, another format: give --format {name}, or set feed.format"
+        paths = self._paths(looks)
+        if not paths:
+            return None
+        lacking = "they have no " + ", ".join(f"{path!r} ({role})" for path, role in paths.items())
+        if list(paths.values()) == ["speed"]:
+            return (
+                f"{lacking}: name its field in [feed.fields]; if there is none, derive speeds before the worker's "
+                "topic: feed.speeds = 'derived', docs/feeds/derived.md"
+            )
+        if self.taken > self.counts[Reason.MISSING_FIELD]:
+            return f"{lacking}; most others do, so these are left out"
+        return f"{lacking}: {REMEDIES[Reason.MISSING_FIELD]}"
 
 
-class LiveRefusals:
-    """Counts refused events of a live feed by reason, and looks at some events. Its memory is fixed."""
+def powers_of_degrees(lat: Any, lng: Any) -> list[int]:
+    """By which powers of ten most positions may be multiplied, the likeliest first; empty for degrees, and nonsense.
 
-    LEAST_EVENTS = 100
-    """Events since the last judgement without which there is no new one."""
+    They are whole numbers of at least a degree. Of several powers the smallest puts them in a city of usual size.
+    """
+    lat, lng = np.abs(np.asarray(lat, dtype=float)), np.abs(np.asarray(lng, dtype=float))
+    whole = (lat % 1 == 0) & (lng % 1 == 0)
+    if not len(lat) or np.mean((lat <= 90) & (lng <= 180)) > 1 - MOSTLY or np.mean(whole) < MOSTLY:
+        return []
+    largest = float(np.median(np.maximum(lat, lng)))
+    return [
+        power
+        for power in UNITS_PER_DEGREE[1:]
+        if largest >= power and np.mean((lat <= 90 * power) & (lng <= 180 * power)) >= MOSTLY
+    ]
 
-    def __init__(self, feed: FeedConfig) -> None:
-        self._feed = feed
-        self._counts, self._events = np.zeros(len(REASONS), dtype=np.int64), 0
-        self._sentence: str | None = None
 
-    def take(self, batch: Batch) -> None:
-        """Count the events of a batch."""
-        self._counts += np.bincount(batch.reason, minlength=len(REASONS))
-        self._events += len(batch.rows) + len(batch.reason)
+def _moment(read: Callable[[Any], Any], value: Any) -> float | None:
+    """µs of a time as the feed's format reads it; None for what it refuses."""
+    try:
+        return time_us(read(value))
+    except (ValueError, ArithmeticError):
+        return None
 
-    def judged(self, looks: Sequence[Look]) -> str | None:
-        """For which reason most events are refused, with the remedy. A sentence stays until enough newer events are
-        judged."""
-        if self._events >= self.LEAST_EVENTS:
-            self._sentence = self._judge(looks) if 2 * self._counts.sum() > self._events else None
-            self._counts[:], self._events = 0, 0
-        return self._sentence
 
-    def _judge(self, looks: Sequence[Look]) -> str:
-        reason = REASONS[int(self._counts.argmax())]
-        refused, why = (
-            f"{self._counts.max()} of {self._events} events are refused as {reason.value}",
-            cause(reason, looks, self._feed),
-        )
-        return refused if why is None else f"{refused}: {why}"
+def _is_no_number(look: Look, name: str) -> bool:
+    return name in look.values and number_or_none(look.values[name]) is None
+
+
+def _mostly(answers: Iterable[Any]) -> bool:
+    each = list(map(bool, answers))
+    return 2 * sum(each) > len(each)

@@ -12,14 +12,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from stream.config import Config, find_config, load_config
-from stream.config.feed import SPEED_TO_KMH, FeedConfig, SpeedSource
-from stream.config.search import template
-from stream.config.section import BoundingBox
+from stream.config import Config
+from stream.config.feed import SPEED_TO_KMH, SpeedSource
 from stream.diagnosis.observations import InspectionError, Observations, numbered
-from stream.diagnosis.reading import read_messages
-from stream.sources.file_kinds import head_of, is_gtfs_realtime, is_html
-from stream.sources.lines import RecordingError
+from stream.diagnosis.reading import inspection_config, read_messages
+from stream.diagnosis.refusals import Refusals
+from stream.sources.file_kinds import HEAD_BYTES, head_of, is_gtfs_realtime, is_html, unpacked
+from stream.sources.lines import RecordingError, open_stored
 from stream.sources.messages import Messages
 from stream.sources.refused_vehicles import REMEDIES
 from stream.sources.snapshot_events import SnapshotEvents
@@ -48,24 +47,19 @@ def _without_marks(text: bytes) -> bytes:
     return text.removeprefix(b"\xef\xbb\xbf")
 
 
-def observe_snapshot(path: Path, form: Form, given: Config | None = None) -> Observations:
-    """Observations of one snapshot. Raises :class:`InspectionError`."""
-    return _observe([path], form, form, 1, given)
+def snapshots_in(path: Path) -> tuple[list[Path], Form] | None:
+    """The files of a folder of snapshots in order of name, or the one file, and their form; None if it has none.
 
-
-def observe_folder(path: Path, limit: int, given: Config | None = None) -> Observations | None:
-    """Observations of a folder of snapshots, in order of their names; None if it has none. Raises
-    :class:`InspectionError`.
-
-    Its form is that of most of its files, so notes and pages of errors among them do not matter.
+    The form of a folder is that of most of its files, so notes and pages of errors among them do not matter.
     """
-    files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    heads = [head for file in files if not is_html(head := head_of(file))]
+    files = files_of(path)
+    if files == [path]:
+        with open_stored(path) as stored:  # type: ignore[union-attr]
+            form = form_of(unpacked(stored.peek(HEAD_BYTES)))
+        return None if form is None else (files, form)
+    heads = (head for head in map(head_of, files) if not is_html(head))
     forms = Counter(known for head in heads if (known := form_of(head)) is not None)
-    if not forms:
-        return None
-    form: Form = "SIRI-VM" if forms["SIRI-VM"] > forms["GTFS-realtime"] else "GTFS-realtime"
-    return _observe(files, form, "a folder of SIRI-VM" if form == "SIRI-VM" else "a folder of snapshots", limit, given)
+    return (files, forms.most_common(1)[0][0]) if forms else None
 
 
 def reader_of(form: str, config: Config, speeds: SpeedSource) -> SnapshotEvents:
@@ -101,21 +95,11 @@ def decoded(files: list[Path], reader: SnapshotEvents, problems: list[str]) -> I
             problems.append(f"{path}: {error}")
 
 
-# long: one local for each column
-def _observe(files: list[Path], form: Form, kind: str, limit: int, given: Config | None) -> Observations:
-    """Observations of snapshots until there are ``limit`` fixes."""
-    if given is None:
-        shipped = load_config(find_config(template("values"), "values"))
-        domain = BoundingBox(south=-90, west=-180, north=90, east=180)
-        feed = FeedConfig(name="inspected", topic="inspected", timezone="UTC", domain=domain)
-        given = shipped.model_copy(update={"feed": feed})
-    reader, problems, snapshots, refused, fixes = (
-        reader_of(form, given, "missing"),
-        list[str](),
-        list[Snapshot](),
-        Counter[str](),
-        0,
-    )
+def observe_snapshots(files: list[Path], form: Form, limit: int, given: Config | None) -> Observations:
+    """Observations of snapshots until there are ``limit`` fixes. Raises :class:`InspectionError`."""
+    given = inspection_config(given)
+    reader, problems, snapshots = reader_of(form, given, "missing"), list[str](), list[Snapshot]()
+    refused, fixes, several = Counter[str](), 0, "a folder of SIRI-VM" if form == "SIRI-VM" else "a folder of snapshots"
     for _, snapshot in decoded(files, reader, problems):
         snapshots.append(snapshot)
         refused += snapshot.refused
@@ -135,7 +119,7 @@ def _observe(files: list[Path], form: Form, kind: str, limit: int, given: Config
             "of them."
         )
     return Observations(
-        kind=kind,
+        kind=form if len(files) == 1 else several,
         format="canonical",
         feed=given.feed,
         user=numbered([name for each in snapshots for name in each.vehicles]),
@@ -168,13 +152,16 @@ def _nothing(refused: Counter[str], problems: list[str]) -> InspectionError:
 
 
 def read_snapshots(
-    config: Config, path: Path, form: str, key: bytes
-) -> tuple[npt.NDArray[np.void], Counter[str], SnapshotEvents]:
-    """The rows that the service makes of stored snapshots, and why vehicles are refused, as its command counts them."""
-    reader = reader_of(form, config, config.feed.speeds)
+    config: Config, path: Path, form: str, key: bytes | None = None
+) -> tuple[npt.NDArray[np.void], Refusals, SnapshotEvents]:
+    """The rows that the service makes of stored snapshots, and why vehicles are refused, as its command counts them.
+
+    Raises :class:`InspectionError` if none can be read.
+    """
+    reader, problems = reader_of(form, config, config.feed.speeds), list[str]()
 
     def blocks() -> Iterator[Messages]:
-        for _, snapshot in without_clocks_ahead(decoded(files_of(path), reader, [])):
+        for _, snapshot in without_clocks_ahead(decoded(files_of(path), reader, problems)):
             try:
                 yield reader.of_document(snapshot)
             except SnapshotError:
@@ -182,4 +169,7 @@ def read_snapshots(
 
     rows, refusals = read_messages(config, blocks(), key)
     left_out = reader.tally.refused + Counter({"without-speed": reader.tally.without_speed})
-    return rows, refusals.counts + left_out, reader
+    refusals.leave_out(left_out, reader.tally.derived)
+    if problems and not refusals.taken + refusals.refused:
+        raise _nothing(Counter(), problems)
+    return rows, refusals, reader

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.feed import FeedConfig, FeedFields, SpeedSource, SpeedUnit
+from stream.config.feed import FeedConfig, SpeedSource, SpeedUnit
 from stream.config.fleets import DAY_BUDGET, fleet_map
 from stream.config.section import BoundingBox
 from stream.diagnosis.measures import Measures
 from stream.diagnosis.observations import Observations
-from stream.diagnosis.speeds import LEAST_PAIRS, MOVES_KMH
 from stream.ingestion.formats import known_fields
 
 _SPREAD = 0.1
 _MOST_KNOWN, _MOST_ZERO, _TINY = 0.99, 0.95, 0.2
-_FIELDS = ("user", "time", "lat", "lng", "speed", "time_format", "timezone", "units_per_degree")
+_FIELDS = ("user", "time", "lat", "lng", "value", "time_format", "timezone", "units_per_degree")
 
 
 @dataclass(frozen=True)
@@ -37,111 +36,99 @@ class Suggestion:
     reason: str
 
 
-def speed_source(seen: Observations, measures: Measures) -> tuple[SpeedSource, str]:
+def speed_source(measures: Measures) -> tuple[SpeedSource, str]:
     """Where speeds should come from, and why."""
     speeds = measures.speeds
-    if speeds.known and (speeds.zero + speeds.tiny > _MOST_ZERO or speeds.tiny > _TINY or fit_in_no_unit(measures)):
-        return "derived", "the reported speeds cannot be right, so all are derived from positions"
-    if speeds.known < _MOST_KNOWN:
-        return "missing", f"{1 - speeds.known:.0%} of the fixes have no speed; it is derived from positions"
+    if speeds.zero + speeds.tiny > _MOST_ZERO:
+        shares = f"{speeds.zero:.0%} of the speeds are 0 and {speeds.tiny:.0%} above 0 but below 0.01"
+        return "derived", f"{shares}, so they are no measurements"
+    if speeds.tiny > _TINY:
+        return "derived", f"{speeds.tiny:.0%} of the speeds are above 0 but below 0.01: rounding, no measurements"
+    if speeds.fit_nowhere and speeds.known:
+        return "derived", (
+            f"the speeds fit in no unit: positions give {speeds.derived_kmh:.1f} km/h in the mean, and reported over "
+            "derived is " + ", ".join(f"{quotient:g} in {unit}" for unit, quotient in speeds.quotients.items())
+        )
+    if measures.fixes and speeds.known < _MOST_KNOWN:
+        return "missing", f"{1 - speeds.known:.0%} of the fixes have no speed"
     return "reported", "the fixes have speeds"
-
-
-def fit_in_no_unit(measures: Measures) -> bool:
-    """Whether the vehicles move, and no unit brings their reported speeds near to that."""
-    speeds = measures.speeds
-    is_compared = speeds.pairs >= LEAST_PAIRS and speeds.derived_kmh is not None and speeds.derived_kmh >= MOVES_KMH
-    return is_compared and not speeds.fits
 
 
 def speed_unit(seen: Observations, measures: Measures) -> tuple[SpeedUnit, str]:
     """The unit of speed and why: that of the format if positions agree, else one that fits them."""
-    speeds, fixed = measures.speeds, seen.speed_unit
-    if fixed is not None and (fixed in speeds.fits or not speeds.fits):
-        return fixed, "the format says so" + (", and positions agree" if fixed in speeds.fits else "")
-    if not speeds.fits:
+    fits, fixed = measures.speeds.fits, seen.speed_unit
+    if fixed is not None and (fixed in fits or not fits):
+        return fixed, "the format says so" + (", and positions agree" if fits else "")
+    if not fits:
         return "km/h", "not known: positions and speeds say too little; ask whoever runs the feed"
-    roads = [unit for unit in speeds.fits if unit != "kn"] or speeds.fits
-    best = min(roads, key=lambda unit: abs(math.log(speeds.quotients[unit] / 1.1)))
-    others = [unit for unit in speeds.fits if unit != best]
-    return best, (
-        f"reported over derived is {speeds.quotients[best]:g}; usual are 1.0 to 1.2"
-        + (f". {' and '.join(others)} would fit, too: ask whoever runs the feed" if others else "")
-    )
+    others = f". {' and '.join(fits[1:])} would fit, too: ask whoever runs the feed" if fits[1:] else ""
+    return fits[0], f"reported over derived is {measures.speeds.quotients[fits[0]]:g}; usual are 1.0 to 1.2{others}"
 
 
 def suggested_feed(seen: Observations, measures: Measures) -> FeedConfig:
     """The section ``[feed]`` by which the service reads the feed as it is meant."""
-    (unit, _), (source, _) = speed_unit(seen, measures), speed_source(seen, measures)
-    name, fields = seen.format, seen.fields
+    (unit, _), (source, _) = speed_unit(seen, measures), speed_source(measures)
+    name: Any = seen.format
+    fields = seen.feed.fields
     if name == "capmetro" and unit == "mph":
         name = "capmetro-2015"
     elif not seen.is_live and seen.speed_unit not in (None, unit):
-        known = known_fields()[seen.format]
-        name, fields = "declared", known.model_copy(update={"time_format": "epoch-ms"} if _counts(seen) else {})
+        counts = fields is not None and fields.time_format == "epoch-ms"
+        name, fields = "declared", known_fields()[name].model_copy(update={"time_format": "epoch-ms"} if counts else {})
+    if fields is not None and fields.value is None and source == "reported":  # nothing is known, for want of fixes
+        source = "missing"
     if source != "reported":
-        name, fields = (
-            "canonical",
-            fields or (None if name == "canonical" else known_fields().get(name.removesuffix("-2015"))),
-        )
-    given: dict[str, Any] = {
-        "domain": _domain(measures.box) if measures.box else seen.feed.domain,
-        "format": name,
-        "fields": fields,
-    }
-    fixed = seen.speed_unit if seen.is_live else seen.speed_unit if name not in ("canonical", "declared") else None
-    kept = seen.feed.model_dump(include={"name", "topic", "timezone", "encoding", "records"})
-    return FeedConfig(**kept, **given, speeds=source, speed_unit=None if unit == fixed else unit)
-
-
-def _counts(seen: Observations) -> bool:
-    """Whether times of a known format are numbers, which a declared feed has to say."""
-    return seen.fields is not None and seen.fields.time_format == "epoch-ms"
+        own = None if name == "canonical" else known_fields().get(name.removesuffix("-2015"))
+        name, fields = "canonical", fields or own
+    fixed = seen.speed_unit if seen.is_live or name not in ("canonical", "declared") else None
+    return FeedConfig(
+        **seen.feed.model_dump(include={"name", "topic", "timezone", "encoding", "records"}),
+        domain=seen.feed.domain if measures.box is None else _domain(measures.box),
+        format=name,
+        fields=fields,
+        speeds=source,
+        speed_unit=None if unit == fixed else unit,
+    )
 
 
 def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> list[Suggestion]:
-    """Keys of ``[feed]``, ``[feed.fields]``, ``[window]`` and ``[hexagons]`` that fit the feed, as ``feed`` has
-    them."""
+    """Keys of ``[feed]``, ``[feed.fields]`` and of the map that fit the feed, as ``feed`` has them."""
     if measures.box is None:
         return []
-    unit, why = speed_unit(seen, measures)
-    lines = [
-        Suggestion("feed", "format", _toml(feed.format), _why_format(seen, feed.format)),
-        Suggestion("feed", "timezone", '"UTC"', "set it to the city's zone: timeslots and periods are aligned in it"),
-    ]
-    if feed.given_speed_unit is not None:
-        lines.append(Suggestion("feed", "speed_unit", _toml(unit), why))
-    if feed.encoding != "utf-8":
-        lines.append(
-            Suggestion("feed", "encoding", _toml(feed.encoding), "its bytes are no UTF-8; look at names with accents")
-        )
-    if feed.records is not None:
-        lines.append(Suggestion("feed", "records", _toml(feed.records), "the list of events in the document"))
-    lines.append(Suggestion("feed", "speeds", _toml(feed.speeds), speed_source(seen, measures)[1]))
-    where = (
-        "where the fixes of this one moment are, with a margin; vehicles go farther in a day: take it from a map"
-        if measures.interval_s is None
-        else "where the fixes are, with a margin; check it on a map"
-    )
-    box = feed.domain
+    lines: list[Suggestion] = []
+
+    def add(section: str, key: str, value: object, why: str, *, there: bool = True) -> None:
+        if there:
+            lines.append(Suggestion(section, key, value if key == "domain" else json.dumps(value), why))  # type: ignore[arg-type]
+
+    box, chosen, source = feed.domain, fleet_map(measures.on_road), speed_source(measures)[1]
+    where = "check it on a map" if measures.interval_s else "vehicles go farther in a day than in this one moment"
+    add("feed", "format", feed.format, _why_format(seen, feed.format))
+    add("feed", "timezone", "UTC", "set it to the city's zone: timeslots and periods are aligned in it")
+    add("feed", "speed_unit", feed.speed_unit, speed_unit(seen, measures)[1], there=feed.given_speed_unit is not None)
+    add("feed", "encoding", feed.encoding, "its bytes are no UTF-8; look at names with accents",
+        there=feed.encoding != "utf-8")  # fmt: skip
+    add("feed", "records", feed.records, "the list of events in the document", there=feed.records is not None)
+    add("feed", "speeds", feed.speeds, source if feed.speeds == "reported" else f"{source}; from positions")
     shown = f"{{ south = {box.south:g}, west = {box.west:g}, north = {box.north:g}, east = {box.east:g} }}"
-    lines.append(Suggestion("feed", "domain", shown, where))
-    if feed.fields is not None:
-        lines += _fields(feed.fields, seen.local)
-    chosen = fleet_map(measures.on_road)
-    fleet = f"{measures.on_road} vehicles at a time"
-    slot = (
-        f"{chosen.slot.total_seconds() / 3600:g}h"
-        if chosen.slot.total_seconds() >= 3600
-        else f"{chosen.slot.total_seconds() / 60:g}m"
-    )
-    paid = f"the shipped budget of {DAY_BUDGET:g} a day, divided by its windows"
-    return [
-        *lines,
-        Suggestion("privacy", "epsilon", f"{chosen.epsilon:g}", paid),
-        Suggestion("window", "slot", _toml(slot), f"by the table of fleets, for {fleet}: docs/feeds/index.md"),
-        Suggestion("hexagons", "resolution", str(chosen.resolution), f"by the table of fleets, for {fleet}"),
-    ]
+    add("feed", "domain", shown, f"where the fixes are, with a margin; {where}")
+    why = {
+        "time_format": "by its values",
+        "timezone": f"{seen.local:.0%} of its times have no zone: set that of the clocks"
+        if seen.local
+        else "by its values",
+        "units_per_degree": "by the size of its numbers",
+    }
+    for key in _FIELDS if feed.fields is not None else ():
+        value = getattr(feed.fields, key)
+        add("feed.fields", key, value, why.get(key, "by its name"), there=value not in (None, 1))
+    fleet = f"by the table of fleets, for {measures.on_road} vehicles at a time"
+    minutes = chosen.slot.total_seconds() / 60
+    slot = f"{minutes / 60:g}h" if minutes >= 60 else f"{minutes:g}m"
+    add("privacy", "epsilon", chosen.epsilon, f"the shipped budget of {DAY_BUDGET:g} a day, divided by its windows")
+    add("window", "slot", slot, f"{fleet}: docs/feeds/index.md")
+    add("hexagons", "resolution", chosen.resolution, fleet)
+    return lines
 
 
 def _why_format(seen: Observations, name: str) -> str:
@@ -150,43 +137,19 @@ def _why_format(seen: Observations, name: str) -> str:
     if name == "capmetro-2015":
         return f"{seen.kind}; the columns of capmetro, with speeds in mph"
     if name == "canonical" != seen.format:
-        return (
-            f"{seen.kind}; events with derived speeds are canonical, and what they are made of has "
-            "the "
-            "fields named below"
-        )
+        return f"{seen.kind}; events with derived speeds are canonical, made of the fields that are named below"
     return f"{seen.kind}; " + (
         "its fields are named below" if name == "declared" else "it has the fields of this format"
     )
 
 
-def _fields(fields: FeedFields, local: float) -> list[Suggestion]:
-    why = {
-        "time_format": "by its values",
-        "timezone": f"{local:.0%} of its times have no zone: set that of the clocks",
-        "units_per_degree": "by the size of its numbers",
-    }
-    chosen = {key: getattr(fields, key) for key in _FIELDS}
-    return [
-        Suggestion("feed.fields", key, _toml(value), why.get(key, "by its name"))
-        for key, value in chosen.items()
-        if value is not None and (key != "units_per_degree" or value != 1)
-    ]
-
-
 def _domain(box: tuple[float, float, float, float]) -> BoundingBox:
     """The box with a margin, in tenths of a degree."""
-    south, west, north, east = box
-    crosses = west > east
-    south, north = math.floor(south * 10 - 10 * _SPREAD) / 10, math.ceil(north * 10 + 10 * _SPREAD) / 10
-    west, east = math.floor(west * 10 - 10 * _SPREAD) / 10, math.ceil(east * 10 + 10 * _SPREAD) / 10
-    if not crosses:
+    (south, west), (north, east) = ((math.floor(10 * (edge - _SPREAD)) / 10 for edge in box[:2]),
+                                    (math.ceil(10 * (edge + _SPREAD)) / 10 for edge in box[2:]))  # fmt: skip
+    if box[1] <= box[3]:
         west, east = max(west, -180), min(east, 180)
     return BoundingBox(south=max(south, -90), west=west, north=min(north, 90), east=east)
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value)  # a basic string of TOML has the escapes of JSON
 
 
 def configuration(template: str, lines: list[Suggestion], relation: NeighbouringRelation) -> str:
@@ -195,18 +158,13 @@ def configuration(template: str, lines: list[Suggestion], relation: Neighbouring
     Under "participation" nothing is taken from where and how many users were: the domain is left out, so that
     ``hexveil check`` asks for it, and the map stays that of the template. Another slot divides the same budget.
     """
-    text = template
-    protected = relation == NeighbouringRelation.PARTICIPATION
+    text, protected = template, relation == NeighbouringRelation.PARTICIPATION
     for line in lines:
         if line.section == "feed.fields" or (protected and line.section in ("window", "hexagons", "privacy")):
             continue
         new = f"{line.key} = {line.value}  # {line.reason}"
         if protected and line.key == "domain":
-            new = (
-                "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city, "
-                "not "
-                "of the recording"
-            )
+            new = "# domain = { south = …, west = …, north = …, east = … }  # a public fact of the city"
         line_of_key = re.search(rf"^(# )?{line.key} = .*$", text, re.MULTILINE)
         if line_of_key is None:  # keys that the template does not show follow the format
             line_of_key = re.search(r"^format = .*$", text, re.MULTILINE)

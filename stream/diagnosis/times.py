@@ -1,5 +1,4 @@
-"""Recognises the form of a feed's times by a sample of them: the unit of numbers, ISO 8601, day first, month first.
-Pure."""
+"""Recognises the form of a feed's times by a sample: the unit of numbers, ISO 8601, day first, month first. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stream.ingestion.formats import number, read_instant
+from stream.ingestion.formats import number_or_none, read_instant
 from stream.windows import EARLIEST_S, LATEST_S
 
 UNITS = {"epoch-s": 1.0, "epoch-ms": 1e3, "epoch-us": 1e6, "epoch-ns": 1e9}
@@ -23,35 +22,27 @@ MOSTLY = 0.8
 _DATES = ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%d/%m/%y", "%m/%d/%y",
           "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%d %B %Y", "%d.%m.%y")  # fmt: skip
 _CLOCKS = ("%H:%M:%S", "%H:%M", "%H:%M:%S.%f", "%I:%M:%S %p", "%I:%M %p", "%I:%M:%S.%f %p")
+_AFTER = ("", "%z", " %z", " UTC")
 PATTERNS = (
-    *(f"{date}{gap}{clock}{zone}" for date in _DATES for gap in (" ", "T", ", ") for clock in _CLOCKS for zone in ("",
-    "%z", " %z")),
-    "%Y%m%d%H%M%S",
-    "%Y%m%d %H%M%S",
-    "%a %b %d %H:%M:%S %Y",
-    "%a, %d %b %Y %H:%M:%S %z",
-)  # fmt: skip
+    *(f"{date}{gap}{clock}{end}" for date in _DATES for gap in (" ", "T", ", ") for clock in _CLOCKS for end in _AFTER),
+    *(f"%Y-%m-%d %H:%M:%S{fraction} UTC" for fraction in ("", ".%f")),
+    *("%Y%m%d%H%M%S", "%Y%m%d %H%M%S", "%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z"),
+)
 _SAMPLE = 500
 _ZONE = re.compile(r"([+-]\d\d:?\d\d|(?<=\d)\s?Z)$")
-
-
-def _shape(text: str) -> str:
-    """A text with each number as 9 and each word as a, so that few patterns are tried on it."""
-    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "9", _ZONE.sub("+0000", text)))
-
-
-@cache
-def _patterns() -> dict[str, list[str]]:
-    """The patterns by the shape of the texts that they read."""
-    moment, by_shape = datetime(2021, 11, 25, 17, 38, 59, 123, UTC), dict[str, list[str]]()
-    for pattern in PATTERNS:
-        by_shape.setdefault(_shape(moment.strftime(pattern)), []).append(pattern)
-    return by_shape
+_UNIX = datetime(1970, 1, 1)
+_NEITHER = (
+    (r"/Date\(-?\d+.*", "numbers in /Date(…)/: send the number alone, milliseconds since 1970"),
+    (r"\d\d?:\d\d(:\d\d(\.\d+)?)?", "of a day that another field may name: send date and time in one"),
+    (r".*\d ?[A-Z]{2,5}", "with the short name of a zone, which is ambiguous: send an offset like -05:00, or no zone, "
+     "and set timezone in [feed.fields]"),
+    (r"[2-6]\d{4}([.,]\d+)?", "days since 1900, as spreadsheets count them: export them as text of ISO 8601"),
+)  # fmt: skip
+"""Forms that no setting reads, and what to do."""
 
 
 class TimeForm(NamedTuple):
-    """``time_format`` as in ``[feed.fields]``, or "epoch-ns". ``local``: share of the times that have no offset from
-    UTC.
+    """``time_format`` as in ``[feed.fields]``, or "epoch-ns". ``local``: share of the times without an offset from UTC.
 
     ``either``: another pattern that reads all of the times as well.
     """
@@ -59,6 +50,20 @@ class TimeForm(NamedTuple):
     time_format: str
     local: float = 0.0
     either: str | None = None
+
+    @property
+    def is_utc(self) -> bool:
+        """Whether the pattern names UTC in words, which no reader of patterns knows as an offset."""
+        return self.time_format.endswith("UTC")
+
+    def said(self, declare: str, *, zoned: bool = False) -> str:
+        """What the times are, and the remedy. ``declare``: how a field is declared; ``zoned``: its zone is."""
+        if self.time_format == "epoch-ns":
+            return "times are nanoseconds since 1970: divide them so that they are microseconds"
+        what = f"{self.time_format[6:]} since 1970" if self.time_format in UNITS else "of another form"
+        either = f" (or {self.either!r}: ask whoever runs the feed)" if self.either else ""
+        zone = " and timezone to the zone of the clocks, like 'America/Chicago'," if self.local and not zoned else ""
+        return f"times are {what}: {declare.format(f'time_format = {self.time_format!r}{either}{zone}')}"
 
 
 def time_form(values: Sequence[Any]) -> TimeForm | None:
@@ -76,22 +81,30 @@ def time_form(values: Sequence[Any]) -> TimeForm | None:
     return _pattern_of(texts)
 
 
+def no_form(values: Sequence[Any]) -> str | None:
+    """What times of no known form are like, without their content; None if there are none."""
+    if not values:
+        return None
+    last = str(values[-1])[:LONGEST_TEXT]
+    for pattern, what in _NEITHER:
+        if re.fullmatch(pattern, last):
+            return f"times are {what}"
+    # Digits as 9, letters as a, but for T and Z; anything but ASCII as ?.
+    plain = re.sub(r"\d", "9", re.sub(r"[A-SU-Ya-z]", "a", last.encode("ascii", "replace").decode()))
+    return (
+        f"times are like {plain!r} (9 is any digit, a any letter), which is no form that is known: send them like "
+        "'2017-03-21T07:00:00-05:00', or set time_format in [feed.fields] to their pattern"
+    )
+
+
 def unit_of(values: Sequence[Any]) -> str | None:
-    """The unit in which most of ``values``, as numbers or texts of digits, lie between 2000 and 2100; None if there is
-    none."""
-    numbers = [_number(value) for value in values]
-    known = np.array([value for value in numbers if value is not None])
+    """The unit in which most ``values``, numbers or texts of digits, lie between 2000 and 2100; None if none."""
+    known = np.array([number for value in values if (number := number_or_none(value)) is not None])
     if not len(known) or len(known) < MOSTLY * len(values):
         return None
     fitting = {unit: ((known / per >= EARLIEST_S) & (known / per < LATEST_S)).mean() for unit, per in UNITS.items()}
     best = max(fitting, key=lambda unit: fitting[unit])
     return best if fitting[best] >= MOSTLY / 2 else None
-
-
-def _number(value: Any) -> float | None:
-    with suppress(ValueError, OverflowError):
-        return number(value)
-    return None
 
 
 def _has_offset(text: str) -> bool | None:
@@ -103,6 +116,20 @@ def _has_offset(text: str) -> bool | None:
         datetime.fromisoformat(text)
         return False
     return None
+
+
+def _shape(text: str) -> str:
+    """A text with each number as 9 and each word as a, so that few patterns are tried on it."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "9", _ZONE.sub("+0000", text)))
+
+
+@cache
+def _patterns() -> dict[str, list[str]]:
+    """The patterns by the shape of the texts that they read."""
+    moment, by_shape = datetime(2021, 11, 25, 17, 38, 59, 123, UTC), dict[str, list[str]]()
+    for pattern in PATTERNS:
+        by_shape.setdefault(_shape(moment.strftime(pattern)), []).append(pattern)
+    return by_shape
 
 
 def _pattern_of(texts: list[str]) -> TimeForm | None:
@@ -118,13 +145,4 @@ def _pattern_of(texts: list[str]) -> TimeForm | None:
         return None
     best, *others = sorted(spans, key=lambda pattern: spans[pattern])
     alike = next((other for other in others if spans[other] <= 2 * spans[best] + 86_400), None)
-    return TimeForm(best, 0.0 if "%z" in best else 1.0, alike)
-
-
-def form(text: str) -> str:
-    """A text without its content: each digit as 9, each letter but T and Z as a, anything but ASCII as ?."""
-    plain = text.encode("ascii", "replace").decode()
-    return re.sub(r"\d", "9", re.sub(r"[A-SU-Ya-z]", "a", plain))
-
-
-_UNIX = datetime(1970, 1, 1)
+    return TimeForm(best, 0.0 if best.endswith(("%z", "UTC")) else 1.0, alike)

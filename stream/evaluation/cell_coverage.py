@@ -1,8 +1,8 @@
 """Whether the intervals of means hold the truth, judged cell by cell. NOT PRIVATE: it is computed from true values.
 
 Weighted by events, or pooled over cells, a few cells whose intervals always miss do not show. A hexagon of a motorway
-is such a cell: most of its speeds are above ``speed.upper_bound``, so the clipped mean, which is released, is far below
-the mean. So every cell is judged by both: the mean of its clipped speeds, and that of its speeds as they were measured.
+is such a cell: most of its speeds are above ``value.upper``, so the clipped mean, which is released, is far below the
+mean. So every cell is judged by both: the mean of its clipped speeds, and that of its speeds as they were measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dpcore.contributions import Contributions
 from stream.messages.message import cell_text
-from stream.terms import SPEED_QUANTUM_KMH
+from stream.terms import QUANTUM
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.uint64]
@@ -81,4 +81,4 @@ class Verdicts:
 def means_of(contributions: Contributions) -> FloatArray:
     """The mean over samples of each cell, shape (C,), in km/h."""
     counts = contributions.counts
-    return contributions.cell_sums() * SPEED_QUANTUM_KMH / counts.by_cell(counts.samples)
+    return contributions.cell_sums() * QUANTUM / counts.by_cell(counts.samples)

@@ -232,7 +232,7 @@ def _score_participation(plan: Plan, contributions: Contributions, tables: Table
     speed = speed_of(plan.terms)
     columns = speed.draw(plan, contributions, Noise())
     bodies = speed.body(plan, counts, columns)
-    derived, memory = post_process(plan, bodies, memory, area_body(columns))
+    derived, memory = post_process(plan, bodies, memory, area_body(columns, plan.terms.value))
     released = {name: Derived("released", each.value, (each.low, each.high)) for name, each in columns.items()}
     for name, estimate in itertools.chain(released.items(), _by_statistic(derived)):
         if name not in truth:

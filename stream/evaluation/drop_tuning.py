@@ -175,7 +175,7 @@ class DropSearch:
             modelled = [name for name in speed.post_processing if name != CLIPPED_NORMAL]
             keys |= {"speed.statistics": ["mean"], "speed.post_processing": modelled}
         if self._config.relation == NeighbouringRelation.VALUES:
-            keys |= {"hexagons.merge_until_km_h": None, "hexagons.coarsest_resolution": 0}
+            keys |= {"hexagons.merge_until": None, "hexagons.coarsest_resolution": 0}
         if way.keys["privacy.accounting"] == "pure":
             keys["privacy.epsilon"] = float(f"{0.9999 * budget / windows:.4g}")
         elif way.keys.get("privacy.admission") != "rolling":

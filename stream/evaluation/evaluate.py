@@ -22,7 +22,7 @@ from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.evaluation.accounts import Accounts
 from stream.evaluation.draws import Tables, score_draw
-from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score
+from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score, useful_error
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.plan import Due, Plan
@@ -108,6 +108,8 @@ def evaluate(
         on_window()
     run = Run(
         mechanism=mechanism,
+        unit=config.value.unit,
+        useful=useful_error(config.value),
         epsilon=config.privacy.epsilon,
         trials=trials,
         windows=len(windows),

@@ -179,7 +179,7 @@ def _leading(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tup
     samples, speed = by_planned_cells(plan, planned.contributions), speed_of(plan.terms)
     columns = speed.draw(plan, samples, noise)
     bodies = speed.body(plan, samples.counts, columns)
-    derived, memory = post_process(plan, bodies, memory, area_body(columns))
+    derived, memory = post_process(plan, bodies, memory, area_body(columns, plan.terms.value))
     mean = columns["mean"]
     leading = derived.get("mean") or Derived("none", mean.value, (mean.low, mean.high))
     return _judged(plan, samples, leading), memory

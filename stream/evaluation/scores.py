@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from stream.config.value import ValueConfig
 from stream.evaluation.cell_coverage import CellCoverage, Verdicts
 from stream.messages.message import cell_text
 
@@ -20,8 +21,17 @@ Family = Literal["random", "square"]
 
 USEFUL_KMH = 5.0
 """A value within this many km/h of the truth is useful."""
-UNITS = {"variance": "(km/h)^2", "distribution": "1"}
-"""Units of errors; km/h for every other statistic."""
+USEFUL_SHARE = 1 / 13
+"""The same of another value than a speed, as a share of its range."""
+
+
+def useful_error(value: ValueConfig) -> float:
+    """Error up to which a value is useful, in its unit."""
+    return USEFUL_KMH if value.is_speed else USEFUL_SHARE * (value.upper - value.lower)
+
+
+_OF_NO_VALUE = ("variance", "distribution")
+"""Statistics whose errors are not in the unit of the value."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +68,24 @@ class Score:
     """Event-weighted errors of one estimator of one statistic, over all windows and trials, in ``unit``.
 
     ``statistic`` "distribution": the error is the Kolmogorov distance of the released distribution. ``mae``, ``rmse``,
-    ``bias``: of the clamped value, over the events in cells that have one; None if none has. ``released``: share of all
-    events that are in such cells. ``noise``: mean absolute noise. ``worst_error``: the largest worst-case error E that
-    a release states, the bound of its bias plus its noise. ``coverage``: share of cells whose 95 % interval holds what
-    noise was added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells whose
-    value is within ±5 km/h of the truth, ``useful_cells``: share of all cells with events; what has no value counts as
-    missed. ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound.
-    ``plans``: windows by what their plans retained; ``most_cells``: most cells of one user before and after, in the
-    window where they are most. ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell,
-    ``cell_coverage``: whether the intervals of each cell hold the truth, the worst cells first (both of means only).
+    ``bias``: of the clamped value, over the events in cells that have one; None if none has. ``released``: share of
+    all events that are in such cells. ``noise``: mean absolute noise. ``worst_error``: the largest
+    worst-case error E that a release states, the bound of its bias plus its noise. ``coverage``: share of cells whose
+    95 % interval holds what noise was added to; of modelled values, the truth. ``useful_coverage``: share of all
+    events that are in cells whose value is within
+    ``useful`` of the truth, ``useful_cells``: share of all cells with events; what has no value counts as missed.
+    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``plans``:
+    windows by what their plans retained; ``most_cells``: most cells of one user before and after, in the window where
+    they are most.
+    ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell, ``cell_coverage``: whether the
+    intervals of each cell hold the truth, the worst cells first (both of means only).
     """
 
     mechanism: str
     statistic: str
     estimator: str
     unit: str
+    useful: float
     epsilon: float
     mae: float | None
     rmse: float | None
@@ -117,9 +130,13 @@ class HistogramScore:
 
 @dataclass(frozen=True)
 class Run:
-    """What the scores of one run share. ``cells``, ``events``: of all windows, once for all trials, released or not."""
+    """What the scores of one run share. ``useful``: error up to which a value is useful, in its ``unit``. ``cells``,
+    ``events``: of all windows, once for all trials, released or not.
+    """
 
     mechanism: str
+    unit: str
+    useful: float
     epsilon: float
     trials: int
     windows: int
@@ -165,15 +182,16 @@ class Errors:
     def score(self, statistic: str, estimator: str, run: Run) -> Score:
         """The sums. ``run`` says how many events and cells there are, of which those without a value are missed."""
         error, weight = np.concatenate(self.error), np.concatenate(self.weight)
-        total, speeds = float(weight.sum()), statistic not in UNITS
+        total, speeds = float(weight.sum()), statistic not in _OF_NO_VALUE
         share = weight / total if total else weight
         events, cells = (max(run.trials * number, 1) for number in (run.events, run.cells))
-        useful = np.abs(error) <= USEFUL_KMH
+        useful = np.abs(error) <= run.useful
         return Score(
             mechanism=run.mechanism,
             statistic=statistic,
             estimator=estimator,
-            unit=UNITS.get(statistic, "km/h"),
+            unit={"variance": f"({run.unit})^2", "distribution": "1"}.get(statistic, run.unit),
+            useful=run.useful,
             epsilon=run.epsilon,
             mae=float(share @ np.abs(error)) if total else None,
             rmse=float(np.sqrt(share @ np.square(error))) if total else None,

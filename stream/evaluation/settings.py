@@ -28,7 +28,7 @@ class Setting:
     statistics: tuple[str, ...]
     clipping: str
     suppression: str
-    merge_until_km_h: float | None
+    merge_until: float | None
     coarsest_resolution: int
     weight: str | None
     cells_per_user: int | None
@@ -44,7 +44,7 @@ class Setting:
             statistics=speed.statistics,
             clipping=speed.clipping,
             suppression=speed.suppression,
-            merge_until_km_h=hexagons.merge_until_km_h,
+            merge_until=hexagons.merge_until,
             coarsest_resolution=hexagons.coarsest_resolution,
             weight=None if participation is None else participation.weight,
             cells_per_user=None if participation is None else participation.cells_per_user,
@@ -56,7 +56,7 @@ class Setting:
         refused = set() if set(MOMENTS) <= set(self.statistics) else {CLIPPED_NORMAL}
         return {
             "hexagons.resolution": self.resolution,
-            "hexagons.merge_until_km_h": self.merge_until_km_h,
+            "hexagons.merge_until": self.merge_until,
             "hexagons.coarsest_resolution": self.coarsest_resolution,
             "window.slot": self.slot,
             "speed.statistics": self.statistics,
@@ -90,8 +90,8 @@ class Setting:
             words.append(f"weight {self.weight}, k = {self.cells_per_user}")
         else:
             words.append(f"suppression {self.suppression}")
-        if self.merge_until_km_h is not None:
-            words.append(f"merged until ±{self.merge_until_km_h:g} down to {self.coarsest_resolution}")
+        if self.merge_until is not None:
+            words.append(f"merged until ±{self.merge_until:g} down to {self.coarsest_resolution}")
         return ", ".join(words)
 
 
@@ -107,8 +107,8 @@ def alternatives(setting: Setting, config: Config, half_width: float | None) -> 
         if speed.allocation == "exact-loss":
             yield replace(setting, clipping="none" if setting.clipping == "joint" else "joint")
         yield replace(setting, suppression="none" if setting.suppression == "chop-user" else "chop-user")
-        if half_width is not None and setting.merge_until_km_h is None and setting.resolution > 0:
-            yield replace(setting, merge_until_km_h=half_width, coarsest_resolution=setting.resolution - 1)
+        if half_width is not None and setting.merge_until is None and setting.resolution > 0:
+            yield replace(setting, merge_until=half_width, coarsest_resolution=setting.resolution - 1)
         return
     if setting.clipping == "none" and "kalman" in speed.post_processing and "variance" not in setting.statistics:
         yield replace(setting, clipping="carried")

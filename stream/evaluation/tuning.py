@@ -326,9 +326,7 @@ def _fineness(grid: Grid) -> float:
 
 def _on_grid(base: Setting, grid: Grid) -> Setting:
     resolution, slot = grid
-    if base.merge_until_km_h is not None and resolution == 0:
-        raise ConfigError(
-            "hexagons.merge_until_km_h merges into coarser hexagons, and there are none above resolution 0"
-        )
+    if base.merge_until is not None and resolution == 0:
+        raise ConfigError("hexagons.merge_until merges into coarser hexagons, and there are none above resolution 0")
     coarsest = min(base.coarsest_resolution, max(resolution - 1, 0))
     return replace(base, resolution=resolution, slot=slot, coarsest_resolution=coarsest)

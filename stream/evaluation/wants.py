@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-EXAMPLE = "±5 km/h for 80 % of events"
+from stream.config.value import SPEED_UNIT
+
+EXAMPLE = "±5 {unit} for 80 % of events"
 EXAMPLE_OF_A_DROP = "see a drop of 8 km/h within 30 min in 80 % of cells"
 _NUMBER = r"(\d{1,6}(?:\.\d{1,6})?)"
 _GRAMMAR = re.compile(
-    rf"\s*(?:±|\+/?-)\s*{_NUMBER}\s*km/h\s+for\s+{_NUMBER}\s*(?:%|percent)\s+of\s+events\s*", re.IGNORECASE
+    rf"\s*(?:±|\+/?-)\s*{_NUMBER}\s*(\S+?)\s+for\s+{_NUMBER}\s*(?:%|percent)\s+of\s+events\s*", re.IGNORECASE
 )
 _DROP = re.compile(
     rf"\s*see\s+a\s+drop\s+of\s+{_NUMBER}\s*km/h\s+within\s+{_NUMBER}\s*min\s+in\s+{_NUMBER}\s*(?:%|percent)\s+of\s+cells\s*",
@@ -20,36 +22,38 @@ _DROP = re.compile(
 
 @dataclass(frozen=True)
 class Want:
-    """The 95 % interval of the leading number reaches at most ``half_width`` km/h to either side, in cells that have at
-    least ``share`` (above 0, at most 1) of all events.
+    """The 95 % interval of the leading number reaches at most ``half_width`` to either side, in ``unit``, in cells
+    that have at least ``share`` (above 0, at most 1) of all events.
     """
 
     half_width: float
     share: float
+    unit: str = SPEED_UNIT
 
     @classmethod
-    def parse(cls, text: str, upper: float) -> Want:
+    def parse(cls, text: str, width: float, unit: str = SPEED_UNIT) -> Want:
         """``"±5 km/h for 80 % of events"``; ``+-`` and ``+/-`` are read as ``±``, ``percent`` as ``%``.
 
-        ``upper``: U in km/h; every speed lies within U/2 of the middle of [0, U], so less is wanted. Raises
+        ``width``: U in ``unit``; every value lies within U/2 of the middle of its range, so less is wanted. Raises
         :class:`ValueError` with the wrong value and an example.
         """
-        match = _GRAMMAR.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{text!r} is not a want; write one like {EXAMPLE!r} or {EXAMPLE_OF_A_DROP!r}")
-        half_width, percent = float(match[1]), float(match[2])
-        if not 0 < half_width < upper / 2:
+        match, example = _GRAMMAR.fullmatch(text), EXAMPLE.format(unit=unit)
+        if match is None or match[2].lower() != unit.lower():
+            other = f" or {EXAMPLE_OF_A_DROP!r}" if unit == SPEED_UNIT else ""
+            raise ValueError(f"{text!r} is not a want; write one like {example!r}{other}")
+        half_width, percent = float(match[1]), float(match[3])
+        if not 0 < half_width < width / 2:
             raise ValueError(
-                f"±{half_width:g} km/h in {text!r} must be above 0 and below {upper / 2:g}, half of speed.upper_bound; "
-                "write one "
-                f"like {EXAMPLE!r}"
+                f"±{half_width:g} {unit} in {text!r} must be above 0 and below {width / 2:g}, half of the range from "
+                "value.lower to "
+                f"value.upper; write one like {example!r}"
             )
         if not 0 < percent <= 100:
-            raise ValueError(f"{percent:g} % in {text!r} must be above 0 and at most 100; write one like {EXAMPLE!r}")
-        return cls(half_width, percent / 100)
+            raise ValueError(f"{percent:g} % in {text!r} must be above 0 and at most 100; write one like {example!r}")
+        return cls(half_width, percent / 100, unit)
 
     def __str__(self) -> str:
-        return f"±{self.half_width:g} km/h for {100 * self.share:g} % of events"
+        return f"±{self.half_width:g} {self.unit} for {100 * self.share:g} % of events"
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class DropWant:
         drop, minutes, percent = (float(number) for number in match.groups())
         if not 0 < drop < upper:
             raise ValueError(
-                f"a drop of {drop:g} km/h must be above 0 and below speed.upper_bound, {upper:g}; write one like "
+                f"a drop of {drop:g} km/h must be above 0 and below value.upper, {upper:g}; write one like "
                 f"{EXAMPLE_OF_A_DROP!r}"
             )
         if not 0 < minutes <= 60:

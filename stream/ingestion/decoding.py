@@ -1,7 +1,7 @@
 """Decodes the messages of a batch into columns in one pass, with a reason for each message that is refused.
 
-Speeds are rounded to the public grid of ``SPEED_QUANTUM_KMH`` (half to even), positions to a grid of 1e-7 degree. The
-H3 cell is computed from the position before rounding. Under relation "values" no speed is refused because it is high or
+Values are rounded to the public grid of ``QUANTUM`` (half to even), positions to a grid of 1e-7 degree. The H3 cell
+is computed from the position before rounding. Under relation "values" no speed is refused because it is high or
 negative, because the number of events is public: a negative one counts as 0, and speeds are clipped to the configured
 bound later.
 """
@@ -28,10 +28,20 @@ from stream.config import Config
 from stream.config.feed import MAX_FUTURE
 from stream.config.quality import ORIGIN_DEGREES
 from stream.config.section import BoundingBox
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
 from stream.ingestion.events import Leading, Read
-from stream.ingestion.formats import claims_utc, feed_format, is_not_finite, looks_like, times_us, utc_of_local
+from stream.ingestion.formats import (
+    OF_FIX,
+    ROLES,
+    claims_utc,
+    feed_format,
+    fields_in,
+    is_not_finite,
+    lenient_tree,
+    times_us,
+    utc_of_local,
+)
 from stream.ingestion.pseudonyms import Pseudonyms, key_fingerprint
 from stream.ingestion.regions import corners_of, place_of, region_fault
 from stream.storage.row_store import ROW
@@ -146,7 +156,7 @@ class Decoder:
         """
         self._regions = config.declares_regions and config.feed.format == "canonical"
         known = feed_format(config.feed)
-        self._format = replace(known, decode=place_of, lenient=None) if self._regions else known
+        self._format = replace(known, decode=place_of, read=place_of, getters=OF_FIX) if self._regions else known
         zone = config.feed.times_zone
         self._clocks = None if zone is None else ZoneInfo(zone)
         self._arrays = arrays and not self._format.positional
@@ -155,9 +165,10 @@ class Decoder:
         self.key_fingerprint = key_fingerprint(user_key)
         self._domain = config.feed.domain
         self._resolution = config.hexagons.resolution
-        self._quanta = self._format.kmh / SPEED_QUANTUM_KMH
+        self._quanta = self._format.kmh / QUANTUM
+        self._least = 0 if config.value.is_speed else -_MAX_VALUE
         self._slotting = config.slotting
-        self._slowest = 0.0 if self._one_each else -np.inf
+        self._slowest = 0.0 if self._one_each and config.value.is_speed else -np.inf
         self._fastest = (config.fastest_km_h or np.inf) / self._format.kmh
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
         self._max_future_us = MAX_FUTURE // timedelta(microseconds=1)
@@ -211,7 +222,7 @@ class Decoder:
         fixes, events, spent = leading.fixes, len(leading.fixes), 0
         read, undecodable = Read(fixes, list(range(events))), events if leading.is_cut else -1
         decode, keep, place = self._format.read, fixes.append, read.index.append
-        if self._format.lenient is not None:
+        if decode is not self._format.decode:
             undecodable = -1
         for position, value in enumerate(values[events:], events):
             if (
@@ -365,7 +376,7 @@ class Decoder:
         rows["lat"] = np.rint(fixes.lat * 1e7)
         rows["lng"] = np.rint(fixes.lng * 1e7)
         with np.errstate(over="ignore"):  # a speed that is infinite in quanta is above the bound, too
-            rows["value"] = np.clip(np.rint(fixes.speed * self._quanta), 0, _MAX_VALUE)
+            rows["value"] = np.clip(np.rint(fixes.speed * self._quanta), self._least, _MAX_VALUE)
         return rows
 
     def _pseudonymise(self, users: list[str | int]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
@@ -386,12 +397,13 @@ class Decoder:
         return pseudonyms, verdict
 
     def _why_undecodable(self, message: bytes) -> Reason:
-        readable, fields = looks_like(message, self._format.fields)
-        if not readable:
+        try:
+            present = fields_in(lenient_tree(message), self._format.fields)
+        except (ValueError, RecursionError):
             return Reason.NOT_JSON
-        if len(fields) < 5:
+        if len(present) < len(ROLES):
             return Reason.MISSING_FIELD
-        if any(is_not_finite(value) for name, value in fields if name != "user"):
+        if any(is_not_finite(value) for name, value in present.items() if name != "user"):
             return Reason.NOT_FINITE
         return Reason.WRONG_TYPE
 

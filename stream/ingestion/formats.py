@@ -11,8 +11,9 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
@@ -22,16 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig, FeedFields, SpeedUnit
+from stream.ingestion.shapes import shape_of
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 """RFC 3339 with an offset. A local time without one is refused, because when clocks go back it is ambiguous."""
 Time = Instant | int | float
 Number = float
+ROLES = ("user", "time", "lat", "lng", "speed")
 _NOTHING = frozenset({"", "-", "--", "n/a", "na", "nan", "null", "none", "nil", "\\n"})
 NO_LETTER = "\ufffd"
 """Replaces bytes that are not UTF-8."""
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _LEAP_SECOND = re.compile(r"(.*\d[T ]\d\d:59):60(.*)", re.ASCII)
+_KNOWN_TIMES, _LONGEST_TIME, _TO_MICROSECONDS = 4_096, 64, 26
+"""Texts of times that are remembered, their characters, and those of a time with six decimals and no offset."""
 _QUARTER_US = 900_000_000
 """Clocks are changed at full quarters of an hour."""
 _UNIX = datetime(1970, 1, 1)
@@ -41,16 +46,8 @@ _FAR_US = 2**62
 
 
 class Fix(msgspec.Struct, gc=False):
-    """A canonical event: degrees, and speed in the unit of the feed."""
+    """A canonical event: degrees, and speed in the unit of the feed, None where any is accepted and there is none."""
 
-    user: str | int
-    time: Time
-    lat: Number
-    lng: Number
-    speed: Number
-
-
-class _FixOfAnySpeed(msgspec.Struct, gc=False):
     user: str | int
     time: Time
     lat: Number
@@ -58,33 +55,14 @@ class _FixOfAnySpeed(msgspec.Struct, gc=False):
     speed: Number | None
 
 
-class _CapmetroFix(msgspec.Struct, gc=False):
-    vehicle_id: str | int
-    timestamp: Time
-    latitude: Number
-    longitude: Number
-    speed: Number
-
-
-class _Point(msgspec.Struct, gc=False):
-    coordinates: Annotated[list[float], msgspec.Meta(min_length=2, max_length=3)]
-
-
-class _ItmsFix(msgspec.Struct, gc=False):
-    license_plate: str | int
-    observation_date_time: Time = msgspec.field(name="observationDateTime")
-    location: _Point
-    speed: Number
-
-
-_CANONICAL_FIELDS = FeedFields(user="user", time="time", lat="lat", lng="lng", speed="speed")
-_CAPMETRO_FIELDS = FeedFields(user="vehicle_id", time="timestamp", lat="latitude", lng="longitude", speed="speed")
+_CANONICAL_FIELDS = FeedFields(user="user", time="time", lat="lat", lng="lng", value="speed")
+_CAPMETRO_FIELDS = FeedFields(user="vehicle_id", time="timestamp", lat="latitude", lng="longitude", value="speed")
 _ITMS_FIELDS = FeedFields(
     user="license_plate",
     time="observationDateTime",
     lat="location.coordinates.1",
     lng="location.coordinates.0",
-    speed="speed",
+    value="speed",
 )
 
 
@@ -98,24 +76,15 @@ class FeedFormat:
     """Decoder of one format: ``decode`` returns an object or raises; the getters read its user, time, lat, lng and
     speed.
 
-    Times are aware datetimes or epoch milliseconds. ``kmh``: one unit of the format's speed in km/h. ``lenient``: reads
-    what ``decode`` refuses and whose meaning is certain, like numbers in texts; None where ``decode`` does.
+    Times are aware datetimes or epoch milliseconds. ``kmh``: one unit of the format's speed in km/h. ``read``: also
+    reads what ``decode`` refuses and whose meaning is certain, like numbers in texts.
     """
 
     decode: Callable[[bytes], Any]
+    read: Callable[[bytes], Any]
     getters: tuple[Callable[[Any], Any], ...]
     fields: FeedFields
     kmh: float
-    lenient: Callable[[bytes], Any] | None = None
-
-    def read(self, message: bytes) -> Any:
-        """The event by ``decode``, else by ``lenient``; raises if neither reads it."""
-        if self.lenient is None:
-            return self.decode(message)
-        try:
-            return self.decode(message)
-        except Exception:  # whatever it is, the lenient reader judges
-            return self.lenient(message)
 
     @property
     def unit(self) -> SpeedUnit:
@@ -128,31 +97,19 @@ class FeedFormat:
         return any(path.split(".")[0].isdecimal() for path in self.fields.paths)
 
 
+_UNITS: dict[str, SpeedUnit] = {"capmetro": "m/s", "capmetro-2015": "mph", "itms": "km/h"}
+"""The units of speed that known formats fix."""
+OF_FIX = tuple(map(attrgetter, ROLES))
+"""What reads the values of a :class:`Fix`."""
+
+
 def feed_format(feed: FeedConfig) -> FeedFormat:
     """The format of ``feed``. Canonical and declared feeds use the configured unit of speed."""
-    configured = SPEED_TO_KMH[feed.speed_unit]
+    kmh = SPEED_TO_KMH[_UNITS.get(feed.format, feed.speed_unit)]
     if feed.format == "declared":
         assert feed.fields is not None
-        decode = _decoder_of(feed.fields, declared=True, any_speed=feed.fields.speed is None)
-        return FeedFormat(decode, _getters("user time lat lng speed"), feed.fields, configured)
-    struct, fields, names, kmh = {
-        "canonical": (Fix, _CANONICAL_FIELDS, "user time lat lng speed", configured),
-        "capmetro": (_CapmetroFix, _CAPMETRO_FIELDS, "vehicle_id timestamp latitude longitude speed", 3.6),
-        "capmetro-2015": (
-            _CapmetroFix,
-            _CAPMETRO_FIELDS,
-            "vehicle_id timestamp latitude longitude speed",
-            SPEED_TO_KMH["mph"],
-        ),
-        "itms": (_ItmsFix, _ITMS_FIELDS, "license_plate observation_date_time location location speed", 1.0),
-    }[feed.format]
-    getters = _getters(names)
-    if feed.format == "itms":
-        getters = (*getters[:2], _itms_lat, _itms_lng, getters[4])
-    read = _decoder_of(fields, declared=False)
-    return FeedFormat(
-        msgspec.json.Decoder(struct).decode, getters, fields, kmh, lambda message: _as(struct, read(message))
-    )
+        return _format(feed.fields, kmh, declared=True, any_speed=feed.fields.value is None)
+    return _format(known_fields()[feed.format.removesuffix("-2015")], kmh, declared=False)
 
 
 def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
@@ -164,49 +121,80 @@ def recording_format(feed: FeedConfig, file_format: str) -> FeedFormat:
     known = feed_format(feed.model_copy(update={"format": file_format}))
     if not feed.derives_speeds:
         return known
-    fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"speed": None})
-    decode = _decoder_of(fields, declared=file_format == "declared", any_speed=True)
-    return replace(known, decode=decode, lenient=None, getters=_getters("user time lat lng speed"), fields=fields)
+    fields = known.fields if feed.speeds == "missing" else known.fields.model_copy(update={"value": None})
+    return _format(fields, known.kmh, declared=file_format == "declared", any_speed=True)
 
 
-def _as(struct: Any, fix: Fix) -> Any:
-    """The same event as one of the ``struct``, so that its getters read it."""
-    if struct is Fix:
-        return fix
-    place = (_Point([fix.lng, fix.lat]),) if struct is _ItmsFix else (fix.lat, fix.lng)
-    return struct(fix.user, fix.time, *place, fix.speed)
+def _format(fields: FeedFields, kmh: float, *, declared: bool, any_speed: bool = False) -> FeedFormat:
+    """The format with these fields. ``declared``: times are in ``time_format``, else RFC 3339 or epoch milliseconds.
+
+    ``any_speed``: a speed that is no number is None. Events whose values have the types that msgspec knows are read by
+    it; what it refuses, the lenient reader judges.
+    """
+    form, per = fields.time_format if declared else "epoch-ms", fields.units_per_degree
+    local = declared and form not in TIME_UNIT_US and (fields.timezone is not None or "%" in form)
+    time: Any = str if local else int | float if declared and form in TIME_UNIT_US else Instant if declared else Time
+    speed = [] if fields.value is None else [float | None if any_speed else float]
+    shape = shape_of(fields.paths, (str | int, time, float, float, *speed))
+    walking = _walking_decoder(fields, declared=declared, any_speed=any_speed)
+    if shape is None:
+        return FeedFormat(walking, walking, OF_FIX, fields, kmh)
+    parse, values, make = shape.decode, attrgetter(*shape.names), shape.make
+    if local or form in ("epoch-s", "epoch-us") or per != 1 or not speed:
+        instant = time_reader(fields, declared=declared) if local or form in ("epoch-s", "epoch-us") else _same
+
+        def convert(message: bytes) -> Fix:
+            user, moment, lat, lng, *reported = values(parse(message))
+            return Fix(user, instant(moment), lat / per, lng / per, *(reported or (None,)))
+
+        return FeedFormat(convert, _either(convert, walking), OF_FIX, fields, kmh)
+
+    def remake(message: bytes) -> Any:
+        fix = walking(message)
+        return make((fix.user, fix.time, fix.lat, fix.lng, fix.speed))
+
+    return FeedFormat(parse, _either(parse, remake), tuple(map(attrgetter, shape.names)), fields, kmh)
 
 
-def _getters(names: str) -> tuple[Callable[[Any], Any], ...]:
-    return tuple(attrgetter(name) for name in names.split())
+def _either(first: Callable[[bytes], Any], second: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Reads by the one that read last, else by the other one; both read alike. Raises if neither reads."""
+    order = [first, second]
+
+    def read(message: bytes) -> Any:
+        try:
+            return order[0](message)
+        except Exception:  # whatever it is, the other one judges
+            event = order[1](message)
+            order.reverse()
+            return event
+
+    return read
 
 
-def _itms_lat(fix: _ItmsFix) -> float:
-    return fix.location.coordinates[1]
+def _same(moment: Any) -> Any:
+    return moment
 
 
-def _itms_lng(fix: _ItmsFix) -> float:
-    return fix.location.coordinates[0]
-
-
-def _decoder_of(fields: FeedFields, *, declared: bool, any_speed: bool = False) -> Callable[[bytes], Any]:
+def _walking_decoder(fields: FeedFields, *, declared: bool, any_speed: bool = False) -> Callable[[bytes], Fix]:
     """Reads events field by field: what stands in other fields never matters, and numbers may be texts.
 
-    ``declared``: times are in ``time_format``, else RFC 3339 or epoch milliseconds. ``any_speed``: a speed that is no
-    number is None. Raises for an event that cannot be read.
+    Raises for an event that cannot be read.
     """
     user, time, lat, lng = (field_path(text) for text in (fields.user, fields.time, fields.lat, fields.lng))
-    speed = None if fields.speed is None else field_path(fields.speed)
+    speed = None if fields.value is None else field_path(fields.value)
     instant, per_degree = time_reader(fields, declared=declared), fields.units_per_degree
 
-    def decode(message: bytes) -> Fix | _FixOfAnySpeed:
+    def decode(message: bytes) -> Fix:
         tree = _tree(message)
         place = number(walk(tree, lat)) / per_degree, number(walk(tree, lng)) / per_degree
         event = _named(walk(tree, user)), instant(walk(tree, time)), *place
-        if any_speed:
-            return _FixOfAnySpeed(*event, None if speed is None else _number_or_none(tree, speed))
-        assert speed is not None
-        return Fix(*event, number(walk(tree, speed)))
+        if not any_speed:
+            assert speed is not None
+            return Fix(*event, number(walk(tree, speed)))
+        value = None
+        with suppress(LookupError, ValueError):  # and no OverflowError, of a number that no double holds
+            value = None if speed is None else number(walk(tree, speed))
+        return Fix(*event, value)
 
     return decode
 
@@ -245,13 +233,11 @@ def is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
 
 
-def _number_or_none(tree: Any, path: tuple[str | int, ...]) -> float | None:
-    """The number at ``path``, or None. Raises :class:`OverflowError` for a number that no double holds."""
-    try:
-        value = number(walk(tree, path))
-    except (LookupError, ValueError):
-        return None
-    return value
+def number_or_none(value: Any) -> float | None:
+    """The number, or None. Not for one that no double holds: that is none as well."""
+    with suppress(ValueError, OverflowError):
+        return number(value)
+    return None
 
 
 def time_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], datetime | int | float]:
@@ -265,11 +251,16 @@ def time_reader(fields: FeedFields, *, declared: bool) -> Callable[[Any], dateti
     to_ms = {"epoch-s": 1000, "epoch-us": 0.001}.get(form, 1)
     numbers = form in TIME_UNIT_US
 
+    def of_text(text: str) -> datetime:
+        return with_zone(datetime.strptime(text, form), zone) if "%" in form else read_instant(text, zone)
+
+    known = lru_cache(_KNOWN_TIMES)(of_text)  # vehicles of a fleet report at the same seconds
+
     def read(value: Any) -> datetime | int | float:
         if isinstance(value, str) and numbers and _NUMBER.fullmatch(value):
             value = number(value) if set(value) & set(".,eE") else int(value)
         if isinstance(value, str):
-            return with_zone(datetime.strptime(value, form), zone) if "%" in form else read_instant(value, zone)
+            return known(value) if len(value) <= _LONGEST_TIME else of_text(value)
         if isinstance(value, bool) or not isinstance(value, int | float) or not numbers:
             raise ValueError("no time of the form")
         return value * to_ms
@@ -286,6 +277,9 @@ def read_instant(text: object, zone: ZoneInfo | None) -> datetime:
     if not isinstance(text, str):
         raise ValueError("no text")
     text = text[:-1] + "Z" if text[-1:] == "z" else text
+    if len(text) > _TO_MICROSECONDS:
+        with suppress(msgspec.ValidationError):  # rounds, as decoders of JSON do, where Python cuts digits off
+            return msgspec.convert(text, Instant)
     leap = _LEAP_SECOND.fullmatch(text)
     if leap is not None:
         moment = with_zone(datetime.fromisoformat(f"{leap[1]}:59{leap[2]}"), zone)
@@ -379,21 +373,20 @@ def parse_time(text: str) -> int:
     return time_us(read_instant(text, None))
 
 
-def looks_like(message: bytes, fields: FeedFields) -> tuple[bool, list[tuple[str, Any]]]:
-    """Read a refused message again, leniently: whether it is JSON, and the fields that it has."""
-    try:
-        tree = json.loads(message.decode("utf-8", "replace"), parse_int=float)
-    except (ValueError, RecursionError):
-        return False, []
-    present = []
-    for name, path in zip(("user", "time", "lat", "lng", "speed"), fields.paths, strict=False):
-        try:
+def lenient_tree(message: bytes) -> Any:
+    """A refused message as JSON, in which NaN is a number. Raises ValueError or RecursionError for what is none."""
+    return json.loads(message.decode("utf-8", "replace"), parse_int=float)
+
+
+def fields_in(tree: Any, fields: FeedFields) -> dict[str, Any]:
+    """The fields of a format that an event has, by their roles."""
+    present = {}
+    for name, path in zip(ROLES, fields.paths, strict=False):
+        with suppress(LookupError):
             value = walk(tree, field_path(path))
-        except LookupError:
-            continue
-        if not is_nothing(value) or (name == "user" and value is not None):
-            present.append((name, value))
-    return True, present
+            if not is_nothing(value) or (name == "user" and value is not None):
+                present[name] = value
+    return present
 
 
 def is_not_finite(value: Any) -> bool:

@@ -94,12 +94,15 @@ def rows_of(values: Sequence[bytes]) -> list[Row]:
 def write_csv(rows: Iterable[Row], out: IO[bytes]) -> None:
     """CSV by RFC 4180 in UTF-8 with one header line. A field is empty if the cell has no such number."""
     columns, totals = [*_columns(rows), *TOTALS], _totals(rows)
+    write_lines((row | totals[row["window_start"]] for row in rows), columns, out)
+
+
+def write_lines(rows: Iterable[Row], columns: Sequence[str], out: IO[bytes]) -> None:
+    """These ``columns`` of the rows as CSV by RFC 4180 in UTF-8 with one header line."""
     text = io.TextIOWrapper(out, encoding="utf-8", newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
-    for row in rows:
-        complete = row | totals[row["window_start"]]
-        writer.writerow([_plain(complete.get(name)) for name in columns])
+    writer.writerows([_plain(row.get(name)) for name in columns] for row in rows)
     text.detach()
 
 
@@ -298,23 +301,24 @@ def _row(body: dict[str, Any]) -> Row:
         "schema_version": HEXAGON_SPEED,
     }
     row |= dict.fromkeys(_ESTIMATE)
-    _flatten(row, "estimate", estimates_of(body) or {})
+    flatten(row, "estimate", estimates_of(body) or {})
     row |= {"status": body["status"], "excludes": " ".join(body.get("excludes", ())) or None}
     for name, value in body.items():
         if name not in ("window", *row):
-            _flatten(row, name, value)
+            flatten(row, name, value)
     return row
 
 
-def _flatten(row: Row, name: str, value: Any) -> None:
+def flatten(row: Row, name: str, value: Any) -> None:
+    """Add a released number, or any other ``value``, to a row as the columns of its parts."""
     if isinstance(value, dict):
         for part, inner in value.items():
             if part == "value":
                 row[name] = inner
             elif part == "interval":
-                row[f"{name}_low"], row[f"{name}_high"] = inner
+                row[f"{name}_low"], row[f"{name}_high"] = inner or (None, None)
             else:
-                _flatten(row, f"{name}_{part}", inner)
+                flatten(row, f"{name}_{part}", inner)
     else:
         row[name] = value
 

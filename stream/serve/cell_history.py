@@ -149,7 +149,7 @@ class Usual:
         by_cell: dict[int, _UsualCell] = {}
         for statistic in sorted({statistic for table in columns for statistic in table}):
             parts = [table[statistic] for table in columns if statistic in table]
-            for cell, usual in _weighted(parts, _top(statistic, earlier)):
+            for cell, usual in _weighted(parts, _range(statistic, earlier)):
                 known = by_cell.get(cell)
                 if known is None:
                     known = by_cell[cell] = _UsualCell(f"{cell:x}", {})
@@ -243,8 +243,11 @@ def _columns(cells: Iterable[_Cell]) -> Columns:
     }
 
 
-def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator[tuple[int, UsualValue]]:
-    """Mean per cell weighted by 1/variance, clamped to [0, top], with a 95 % interval that assumes independent windows.
+def _weighted(
+    parts: list[tuple[CellArray, FloatArray]], within: tuple[float, float]
+) -> Iterator[tuple[int, UsualValue]]:
+    """Mean per cell weighted by 1/variance, clamped to ``within``, with a 95 % interval that assumes independent
+    windows.
 
     ``deviation`` is the standard deviation of the noise in that mean. ``spread`` is how much the cell itself varies
     from window to window: the root of the variance between windows that their noise does not explain (DerSimonian and
@@ -256,7 +259,7 @@ def _weighted(parts: list[tuple[CellArray, FloatArray]], top: float) -> Iterator
     total = np.bincount(index, weights)
     mean = np.bincount(index, weights * values) / total
     deviation = 1 / np.sqrt(total)
-    ends = [np.clip(mean + z * deviation, 0.0, top) for z in (0.0, -_Z95, _Z95)]
+    ends = [np.clip(mean + z * deviation, *within) for z in (0.0, -_Z95, _Z95)]
     columns = np.round([*ends, deviation, _spread(index, values, weights)], 4)
     for cell, number, row in zip(cells.tolist(), np.bincount(index).tolist(), columns.T.tolist(), strict=True):
         yield cell, UsualValue(row[0], (row[1], row[2]), row[3], row[4], number)
@@ -272,8 +275,9 @@ def _spread(index: npt.NDArray[np.intp], values: FloatArray, weights: FloatArray
     return np.asarray(np.sqrt(np.clip(variance, 0.0, None)))
 
 
-def _top(statistic: str, windows: list[WindowView]) -> float:
-    """Public upper bound of the statistic, the largest of all windows: U, or U²/4 for a variance."""
-    uppers = [marker.clipping.upper for marker in map(marker_of, windows) if marker is not None]
-    upper = max(uppers, default=float("inf"))
-    return upper**2 / 4 if statistic == "variance" else upper
+def _range(statistic: str, windows: list[WindowView]) -> tuple[float, float]:
+    """Public bounds of the statistic, the widest of all windows: those of the value, or 0 and U²/4 for a variance."""
+    ranges = [marker.clipping for marker in map(marker_of, windows) if marker is not None]
+    lower = min((one.lower for one in ranges), default=-float("inf"))
+    upper = max((one.upper for one in ranges), default=float("inf"))
+    return (0.0, (upper - lower) ** 2 / 4) if statistic == "variance" else (lower, upper)

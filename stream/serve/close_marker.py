@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from stream.config.value import SPEED, SPEED_UNIT
 from stream.serve.window_store import WindowView
 
 
 class Bounds(msgspec.Struct):
-    """A range of speeds, in km/h."""
+    """A range of values, in their unit."""
 
     lower: float
     upper: float
+    unit: str = SPEED_UNIT
 
 
 class Period(msgspec.Struct):
@@ -28,6 +30,7 @@ class CloseMarker(msgspec.Struct):
     period: Period
     accounting: str = "pure"
     withheld: bool = False
+    value: str = SPEED
 
 
 def marker_of(window: WindowView) -> CloseMarker | None:

@@ -45,6 +45,14 @@ def known_window(view: View, start: str | None, feed: str) -> WindowView:
     return window
 
 
+def complete_window(view: View, start: str, feed: str) -> WindowView:
+    """The complete window that starts then; 404 if there is none, 409 if it is not complete yet."""
+    window = known_window(view, start, feed)
+    if not window.complete:
+        raise Problem(409, f"window {start} is not complete yet", "ask again once its close marker has arrived")
+    return window
+
+
 class Hexagons:
     """Handlers for the hexagon releases in the store."""
 
@@ -114,9 +122,7 @@ class Hexagons:
 
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
-        known = known_window(self._view, window, feed)
-        if not known.complete:
-            raise Problem(409, f"window {window} is not complete yet", "ask again once its close marker has arrived")
+        known = complete_window(self._view, window, feed)
         values = known.in_order()
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
         key = key_of("download", known.tag, suffix)

@@ -13,7 +13,7 @@ from aiohttp import web
 from stream.config.geojson import Position
 from stream.serve.city.areas import Area, PolygonArea
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
-from stream.serve.close_marker import CloseMarker, marker_of
+from stream.serve.close_marker import Bounds, CloseMarker, marker_of
 from stream.serve.local_time import local_start
 from stream.serve.ranges import MAX_RANGE_BYTES, MAX_WAITING
 from stream.serve.responses import JSON, Answers, Problem, key_of
@@ -57,13 +57,13 @@ class Means:
         if area is not None and area not in self._areas:
             raise Problem(404, f"there is no area {area[:80]!r}", "see /api/v1/areas for the names that are known")
         of = Range(feed, first, last, days, hours)
-        windows, upper = chosen(self._view, of)
+        windows, within = chosen(self._view, of)
         if ring is not None and area is not None:
             raise Problem(400, "area and ring are both given", "give one of them")
         inside = self._areas[area] if area is not None else PolygonArea("", [[ring]]) if ring is not None else None
 
         def make() -> bytes:
-            return msgspec.json.encode(of.said(windows) | _means(windows, inside, upper))
+            return msgspec.json.encode(of.said(windows) | _means(windows, inside, within))
 
         key = key_of("means", [window.tag for window in windows], first, last, area, ring)
         return await self._turns.answer(self._answers, request, key, make, JSON)
@@ -83,8 +83,8 @@ class Range(NamedTuple):
         return {"feed": self.feed, "from": self.first, "to": self.last, "windows": len(windows)}
 
 
-def chosen(view: View, of: Range) -> tuple[list[WindowView], float]:
-    """The complete windows to put together, and the upper bound of their speeds; 404 without any, 413 for too many."""
+def chosen(view: View, of: Range) -> tuple[list[WindowView], Bounds]:
+    """The complete windows to put together, and the bounds of their values; 404 without any, 413 for too many."""
     windows = [w for w in view.ordered(of.feed) if w.complete and of.first <= w.start < of.last]
     marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
     alike = [one for one in marked if _is_asked(*one, of) and _settings(one[1]) == _settings(marked[0][1])]
@@ -95,7 +95,7 @@ def chosen(view: View, of: Range) -> tuple[list[WindowView], float]:
     if size > MAX_RANGE_BYTES:
         title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
         raise Problem(413, title, "ask for a shorter range, or for fewer hours")
-    return [window for window, _ in alike], alike[0][1].clipping.upper
+    return [window for window, _ in alike], alike[0][1].clipping
 
 
 def _is_asked(window: WindowView, marker: CloseMarker, of: Range) -> bool:
@@ -106,7 +106,7 @@ def _is_asked(window: WindowView, marker: CloseMarker, of: Range) -> bool:
 
 def _settings(marker: CloseMarker) -> tuple[Any, ...]:
     """What must be alike: windows of other settings than the newest one are left out."""
-    return marker.relation, marker.clipping.lower, marker.clipping.upper
+    return marker.relation, marker.value, msgspec.structs.astuple(marker.clipping)
 
 
 Releases = dict[tuple[str, tuple[str, ...]], list[CellNumbers]]
@@ -125,17 +125,17 @@ def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Rele
     return releases
 
 
-def _means(windows: list[WindowView], area: Area | None, upper: float) -> dict[str, Any]:
+def _means(windows: list[WindowView], area: Area | None, within: Bounds) -> dict[str, Any]:
     releases = releases_of(windows, area)
-    rows = [_row(cell, excludes, seen, upper) for (cell, excludes), seen in sorted(releases.items())]
+    rows = [_row(cell, excludes, seen, within) for (cell, excludes), seen in sorted(releases.items())]
     if area is None:
         return {"cells": rows, "together": None}
     everything = [cell for seen in releases.values() for cell in seen]
-    return {"cells": rows, "together": _of(combined(everything, upper))}
+    return {"cells": rows, "together": _of(combined(everything, within))}
 
 
-def _row(cell: str, excludes: tuple[str, ...], seen: list[CellNumbers], upper: float) -> dict[str, Any]:
-    return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, upper))
+def _row(cell: str, excludes: tuple[str, ...], seen: list[CellNumbers], within: Bounds) -> dict[str, Any]:
+    return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, within))
 
 
 def _of(together: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from stream.serve.operations import BASE, Operation
 from stream.serve.other_day import REASONS
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
-from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref
+from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref, with_mark
 
 PATH = f"{BASE}/openapi.json"
 PAGE_PATH = f"{BASE}/openapi.html"
@@ -213,10 +213,6 @@ def _hexagon_schemas(message: Schema) -> Schema:
             "interval": interval,
             "unit": {"type": "string"},
             "method": {"type": "string", "description": method},
-            "at_bound": {
-                "type": "boolean",
-                "description": "The released value crowds the bound of speeds: read it as 'or more'.",
-            },
         },
         "required": ["value", "unit", "method"],
     }
@@ -230,7 +226,10 @@ def _hexagon_schemas(message: Schema) -> Schema:
         "properties": message["properties"] | {"estimate": leading},
         "required": [*message["required"], "estimate"],
     }
-    return {"Estimate": estimate, "Hexagon": hexagon}
+    return {
+        "Estimate": with_mark(estimate, "Released values crowd the bound of speeds: read it as 'or more'."),
+        "Hexagon": hexagon,
+    }
 
 
 def _window_fields() -> Schema:
@@ -304,17 +303,17 @@ def _file_schemas() -> Schema:
 
 def _alert_schemas() -> Schema:
     """Components for rules and alerts."""
-    speed = {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    number = {"type": "number"}
+    speed = {"anyOf": [number, {"type": "null"}]}
     rule = {
         "name": {"type": "string"},
-        "below_km_h": speed | {"description": "The exact mean is below this, in km/h; or null."},
+        "below": speed | {"description": "The exact mean is below this; or null."},
+        "above": speed | {"description": "The exact mean is above this; or null."},
         "slower_km_h": speed | {"description": "The exact mean is below usual by more than this, in km/h; or null."},
         "slower_percent": speed | {"description": "The same as a share of usual; or null."},
         "windows": {"type": "integer", "minimum": 1, "description": "In so many consecutive windows."},
-        "false_alarms_per_day": {
-            "type": "number",
-            "description": "Bound on the expected number, of all cells together.",
-        },
+        "false_alarms_per_day": number | {"description": "Bound on the expected number, of all cells together."},
+        "unit": {"type": "string", "description": "Unit of the rule's limit and of its alerts: km/h of speeds."},
         "cells": {"type": "integer", "minimum": 0, "description": "Cells of the window that the rule covers."},
     }
     alert = {
@@ -331,7 +330,7 @@ def _alert_schemas() -> Schema:
         "new": {"type": "boolean", "description": "Not so one window earlier."},
         "statistic": {"type": "string"},
         "value": {"type": "number", "description": "Released mean."},
-        "limit": {"type": "number", "description": "The exact mean is below this."},
+        "limit": {"type": "number", "description": "The exact mean is below this, or above it."},
         "usual": speed,
         "unit": {"type": "string"},
     }
@@ -397,7 +396,9 @@ def _eased(node: Any, released: Any) -> Any:
 def _released() -> Schema:
     """A number with its noise, in any unit."""
     mean = schema(HEXAGON_SPEED)["properties"]["mean"]
-    properties = mean["properties"] | {"unit": {"type": "string", "description": "km/h, (km/h)^2 or 1 (a count)."}}
+    properties = mean["properties"] | {
+        "unit": {"type": "string", "description": "That of the value (km/h of speeds), its square, or 1 (a count)."}
+    }
     return {"type": "object", "properties": properties, "required": mean["required"]}
 
 

@@ -91,7 +91,7 @@ def operations(
             conditional=False,
             tag="Stream",
         ),
-        *_of_downloads(hexagons, ranges, named),
+        *_of_downloads(hexagons, ranges, city, named),
         *_of_places(city, named),
         *_of_routes(city, named),
         *_of_areas(city, named),
@@ -310,32 +310,47 @@ def _of_areas(city: City, feed: p.Parameter) -> list[Operation]:
     ]
 
 
-def _of_downloads(hexagons: Hexagons, ranges: Ranges, feed: p.Parameter) -> list[Operation]:
-    return [
-        Operation(
-            f"{BASE}/windows/{{window}}/download.{suffix}",
-            f"download{suffix.capitalize()}",
-            f"A complete window as {suffix}",
-            partial(hexagons.download, suffix=suffix),
-            (p.WINDOW_PATH, feed),
-            {kind: "DownloadFeatures" if suffix == "geojson" else None},
-            (404, 409, 501) if suffix == "parquet" else (404, 409),
-            tag="Downloads",
-        )
-        for suffix, kind in FILES.items()
-    ] + [
-        Operation(
-            f"{BASE}/download.{suffix}",
-            f"downloadRange{suffix.capitalize()}",
-            f"Every complete window of a range of time as one {suffix}, oldest first",
-            partial(ranges.download, suffix=suffix),
-            (p.FROM, p.TO, feed),
-            {kind: "DownloadFeatures" if suffix == "geojson" else None},
-            (404, 413, 501) if suffix == "parquet" else (404, 413),
-            tag="Downloads",
-        )
-        for suffix, kind in FILES.items()
-    ]
+def _of_downloads(hexagons: Hexagons, ranges: Ranges, city: City, feed: p.Parameter) -> list[Operation]:
+    return (
+        [
+            Operation(
+                f"{BASE}/windows/{{window}}/download.{suffix}",
+                f"download{suffix.capitalize()}",
+                f"A complete window as {suffix}",
+                partial(hexagons.download, suffix=suffix),
+                (p.WINDOW_PATH, feed),
+                {kind: "DownloadFeatures" if suffix == "geojson" else None},
+                (404, 409, 501) if suffix == "parquet" else (404, 409),
+                tag="Downloads",
+            )
+            for suffix, kind in FILES.items()
+        ]
+        + [
+            Operation(
+                f"{BASE}/windows/{{window}}/areas.csv",
+                "downloadAreas",
+                "Every named area in a complete window as csv: sums and means of its cells, with their errors",
+                city.areas_file,
+                (p.WINDOW_PATH, feed),
+                {CSV: None},
+                (404, 409),
+                tag="Downloads",
+            ),
+        ]
+        + [
+            Operation(
+                f"{BASE}/download.{suffix}",
+                f"downloadRange{suffix.capitalize()}",
+                f"Every complete window of a range of time as one {suffix}, oldest first",
+                partial(ranges.download, suffix=suffix),
+                (p.FROM, p.TO, feed),
+                {kind: "DownloadFeatures" if suffix == "geojson" else None},
+                (404, 413, 501) if suffix == "parquet" else (404, 413),
+                tag="Downloads",
+            )
+            for suffix, kind in FILES.items()
+        ]
+    )
 
 
 def _of_features(features: Features) -> list[Operation]:

@@ -17,6 +17,12 @@ def members(properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+def with_mark(schema: Schema, description: str) -> Schema:
+    """An object that may have ``at_bound``, too."""
+    mark = {"type": "boolean", "description": f"{description} True, or absent."}
+    return schema | {"properties": schema["properties"] | {"at_bound": mark}}
+
+
 def array(items: Schema, description: str) -> Schema:
     """A list."""
     return {"type": "array", "items": items, "description": description}

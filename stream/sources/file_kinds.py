@@ -6,7 +6,8 @@ import csv
 import re
 import string
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,45 +67,67 @@ def seems_to_be(path: Path) -> str | None:
         return "It seems to be a tar archive: unpack it first."
     if is_gtfs_realtime(head):
         return "It seems to be a GTFS-realtime message: send it with 'hexveil gtfs-rt'."
-    listed = list_in(path) if text[:1] == b"{" else None
-    return None if listed is None else f"Its events are in a list: set feed.records = {listed!r}."
+    if b"\0" in text[:2]:
+        return "It seems to be text in UTF-16 without a byte order mark: convert it to UTF-8."
+    listed = lists_in(path) if text[:1] == b"{" else []
+    return f"Its events are in a list: set feed.records = {listed[0]!r}." if listed else None
 
 
-def list_in(path: Path) -> str | None:
-    """The path of the longest list of objects in a JSON document; None if the file is none, or has no such list."""
+def lists_in(path: Path) -> list[str]:
+    """The paths of lists of objects in a JSON document, that with the most objects first."""
     try:
         with path.open("rb") as file:
             text = file.read(_LARGEST_TREE)
         text = zlib.decompressobj(31).decompress(text, _LARGEST_TREE) if text.startswith(GZIP) else text
         tree = msgspec.json.decode(text.decode("utf-8-sig", "replace"))
     except (OSError, ValueError, zlib.error, RecursionError):
-        return None
-    lists = dict(_lists(tree, (), 0))
-    return max(lists, key=lambda name: lists[name]) if lists else None
+        return []
+    counts = Counter[tuple[str, ...]]()
+    _count_lists(tree, (), counts)
+    return [".".join(names) for names in sorted(counts, key=lambda names: (-counts[names], len(names)))]
 
 
-def _lists(tree: Any, path: tuple[str, ...], depth: int) -> Iterator[tuple[str, int]]:
-    """The paths of lists of objects in objects, and their lengths."""
-    if isinstance(tree, list) and path and tree and isinstance(tree[0], dict):
-        yield ".".join(path), len(tree)
-    elif isinstance(tree, dict) and depth < _DEEPEST_LIST:
+def _count_lists(tree: Any, path: tuple[str, ...], counts: Counter[tuple[str, ...]]) -> None:
+    """Count the objects in lists, by path. A path leads through lists to what is in all of their objects."""
+    if isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        if path:
+            counts[path] += len(tree)
+        for part in tree:
+            _count_lists(part, path, counts)
+    elif isinstance(tree, dict) and len(path) < _DEEPEST_LIST:
         for name, value in tree.items():
-            if name and "." not in name:
-                yield from _lists(value, (*path, name), depth + 1)
+            if name and "." not in name and isinstance(value, dict | list):
+                _count_lists(value, (*path, name), counts)
 
 
 def records_at(text: bytes, path: str) -> list[bytes] | None:
-    """The elements of the list at ``path`` in a JSON document, as they are written; None if there is no such list."""
-    value: bytes | msgspec.Raw = text.decode("utf-8", "replace").encode()
+    """The elements of the list at ``path`` in a JSON document, as they are written; None if there is no such list.
+
+    Of a list on the way, all of its elements are looked at, or the one whose index the path names.
+    """
+    values: list[Any] = [text.decode("utf-8", "replace").encode()]
     try:
         for key in path.split("."):
-            if key.isdecimal():
-                value = msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
-            else:
-                value = msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
-        return list(map(bytes, msgspec.json.decode(value, type=list[msgspec.Raw])))
+            values = [part for value in values for part in _at(value, key)]
+        return [bytes(part) for value in values for part in _raw_list(value)]
     except (msgspec.DecodeError, LookupError, RecursionError):
         return None
+
+
+def _at(value: bytes | msgspec.Raw, key: str) -> list[Any]:
+    if bytes(value).lstrip()[:1] != b"[":
+        return [_raw_object(value)[key]]
+    parts = _raw_list(value)
+    return [parts[int(key)]] if key.isdecimal() else [_raw_object(part)[key] for part in parts]
+
+
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def is_remark(line: bytes) -> bool:
+    """Whether a line before the header of a table is none of it: a remark, or what tells spreadsheets the separator."""
+    return line.removeprefix(BOM)[:1] == b"#" or line.lower().startswith(b"sep=")
 
 
 def is_gtfs_realtime(head: bytes) -> bool:
@@ -165,7 +188,7 @@ def is_header(line: bytes, fields: FeedFields) -> bool:
     if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
     separator, names = columns_of(line, fields)
-    return set(fields.paths) - {fields.speed} <= set(names) or (
+    return set(fields.paths) - {fields.value} <= set(names) or (
         separator in SEPARATORS and len(names) >= 5 and all(name.isprintable() for name in names)
     )
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from stream.config.feed import SPEED_TO_KMH
-from stream.ingestion.formats import parse_time
+from stream.ingestion.formats import claims_utc, read_instant, time_us
 from stream.sources.messages import Messages
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import SnapshotRows
@@ -76,11 +77,13 @@ def _add(rows: SnapshotRows, publication: Publication, kmh: float) -> None:
         rows.refused["no-position"] += 1
     else:
         try:
-            moment = publication.arrived_us if fix.tst is None and fix.tsi is None else _time_us(fix)
+            stamped = None if fix.tst is None and fix.tsi is None else _moment(fix)
         except (ValueError, OverflowError):
             rows.refused["time-unreadable"] += 1
             return
-        rows.add(name, moment, _number(fix.lat), _number(fix.long), _speed(fix.spd) * kmh / 3.6)
+        moment, is_utc = (publication.arrived_us, False) if stamped is None else (time_us(stamped), claims_utc(stamped))
+        place = _number(fix.lat), _number(fix.long)
+        rows.add(name, moment, *place, _speed(fix.spd) * kmh / 3.6, is_utc=is_utc)
 
 
 def vehicle_of(topic: str) -> str | None:
@@ -112,13 +115,13 @@ def _read(payload: bytes) -> _Fix | str:
     return next(iter(events.values())) if len(events) == 1 else "unreadable"
 
 
-def _time_us(fix: _Fix) -> int:
-    """The time of a fix, µs UTC: ``tst`` (RFC 3339), else ``tsi`` (seconds). Raises for others."""
+def _moment(fix: _Fix) -> datetime | int:
+    """The time of a fix: ``tst`` (RFC 3339), else ``tsi`` (seconds) in milliseconds. Raises for others."""
     if isinstance(fix.tst, str):
-        return parse_time(fix.tst)
+        return read_instant(fix.tst, None)
     if isinstance(fix.tsi, bool) or not isinstance(fix.tsi, int):
         raise ValueError("no time")
-    return fix.tsi * 1_000_000
+    return fix.tsi * 1_000
 
 
 def _number(value: Any) -> float:

@@ -43,13 +43,16 @@ def crossing(site: Site, lat: float, lng: float) -> str:
     return f"{_AVENUES[column + BLOCKS]} / {_ordinal(BLOCKS - row)}"
 
 
-def street_map(domain: BoundingBox, seed: int) -> bytes:
-    """The archive of the city that a simulation with ``seed`` drives in (PMTiles). Deterministic, as its network is."""
+def street_map(domain: BoundingBox, seed: int, said: str = ATTRIBUTION) -> bytes:
+    """The archive of the city that a simulation with ``seed`` drives in (PMTiles). Deterministic, as its network is.
+
+    ``said``: what the page says about it.
+    """
     site, rng = site_in(domain), np.random.Generator(np.random.PCG64(seed))
     zooms = _zooms(site)
     roads = [*_grid(site, zooms[0] + _GRID_HIDDEN), *_main_roads(site, rng), *_ring_roads(site)]
     layers = {"landuse": _parks(site), "water": _river(site), "roads": roads, "places": _park_names(site)}
-    return archive_of(layers, zooms, ATTRIBUTION)
+    return archive_of(layers, zooms, said)
 
 
 def _zooms(site: Site) -> range:

@@ -43,22 +43,22 @@ def together(paths: Sequence[Path]) -> Path:
 
 
 class Folder:
-    """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: files, in
-    thousandths."""
+    """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: bytes as stored."""
 
     def __init__(
         self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
     ) -> None:
         self._files, self._one_each = recordings_in(path), one_each
         self._format, self._feed, self._shift, self._done = file_format, feed, shift, 0
-        self.size = 1_000 * len(self._files)
+        self._sizes = [file.stat().st_size for file in self._files]
+        self.size = sum(self._sizes)
         self._part: Recording | Table | None = None
 
     @property
     def position(self) -> int:
         """What of :attr:`size` was read so far."""
-        part = self._part
-        return 1_000 * self._done + (0 if part is None else min(999, 1_000 * part.position // max(part.size, 1)))
+        part, done = self._part, sum(self._sizes[: self._done])
+        return done if part is None else done + self._sizes[self._done] * part.position // max(part.size, 1)
 
     def __enter__(self) -> Self:
         return self

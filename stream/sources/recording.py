@@ -21,7 +21,7 @@ import numpy as np
 from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig
 from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.formats import NO_LETTER, field_path, is_nothing, number, recording_format, time_us, walk
-from stream.sources.file_kinds import columns_of, is_header, wrong_header
+from stream.sources.file_kinds import columns_of, is_header, is_remark, wrong_header
 from stream.sources.lines import Lines, RecordingError, Stored
 from stream.sources.messages import Messages
 
@@ -129,6 +129,8 @@ class Recording:
         names: list[str] | None = None
         at_start = True
         for lines in blocks:
+            while at_start and lines and is_remark(lines[0]):
+                del lines[0]
             if lines and at_start:
                 at_start = False
                 self._is_csv = self._is_csv or is_header(lines[0], self._format.fields)
@@ -166,10 +168,10 @@ class Recording:
     def _header(self, line: bytes) -> list[str]:
         fields = self._format.fields
         self._separator, names = columns_of(line, fields)
-        missing = set(fields.paths) - set(names) - ({fields.speed} if self._any_speed else set())
+        missing = set(fields.paths) - set(names) - ({fields.value} if self._any_speed else set())
         if missing:
             raise RecordingError(f"{self.path}: {wrong_header(names, missing, fields)}")
-        self._numeric = [names.index(path) for path in (fields.lat, fields.lng, fields.speed) if path in names]
+        self._numeric = [names.index(path) for path in (fields.lat, fields.lng, fields.value) if path in names]
         self._user_column, self._time_column = names.index(fields.user), names.index(fields.time)
         return names
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
+from stream.config.value import ValueConfig
 from stream.sources.fleet import Fixes, Fleet
 from stream.sources.messages import Messages
 from stream.sources.network import Network, build_network
@@ -22,6 +23,8 @@ GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "lo
 """Kinds of invalid messages that the feed sometimes sends."""
 
 LONGEST_DELAY_S = 280.0
+_SPEEDS = ValueConfig(upper=65.0)
+_EVENT = '{"user":"%s","time":"%sZ","lat":%.6f,"lng":%.6f,"speed":%.2f}'
 
 
 VEHICLE_POSITIONS = "/vehicle-positions.pb"
@@ -57,11 +60,17 @@ class Simulation:
     duration: timedelta | None = None
     interval: timedelta = timedelta(seconds=30)
     faults: Faults = Faults()
+    value: ValueConfig = _SPEEDS
 
     def __post_init__(self) -> None:
-        if self.feed.format != "canonical":
+        if self.value.is_speed and self.feed.format != "canonical":
             raise ValueError(
                 f"feed.format is {self.feed.format!r}, but the simulator sends canonical events; set it to 'canonical'"
+            )
+        if not self.value.is_speed and (self.feed.fields is None or self.names != list(self.feed.fields.paths)):
+            raise ValueError(
+                f"the simulator sends {self.value.name} as field 'value' beside user, time, lat and lng; name these "
+                "in [feed.fields]"
             )
         if self.duration is not None and self.duration <= timedelta(0):
             raise ValueError(f"duration {self.duration} has no fixes; give one longer than 0 s, like 3h")
@@ -69,6 +78,11 @@ class Simulation:
             raise ValueError(f"{self.vehicles} vehicles is not between 1 and 10 000 000")
         if not timedelta(seconds=1) <= self.interval <= timedelta(hours=1):
             raise ValueError(f"interval {self.interval} is not between 1 s and 1 h")
+
+    @property
+    def names(self) -> list[str]:
+        """Fields of an event, in the order of :attr:`stream.config.feed.FeedFields.paths`."""
+        return ["user", "time", "lat", "lng", "speed" if self.value.is_speed else "value"]
 
     @property
     def routes(self) -> int:
@@ -154,44 +168,84 @@ def _disturb(fixes: Fixes, faults: Faults, per_degree: tuple[float, float], rng:
     return arrivals.followed_by(repeats)
 
 
+class Sensors:
+    """Another value than a speed: a public field over the map, highest in its middle and at rush hours, read with
+    errors.
+
+    Every vehicle's sensor is off by a constant of its own. The field is invented, between the bounds of the value.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        rng = np.random.Generator(np.random.PCG64([simulation.seed, 1]))
+        self._measured, self._box = simulation.value, simulation.feed.domain
+        self._zone = ZoneInfo(simulation.feed.timezone)
+        self._off = rng.normal(0, 0.03, simulation.vehicles)
+        self._rng = rng
+
+    def share(self, time_us: np.ndarray, lat: np.ndarray, lng: np.ndarray) -> np.ndarray:
+        """The field as a share of the value's range, (n,)."""
+        box = self._box
+        north = (lat - (box.south + box.north) / 2) / (box.north - box.south)
+        east = (lng - (box.west + box.unrolled_east) / 2) / (box.unrolled_east - box.west)
+        shift = datetime.fromtimestamp(float(time_us[0]) / 1e6, self._zone).utcoffset() or timedelta(0)
+        hour = (time_us / 3.6e9 + shift.total_seconds() / 3600) % 24
+        rush = np.exp(-((hour - 8) ** 2) / 6) + np.exp(-((hour - 17.5) ** 2) / 8)
+        middle = np.exp(-(north**2 + east**2) / 0.02)
+        return np.asarray(0.12 + 0.25 * middle + 0.3 * rush * (0.3 + middle))
+
+    def read(self, arrivals: _Arrivals) -> np.ndarray:
+        """What the sensors of these fixes say, in the unit of the value, (n,)."""
+        share = self.share(arrivals.time, arrivals.lat, arrivals.lng) + self._off[arrivals.vehicle]
+        noisy = share + self._rng.normal(0, 0.02, len(share))
+        value = self._measured
+        return np.asarray(value.lower + (value.upper - value.lower) * np.clip(noisy, 0.0, 1.0))
+
+
 class _Writer:
-    """The columns as canonical JSON, with speeds in the unit that the feed declares."""
+    """The columns as JSON: canonical, with speeds in the unit that the feed declares, or with another value."""
 
     def __init__(self, simulation: Simulation) -> None:
         width = max(len(str(simulation.vehicles - 1)), 4)
         self.names = [f"bus-{index:0{width}d}" for index in range(simulation.vehicles)]
         self.keys: list[bytes | None] = [name.encode() for name in self.names]
         self.per_ms = 3.6 / SPEED_TO_KMH[simulation.feed.speed_unit]
+        self.measured = simulation.names[-1]
+        self.sensors = None if simulation.value.is_speed else Sensors(simulation)
 
     def __call__(self, arrivals: _Arrivals) -> Messages:
-        names = self.names
-        vehicles = arrivals.vehicle.tolist()
-        times = np.datetime_as_string((arrivals.time // 1000).view("M8[ms]"), unit="ms").tolist()
-        rows = zip(
-            vehicles,
-            times,
-            arrivals.lat.tolist(),
-            arrivals.lng.tolist(),
-            (arrivals.speed * self.per_ms).tolist(),
-            strict=True,
-        )
-        text = '{"user":"%s","time":"%sZ","lat":%.6f,"lng":%.6f,"speed":%.2f}'
-        values = [(text % (names[v], time, lat, lng, speed)).encode() for v, time, lat, lng, speed in rows]
+        names, vehicles = self.names, arrivals.vehicle.tolist()
+        users, speeds = [names[vehicle] for vehicle in vehicles], arrivals.speed * self.per_ms
+        measured = speeds if self.sensors is None else self.sensors.read(arrivals)
+        values = canonical_events(users, arrivals.time, arrivals.lat, arrivals.lng, measured)
+        if self.sensors is not None:
+            values = [value.replace(b'"speed":', b'"value":') for value in values]
         for index in np.flatnonzero(arrivals.garbage >= 0).tolist():
-            values[index] = _garbage(GARBAGE[arrivals.garbage[index]], values[index], names[vehicles[index]])
+            values[index] = _garbage(
+                GARBAGE[arrivals.garbage[index]], values[index], names[vehicles[index]], self.measured
+            )
         return Messages(arrivals.due, [self.keys[v] for v in vehicles], values)
 
 
-def _garbage(kind: str, value: bytes, name: str) -> bytes:
+def canonical_events(
+    users: list[str], time_us: np.ndarray, lat: np.ndarray, lng: np.ndarray, speed: np.ndarray
+) -> list[bytes]:
+    """Canonical JSON of each event, (n,): degrees, and speeds in the unit that the feed declares."""
+    times = np.datetime_as_string((time_us // 1000).view("M8[ms]"), unit="ms").tolist()
+    rows = zip(users, times, lat.tolist(), lng.tolist(), speed.tolist(), strict=True)
+    return [(_EVENT % row).encode() for row in rows]
+
+
+def _garbage(kind: str, value: bytes, name: str, measured: str) -> bytes:
+    last = f'"{measured}":'.encode()
     match kind:
         case "not-json":
             return value[: len(value) // 2]
         case "no-position":
             return value[: value.index(b',"lat"')] + b"}"
         case "not-finite":
-            return value[: value.index(b'"speed":')] + b'"speed":NaN}'
+            return value[: value.index(last)] + last + b"NaN}"
         case "outside":
-            return value[: value.index(b',"lat"')] + b',"lat":0.0,"lng":0.0,"speed":0.0}'
+            return value[: value.index(b',"lat"')] + b',"lat":0.0,"lng":0.0,' + last + b"0.0}"
         case "far-future":
             return value.replace(b'"time":"2', b'"time":"3', 1)
         case _:

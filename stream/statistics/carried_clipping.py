@@ -12,24 +12,27 @@ import numpy as np
 
 from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.smoothing_state import Memory, intervals
-from stream.terms import SPEED_QUANTUM_KMH
+from stream.terms import QUANTUM
 
 SPREAD = 2.0
 """The range reaches from the cell's mean divided by this to the mean multiplied by this. Narrower ranges bias the mean
 more."""
 NARROWEST_KMH = 20.0
-"""Width of the narrowest range."""
+"""Width of the narrowest range of speeds."""
+NARROWEST_SHARE = 0.25
+"""The same of other values, as a share of U."""
 
 
 def carry(plan: Plan, memory: Memory | None) -> Plan:
     """``plan`` with the ranges that ``memory`` gives for its cells; unchanged without carried clipping."""
-    if plan.terms.speed.clipping != "carried" or memory is None:
+    if plan.terms.speed.clipping != "carried" or memory is None or memory.lower != plan.terms.value.lower:
         return plan
-    top = plan.terms.speed.upper
+    top, is_speed = plan.terms.speed.upper, plan.terms.value.is_speed
+    narrow = NARROWEST_KMH if is_speed else NARROWEST_SHARE * top
     low, high = intervals(memory, plan.cells)
     low, high = np.clip(low / SPREAD, 0.0, top), np.clip(high * SPREAD, 0.0, top)
-    middle = np.clip((low + high) / 2, NARROWEST_KMH / 2, max(top - NARROWEST_KMH / 2, NARROWEST_KMH / 2))
-    low = np.maximum(np.minimum(low, middle - NARROWEST_KMH / 2), 0.0)
-    high = np.minimum(np.maximum(high, middle + NARROWEST_KMH / 2), top)
-    lower, upper = (np.round(end / SPEED_QUANTUM_KMH).astype(np.int64) for end in (low, high))
+    middle = np.clip((low + high) / 2, narrow / 2, max(top - narrow / 2, narrow / 2))
+    low = np.maximum(np.minimum(low, middle - narrow / 2), 0.0)
+    high = np.minimum(np.maximum(high, middle + narrow / 2), top)
+    lower, upper = (np.round(end / QUANTUM).astype(np.int64) for end in (low, high))
     return msgspec.structs.replace(plan, participation=ParticipationPart(lower=lower, upper=upper))

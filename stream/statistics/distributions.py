@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dpcore.cdf import CDFs, bin_edges
 from stream.statistics.columns import CDF, DECIMALS, PERCENTS, Columns
 from stream.statistics.plan import Plan
-from stream.terms import MAX_NUMBERS, SPEED_QUANTUM_KMH, SpeedTerms
+from stream.terms import MAX_NUMBERS, QUANTUM, SpeedTerms
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def share_columns(drawn: CDFs | None, cells: IntArray, n_cells: int, bins: int, 
 def distribution_bodies(plan: Plan, column: Columns) -> list[dict[str, Any]]:
     """The field ``cdf`` of every cell's message."""
     edges = bin_edges(plan.terms.speed.upper_quanta, plan.terms.speed.cdf_bins)
-    at = np.round((edges[1:] - 1) * SPEED_QUANTUM_KMH, 2).tolist()
+    at = np.round((edges[1:] - 1) * QUANTUM, 2).tolist()
     lists = [part.tolist() for part in (column.value, column.raw, _significant(column.scale), column.low, column.high)]
     names = ("value", "raw", "scale", "low", "high")
     return [

@@ -29,11 +29,11 @@ def merge_hexagons(counts: Counts, hexagons: HexagonTerms, predict: Callable[[Co
 
     ``predict``: counts by cell -> half width of the mean's interval in km/h.
     """
-    if hexagons.merge_until_km_h is None:
+    if hexagons.merge_until is None:
         return None
     finest, coarsest = hexagons.resolution, hexagons.coarsest_resolution
     parents = [_parents(counts.cells, resolution) for resolution in range(finest - 1, coarsest - 1, -1)]
-    return choose_resolution(counts, parents, predict, target=hexagons.merge_until_km_h).region
+    return choose_resolution(counts, parents, predict, target=hexagons.merge_until).region
 
 
 def _parents(cells: IdArray, resolution: int) -> IdArray:

@@ -28,7 +28,8 @@ from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
-from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, SPEED_QUANTUM_KMH
+from stream.statistics.stating import from_lower_bound, unit_of
+from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTerms
 from stream.windows import utc_text
 
 Body = dict[str, Any]
@@ -36,19 +37,6 @@ FloatArray = npt.NDArray[np.float64]
 
 DEVIATION = "deviation"
 """Name, under ``post_processed``, of the difference between the modelled mean and the typical one."""
-UNITS = {
-    "mean": "km/h",
-    "typical": "km/h",
-    "deviation": "km/h",
-    "moving_mean": "km/h",
-    "variance": "(km/h)^2",
-    "p15": "km/h",
-    "p50": "km/h",
-    "p85": "km/h",
-    "events": "1",
-    "users": "1",
-    "moving": "1",
-}
 
 
 def post_process(
@@ -80,8 +68,9 @@ def _modelled_means(
         bodies,
         plan.window,
         upper=speed.upper,
+        lower=plan.terms.value.lower,
         timezone=plan.terms.timezone,
-        typical=_typical(plan),
+        typical=speed.typical,
         area=area,
         clipped=widening_after(plan, bodies, memory),
     )
@@ -102,13 +91,6 @@ def _deviation(mean: Derived, typical: Derived) -> Derived:
     return Derived(mean.method, value, (value - below, value + above))
 
 
-def _typical(plan: Plan) -> float | None:
-    """The mean speed that smoothing expects before any release, at most U, in km/h; None if the prior is as wide as
-    U."""
-    speed = plan.terms.speed
-    return None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper)
-
-
 def compose(
     plan: Plan,
     bodies: list[Body],
@@ -123,17 +105,25 @@ def compose(
     ``bodies``: of its cells, without post-processed values, which are added. ``sequence``: position of the window among
     those committed, from 1.
     """
-    before, area = identity(memory), area_body(columns)
+    value = plan.terms.value
+    before, area = identity(memory), area_body(columns, value)
     derived, memory = post_process(plan, bodies, memory, area)
     remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if "mean" in derived else {}
-    if remembered and (typical := _typical(plan)) is not None:
-        remembered["memory"]["typical_km_h"] = typical
+    if remembered and (typical := plan.terms.speed.typical) is not None:
+        remembered["memory"]["typical"] = typical + value.lower
     if derived:
         for g, body in enumerate(bodies):
             if body["status"] == "published":
-                body["post_processed"] = {name: _derived_estimate(name, column, g) for name, column in derived.items()}
-    together = {} if area is None else {"area": area}
-    return _messages(plan, bodies, histograms, {**together, "sequence": sequence, **remembered}), memory
+                body["post_processed"] = {
+                    name: _derived_estimate(name, column, g, value) for name, column in derived.items()
+                }
+    together = {} if area is None else {"area": from_lower_bound(area, value)}
+    return _messages(
+        plan,
+        [from_lower_bound(body, value) for body in bodies],
+        histograms,
+        {**together, "sequence": sequence, **remembered},
+    ), memory
 
 
 def compose_withheld(plan: Plan, sequence: int) -> list[Message]:
@@ -141,33 +131,34 @@ def compose_withheld(plan: Plan, sequence: int) -> list[Message]:
     return _messages(plan, [], (), {"sequence": sequence})
 
 
-def _estimate(name: str, column: Columns, g: int) -> dict[str, Any]:
+def _estimate(name: str, column: Columns, g: int, value: ValueTerms) -> dict[str, Any]:
     decimals = DECIMALS[name]
-    raw, value = float(column.raw[g]), float(column.value[g])
+    raw, clamped = float(column.raw[g]), float(column.value[g])
     return {
-        "value": round(value, decimals),
+        "value": round(clamped, decimals),
         "raw": round(raw, decimals),
-        "clamped": value != raw,
+        "clamped": clamped != raw,
         "scale": float(f"{column.scale[g]:.6g}"),
         "interval": [round(min(max(float(end[g]), 0.0), column.top), decimals) for end in (column.low, column.high)],
-        "unit": UNITS[name],
+        "unit": unit_of(name, value),
     }
 
 
-def area_body(columns: dict[str, Columns]) -> Body | None:
+def area_body(columns: dict[str, Columns], value: ValueTerms) -> Body | None:
     """Users and mean of all cells together, for the close marker; None if they are not released."""
     if AREA_MEAN not in columns:
         return None
-    return {"users": _estimate("users", columns[AREA_USERS], 0), "mean": _estimate("mean", columns[AREA_MEAN], 0)}
+    of = {"users": columns[AREA_USERS], "mean": columns[AREA_MEAN]}
+    return {name: _estimate(name, column, 0, value) for name, column in of.items()}
 
 
-def _derived_estimate(name: str, column: Derived, g: int) -> dict[str, Any]:
+def _derived_estimate(name: str, column: Derived, g: int, value: ValueTerms) -> dict[str, Any]:
     decimals, ends = DECIMALS[name], column.interval
     return {
         "method": column.method,
         "value": round(float(column.value[g]), decimals),
         **({} if ends is None else {"interval": [round(float(end[g]), decimals) for end in ends]}),
-        "unit": UNITS[name],
+        "unit": unit_of(name, value),
     }
 
 
@@ -179,7 +170,8 @@ def exact_numbers(counts: Counts) -> dict[str, list[Any]]:
 def noisy_numbers(columns: dict[str, Columns]) -> dict[str, list[Any]]:
     """Noisy estimates of events and users of each cell, where counts are not public."""
     names = [name for name in ("events", "users") if name in columns]
-    return {name: [_estimate(name, columns[name], g) for g in range(len(columns[name].raw))] for name in names}
+    alone = ValueTerms()
+    return {name: [_estimate(name, columns[name], g, alone) for g in range(len(columns[name].raw))] for name in names}
 
 
 def _zcdp_fields(plan: Plan) -> dict[str, Any]:
@@ -204,7 +196,7 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
     """The body of every cell's message, without post-processed values; ``numbers``: events and users of each cell."""
     terms, window, epsilon = plan.terms, _window_text(plan), _epsilon(plan)
     published, coarser = plan.published, plan.merged is not None
-    ranges = None if plan.ranges is None else plan.ranges.T * SPEED_QUANTUM_KMH
+    ranges = None if plan.ranges is None else plan.ranges.T * QUANTUM
     bodies = []
     cells = [cell_text(cell) for cell in plan.cells.tolist()]
     inside = excluded(cells) if coarser else {}
@@ -224,9 +216,9 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
         } | {name: column[g] for name, column in numbers.items()}
         if ranges is not None:
             lower, upper = ranges[g].round(2).tolist()
-            body["clipping"] = {"lower": lower, "upper": upper, "unit": UNITS["mean"]}
+            body["clipping"] = {"lower": lower, "upper": upper, "unit": terms.value.unit}
         if published[g]:
-            body |= {name: _estimate(name, columns[name], g) for name in _numbers_of(plan)}
+            body |= {name: _estimate(name, columns[name], g, terms.value) for name in _numbers_of(plan)}
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
     return bodies
@@ -243,7 +235,7 @@ def _window_text(plan: Plan) -> dict[str, str]:
 
 
 def _cut_short(plan: Plan) -> list[str]:
-    """Steps that were left out because public counts made them too costly: those of the plan, shrinkage, distributions.
+    """Steps that were left out because public counts made them too costly: those of the plan, distributions.
     Markers name them.
     """
     planned = () if plan.values is None else plan.values.cut_short
@@ -257,7 +249,7 @@ def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Co
     """
     lower: float | FloatArray = 0.0
     if plan.ranges is not None and plan.terms.speed.clipping == "carried":
-        lower, highest = plan.ranges * SPEED_QUANTUM_KMH
+        lower, highest = plan.ranges * QUANTUM
     upper = plan.terms.speed.upper
     of = {"mean": (lower, highest), MOVING_MEAN: (MOVING_KM_H, upper)} | dict.fromkeys(PERCENTS, (0.0, upper))
     for name in of.keys() & columns.keys():
@@ -314,8 +306,9 @@ def _chosen(plan: Plan) -> Body:
 
 def _clipping(plan: Plan) -> Body:
     cap = 0 if plan.values is None else plan.values.sum_cap
-    capped = {"sum_upper": cap * SPEED_QUANTUM_KMH} if cap else {}
-    return {"lower": 0.0, "upper": plan.terms.speed.upper, **capped, "unit": "km/h"}
+    capped = {"sum_upper": cap * QUANTUM} if cap else {}
+    lower, upper = plan.terms.value.lower, plan.terms.speed.upper
+    return {"lower": lower, "upper": round(lower + upper, 2), **capped, "unit": plan.terms.value.unit}
 
 
 def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogram], carried: Body) -> list[Message]:
@@ -335,6 +328,7 @@ def _messages(plan: Plan, bodies: list[Body], histograms: Sequence[DrawnHistogra
         **({} if rho_budget is None else {"rho_budget": rho_budget}),
         "period": {"start": utc_text(period.start), "end": utc_text(period.end), "timezone": terms.timezone},
         **_horizon(plan),
+        "value": terms.value.name,
         "clipping": _clipping(plan),
         "resolution": terms.hexagons.resolution,
         "statistics": list(terms.speed.statistics),

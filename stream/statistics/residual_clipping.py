@@ -18,7 +18,7 @@ from dpcore.residual import Forecast, Response, choose_ranges, widened
 from stream.statistics.columns import Derived
 from stream.statistics.plan import Due, Plan
 from stream.statistics.smoothing_state import Memory, foretold_of, widening_of
-from stream.terms import SPEED_QUANTUM_KMH
+from stream.terms import QUANTUM
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -56,9 +56,9 @@ def ranges_of(counts: Counts, noise: FloatArray, due: Due, memory: Memory | None
     events, users = counts.by_cell(counts.samples), np.diff(counts.cell_start)
     forecast = foretold_of(memory, counts.cells, events, users, due)
     spread, top = SPREAD_SHARE * speed.upper_quanta, speed.upper_quanta
-    foretold = np.round(forecast.value / SPEED_QUANTUM_KMH).astype(np.int64)
+    foretold = np.round(forecast.value / QUANTUM).astype(np.int64)
     widening = widening_of(memory, counts.cells)
-    about = Forecast(foretold.astype(np.float64), forecast.deviation / SPEED_QUANTUM_KMH, widening)
+    about = Forecast(foretold.astype(np.float64), forecast.deviation / QUANTUM, widening)
     finite = np.where(np.isfinite(noise), noise, float(top))
     lower, upper = choose_ranges(about, finite, spread=spread, top=top)
     response = Response.of(about.mean, lower.astype(np.float64), upper.astype(np.float64), spread, float(top))
@@ -73,8 +73,8 @@ def widening_after(plan: Plan, bodies: Sequence[dict[str, Any]], memory: Memory 
         return None
     released = np.array(["mean" in body for body in bodies], dtype=bool)
     mean, deviation = response.forecast.copy(), np.zeros(len(bodies))
-    mean[released] = [body["mean"]["raw"] / SPEED_QUANTUM_KMH for body in bodies if "mean" in body]
-    deviation[released] = [body["mean"]["scale"] / SPEED_QUANTUM_KMH for body in bodies if "mean" in body]
+    mean[released] = [body["mean"]["raw"] / QUANTUM for body in bodies if "mean" in body]
+    deviation[released] = [body["mean"]["scale"] / QUANTUM for body in bodies if "mean" in body]
     clipped = response.expected + (mean - response.forecast) * response.gain
     half = (plan.ranges[1] - plan.ranges[0]) / 2
     return widened(widening_of(memory, plan.cells), clipped, response, half, deviation * response.gain)
@@ -89,7 +89,7 @@ def with_what_clipping_leaves_open(plan: Plan, mean: Derived) -> Derived:
     if (response := response_of(plan)) is None:
         return mean
     assert mean.interval is not None, "modelled means have intervals"
-    left, top = OPEN_REACH * response.open * SPEED_QUANTUM_KMH, plan.terms.speed.upper
+    left, top = OPEN_REACH * response.open * QUANTUM, plan.terms.speed.upper
     low, high = (np.hypot(end - mean.value, left) for end in mean.interval)
     return replace(mean, interval=(np.maximum(mean.value - low, 0), np.minimum(mean.value + high, top)))
 

@@ -44,6 +44,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     end: int
     upper: float
+    lower: float = 0.0
     cells: bytes
     places: bytes
     precision: bytes
@@ -105,6 +106,7 @@ def step(
     window: Window,
     *,
     upper: float,
+    lower: float = 0.0,
     timezone: str,
     typical: float | None = None,
     area: dict[str, Any] | None = None,
@@ -114,10 +116,10 @@ def step(
     users and mean as published; beside it what is typical, unless there is no memory of earlier releases.
 
     ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,).
-    ``upper``: U in km/h. After a change of U, smoothing starts anew, because earlier means were clipped to another
-    bound. Windows come in the order of their time.
+    ``upper``: U, from ``lower`` on. After a change of either, smoothing starts anew, because earlier means were
+    clipped to another bound. Windows come in the order of their time.
     """
-    usable = memory if memory is not None and memory.upper == upper else None
+    usable = memory if memory is not None and (memory.lower, memory.upper) == (lower, upper) else None
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before = None if usable is None else _state(usable)
@@ -135,7 +137,7 @@ def step(
     if before is not None:
         ends[TYPICAL] = (smoothed.typical.value, *smoothed.typical.interval(upper))
     derived = {name: _derived(columns, observed.places, len(bodies)) for name, columns in ends.items()}
-    return _memory(state, observed, smoothed, window, upper, clipped), derived
+    return _memory(state, observed, smoothed, window, (lower, upper), clipped), derived
 
 
 def foretold_of(
@@ -147,7 +149,8 @@ def foretold_of(
     ``events``, ``users``: public numbers of each. As for :func:`step`, a memory of another U is not used.
     """
     speed, window = due.terms.speed, due.window
-    usable = memory if memory is not None and memory.upper == speed.upper else None
+    bounds = due.terms.value.lower, speed.upper
+    usable = memory if memory is not None and (memory.lower, memory.upper) == bounds else None
     places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in cells.tolist()], dtype=np.float64).reshape(-1, 2)
     nothing = np.zeros(len(cells)), np.full(len(cells), np.inf)
     at = Releases(
@@ -159,7 +162,7 @@ def foretold_of(
         hours=window.start / 3600,
         hour_of_day=datetime.fromtimestamp(window.start, ZoneInfo(due.terms.timezone)).hour,
         upper=speed.upper,
-        typical=None if speed.typical_km_h is None else min(speed.typical_km_h, speed.upper),
+        typical=speed.typical,
     )
 
 
@@ -243,14 +246,15 @@ def _memory(
     observed: ObservedMeans,
     smoothed: Smoothed,
     window: Window,
-    upper: float,
+    bounds: tuple[float, float],
     clipped: FloatArray | None,
 ) -> Memory:
     occupancy = observed.occupancy
     return Memory(
         version=VERSION,
         end=window.end,
-        upper=upper,
+        lower=bounds[0],
+        upper=bounds[1],
         cells=state.cells.astype("<u8").tobytes(),
         places=state.places.astype("<f8").tobytes(),
         precision=state.precision.astype("<f8").tobytes(),

@@ -48,11 +48,11 @@ class WindowRows:
         verdicts = refused(reading.rules, rows)
         numbers = {reason: int(verdict.sum()) for reason, verdict in verdicts.items()}
         plausible = rows[~np.logical_or.reduce(list(verdicts.values()))] if any(numbers.values()) else rows
-        kept, contributions = plausible, contributions_of(plausible, reading.upper_quanta)
+        kept, contributions = plausible, contributions_of(plausible, reading.upper_quanta, reading.lower_quanta)
         within = counted(reading.limits, plausible, contributions)
         if within is not None:
             kept = plausible[within]
-            contributions = contributions_of(kept, reading.upper_quanta)
+            contributions = contributions_of(kept, reading.upper_quanta, reading.lower_quanta)
         fixes = fixes_of(kept, reading.box, declared=reading.declared)
         return cls(rows, reading, contributions, fixes, numbers, len(plausible) - len(kept))
 
@@ -84,9 +84,9 @@ class WindowRows:
         return self.contributions.counts
 
 
-def contributions_of(rows: npt.NDArray[np.void], upper: int) -> Contributions:
-    """Remove duplicates of (user, time), clip to [0, ``upper``] quanta and sort by (cell, user, time). The order of
-    ``rows`` does not matter.
+def contributions_of(rows: npt.NDArray[np.void], upper: int, lower: int = 0) -> Contributions:
+    """Remove duplicates of (user, time), count values from ``lower`` quanta, clip them to [0, ``upper``] and sort by
+    (cell, user, time). The order of ``rows`` does not matter.
 
     Of rows with equal (user, time), the one with the lowest (cell, value) is kept. Whatever the values, this is one
     sample of that user, so sensitivities are unchanged.
@@ -100,7 +100,8 @@ def contributions_of(rows: npt.NDArray[np.void], upper: int) -> Contributions:
         keep = np.ones(len(rows), dtype=bool)
         keep[repeated[order[1:]]] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
         kept = rows[keep]
-    return Contributions.group(kept["cell"], kept["user"], kept["time"], kept["value"], upper=upper)
+    values = kept["value"].astype(np.int64) - lower if lower else kept["value"]
+    return Contributions.group(kept["cell"], kept["user"], kept["time"], values, upper=upper)
 
 
 def _repeated(user: IdArray, time: IntArray) -> IntArray:

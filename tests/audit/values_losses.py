@@ -11,7 +11,7 @@ import numpy as np
 
 from dpcore.contributions import Contributions
 from stream.config import Config
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.statistics.columns import VARIANCE_GRID
 from stream.statistics.plan import Plan, counts_digest
 from stream.statistics.window_rows import contributions_of
@@ -62,13 +62,13 @@ def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list
     assert n.max() < 10, "a mean of more values is rounded too coarsely to show its integer"
     exact = []
     if "mean" in columns:
-        exact.append(columns["mean"].raw * n / SPEED_QUANTUM_KMH)
+        exact.append(columns["mean"].raw * n / QUANTUM)
     if "moving_mean" in columns:
         moving = columns["moving"].raw
-        off_middle = columns["moving_mean"].raw / SPEED_QUANTUM_KMH - (U + MOVING_QUANTA) / 2
+        off_middle = columns["moving_mean"].raw / QUANTUM - (U + MOVING_QUANTA) / 2
         exact += [2 * np.round(off_middle * moving), moving * (U - MOVING_QUANTA)]
     if "variance" in columns:
-        exact.append(columns["variance"].raw / (VARIANCE_GRID * SPEED_QUANTUM_KMH**2))
+        exact.append(columns["variance"].raw / (VARIANCE_GRID * QUANTUM**2))
     return np.round(exact).astype(np.int64), noise.scales
 
 
@@ -94,7 +94,7 @@ def worst_share(config: Config, seed: int) -> Fraction:
         for values in (np.zeros(mine.sum()), np.full(mine.sum(), U), rng.choice([0, U, 2 * U], mine.sum())):
             changed = rows.copy()
             changed["value"][mine] = values
-            other = contributions_of(changed, config.speed.upper_quanta)
+            other = contributions_of(changed, config.value.upper_quanta)
             assert counts_digest(other.counts) == counts_digest(contributions.counts), "a plan is made of counts alone"
             moved = np.abs(exact - integers(plan, other)[0]).ravel()
             loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))

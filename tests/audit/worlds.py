@@ -80,13 +80,13 @@ class Worlds:
     def contributions(self, visits: Visits) -> Contributions:
         """The rows of one window."""
         if visits not in self.rows:
-            upper = self.config.speed.upper_quanta
+            upper = self.config.value.upper_quanta
             events = [
                 (self.cells[c], user + 1, c, 0, 0, (0, upper, upper // 2)[user])
                 for user, where in enumerate(visits)
                 for c in where
             ]
-            self.rows[visits] = contributions_of(np.array(events, dtype=ROW), self.config.speed.upper_quanta)
+            self.rows[visits] = contributions_of(np.array(events, dtype=ROW), self.config.value.upper_quanta)
         return self.rows[visits]
 
     def observed(self, visits: Visits, plan: Plan) -> Observation:

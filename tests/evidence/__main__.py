@@ -108,6 +108,11 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
+def _claim(test: str) -> str:
+    """The claim that a test is named for."""
+    return test.partition("::test_")[2].replace("_", " ")
+
+
 def _page(report: dict[str, Any]) -> str:
     power = report["power"]
     facts = {
@@ -124,7 +129,7 @@ def _page(report: dict[str, Any]) -> str:
     }
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in facts.items())
     losses = "".join(
-        f"<tr><td>{html.escape(loss['test'])}</td><td>{loss['worst']:.9g}</td><td>{loss['charged']:.9g}</td>"
+        f"<tr><td>{html.escape(_claim(loss['test']))}</td><td>{loss['worst']:.9g}</td><td>{loss['charged']:.9g}</td>"
         f"<td>{loss['worst'] / loss['charged']:.6f}</td></tr>"
         for loss in report["losses"]
     )
@@ -133,8 +138,9 @@ def _page(report: dict[str, Any]) -> str:
         "body{font:11pt system-ui,sans-serif;max-width:60em;margin:2em auto;color:#111;background:#fff}"
         "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #999;padding:.2em .5em;text-align:left}"
         f"</style></head><body><h1>Evidence of Hexveil {html.escape(report['version'])}</h1>\n<table>{rows}</table>\n"
-        "<h2>Worst loss beside what was charged</h2>\n<p>Over every small world of the audit. More than 1 would break "
-        "the promise.</p>"
+        "<h2>Worst loss beside what was charged</h2>\n<p>Under participation over every small world, beside "
+        "the budget; under values over random windows, of what each user was charged (1). More than 1 would break the "
+        "promise.</p>"
         "<table><tr><th>audit</th><th>worst loss</th><th>charged</th><th>loss / "
         f"charge</th></tr>{losses}</table></body></html>\n"
     )

@@ -900,6 +900,7 @@ COMMIT = (
         "first_stored_plan",
     ),
 )
+_KINDS = "tests/stream/diagnosis/test_kinds_of_feeds.py"
 _PARTITIONS = "tests/stream/storage/test_partitions.py"
 STATE = (
     Bug(
@@ -913,19 +914,50 @@ STATE = (
     Bug(
         "offline: implausible speeds stop a release under participation",
         "stream/offline.py",
-        "problem = unit_problem(rows, config.feed, file_format, accepted)\n",
-        "problem = unit_problem(rows, config.feed, file_format, accepted)\n        if problem: raise "
-        "SpanError(problem[0])\n",
+        "    if span is not None:\n        rows =",
+        "    if notes: raise SpanError(notes[0])\n    if span is not None:\n        rows =",
         "tests/stream/diagnosis/test_recognition.py",
         "no_speed_decides",
     ),
     Bug(
         "replay: implausible speeds stop what is sent under participation",
         "stream/diagnosis/recognition.py",
-        "config.relation == NeighbouringRelation.VALUES and not accepted.any_speed",
-        "not accepted.any_speed",
+        "problem[1] and values and not accepted.any_speed",
+        "problem[1] and not accepted.any_speed",
         "tests/stream/diagnosis/test_recognition.py",
         "no_speed_decides",
+    ),
+    Bug(
+        "snapshots: identifiers that name events are released",
+        "stream/diagnosis/recognition.py",
+        "self.reader.tally.snapshots < 2",
+        "True",
+        _KINDS,
+        "snapshots_whose_identifiers",
+    ),
+    Bug(
+        "recordings: a field that names events is a user",
+        "stream/diagnosis/users.py",
+        "once < ONCE * len(users)",
+        "once < 2 * len(users)",
+        _KINDS,
+        "names_events_is_no_user",
+    ),
+    Bug(
+        "worker: no alarm tells that the user's field names events",
+        "stream/diagnosis/live.py",
+        'return {"users": users, "bound": bound}',
+        'return {"bound": bound}',
+        "tests/stream/diagnosis/test_live.py",
+        "each_fault and users",
+    ),
+    Bug(
+        "worker: no alarm tells that a tenth of the speeds are above the bound",
+        "stream/diagnosis/speeds.py",
+        "share < _ABOVE_BOUND",
+        "share < 10 * _ABOVE_BOUND",
+        "tests/stream/diagnosis/test_live.py",
+        "each_fault and bound",
     ),
     Bug(
         "offline: an array under participation is many events",
@@ -1469,7 +1501,7 @@ PLANNER = (
     Bug(
         "bound: caps of sums lower a mean without a mark",
         "stream/statistics/values/worst_bias.py",
-        "highest - _of_caps(plan, counts) * SPEED_QUANTUM_KMH",
+        "highest - _of_caps(plan, counts) * QUANTUM",
         "highest - 0 * _of_caps(plan, counts)",
         "tests/stream/serve/test_at_bound.py",
         "motorway",

@@ -58,7 +58,7 @@ CASES: dict[str, Callable[[Path], Config]] = {
         folder,
         **{"speed.allocation": "uniform", "speed.suppression": "none", "speed.clipping": "none", "speed.sum_cap": 0},
     ),
-    "values-merged": lambda folder: bus_config(folder, **{"hexagons.merge_until_km_h": 8.0}),
+    "values-merged": lambda folder: bus_config(folder, **{"hexagons.merge_until": 8.0}),
     "values-histograms": lambda folder: with_histograms("values", folder),
     "participation": lambda folder: riders_config(folder, **small(7)),
     "participation-sample": lambda folder: riders_config(

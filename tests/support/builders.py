@@ -171,8 +171,8 @@ LIVE = {
     "speed.clipping": "residual",
     "speed.sum_cap": 0.0,
     "speed.post_processing": ["kalman"],
-    "speed.typical_km_h": 20.0,
-    "hexagons.merge_until_km_h": None,
+    "value.typical": 20.0,
+    "hexagons.merge_until": None,
 }
 """Overrides of a live map under relation "values"."""
 

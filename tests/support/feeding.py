@@ -38,7 +38,8 @@ def make_config(
         window={"lateness": "event-time"} | window,
         privacy={"epsilon": 2.0, "budget": 48.0},
         hexagons={"resolution": 7},
-        speed={"upper_bound": 65.0, "clipping": "none"},
+        value={"upper": 65.0},
+        speed={"clipping": "none"},
         kafka={"bootstrap": bootstrap, "group": f"{topic}-{group}"},
         redis={"url": redis_url},
     )

@@ -16,7 +16,7 @@ def recalled(bodies: Sequence[dict[str, Any]], marker: dict[str, Any], memory: M
     """The memory after a window whose messages say ``bodies`` and ``marker``."""
     ends = [int(datetime.fromisoformat(marker["window"][end]).timestamp()) for end in ("start", "end")]
     upper, timezone = marker["clipping"]["upper"], marker["period"]["timezone"]
-    typical = marker["memory"].get("typical_km_h")
+    typical = marker["memory"].get("typical")
     named = {"upper": upper, "timezone": timezone, "typical": typical}
     return step(memory, bodies, Window(*ends), **named, area=marker.get("area"))[0]
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stream.config.alerts import AlertRule
+from stream.config.value import SPEED_UNIT
 from stream.serve.alerts.significance import (
     ROUNDED,
     FloatArray,
@@ -63,7 +64,7 @@ class _Area(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """A cell that a rule names in one window, in km/h. ``usual``: None for rules that do not compare with it."""
+    """A cell that a rule names in one window. ``usual``: None for rules that do not compare with it."""
 
     value: float
     limit: float
@@ -96,8 +97,14 @@ class Alert(NamedTuple):
             "value": round(self.value, 2),
             "limit": round(self.limit, 2),
             "usual": None if self.usual is None else round(self.usual, 2),
-            "unit": "km/h",
+            "unit": unit_of(window),
         }
+
+
+def unit_of(window: WindowView) -> str:
+    """The unit of a window's means, by its marker."""
+    marker = marker_of(window)
+    return SPEED_UNIT if marker is None else marker.clipping.unit
 
 
 def chain(view: View, window: WindowView, usual: Usual, rules: Sequence[AlertRule]) -> list[Judged]:
@@ -149,13 +156,14 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]
         return {}
     if marker.relation == "participation":
         cells, values, chances = _of_ratios(rule, window, marker)
-        limits, usuals = np.full(len(cells), rule.below_km_h), np.full(len(cells), np.nan)
+        limits, usuals = np.full(len(cells), _limit(rule)), np.full(len(cells), np.nan)
     elif rule.relative:
         cells, values, chances, usuals, limits = _against_usual(rule, judged, usual)
     else:
         cells, values, scales = _released(window, usual)
-        limits, usuals = np.full(len(cells), rule.below_km_h), np.full(len(cells), np.nan)
-        chances = chance_below(values, scales, float(rule.below_km_h or 0.0))
+        limits, usuals = np.full(len(cells), _limit(rule)), np.full(len(cells), np.nan)
+        side = -1.0 if rule.below is None else 1.0  # to be above is to be below of what is turned around
+        chances = chance_below(side * values, scales, side * _limit(rule))
     sure = (chances <= level_of(rule, window, len(covered))) & np.isin(cells, _numbers(covered))
     shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
     rows = zip(shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
@@ -227,13 +235,19 @@ def _of_ratios(
     cells = np.array([row[0] for row in rows], dtype=np.uint64)
     values, counts, scales, lower, width = np.array([row[1:] for row in rows], dtype=float).reshape(-1, 5).T
     degree = 2 if any(body.variance is not None for body in bodies) else 1
-    limit = ((rule.below_km_h or 0.0) - ROUNDED - lower) / width
-    chances = chance_ratio_below(
-        (values - lower) / width, counts, scales, limit, degree=degree, gaussian=marker.accounting == "zcdp"
-    )
+    shares, limit = (values - lower) / width, (_limit(rule) - lower) / width
+    if rule.below is None:  # the forms of a mean are symmetric: turned around, it is 1 less the share
+        shares, limit = 1.0 - shares, 1.0 - limit
+    limit = limit - ROUNDED / width
+    chances = chance_ratio_below(shares, counts, scales, limit, degree=degree, gaussian=marker.accounting == "zcdp")
     return cells, values, chances
 
 
+def _limit(rule: AlertRule) -> float:
+    """What the mean is claimed to be below or above; 0 of rules that compare with usual, which do not read it."""
+    return next((float(limit) for limit in (rule.below, rule.above) if limit is not None), 0.0)
+
+
 def _range(clipping: Bounds) -> tuple[float, float]:
-    """Lower end and width, in km/h."""
+    """Lower end and width."""
     return clipping.lower, max(clipping.upper - clipping.lower, ROUNDED)

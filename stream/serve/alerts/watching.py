@@ -15,7 +15,7 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.alerts import AlertRule
-from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells
+from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells, unit_of
 from stream.serve.alerts.webhook import Delivery, Webhook
 from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
@@ -202,10 +202,12 @@ def _answer(window: WindowView, rules: Sequence[AlertRule], windows: Sequence[Ju
 def _described(rule: AlertRule, window: WindowView) -> dict[str, Any]:
     return {
         "name": rule.name,
-        "below_km_h": rule.below_km_h,
+        "below": rule.below,
+        "above": rule.above,
         "slower_km_h": rule.slower_km_h,
         "slower_percent": rule.slower_percent,
         "windows": rule.windows,
         "false_alarms_per_day": rule.false_alarms_per_day,
+        "unit": unit_of(window),
         "cells": len(judged_cells(rule, window)),
     }

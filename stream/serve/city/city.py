@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,16 +12,18 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.geojson import Position
+from stream.config.value import SPEED
+from stream.messages.tables import Row, flatten, write_lines
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
-from stream.serve.city.combining import combined, numbers_of
+from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.places import read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.streets import read_streets, street_features
 from stream.serve.city.ways import Ways
-from stream.serve.close_marker import marker_of
-from stream.serve.hexagons import known_window
-from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
+from stream.serve.close_marker import Bounds, marker_of
+from stream.serve.hexagons import complete_window, known_window
+from stream.serve.responses import CSV, GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
@@ -70,6 +74,11 @@ class City:
         """Lines of streets, and points of sensors."""
         return await self._answer(request, self._streets, GEOJSON)
 
+    def _is_timed(self, window: WindowView) -> bool:
+        """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
+        marker = marker_of(window)
+        return window.feed == self._feed and (marker is None or marker.value == SPEED)
+
     async def stops(self, request: web.Request) -> web.Response:
         """Stops."""
         return await self._answer(request, self._stops, GEOJSON)
@@ -86,7 +95,7 @@ class City:
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            own = values if feed == self._feed else []
+            own = values if self._is_timed(known) else []
             cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(own)))
             said = {name: summary[name] for name in ("feed", "window", "complete")}
             return msgspec.json.encode(said | {"cells": cells})
@@ -111,6 +120,13 @@ class City:
         # A restart may bring other areas, so the answer is not immutable even for a complete window.
         return await self._turns.answer(answers, request, key, make, JSON)
 
+    async def areas_file(self, request: web.Request, feed: str, window: str) -> web.Response:
+        """The statistics of every area in one complete window as CSV."""
+        known = complete_window(self._view, window, feed)
+        make = partial(_areas_csv, self.by_name.values(), known.in_order(), known)
+        name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}-areas.csv"
+        return await self._turns.answer(self._answers, request, key_of("areas file", known.tag), make, CSV, name)
+
     async def drawn_area(
         self, request: web.Request, ring: list[Position], feed: str, window: str | None
     ) -> web.Response:
@@ -124,15 +140,44 @@ class City:
 def _statistics(
     area: Area, named: dict[str, str], window: WindowView, values: list[bytes], summary: dict[str, Any]
 ) -> bytes:
-    cells = numbers_of(values)
-    belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
-    inside = [cell for cell in cells if cell.cell in belonging]
-    marker = marker_of(window)
-    upper = float("inf") if marker is None else marker.clipping.upper
+    inside = _inside(area, numbers_of(values))
     said = {name: summary[name] for name in ("feed", "window", "complete")}
     return msgspec.json.encode(
         named
         | said
-        | combined(inside, upper)
+        | combined(inside, _bounds(window))
         | {"hexagons": [cell.cell for cell in inside], "geometry": area.geometry()}
     )
+
+
+def _inside(area: Area, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
+    belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
+    return [cell for cell in cells if cell.cell in belonging]
+
+
+def _bounds(window: WindowView) -> Bounds:
+    marker = marker_of(window)
+    return Bounds(0.0, float("inf")) if marker is None else marker.clipping
+
+
+_ENDS = ("", "_low", "_high")
+AREA_COLUMNS = (
+    *("feed", "window_start", "window_end", "area", "kind", "cells", "published"),
+    *(f"{name}{end}" for name in ("events", "users") for end in _ENDS),
+    *(f"mean{part}" for part in (*_ENDS, "_raw", "_unit", "_at_bound")),
+    *(f"estimate_mean{part}" for part in (*_ENDS, "_unit", "_method", "_at_bound")),
+)
+"""Columns of the file of areas: sums and means of their cells with 95 % intervals, which exact sums do not have."""
+
+
+def _areas_csv(areas: Iterable[Area], values: list[bytes], window: WindowView) -> bytes:
+    cells, within, rows = numbers_of(values), _bounds(window), []
+    for area in areas:
+        row: Row = {"feed": window.feed, "window_start": window.start, "window_end": window.end}
+        row |= {"area": area.name, "kind": area.kind}
+        for name, together in combined(_inside(area, cells), within).items():
+            flatten(row, "estimate_mean" if name == "estimate" else name, together)
+        rows.append({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()})
+    out = io.BytesIO()
+    write_lines(rows, AREA_COLUMNS, out)
+    return out.getvalue()

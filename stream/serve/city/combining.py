@@ -1,4 +1,4 @@
-"""The released statistics of several cells together: mean speed and how many, with the error of the noise. Pure.
+"""The released statistics of several cells together: the mean and how many, with the error of the noise. Pure.
 
 A combination of released numbers is post-processing and costs no budget. Cells carry independent noise, so variances
 add.
@@ -14,6 +14,9 @@ took the ratio. The mean is Σs/Σn, its interval Fieller's: all m with (Σs −
 What a model made of the cells' means (:mod:`stream.messages.estimate`) has errors that may depend on each other, so
 they are not averaged out: the weighted mean of the estimates has the weighted means of their ends as its interval.
 Where that is narrower than the interval of the released means together, it leads; else these do.
+
+Where many of the reports are in cells at the bound of speeds (``at_bound``), the mean together is to be read as "or
+more", too.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ import msgspec
 
 from dpcore.bernstein import MEAN_OF
 from dpcore.cdf import ONE_SIDED
-from stream.config.speed import SPEED_QUANTUM_KMH
+from stream.config.value import QUANTUM
 from stream.messages.estimate import RELEASED, estimates_of
+from stream.serve.close_marker import Bounds
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
 """Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95
@@ -37,11 +41,17 @@ _COUNTED, _MEASURED = 0.05, 0.0005
 """Rounding errors of a released count and of a released mean, at most."""
 
 
+CROWDED = 0.1
+"""Share of the reports, or of a way, in cells at the bound from which on what is together is at the bound: where it is
+less, speeds that are 20 km/h above the bound add at most 2 km/h."""
+
+
 class _Estimate(msgspec.Struct):
     value: float
     raw: float
     scale: float
     interval: tuple[float, float]
+    at_bound: bool = False
 
 
 class Modelled(msgspec.Struct):
@@ -50,11 +60,7 @@ class Modelled(msgspec.Struct):
     value: float
     interval: tuple[float, float]
     method: str
-
-
-class _Range(msgspec.Struct):
-    lower: float
-    upper: float
+    at_bound: bool = False
 
 
 class CellNumbers(msgspec.Struct):
@@ -68,7 +74,7 @@ class CellNumbers(msgspec.Struct):
     accounting: str | None = None
     mean: _Estimate | None = None
     variance: _Estimate | None = None
-    clipping: _Range | None = None
+    clipping: Bounds | None = None
     excludes: list[str] = []
     estimate: dict[str, Modelled] | None = None
     """The leading estimates; only those of the mean and of what is typical are read."""
@@ -90,30 +96,42 @@ def _numbers(body: dict[str, Any]) -> CellNumbers:
     return msgspec.convert(body | {"estimate": read if "mean" in read else None}, CellNumbers)
 
 
-def combined(cells: Sequence[CellNumbers], upper: float) -> dict[str, Any]:
-    """Events or users, and mean speed (km/h, clipped to [0, ``upper``]) of the cells together, each with its 95 %
+def combined(cells: Sequence[CellNumbers], within: Bounds) -> dict[str, Any]:
+    """Events or users, and mean (in the unit of ``within``, clipped to it) of the cells together, each with its 95 %
     interval.
 
     ``mean`` is None where no cell is published, and where so few may have been there that the noise leaves the mean
     open. ``estimate`` is the leading mean, with its ``method``; None where nobody is estimated. Of ``events`` and
-    ``users`` that is None by which the means are not weighted. The interval of exact events is None.
+    ``users`` that is None by which the means are not weighted. The interval of exact events is None. Both means have
+    ``at_bound``, which is true, where at least :data:`CROWDED` of the weights are in cells at the bound.
     """
     published = [cell for cell in cells if cell.status == "published" and cell.mean is not None]
     noisy = any(isinstance(cell.counted, _Estimate) for cell in published)
     by_users = any(cell.events is None for cell in cells)
     count = _count(cells)
-    mean = (_mean_of_ratios if noisy else _mean)(published, upper)
+    mean = (_mean_of_ratios if noisy else _mean)(published, within)
+    leading = _leading(cells, mean, within.unit)
+    if is_crowded((_weight(cell), cell.mean is not None and cell.mean.at_bound) for cell in published):
+        mean, leading = (one and one | {"at_bound": True} for one in (mean, leading))
     return {
         "cells": len(cells),
         "published": len(published),
         "events": None if by_users else count,
         "users": count if by_users else None,
         "mean": mean,
-        "estimate": _leading(cells, mean),
+        "estimate": leading,
     }
 
 
-def _leading(cells: Sequence[CellNumbers], mean: dict[str, Any] | None) -> dict[str, Any] | None:
+def is_crowded(parts: Iterable[tuple[float, bool]]) -> bool:
+    """Whether parts at the bound have at least :data:`CROWDED` of the weights; each: (weight, at the bound)."""
+    weights = {False: 0.0, True: 0.0}
+    for weight, at_bound in parts:
+        weights[at_bound] += weight
+    return weights[True] > 0 and weights[True] >= CROWDED * sum(weights.values())
+
+
+def _leading(cells: Sequence[CellNumbers], mean: dict[str, Any] | None, unit: str) -> dict[str, Any] | None:
     """The mean of the cells' estimates or, where its interval is narrower, that of their released means."""
     estimated = [(_weight(cell), cell.estimate["mean"]) for cell in cells if cell.estimate is not None]
     weights = sum(weight for weight, _ in estimated)
@@ -124,7 +142,7 @@ def _leading(cells: Sequence[CellNumbers], mean: dict[str, Any] | None) -> dict[
     if mean is not None and mean["interval"][1] - mean["interval"][0] <= high - low:
         return {name: mean[name] for name in ("value", "interval", "unit")} | {"method": RELEASED}
     value = sum(share * one.value for share, one in parts)
-    return {"value": value, "interval": [low, high], "unit": "km/h", "method": parts[0][1].method}
+    return {"value": value, "interval": [low, high], "unit": unit, "method": parts[0][1].method}
 
 
 def _weight(cell: CellNumbers) -> float:
@@ -144,7 +162,7 @@ def _count(cells: Sequence[CellNumbers]) -> dict[str, Any]:
     return {"value": max(total, 0.0), "interval": interval}
 
 
-def _mean(published: Sequence[CellNumbers], upper: float) -> dict[str, Any] | None:
+def _mean(published: Sequence[CellNumbers], within: Bounds) -> dict[str, Any] | None:
     """Of means that are weighted by exact numbers of events."""
     weights, total, variance = 0.0, 0.0, 0.0
     for cell in published:
@@ -158,10 +176,10 @@ def _mean(published: Sequence[CellNumbers], upper: float) -> dict[str, Any] | No
     if not weights:
         return None
     raw, half = total / weights, _quantile(published) * math.sqrt(variance) / weights
-    return _stated(raw, raw - half, raw + half, upper)
+    return _stated(raw, raw - half, raw + half, within)
 
 
-def _mean_of_ratios(published: Sequence[CellNumbers], upper: float) -> dict[str, Any] | None:
+def _mean_of_ratios(published: Sequence[CellNumbers], within: Bounds) -> dict[str, Any] | None:
     """Of means that are ratios of noisy numbers: the ratio of their totals."""
     form = MEAN_OF[2 if any(cell.variance is not None for cell in published) else 1].tolist()
     count, total, a, b, c = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -169,7 +187,7 @@ def _mean_of_ratios(published: Sequence[CellNumbers], upper: float) -> dict[str,
         number = cell.counted
         assert cell.mean is not None, "only cells with a mean are given"
         assert isinstance(number, _Estimate), "only noisy counts are given"
-        lower, width = (0.0, upper) if cell.clipping is None else _range(cell.clipping)
+        lower, width = _range(cell.clipping or within)
         middle = lower + width / 2
         count += number.raw
         total += middle * number.raw + (cell.mean.raw - middle) * max(number.raw, 1.0)
@@ -185,17 +203,17 @@ def _mean_of_ratios(published: Sequence[CellNumbers], upper: float) -> dict[str,
     if a <= 0 or count <= 0:
         return None
     root = math.sqrt(max(b**2 - a * c, 0.0))
-    return _stated(total / count, (b - root) / a - _MEASURED, (b + root) / a + _MEASURED, upper)
+    return _stated(total / count, (b - root) / a - _MEASURED, (b + root) / a + _MEASURED, within)
 
 
-def _range(clipping: _Range) -> tuple[float, float]:
+def _range(clipping: Bounds) -> tuple[float, float]:
     """Lower end and width; a range of one value has the width of a quantum."""
-    return clipping.lower, max(clipping.upper - clipping.lower, SPEED_QUANTUM_KMH)
+    return clipping.lower, max(clipping.upper - clipping.lower, QUANTUM)
 
 
-def _stated(raw: float, low: float, high: float, upper: float) -> dict[str, Any]:
-    value, low, high = (min(max(number, 0.0), upper) for number in (raw, low, high))
-    return {"value": value, "raw": raw, "interval": [low, high], "unit": "km/h"}
+def _stated(raw: float, low: float, high: float, within: Bounds) -> dict[str, Any]:
+    value, low, high = (min(max(number, within.lower), within.upper) for number in (raw, low, high))
+    return {"value": value, "raw": raw, "interval": [low, high], "unit": within.unit}
 
 
 def _variance(estimate: _Estimate, cell: CellNumbers) -> float:

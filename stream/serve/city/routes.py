@@ -5,7 +5,8 @@ A line is cut where it leaves a cell. With L metres in a cell of v km/h the way 
 errors of cells may depend on each other, and one that a line crosses twice errs twice alike, so they are not averaged
 out: the interval of the time goes from all cells at the upper ends of their intervals to all at the lower ends. It
 holds if the errors of cells are jointly normal, whatever their correlation. Where a lower end is (nearly) 0, the time
-has no upper end.
+has no upper end. Where much of the way is in cells at the bound of speeds, the speed is to be read as "or more", the
+time as "or less" (``at_bound``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import h3
 
 from stream.config.geojson import Position
-from stream.serve.city.combining import CellNumbers
+from stream.serve.city.combining import CellNumbers, is_crowded
 
 SHORTEST_M = 20.0
 """A piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer."""
@@ -77,6 +78,7 @@ class Span(NamedTuple):
     value: float
     low: float
     high: float
+    at_bound: bool = False
 
 
 Speeds = Mapping[str, Span]
@@ -86,7 +88,7 @@ Speeds = Mapping[str, Span]
 def estimates(cells: Iterable[CellNumbers], name: str) -> Speeds:
     """The leading estimates of that name, such as "mean"."""
     known = ((cell.cell, (cell.estimate or {}).get(name)) for cell in cells)
-    return {cell: Span(one.value, *one.interval) for cell, one in known if one is not None}
+    return {cell: Span(one.value, *one.interval, one.at_bound) for cell, one in known if one is not None}
 
 
 def stops_along(line: Sequence[Position], stops: Mapping[str, Sequence[Position]]) -> list[str]:
@@ -146,7 +148,9 @@ def _with_intervals(metres: Mapping[str, float], speeds: Speeds) -> dict[str, An
     fastest = _stated(metres, {cell: speeds[cell].high for cell in metres})
     lower = {cell: speeds[cell].low for cell in metres}
     slowest = _stated(metres, lower) if min(lower.values()) >= SLOWEST_KMH else {"minutes": None, "km_h": 0.0}
-    return _stated(metres, {cell: speeds[cell].value for cell in metres}) | {
+    crowded = is_crowded((length, speeds[cell].at_bound) for cell, length in metres.items())
+    said = _stated(metres, {cell: speeds[cell].value for cell in metres}) | ({"at_bound": True} if crowded else {})
+    return said | {
         f"{name}_interval": [one[name], other[name]]
         for name, one, other in (("minutes", fastest, slowest), ("km_h", slowest, fastest))
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream.serve.schema_parts import Schema, array, members, numbers, or_null, ref
+from stream.serve.schema_parts import Schema, array, members, numbers, or_null, ref, with_mark
 
 
 def schemas_of_schedule(window: Schema) -> Schema:
@@ -52,7 +52,7 @@ def schemas_of_city(window: Schema) -> Schema:
     area = {"name": text, "kind": {"type": "string", "enum": ["polygon", "route"]}}
     interval = numbers(2, "Holds the number without noise in at least 95 % of releases.")
     number = {"type": "number"}
-    mean = {"value": number, "raw": number, "interval": interval, "unit": {"type": "string", "const": "km/h"}}
+    mean = {"value": number, "raw": number, "interval": interval, "unit": {"type": "string"}}
     together = {name: window[name] for name in ("feed", "window", "complete")} | {
         "cells": count | {"description": "Released cells that belong to the area."},
         "published": count | {"description": "Those of them with a mean."},
@@ -84,7 +84,7 @@ def schemas_of_city(window: Schema) -> Schema:
         "AreaCount": members(
             {"value": number, "interval": or_null(interval, "Null where events are public and so exact.")}
         ),
-        "AreaMean": members(mean),
+        "AreaMean": with_mark(members(mean), "Many reports are in cells at the bound of speeds: read it as 'or more'."),
         "AreaStatistics": members(area | together),
         "DrawnAreaStatistics": members(together),
     }
@@ -156,7 +156,7 @@ def schemas_of_ways(window: Schema) -> Schema:
     in_window = {name: window[name] for name in ("feed", "window", "complete")}
     lines = "Those that lead from one stop to the other."
     return {
-        "Travel": members(with_intervals),
+        "Travel": with_mark(members(with_intervals), "Much of the way is in cells at the bound: read 'or faster'."),
         "TravelScheduled": members(minutes),
         "RouteWay": members(way | {"now": now, "typical": typical}),
         "RouteMean": members(way | {"mean": mean}),

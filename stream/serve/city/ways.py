@@ -16,11 +16,13 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.geojson import Position
+from stream.config.value import SPEED
 from stream.serve.cell_history import ENOUGH, Earlier, Usual
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.places import Places
 from stream.serve.city.routes import Span, Speeds, along, estimates, pieces_of, stops_along, travel
 from stream.serve.city.scheduled import ScheduledService, hours_of
+from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import known_window
 from stream.serve.means import Range, chosen, releases_of
 from stream.serve.responses import CSV, JSON, Answers, Problem, key_of
@@ -64,6 +66,7 @@ class Ways:
         """Now, typically, and by the timetable."""
         self._check(route, from_stop, to_stop)
         known = known_window(self._view, window, feed)
+        _require_speeds(known)
         values, summary = known.in_order(), known.summary()
         earlier = self._usual.earlier(self._view, known)
 
@@ -95,14 +98,16 @@ class Ways:
         """By the means of the cells over the windows of a range, as released, and by the timetable then."""
         self._check(route, from_stop, to_stop)
         of = Range(feed, first, last, days, hours)
-        windows, upper = chosen(self._view, of)
+        windows, within = chosen(self._view, of)
+        _require_speeds(windows[0])
 
         def make() -> bytes:
             releases = releases_of(windows)
             means: dict[str, Span] = {}
             for (cell, _), seen in sorted(releases.items(), key=lambda item: len(item[1])):
-                if mean := combined(seen, upper)["mean"]:
-                    means[cell] = Span(mean["value"], *mean["interval"])
+                if mean := combined(seen, within)["mean"]:
+                    low, high = mean["interval"]
+                    means[cell] = Span(mean["value"], low, high, mean.get("at_bound", False))
             planned = self._planned(windows, releases)
             lines = self._along(route, means.keys(), {"mean": means}, planned, (from_stop, to_stop))
             return _written({"route": route} | of.said(windows), lines, form)
@@ -166,6 +171,12 @@ class Ways:
         return next((place for place in places if place is not None), None)
 
 
+def _require_speeds(window: WindowView) -> None:
+    """404 for a window of another value, from which no travel time follows."""
+    if (marker := marker_of(window)) is not None and marker.value != SPEED:
+        raise Problem(404, f"{marker.value} of feed {window.feed!r} is no speed", "ask for the cells of the feed")
+
+
 def _written(said: Body, lines: list[Body], form: str) -> bytes:
     """The answer as JSON, or one row per line as CSV."""
     if form == "json":
@@ -186,6 +197,7 @@ def _row(said: Body, line: Body) -> Body:
     for kind in ("now", "typical", "mean", "scheduled"):
         if kind in line:
             numbers = line[kind] or {}
+            row |= {} if kind == "scheduled" else {f"{kind}_at_bound": "true" if numbers.get("at_bound") else None}
             for name in ("minutes", "km_h"):
                 ends = ("", "_low", "_high") if kind != "scheduled" else ("",)
                 known = [numbers.get(name), *numbers.get(f"{name}_interval", (None, None))]

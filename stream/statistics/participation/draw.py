@@ -18,7 +18,7 @@ from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCEN
 from stream.statistics.distributions import share_columns, too_large
 from stream.statistics.participation.plan import layout_of, participation_of
 from stream.statistics.plan import Plan, PlanError, check_rows
-from stream.terms import MOVING_KM_H, SPEED_QUANTUM_KMH, Terms
+from stream.terms import MOVING_KM_H, QUANTUM, Terms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -141,14 +141,14 @@ def _ratio(
 
 def _lower(plan: Plan) -> FloatArray:
     """Lower end of the range of each cell's mean in km/h, shape (C,), or (1,) for all cells."""
-    return np.zeros(1) if plan.ranges is None else np.asarray(plan.ranges[0] * SPEED_QUANTUM_KMH)
+    return np.zeros(1) if plan.ranges is None else np.asarray(plan.ranges[0] * QUANTUM)
 
 
 def _width(plan: Plan) -> FloatArray:
     """Width of the range of each cell's mean in km/h, shape (C,), or (1,) for all cells."""
     if plan.ranges is None:
         return np.array([plan.terms.speed.upper])
-    return np.asarray(plan.ranges[1] * SPEED_QUANTUM_KMH - _lower(plan))
+    return np.asarray(plan.ranges[1] * QUANTUM - _lower(plan))
 
 
 def _distribution(
@@ -171,7 +171,7 @@ def _distribution(
         columns[CDF] = share_columns(drawn, np.arange(listed), listed, tree.bins, law.per_scale)
     for name, percent in PERCENTS.items():
         if name in plan.terms.speed.statistics:
-            value, low, high = (column * SPEED_QUANTUM_KMH for column in drawn.percentile(percent))
+            value, low, high = (column * QUANTUM for column in drawn.percentile(percent))
             scale = (high - low) / 2 / law.two_sided[0] / law.per_scale
             columns[name] = Columns.rounded(name, value, scale, (low, high), upper)
     return columns

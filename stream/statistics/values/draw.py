@@ -24,7 +24,7 @@ from stream.statistics.plan import Plan, check_rows
 from stream.statistics.residual_clipping import response_of
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
-from stream.terms import MOVING_KM_H, MOVING_QUANTA, SPEED_QUANTUM_KMH
+from stream.terms import MOVING_KM_H, MOVING_QUANTA, QUANTUM
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -72,11 +72,11 @@ def _numbers(
     added: IntArray,
 ) -> Columns:
     """Means or variances in released units, from the noise ``added`` (C,) to their integers, with 95 % intervals."""
-    unit, top = number.unit(kept.counts, SPEED_QUANTUM_KMH), _top(name, plan)
+    unit, top = number.unit(kept.counts, QUANTUM), _top(name, plan)
     value, scale, reach = number.draw(kept, added) * unit, scales.values * unit, scales.half_widths() * unit
     if (response := response_of(plan)) is not None and name == "mean":
-        value = response.undone(value / SPEED_QUANTUM_KMH) * SPEED_QUANTUM_KMH
-        left = response.open * SPEED_QUANTUM_KMH
+        value = response.undone(value / QUANTUM) * QUANTUM
+        left = response.open * QUANTUM
         scale, reach = np.hypot(scale / response.gain, left), np.hypot(reach / response.gain, _NORMAL * left)
     raw = np.round(value, DECIMALS[name])
     # Rounding moved the released value by up to half its granularity; the interval covers that too.
@@ -134,7 +134,7 @@ def _distribution(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Co
             continue
         table = np.zeros((3, n_cells))
         if drawn is not None:
-            table[:, cells] = np.array(drawn.percentile(PERCENTS[name])) * SPEED_QUANTUM_KMH
+            table[:, cells] = np.array(drawn.percentile(PERCENTS[name])) * QUANTUM
         value, low, high = table
         columns[name] = Columns.rounded(name, value, (high - low) / 2 / math.log(20.0), (low, high), upper)
     return columns
@@ -143,7 +143,7 @@ def _distribution(plan: Plan, kept: Contributions, noise: Noise) -> dict[str, Co
 def _cell_means(plan: Plan, kept: Contributions, noise: Noise) -> Columns:
     assert plan.values is not None, "means of single cells are planned under this relation alone"
     mechanism, micro = cell_mechanism(plan.terms.speed), plan.values.mean_epsilon_micro
-    drawn = draw_cell_means(mechanism, kept, micro, noise) * SPEED_QUANTUM_KMH
+    drawn = draw_cell_means(mechanism, kept, micro, noise) * QUANTUM
     value, scale, low, high = drawn
     return Columns.rounded("mean", value, scale, (low, high), plan.terms.speed.upper)
 
@@ -165,11 +165,11 @@ def exact_values(
         if name == CDF:
             continue
         if name in PERCENTS:
-            exact[name] = _exact_percentile(kept, PERCENTS[name]) * SPEED_QUANTUM_KMH
+            exact[name] = _exact_percentile(kept, PERCENTS[name]) * QUANTUM
         elif name == MOVING_MEAN:
             exact[name] = _exact_moving(kept)
         else:
-            exact[name] = numbers[name].integers(kept) * numbers[name].unit(kept.counts, SPEED_QUANTUM_KMH)
+            exact[name] = numbers[name].integers(kept) * numbers[name].unit(kept.counts, QUANTUM)
     return exact
 
 
@@ -178,7 +178,7 @@ def _exact_moving(kept: Contributions) -> FloatArray:
     total = kept.cell_totals(lambda x: np.where(x >= MOVING_QUANTA, x, 0)).astype(np.float64)
     number = kept.cell_totals(lambda x: (x >= MOVING_QUANTA).astype(np.int64))
     mean = np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
-    return np.asarray(mean * SPEED_QUANTUM_KMH)
+    return np.asarray(mean * QUANTUM)
 
 
 def _exact_percentile(kept: Contributions, percent: float) -> FloatArray:

@@ -26,7 +26,7 @@ from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_dige
 from stream.statistics.residual_clipping import Ranges, ranges_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.cell_statistics import CellStatistic, cell_statistics
-from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms
+from stream.terms import QUANTUM, SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -117,4 +117,4 @@ def _half_width(pooled: Counts, granted: IntArray, speed: SpeedTerms) -> FloatAr
     """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without
     samples."""
     noise = _mean_noise(pooled, granted, speed)
-    return np.asarray(noise * float(gaussian_half_width(2**20)) / 2**20 * SPEED_QUANTUM_KMH)
+    return np.asarray(noise * float(gaussian_half_width(2**20)) / 2**20 * QUANTUM)

@@ -32,7 +32,7 @@ from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
 from stream.statistics.values.cell_statistics import cell_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
-from stream.terms import SPEED_QUANTUM_KMH, SpeedTerms, Terms
+from stream.terms import QUANTUM, SpeedTerms, Terms
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -122,7 +122,7 @@ def _mean_half_width(counts: Counts, terms: Terms) -> FloatArray:
     mean = scales_by_statistic(flat, statistics, counts.n_cells)["mean"]
     noisy, kept = mean.numerator > 0, counts.by_cell(counts.samples)
     width = np.full(counts.n_cells, np.inf)
-    width[noisy] = mean.half_widths()[noisy] * SPEED_QUANTUM_KMH / kept[noisy]
+    width[noisy] = mean.half_widths()[noisy] * QUANTUM / kept[noisy]
     return width
 
 

@@ -18,7 +18,7 @@ from dpcore.mean import clipping_bias as mean_bias
 from dpcore.variance import clipping_bias as variance_bias
 from stream.statistics.plan import Plan
 from stream.statistics.values.cell_means import cell_mechanism
-from stream.terms import SPEED_QUANTUM_KMH
+from stream.terms import QUANTUM
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -31,7 +31,7 @@ def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
     upper, micro = speed.upper, 0 if plan.values is None else plan.values.mean_epsilon_micro
     if "mean" in speed.statistics:
         inside = _of_mechanism(plan, counts, micro) if micro else _of_caps(plan, counts)
-        biases["mean"] = np.minimum(upper * mean_bias(total, kept) + inside * SPEED_QUANTUM_KMH, upper)
+        biases["mean"] = np.minimum(upper * mean_bias(total, kept) + inside * QUANTUM, upper)
     if "variance" in speed.statistics:
         biases["variance"] = upper**2 * variance_bias(total, kept)
     return biases
@@ -41,7 +41,7 @@ def highest_means(plan: Plan, counts: Counts) -> FloatArray:
     """The mean of each cell in which everybody is as fast as counts, in km/h, (C,): U, and less where caps take from
     it. Public."""
     highest = np.full(counts.n_cells, plan.terms.speed.upper)
-    return highest if plan.ranges is not None else highest - _of_caps(plan, counts) * SPEED_QUANTUM_KMH
+    return highest if plan.ranges is not None else highest - _of_caps(plan, counts) * QUANTUM
 
 
 def _of_caps(plan: Plan, counts: Counts) -> FloatArray:

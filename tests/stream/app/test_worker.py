@@ -56,7 +56,7 @@ def independent_charges(path: Path, config: Config) -> int:
     for (user, moment), (cell, _) in seen.items():
         windows[slotting.window(moment // 1_000_000).start].append((cell, user, moment))
     spent: dict[int, int] = defaultdict(int)
-    upper = config.speed.upper_quanta
+    upper = config.value.upper_quanta
     for slot in sorted(windows):
         cells, users, moments = (np.array(column) for column in zip(*windows[slot], strict=True))
         counts = Contributions.group(

@@ -24,8 +24,9 @@ from playwright.async_api import async_playwright, expect
 from rich.console import Console
 
 from dpcore.relation import NeighbouringRelation
+from stream.cli.demo_city import report
 from stream.cli.demo_services import Feeding, Setup
-from stream.cli.demo_view import Releases
+from stream.cli.demo_view import Releases, WindowView
 from stream.cli.options import choose_config, read_config
 from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
@@ -150,7 +151,9 @@ async def _letters_on_the_map(address: str) -> str:
         await page.add_init_script(_WRITTEN)
         await page.goto(address)
         await page.wait_for_selector("html[data-ready=true]", timeout=PATIENCE_MS)
-        await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text("An invented city")
+        await expect(page.locator(".maplibregl-ctrl-attrib")).to_contain_text(
+            "20 seconds of the clock stand for 15 minutes"
+        )
         done = "names => [...names].every((letter) => window.written.includes(letter))"
         await page.wait_for_function(done, arg=_NAMES, timeout=PATIENCE_MS)
         letters: str = await page.evaluate("window.written")
@@ -177,8 +180,7 @@ def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_
 
 
 _SHORT_WINDOWS = {"HEXVEIL_WINDOW__SLOT": "1h"}
-"""The simulated city's first window then ends after three seconds, not nine; a recording is shown with the windows of
-the file."""
+"""The first window of simulated buses then ends after three seconds, not nine."""
 
 
 def _started(command: Sequence[str], repo_root: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
@@ -208,6 +210,7 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
     assert "Windows closed: " in rest
     assert "failing their JSON Schema: 0" in rest
     assert "events sent: " in rest
+    assert "The map against what the city knows" in rest or "have no whole window in common yet" in rest
     assert "ε" in rest.partition("Never publish:")[2]
     assert "Traceback" not in errors
     assert len(children) >= processes
@@ -219,7 +222,7 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
 def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_no_process(
     repo_root: Path,
 ) -> None:
-    with _started(_ALONE, repo_root, "--kafka", **_SHORT_WINDOWS) as demo:
+    with _started(_ALONE, repo_root, "--kafka") as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
@@ -241,7 +244,7 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
     repo_root: Path,
 ) -> None:
     """Both demos have the same dashboard, and a browser costs as much as the rest, so only this one is looked at."""
-    with _started(_ALONE, repo_root, **_SHORT_WINDOWS) as demo:
+    with _started(_ALONE, repo_root) as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
         said = _until_dashboard(demo.stderr)
@@ -250,13 +253,12 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
         assert "run without Kafka" in why
         address = said[-1].removeprefix("Dashboard: ").strip()
         first = demo.stdout.readline()
-        assert "06:00–07:00" in first
-        assert "cells" in first
+        assert "cells (0 suppressed)" in first
         window = json.loads(fetched(f"{address}api/v1/hexagons"))
         assert window["complete"]
-        assert len(window["hexagons"]) > 7
+        assert len(window["hexagons"]) > 300
         places = {place["cell"]: place["name"] for place in json.loads(fetched(f"{address}api/v1/places"))["cells"]}
-        assert sum(places.get(hexagon["cell"]) is not None for hexagon in window["hexagons"]) > 5
+        assert sum(places.get(hexagon["cell"]) is not None for hexagon in window["hexagons"]) > 100
         assert fetched(f"{address}dashboard/basemap.pmtiles").startswith(b"PMTiles")
         letters = asyncio.run(_letters_on_the_map(address)) if CHROMIUM else _NAMES
         assert set(_NAMES) <= set(letters)
@@ -313,12 +315,10 @@ def test_a_recording_is_shown_until_its_seconds_are_over(
     assert "events sent: 720" in done.stdout
 
 
-def test_sigterm_ends_a_demo_with_a_summary_as_ctrl_c_does(
-    hexveil: Sequence[str], repo_root: Path, recording: Path
-) -> None:
-    with _started(hexveil, repo_root, "--no-kafka", "--feed", str(recording), "--format", "capmetro") as demo:
+def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil: Sequence[str], repo_root: Path) -> None:
+    with _started(hexveil, repo_root, "--no-kafka", "--fleet", "60", **_SHORT_WINDOWS) as demo:
         assert demo.stdout is not None
-        assert "06:00–09:00" in demo.stdout.readline()
+        assert "06:00–07:00" in demo.stdout.readline()
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
@@ -334,3 +334,24 @@ def test_without_kafka_a_recording_under_participation_is_refused_with_the_comma
     )
     assert done.returncode == 2
     assert "--offline --from" in done.stderr
+
+
+_QUARTERS = [f"2026-03-03T07:{minute:02d}:00Z" for minute in range(4)]
+
+
+def test_the_report_counts_events_near_the_truth_and_the_drop_that_an_incident_left_on_the_map(tmp_path: Path) -> None:
+    """Of 100 events in each of four windows 60 are in a hexagon that is shown and 40 in one that is not. From the third
+    window on the first falls from 30 to 10 km/h; the map shows half of it, then all."""
+    truth, views = tmp_path / "truth.ndjson", []
+    for number, (start, true, shown) in enumerate(zip(_QUARTERS, (30, 30, 10, 10), (30, 30, 20, 10), strict=True)):
+        line = {"start": start, "cells": {"a": [60, true], "b": [40, 20]}, "incident": ["a"] if number > 1 else None}
+        with truth.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        views.append(
+            WindowView(start, start.replace(":00Z", ":20Z"), means={"a": shown, "c": 5.0}, arrived=number * 20)
+        )
+    said = report(views, truth)
+    assert "one every 20.0 s, 20.0 s at most" in said
+    assert "hexagons with an estimate: 2" in said
+    assert "45% of the events, 60% in the newest window" in said
+    assert "from 30 to 10 km/h; the map showed 50%, 100%" in said

@@ -54,7 +54,7 @@ def test_settings_that_are_no_valid_configuration_leave_the_old_file(
     kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load_config(hourly.BUS)
-    invalid = chosen(config, resolution=0, merge_until_km_h=8.0, coarsest_resolution=0)
+    invalid = chosen(config, resolution=0, merge_until=8.0, coarsest_resolution=0)
     with pytest.raises(typer.Exit) as stopped:
         write(kept, invalid, config, force=True)
     assert (stopped.value.exit_code, kept.read_text(), os.listdir(kept.parent)) == (2, "mine", [kept.name])

@@ -16,7 +16,7 @@ BUS = REPO_ROOT / "config" / "bus-fleet.toml"
 def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
     config = load_config(BUS)
     assert config.relation == "values"
-    assert config.speed.upper_quanta == 6500
+    assert config.value.upper_quanta == 6500
     assert load_config(REPO_ROOT / "config" / "riders.toml").relation == "participation"
 
 
@@ -34,7 +34,7 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
         ("feed.domain", {"south": 2, "north": 1, "west": 0, "east": 1}, "no area"),
         ("feed.format", "declared", "feed.fields"),
         ("speed.statistics", ["mean", "mean"], "twice"),
-        ("speed.upper_bound", 65.001, "multiple"),
+        ("value.upper", 65.001, "multiple"),
         ("hexagons.resolution", 16, "hexagons.resolution"),
         (
             "speed.keep",

@@ -36,10 +36,10 @@ def test_only_the_named_keys_change_and_comments_stay() -> None:
 
 
 def test_both_shipped_configurations_can_be_rewritten() -> None:
-    changes = {"hexagons.merge_until_km_h": 8.0, "privacy.epsilon": 0.25, "window.slot": timedelta(hours=2)}
+    changes = {"hexagons.merge_until": 8.0, "privacy.epsilon": 0.25, "window.slot": timedelta(hours=2)}
     for file in (hourly.BUS, hourly.RIDERS):
         data = tomllib.loads(rewritten(file.read_text(encoding="utf-8"), changes, "why"))
-        assert (data["hexagons"]["merge_until_km_h"], data["privacy"]["epsilon"], data["window"]["slot"]) == (
+        assert (data["hexagons"]["merge_until"], data["privacy"]["epsilon"], data["window"]["slot"]) == (
             8.0,
             0.25,
             "2h",

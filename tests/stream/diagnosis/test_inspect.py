@@ -215,7 +215,7 @@ NAMES: dict[str, tuple[Any, dict[str, str]]] = {
     ),
     "HFP": (
         {"VP": {"veh": 1, "tst": "x", "lat": 1.0, "long": 2.0, "spd": 3.0, "oper": 6}},
-        {"user": "VP.veh", "time": "VP.tst", "lat": "VP.lat", "lng": "VP.long", "speed": "VP.spd"},
+        {"user": "VP.veh", "time": "VP.tst", "lat": "VP.lat", "lng": "VP.long", "value": "VP.spd"},
     ),
     "normalised NGSI-LD": (
         {
@@ -233,7 +233,7 @@ NAMES: dict[str, tuple[Any, dict[str, str]]] = {
             "time": "location.observedAt",
             "lat": "location.value.coordinates.1",
             "lng": "location.value.coordinates.0",
-            "speed": "speed.value",
+            "value": "speed.value",
         },
     ),
     "nested id": (

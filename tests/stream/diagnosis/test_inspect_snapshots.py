@@ -109,7 +109,7 @@ def test_a_folder_is_read_up_to_the_limit(tmp_path: Path) -> None:
 
 def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_path: Path) -> None:
     (tmp_path / "0.pb").write_bytes(snapshot(0))
-    assert "of this one moment" in reasons(tmp_path / "0.pb")["domain"]
+    assert "than in this one moment" in reasons(tmp_path / "0.pb")["domain"]
     (tmp_path / "1.pb").write_bytes(snapshot(1))
     assert reasons(tmp_path)["domain"] == "where the fixes are, with a margin; check it on a map"
 

@@ -23,6 +23,7 @@ from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.diagnosis.observations import InspectionError
 from stream.diagnosis.suggestion import configuration
 from stream.local import REPO_ROOT
 from tests.support.inspecting import inspected
@@ -58,6 +59,11 @@ def table(path: Path, rows: list[Row], encoding: str = "utf-8") -> Path:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+    return path
+
+
+def remarked(path: Path, before: str) -> Path:
+    path.write_bytes(before.encode() + path.read_bytes())
     return path
 
 
@@ -118,7 +124,14 @@ def local(form: str) -> Callable[[int, Row], str]:
     return lambda n, row: datetime.fromisoformat(row["time"]).strftime(form)
 
 
-PORTUGUESE = {"user": "codigo", "time": "timestamp", "lat": "latitude", "lng": "longitude", "speed": "velocidade"}
+PORTUGUESE = {"user": "codigo", "time": "timestamp", "lat": "latitude", "lng": "longitude", "value": "velocidade"}
+SPANISH = ("id_unidad", "fecha_hora", "latitud", "longitud", "velocidad")
+GERMAN = ("Fahrzeug-Nr", "Zeitstempel", "Breitengrad", "Längengrad", "Geschwindigkeit")
+EACH_SECOND = [
+    {"license_plate": f"b{k}", "observationDateTime": (START + timedelta(seconds=n)).isoformat(),
+     "location": {"coordinates": [-97.7, 30.2 + 10 * n / 111_195]}, "speed": 10}
+    for n in range(120) for k in range(20)
+]  # fmt: skip
 KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "the field `id` counts rows": (lambda p: table(p, renamed(PORTUGUESE, id=lambda n: n + 1)), N,
     "'codigo' is taken for the user"),
@@ -154,7 +167,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     row: "2016-12-31T23:59:60Z" if n == 0 else row["time"])), N, ""),
     "numbers in texts": (
         lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]) for k in ("lat", "lng", "speed")})), N,
-        "numbers in texts",
+        "Numbers in texts",
     ),
     "decimal commas": (
         lambda p: ndjson(p, changed(**{k: lambda n, row, k=k: str(row[k]).replace(".", ",") for k in ("lat", "lng",
@@ -185,7 +198,36 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
         lambda p: ndjson(p, changed(lng=lambda n, row: round((row["lng"] + 97.75 + 360) % 360 - 180, 6))), N, "",
     ),
     "faster than the bound": (lambda p: ndjson(p, changed(speed=lambda n, row: 3 * row["speed"])), 400,
-    "are above speed.upper_bound"),
+    "are above value.upper"),
+    "names of Spain, local times": (
+        lambda p: table(p, renamed(dict(zip(ROWS[0], SPANISH, strict=True)))), N, "",
+    ),
+    "names of Germany, as spreadsheets write them": (
+        lambda p: remarked(table(p, renamed(dict(zip(ROWS[0], GERMAN, strict=True)))), "sep=,\n# exported\n"), N,
+        "",
+    ),
+    "names with units": (
+        lambda p: table(p, renamed({"time": "Timestamp (UTC)", "lat": "Latitude [deg]", "speed": "Speed (km/h)"})), N,
+        "",
+    ),
+    "degrees x 10^6": (
+        lambda p: ndjson(p, changed(lat=lambda n, row: round(row["lat"] * 1e6), lng=lambda n, row: 85_300_000 + n)),
+        N, "degrees times 1000000 or 10000000",
+    ),
+    "times that name UTC": (
+        lambda p: ndjson(p, changed(time=local("%Y-%m-%d %H:%M:%S UTC"))), N, "",
+    ),
+    "times of .NET": (lambda p: ndjson(p, changed(time=lambda n, row: f"/Date({1490097600000 + n})/")), 0,
+    "times are numbers in /Date(…)/: send the number alone"),
+    "times without a date": (lambda p: ndjson(p, changed(time=local("%H:%M:%S"))), 0, "send date and time in one"),
+    "lists in lists": (
+        lambda p: documented(p, {"lines": [{"name": n, "vehicles": ROWS[n::7]} for n in range(7)]}), N, "",
+    ),
+    "two units of speed": (
+        lambda p: ndjson(p, changed(speed=lambda n, row: row["speed"] / (3.6 if n % 20 < 8 else 1))), N,
+        "The speeds of 40% of the vehicles fit their positions in another unit",
+    ),
+    "a fix every second": (lambda p: ndjson(p, EACH_SECOND), 2400, "The speeds agree with positions in m/s and not"),
     "placeholders": (
         lambda p: ndjson(p, changed(user=lambda n, row: "null" if n % 2 else " " if n % 20 == 0 else row["user"])), 399,
         "name their user 'null'",
@@ -242,6 +284,29 @@ def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accept
         assert "is no user: 100.0% of its values in 420 events occur once" in refused.stderr.replace("\n", " ")
     assert runs("replay", path, "--offline", "--out", "r.ndjson", "--yes-users-are-events", *config).exit_code == 0
     assert "is no user" in runs("inspect", path).stderr
+
+
+def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(globals(), "ROWS", changed(user=lambda n, row: f"event-{n}"))
+    path, config = snapshots(tmp_path / "s"), ("--config", REPO_ROOT / "config" / "bus-fleet.toml")
+    offline = ("--offline", "--out", "r.ndjson", "--force")
+    for command in (("gtfs-rt", path, *offline), ("evaluate", path, "--trials", 1), ("check", path)):
+        refused = runs(*command, *config)
+        assert refused.exit_code == 2
+        assert "is no user: 100.0% of its values" in refused.stderr.replace("\n", " ")
+    assert "is no user" in " ".join(inspected(path).problems)
+    assert runs("gtfs-rt", path, "--yes-users-are-events", *offline, *config).exit_code == 0
+    assert runs("gtfs-rt", path / "00", *offline, *config).exit_code == 0
+
+
+def test_an_object_whose_names_may_be_users_is_refused_without_a_name(tmp_path: Path) -> None:
+    path = documented(tmp_path / "day", {f"bus-{n}": row for n, row in enumerate(ROWS)})
+    with pytest.raises(InspectionError, match="stand in an object, under names that may be those of users") as refused:
+        inspected(path)
+    assert "bus-" not in str(refused.value)
 
 
 def test_one_snapshot_as_a_table_has_each_vehicle_once_and_is_not_refused(tmp_path: Path) -> None:

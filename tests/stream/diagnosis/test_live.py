@@ -59,10 +59,10 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, 
         "doubtful-speed",
         "agree badly with the positions; they would fit mph or kn",
     ),
-    "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "epoch", "time_format = 'epoch-s'"),
+    "epoch": (lambda fix, moment: fix | {"time": round(moment)}, "refused", "time_format = 'epoch-s'"),
     "text epoch": (
         lambda fix, moment: fix | {"time": str(round(moment))},
-        "epoch",
+        "refused",
         "set feed.format = 'declared' and time_format = 'epoch-s'",
     ),
     "German times": (
@@ -73,7 +73,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, 
     "times of no known form": (
         lambda fix, moment: fix | {"time": datetime.fromtimestamp(moment, UTC).strftime("%S-%M-%H on %d/%m")},
         "refused",
-        "as wrong-type: times are texts like '99-99-99 aa 99/99'",
+        "as wrong-type: times are like '99-99-99 aa 99/99'",
     ),
     "swapped axes": (
         lambda fix, moment: fix | {"lat": fix["lng"], "lng": fix["lat"]},
@@ -88,13 +88,30 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], float], dict[str, Any]], str, 
     "microdegrees": (
         lambda fix, moment: fix | {"lat": round(fix["lat"] * 1e6), "lng": round(fix["lng"] * 1e6)},
         "refused",
-        "units_per_degree = 1000000",
+        "they are degrees x 10^6 or 10^7: set feed.format = 'declared' and units_per_degree = 1000000 in",
     ),
     "a recording": (lambda fix, moment: fix | {"time": fix["time"] - 10**10}, "refused", "older than window.max_age"),
-    "no speeds": (lambda fix, moment: without(fix, "speed"), "fields", "have no 'speed' (speed), so they are refused"),
-    "null speeds": (lambda fix, moment: fix | {"speed": None}, "fields", "derive speeds before the worker's topic"),
-    "other names": (lambda fix, moment: without(fix, "lat"), "fields", "name their fields in [feed.fields]"),
-    "zone": (lambda fix, moment: fix | {"time": local(moment)}, "zone", "most times are 5 h 30 min ahead of"),
+    "no speeds": (lambda fix, moment: without(fix, "speed"), "refused", "they have no 'speed' (speed): name its field"),
+    "null speeds": (lambda fix, moment: fix | {"speed": None}, "refused", "derive speeds before the worker's topic"),
+    "other names": (lambda fix, moment: without(fix, "lat"), "refused", "name their fields in [feed.fields]"),
+    "zone": (lambda fix, moment: fix | {"time": local(moment)}, "refused", "most times are 5 h 30 min ahead of"),
+    "zone behind": (
+        lambda fix, moment: fix | {"time": local(moment, -AHEAD)},
+        "zone",
+        "most times are 5 h 30 min behind the moments when they arrive: local time sent as UTC?",
+    ),
+    "users": (
+        lambda fix, moment: (
+            fix | {"user": f"{fix['user']}-{round(moment)}", "time": fix["time"] - 60_000 * int(fix["user"][-1])}
+        ),
+        "users",
+        "field 'user' is no user: 100.0% of its values in 600 events occur once",
+    ),
+    "bound": (
+        lambda fix, moment: fix | {"speed": 66.0 if fix["user"][-1] in "37" else 36.0},
+        "bound",
+        "20% of the speeds are above value.upper, 65 km/h",
+    ),
 }
 SOUND: dict[str, Callable[[dict[str, Any], float], dict[str, Any]]] = {
     "as declared": lambda fix, moment: fix,
@@ -102,6 +119,10 @@ SOUND: dict[str, Callable[[dict[str, Any], float], dict[str, Any]]] = {
     "now and then no speed": lambda fix, moment: without(fix, "speed") if round(moment) % 2 else fix,
     "numbers in texts": lambda fix, moment: fix | {"speed": "36,0", "time": str(round(moment * 1000))},
     "compact times": lambda fix, moment: fix | {"time": datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%SZ")},
+    "one user once": lambda fix, moment: (
+        fix | {"user": fix["user"] if fix["user"][-1] == "7" else f"x-{round(moment)}"}
+    ),
+    "few above the bound": lambda fix, moment: fix | {"speed": 66.0 if fix["user"] == "secret-7" else 36.0},
     "parked": lambda fix, moment: fix | {"lat": 30.2, "speed": 0.0},
 }
 
@@ -140,10 +161,10 @@ def test_a_sound_feed_and_a_late_one_raise_no_doubt(name: str, tmp_path: Path) -
     assert told(bus_config(tmp_path), shuffled, now) == {}
 
 
-@pytest.mark.parametrize(("speed", "kinds"), [(36.0, []), (None, ["fields"])])
+@pytest.mark.parametrize(("speed", "kinds"), [(36.0, []), (None, ["refused"])])
 def test_events_that_are_lists_are_judged_whole(speed: float | None, kinds: list[str], tmp_path: Path) -> None:
     now, names = time.time(), ("user", "time", "lat", "lng", "speed")
-    paths = {name: str(at) for at, name in enumerate(names)} | {"time_format": "epoch-ms"}
+    paths = {name: str(at) for at, name in enumerate((*names[:4], "value"))} | {"time_format": "epoch-ms"}
     config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": paths})
     values = fleet(now, lambda fix, moment: fix | {"speed": speed})
     lists = [json.dumps([json.loads(value)[name] for name in names]).encode() for value in values]
@@ -194,7 +215,7 @@ HOSTILE = [
 def test_no_value_of_a_field_makes_the_judgement_raise_or_ends_a_sound_feed(zone: str | None, tmp_path: Path) -> None:
     config, now = bus_config(tmp_path), time.time()
     if zone is not None:
-        fields = {name: name for name in ("user", "time", "lat", "lng", "speed")} | {"timezone": zone}
+        fields = {name: name for name in ("user", "time", "lat", "lng")} | {"value": "speed", "timezone": zone}
         config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": fields})
     decoder = Decoder(config, bytes(32))
     sound = fleet(now, SOUND["texts" if zone else "as declared"])[:12]
@@ -214,7 +235,7 @@ def test_a_failure_of_the_judgement_does_not_reach_the_reader_and_is_forgotten(
     config, now = bus_config(tmp_path), time.time()
     doubts, decoder, values = FeedDoubts(config), Decoder(config, bytes(32)), fleet(now, FAULTS["speed"][0])
     with monkeypatch.context() as patched:
-        patched.setattr("stream.diagnosis.live.look", lambda *_: 1 / 0)
+        patched.setattr("stream.diagnosis.live.check_rows", lambda *_: 1 / 0)
         assert observed(doubts, decoder, values, now) == {}
         assert observed(doubts, decoder, values, now) == {}
     assert doubts.has_failed
@@ -302,7 +323,7 @@ def drive(decoder: Decoder, buses: int, now: float, speed: float) -> Batch:
 def test_a_flood_of_invented_vehicles_is_bounded_and_forgotten_and_a_fault_that_ends_is_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream.diagnosis.speeds.MOST_ROWS", 300)
+    monkeypatch.setattr("stream.diagnosis.live.MOST_ROWS", 3_000)
     config, begin = bus_config(tmp_path), time.time()
     doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
     for step in range(20):
@@ -333,7 +354,8 @@ def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_ar
 
 
 @pytest.mark.parametrize(
-    ("fault", "level"), [("zone", "error"), ("text epoch", "error"), ("another city", "error"), ("mph", "warning")]
+    ("fault", "level"),
+    [("zone behind", "error"), ("text epoch", "error"), ("users", "error"), ("bound", "warning"), ("mph", "warning")],
 )
 def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
     fault: str, level: str, hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path

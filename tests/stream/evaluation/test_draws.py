@@ -29,9 +29,7 @@ def test_without_merging_hexagons_and_cells_are_the_same_places(tmp_path: Path) 
 
 
 def test_a_merged_cell_answers_for_each_of_its_hexagons_which_keep_their_own_truth(tmp_path: Path) -> None:
-    window = planned_window(
-        bus_config(tmp_path, **{"hexagons.merge_until_km_h": 1.0, "hexagons.coarsest_resolution": 4})
-    )
+    window = planned_window(bus_config(tmp_path, **{"hexagons.merge_until": 1.0, "hexagons.coarsest_resolution": 4}))
     places = Places.of(window.plan, window.contributions)
     assert places.cells.counts.n_cells < places.hexagons.counts.n_cells, "something is merged"
     estimate = np.arange(places.cells.counts.n_cells, dtype=float)

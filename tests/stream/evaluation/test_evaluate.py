@@ -59,7 +59,7 @@ def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_ev
     assert score.coverage > 0.8
     worst, *others = score.cell_coverage
     assert (worst.cell, worst.releases, worst.events) == (f"{motorway:x}", 10, 150)
-    assert (worst.clipped, worst.measured) == (config.speed.upper_bound, 85.0)
+    assert (worst.clipped, worst.measured) == (config.value.upper, 85.0)
     assert (worst.covers_clipped, worst.covers_measured) == (pytest.approx(1.0, abs=0.4), 0.0)
     assert all(one.covers_measured == one.covers_clipped > 0.5 for one in others)
 
@@ -280,9 +280,7 @@ def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, share
     from stream.diagnosis.reading import read_recording
     from stream.offline import split_by_slot
 
-    config = bus_config(
-        tmp_path, **{"speed.statistics": ["mean"], "speed.upper_bound": 80.0, "speed.suppression": "none"}
-    )
+    config = bus_config(tmp_path, **{"speed.statistics": ["mean"], "value.upper": 80.0, "speed.suppression": "none"})
     rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
     windows = {SLOT: split_by_slot(rows, config)[SLOT]}
     scores = {score.estimator: score for score in evaluate(config, windows, 30)}

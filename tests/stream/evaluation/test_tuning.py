@@ -60,7 +60,7 @@ def tune(city: Path, relation: str, *arguments: str) -> Result:
 def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[Outcome]:
     settings = load_config(config, **overrides)
     rows, _ = read_recording(settings, city, "canonical")
-    windows, want = Recording(rows).windows(settings), Want.parse(WANTED, settings.speed.upper_bound)
+    windows, want = Recording(rows).windows(settings), Want.parse(WANTED, settings.value.upper)
     return [simulate(settings, windows, want, 4, seed) for seed in seeds]
 
 

@@ -150,7 +150,7 @@ def test_a_dearer_trial_of_less_epsilon_does_not_discard_one_that_reaches(monkey
 
 
 def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(hourly.BUS, **{"hexagons.merge_until_km_h": 8.0})
+    config = load_config(hourly.BUS, **{"hexagons.merge_until": 8.0})
     searched(monkeypatch, lambda config, confirming: 10.0, most=4.0)
     with pytest.raises(ValueError, match="none above resolution 0"):
         Search(config, np.zeros(1, ROW), WANT, 4.0, draws=1, seed=1).run([0], [HOUR])

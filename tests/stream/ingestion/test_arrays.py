@@ -178,7 +178,7 @@ def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list
     batch = decoder().decode([json.dumps(body).encode(), json.dumps(body | {"type": "Other"}).encode()], NOW_US)
     assert batch.index.tolist() == [0]
     assert refusals(batch) == [(0, 1, "missing-field"), (1, -1, "missing-field")]
-    fields = {"user": "0", "time": "1", "lat": "2", "lng": "3", "speed": "4", "time_format": "epoch-ms"}
+    fields = {"user": "0", "time": "1", "lat": "2", "lng": "3", "value": "4", "time_format": "epoch-ms"}
     config = make_config()
     feed = config.feed.model_copy(
         update={

@@ -36,10 +36,11 @@ def configure(window=None, resolution=7, **feed):
         window=window or {"max_age": "1d"},
         privacy={"epsilon": 2.0, "budget": 48.0},
         hexagons={"resolution": resolution},
-        speed={"upper_bound": 65.0},
+        value={"upper": 65.0},
     )
 
 
+FIELDS = {name: name for name in ("user", "time", "lat", "lng")} | {"value": "speed"}
 CANONICAL = Decoder(configure(), KEY)
 
 
@@ -112,7 +113,7 @@ def test_a_declared_feed_of_the_same_paths_gives_the_same_row():
         "time": "observationDateTime",
         "lat": "location.coordinates.1",
         "lng": "location.coordinates.0",
-        "speed": "speed",
+        "value": "speed",
     }
     declared = Decoder(configure(format="declared", fields=fields, domain=box, speed_unit="km/h"), KEY)
     known = Decoder(configure(format="itms", domain=box), KEY)
@@ -125,7 +126,7 @@ def test_a_declared_feed_of_the_same_paths_gives_the_same_row():
 
 @pytest.mark.parametrize(("time_format", "value"), [("epoch-s", 1490097571.25), ("epoch-ms", 1490097571250)])
 def test_declared_epoch_times(time_format, value):
-    fields = {"user": "u.0", "time": "t", "lat": "p.lat", "lng": "p.lng", "speed": "s", "time_format": time_format}
+    fields = {"user": "u.0", "time": "t", "lat": "p.lat", "lng": "p.lng", "value": "s", "time_format": time_format}
     decoder = Decoder(configure(format="declared", fields=fields), KEY)
     message = json.dumps({"u": ["a"], "t": value, "p": {"lat": 30, "lng": -98}, "s": 1}).encode()
     assert row_of(message, decoder)["time"] == 1490097571_250_000
@@ -236,7 +237,7 @@ JSON = st.recursive(
 HOSTILE = st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()) | st.none()
 HOSTILE |= st.fixed_dictionaries(dict.fromkeys(FIX, JSON)).map(lambda value: json.dumps(value).encode())
 DECLARED = Decoder(
-    configure(format="declared", fields={"user": "user", "time": "time.0", "lat": "lat", "lng": "lng", "speed": "x.x"}),
+    configure(format="declared", fields={"user": "user", "time": "time.0", "lat": "lat", "lng": "lng", "value": "x.x"}),
     KEY,
 )
 
@@ -247,7 +248,7 @@ EVERY_DECODER = [
     DECLARED,
     Decoder(configure(format="itms"), KEY),
     *(
-        Decoder(configure(format="declared", fields=dict(zip(FIX, FIX, strict=True)) | {"time_format": name}), KEY)
+        Decoder(configure(format="declared", fields={**FIELDS, "time_format": name}), KEY)
         for name in ("epoch-s", "epoch-ms", "rfc3339")
     ),
 ]

@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "time": "location.observedAt",
             "lat": "location.value.coordinates.1",
             "lng": "location.value.coordinates.0",
-            "speed": "speed.value",
+            "value": "speed.value",
         },
     ),
     "concise": (
@@ -37,7 +37,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "time": "speed.observedAt",
             "lat": "location.coordinates.1",
             "lng": "location.coordinates.0",
-            "speed": "speed.value",
+            "value": "speed.value",
         },
     ),
     "simplified": (
@@ -46,7 +46,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "time": "observationDateTime",
             "lat": "location.coordinates.1",
             "lng": "location.coordinates.0",
-            "speed": "speed",
+            "value": "speed",
         },
     ),
 }

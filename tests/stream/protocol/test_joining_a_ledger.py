@@ -199,7 +199,7 @@ def events(folder: Path, name: str, field: str) -> Path:
 
 def test_recordings_that_name_their_users_in_another_field_are_refused(tmp_path: Path) -> None:
     bus, _ = sharing(tmp_path)
-    fields = {"user": "fleet", "time": "time", "lat": "lat", "lng": "lng", "speed": "speed", "time_format": "epoch-ms"}
+    fields = {"user": "fleet", "time": "time", "lat": "lat", "lng": "lng", "value": "speed", "time_format": "epoch-ms"}
     settings = {"privacy.epsilon": 1.5, "privacy.budget": BUDGET / 1e6, "ledger.name": LEDGER, "feed.name": "tram"}
     tram = bus_config(tmp_path, **settings, **{"feed.topic": "tram", "feed.format": "declared", "feed.fields": fields})
     span, state, out = Window(SLOT, SLOT + HOUR), tmp_path / "ledger", io.StringIO()

@@ -30,7 +30,7 @@ from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.stored_rows import store
 from tests.support.topics_reader import read_all
 
-FIELDS = {"time": "t", "lat": "y", "lng": "x", "speed": "v", "time_format": "epoch-ms"}
+FIELDS = {"time": "t", "lat": "y", "lng": "x", "value": "v", "time_format": "epoch-ms"}
 HOUR = 3600
 
 

@@ -91,7 +91,7 @@ async def test_the_bytes_that_leave_are_the_committed_ones_and_a_second_draw_is_
     committed = protocol_of(redis, config, rival)
     assert redraws == [1]
     assert (await committed.store.released(SLOT)).messages == len(mine.messages)
-    users = contributions_of(random_rows(2, 200), config.speed.upper_quanta).counts.n_users
+    users = contributions_of(random_rows(2, 200), config.value.upper_quanta).counts.n_users
     total = (await Ledger(redis, config.feed.name).total("2017-03-21"))[1]
     assert total <= users * config.privacy.epsilon_micro, "two draws of one plan were charged twice"
 
@@ -197,7 +197,7 @@ async def test_charges_lost_between_charge_and_commit_release_nothing_until_they
         users, charged = await Ledger(client, topic_name).total("2017-03-21")
         await client.aclose()
     assert len(draws) == 2
-    assert users == contributions_of(random_rows(4, 60), config.speed.upper_quanta).counts.n_users
+    assert users == contributions_of(random_rows(4, 60), config.value.upper_quanta).counts.n_users
     assert charged > 0
 
 
@@ -220,7 +220,7 @@ async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tm
     assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
     await worker.close(SLOT)
     assert publisher.messages
-    users = contributions_of(random_rows(5, 80), config.speed.upper_quanta).counts.n_users
+    users = contributions_of(random_rows(5, 80), config.value.upper_quanta).counts.n_users
     assert (await Ledger(redis, "bus").total("2017-03-21"))[0] == users
 
 
@@ -300,14 +300,14 @@ async def test_a_speed_bound_raised_between_plan_and_draw_holds_from_the_next_wi
     their charge covers.
     """
     made = {"values": bus_config, "participation": riders_config}[relation]
-    before, after = made(tmp_path), made(tmp_path, **{"speed.upper_bound": 1000.0})
+    before, after = made(tmp_path), made(tmp_path, **{"value.upper": 1000.0})
     await store(redis, before, random_rows(5, 80))
     publisher = Collected()
     await close_until(protocol_of(redis, before, publisher), SLOT, "charge")
     await protocol_of(redis, after, publisher).close(SLOT)
     *cells, marker = (json.loads(message.value) for message in publisher.messages)
-    assert marker["clipping"]["upper"] == before.speed.upper_bound
-    assert all(body["mean"]["interval"][1] <= before.speed.upper_bound for body in cells if "mean" in body)
+    assert marker["clipping"]["upper"] == before.value.upper
+    assert all(body["mean"]["interval"][1] <= before.value.upper for body in cells if "mean" in body)
 
 
 async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_that_user(
@@ -334,7 +334,7 @@ async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_t
 async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(redis: Redis, tmp_path: Path) -> None:
     config = bus_config(tmp_path)
     rows = random_rows(7, 120)
-    counts = contributions_of(rows, config.speed.upper_quanta).counts
+    counts = contributions_of(rows, config.value.upper_quanta).counts
     left = np.full(counts.n_users, config.privacy.epsilon_micro)
     left[3] -= 1
     plan, _ = planned(config, rows, left)

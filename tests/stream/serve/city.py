@@ -41,7 +41,7 @@ USUAL_DAY: Mapping[str, Cell] = {
     LONELY: Cell(1, 1, 20.0),
 }
 JAM = {**USUAL_DAY, BUSY: Cell(100, 2, 13.2)}
-JAM_RULE = {"name": "jam", "below_km_h": 18.0, "windows": 1, "false_alarms_per_day": 1.0}
+JAM_RULE = {"name": "jam", "below": 18.0, "windows": 1, "false_alarms_per_day": 1.0}
 
 
 def city_config(tmp_path: Path, **overrides: Any) -> Config:

@@ -43,7 +43,7 @@ from tests.support.builders import riders_config
 from tests.support.secret_files import write_secret
 
 SECRET = "5" * 64
-BELOW = {"name": "jam", "below_km_h": 18.0, "windows": 2, "false_alarms_per_day": 1.0}
+BELOW = {"name": "jam", "below": 18.0, "windows": 2, "false_alarms_per_day": 1.0}
 SLOWER = {"name": "slow", "slower_percent": 25.0, "false_alarms_per_day": 1.0}
 UNSURE = 22.0
 """A noisy count with which a mean of 10 km/h is below 30 km/h but for a probability of 0.7 %."""
@@ -204,12 +204,12 @@ def ratio_window(raw: float, count: float, **more: Any) -> WindowView:
     ("raw", "count", "named"), [(10.0, 400.0, True), (10.0, 20.0, False), (10.0, 0.5, False), (29.9, 400.0, False)]
 )
 def test_under_participation_the_noisy_count_decides_how_sure_a_mean_is(raw: float, count: float, named: bool) -> None:
-    rule = AlertRule(name="jam", below_km_h=30.0, false_alarms_per_day=0.01)
+    rule = AlertRule(name="jam", below=30.0, false_alarms_per_day=0.01)
     assert bool(alerts(rule, [Judged(ratio_window(raw, count), ())], Usual())) == named
 
 
 def test_a_rule_needs_all_its_windows_and_is_new_once() -> None:
-    rule = AlertRule(name="jam", below_km_h=30.0, windows=2, false_alarms_per_day=0.01)
+    rule = AlertRule(name="jam", below=30.0, windows=2, false_alarms_per_day=0.01)
     low, high = Judged(ratio_window(10.0, 400.0), ()), Judged(ratio_window(50.0, 400.0), ())
     counts = {
         "one": [low],
@@ -225,7 +225,7 @@ def test_a_rule_needs_all_its_windows_and_is_new_once() -> None:
 def test_each_of_a_rules_windows_is_sure_on_its_own() -> None:
     """The second window alone would be a mistake with a probability of 0.7 %, which a certain one beside it does not
     excuse."""
-    once = AlertRule(name="jam", below_km_h=30.0, false_alarms_per_day=0.01)
+    once = AlertRule(name="jam", below=30.0, false_alarms_per_day=0.01)
     twice = once.model_copy(update={"windows": 2})
     sure, unsure = Judged(ratio_window(10.0, 400.0), ()), Judged(ratio_window(10.0, UNSURE), ())
     assert alerts(once, [sure], Usual())
@@ -241,7 +241,7 @@ def merged(window: WindowView, start: str, *excludes: str) -> WindowView:
 
 
 def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only() -> None:
-    rule = AlertRule(name="jam", below_km_h=30.0, windows=2, false_alarms_per_day=0.01)
+    rule = AlertRule(name="jam", below=30.0, windows=2, false_alarms_per_day=0.01)
     now = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T12:00:00Z", STEADY), ())
     same = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T11:00:00Z", STEADY), ())
     whole = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T11:00:00Z"), ())
@@ -403,14 +403,14 @@ def test_a_secret_that_cannot_be_used_is_refused_with_a_remedy(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ([{**BELOW, "slower_km_h": 3.0}], "give one of below_km_h, slower_km_h, slower_percent"),
+        ([{**BELOW, "slower_km_h": 3.0}], "give one of below, above, slower_km_h, slower_percent"),
         ([BELOW, BELOW], "more than one rule is named jam"),
         ([{**BELOW, "cells": ["x"]}], "is no H3 cell"),
         ([{**BELOW, "cells": ["0x" + BUSY]}], "is no H3 cell"),
         ([{**BELOW, "cells": [" " + BUSY]}], "is no H3 cell"),
         ([{**BELOW, "cells": [h3.cell_to_parent(BUSY, 5)]}], "has resolution 5, but released cells have"),
         ([{**BELOW, "area": {"south": 1.0, "west": 1.0, "north": 2.0, "east": 2.0}}], "outside feed.domain"),
-        ([{**BELOW, "belo_km_h": 1.0}], "write public.alerts.0.below_km_h"),
+        ([{**BELOW, "belo": 1.0}], "write public.alerts.0.below"),
         ([{**BELOW, "windows": 13}], "public.alerts.0.windows: found 13; write a whole number of at least 1"),
     ],
     ids=[
@@ -450,7 +450,7 @@ def test_rules_need_a_mean_and_a_webhook_needs_rules(tmp_path: Path) -> None:
 
 
 def test_participation_has_no_rules_against_usual(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="use below_km_h"):
+    with pytest.raises(ConfigError, match="use below"):
         riders_config(tmp_path, **{"public.alerts": [SLOWER]})
 
 

@@ -1,4 +1,4 @@
-"""Cells whose released speeds crowd ``speed.upper_bound`` are marked in messages, files, table and card: a planner who
+"""Cells whose released speeds crowd ``value.upper`` are marked in messages, files, table and card: a planner who
 prints a modelled 24 km/h of a motorway sees that it is "24 or more".
 """
 
@@ -19,6 +19,8 @@ from dpcore.noise import Noise
 from stream.messages.estimate import estimates_of
 from stream.messages.message import HEXAGON_SPEED, Message, validator
 from stream.messages.tables import table_of
+from stream.serve.city.combining import combined, numbers_of
+from stream.serve.city.routes import estimates, travel
 from tests.stream.serve.browser import needs_chromium
 from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, USUAL_DAY, Cell, city_config, rows_of_city
 from tests.stream.serve.pages import page_of
@@ -49,6 +51,22 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
     assert sorted(map(str, flags)) == ["None", "None", "None", "True"]
     unmarked = parquet.read_table(io.BytesIO(table_of([values[0]], "parquet")))
     assert str(unmarked.schema.field("mean_at_bound").type) == "bool"
+
+
+def test_areas_and_ways_are_marked_where_a_tenth_of_them_is_at_the_bound(tmp_path: Path) -> None:
+    values = [message.value for message in motorway(tmp_path) if message.topic == HEXAGON_SPEED]
+    cells = {cell.cell: cell for cell in numbers_of(values)}
+    few, many = combined(list(cells.values()), 65.0), combined([cells[UNCERTAIN]], 65.0)
+    assert [part.get("at_bound") for part in (few["mean"], few["estimate"])] == [None, None]
+    assert [part["at_bound"] for part in (many["mean"], many["estimate"])] == [True, True]
+    for metres, marked in ((1_000.0, None), (1_200.0, True)):
+        way = [(UNCERTAIN, 0.0, metres), (BUSY, metres, 11_000.0)]
+        assert (
+            travel(way, (0.0, 11_000.0), cells.keys(), {"now": estimates(cells.values(), "mean")}, {})["now"].get(
+                "at_bound"
+            )
+            is marked
+        )
 
 
 def test_where_users_are_protected_the_mark_follows_from_the_released_message_and_the_public_range(
@@ -84,4 +102,4 @@ async def test_table_and_card_say_that_it_is_so_much_or_more(browser: Browser, t
         await rows.filter(has_text="≥").locator("button").click()
         card = page.locator("#details")
         await expect(card.locator(".reading").first).to_contain_text("≥")
-        await expect(card).to_contain_text("so true speeds may be higher. Speeds above 65 km/h count as 65.")
+        await expect(card).to_contain_text("so true values may be higher. Values above 65 km/h count as 65.")

@@ -281,7 +281,7 @@ async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_p
             await expect(page.locator("#details .reading")).to_contain_text(
                 f"{released[STEADY][name]['value']:.1f} km/h"
             )
-        await choose(page, "Spread: standard deviation of speed")
+        await choose(page, "Spread: standard deviation of the values")
         spread = released[STEADY]["variance"]["value"] ** 0.5
         await expect(page.locator("#details .reading")).to_contain_text(f"{spread:.1f} km/h")
         await expect(page.get_by_role("radio", name="Typical")).to_be_disabled()
@@ -425,7 +425,7 @@ async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(sho
     await page.mouse.move(x1, y1, steps=3)
     await page.mouse.up()
     await expect(page.locator("#area-mean")).to_have_text(READING)
-    await expect(page.locator("#details")).to_contain_text("Mean speed over the 2 published of 2 cells")
+    await expect(page.locator("#details")).to_contain_text("Mean over the 2 published of 2 cells")
     await expect(page.locator("#details")).to_contain_text(
         "Events in these cells: 260 (exact, because counts are public). Every report counts, over whole cells."
     )
@@ -533,7 +533,7 @@ async def test_spatial_histograms_are_named_with_their_epsilon_and_the_sum_that_
     await expect(page.locator("#legend")).to_contain_text("spatial histograms (htf, ug)")
     await page.get_by_role("button", name="About the noise").click()
     said = page.locator("#about")
-    await expect(said).to_contain_text("18 for one user, over all cells and statistics of speed together")
+    await expect(said).to_contain_text("18 for one user, over all cells and statistics together")
     await expect(said).to_contain_text("htf, ug: ε 2 together, in addition")
     await expect(said).to_contain_text("18 + 2 = 20 of the budget")
     await no_violation(page)
@@ -855,7 +855,7 @@ def outlined(seen: list[tuple[int, int, int]], colour: tuple[int, int, int]) -> 
 async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_reader(
     browser: Browser, kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
-    rule = {"name": "stau", "below_km_h": 18.0, "false_alarms_per_day": 0.5}
+    rule = {"name": "stau", "below": 18.0, "false_alarms_per_day": 0.5}
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.alerts": [rule]}
     config = city_config(tmp_path, **overrides)
     options: dict[str, Any] = {"locale": "pl-PL", "color_scheme": "dark"}

@@ -179,7 +179,7 @@ async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browse
 
 
 async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(browser: Browser, tmp_path: Path) -> None:
-    merging = {"hexagons.merge_until_km_h": 3.0, "hexagons.coarsest_resolution": 5, "privacy.epsilon": 8.0}
+    merging = {"hexagons.merge_until": 3.0, "hexagons.coarsest_resolution": 5, "privacy.epsilon": 8.0}
     config = city_config(tmp_path, **merging, **{"speed.min_users": 1, "privacy.budget": 192.0})
     children = sorted(h3.cell_to_children(h3.cell_to_parent(BUSY, 6), 7))[:4]
     few, many = ({cell: Cell(users, 2, 22.0) for cell in children} for users in (2, 100))

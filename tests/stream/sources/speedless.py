@@ -18,8 +18,8 @@ from tests.support.builders import SLOT, bus_config, bus_fleet_file, riders_conf
 Fix = tuple[str, int, float, float, float | None]
 """Vehicle, seconds, latitude, longitude, speed in m/s."""
 MINUTES = 70
-NAMES = {"user": "bus", "time": "seen", "lat": "y", "lng": "x", "speed": "v"}
-SPEEDLESS = {role: name for role, name in NAMES.items() if role != "speed"}
+NAMES = {"user": "bus", "time": "seen", "lat": "y", "lng": "x", "value": "v"}
+SPEEDLESS = {role: name for role, name in NAMES.items() if role != "value"}
 
 
 def day(seed: int = 1, fleet: int = 9) -> list[Fix]:

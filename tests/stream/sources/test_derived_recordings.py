@@ -53,7 +53,7 @@ from tests.support.topics_reader import PARTITIONS, stored
 def csv_text(fixes: list[Fix], *, with_speed: bool, separator: str = ",", names: Mapping[str, str] = NAMES) -> str:
     out = io.StringIO()
     rows = csv.writer(out, delimiter=separator)
-    rows.writerow([name for role, name in names.items() if with_speed or role != "speed"])
+    rows.writerow([name for role, name in names.items() if with_speed or role != "value"])
     for *fix, speed in fixes:
         rows.writerow([*fix, "" if speed is None else speed] if with_speed else fix)
     return out.getvalue()
@@ -63,7 +63,7 @@ def write(path: Path, fixes: list[Fix], *, with_speed: bool, names: Mapping[str,
     """The fixes as ``path`` names their form; without speeds, there is no such column."""
     columns = dict(zip(names.values(), map(list, zip(*fixes, strict=True)), strict=True))
     if not with_speed:
-        del columns[names["speed"]]
+        del columns[names["value"]]
     if path.suffix == ".parquet":
         pq.write_table(pa.table(columns), path, row_group_size=100)
     elif path.suffix == ".csv":
@@ -300,7 +300,7 @@ def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(
     known: list[Fix] = [fix for fix in fixes if fix[4] is not None]
     names = {
         "declared": NAMES,
-        "canonical": dict(zip(NAMES, NAMES, strict=True)),
+        "canonical": {role: role for role in NAMES} | {"value": "speed"},
         "capmetro-2015": dict(zip(NAMES, ("vehicle_id", "timestamp", "latitude", "longitude", "speed"), strict=True)),
     }[file_format]
     unit, scale = ("epoch-s", 1) if file_format == "declared" else ("epoch-ms", 1000)

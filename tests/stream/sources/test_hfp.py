@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -65,12 +65,13 @@ def published(topic: str = TOPIC, event: str = "VP", **fields: object) -> Public
     return Publication(topic, json.dumps({event: fix(**fields)}).encode())  # type: ignore[arg-type]
 
 
-def reader() -> HighFrequencyPositions:
-    return HighFrequencyPositions(HELSINKI, Slotting(timedelta(hours=1), timedelta(days=1), HELSINKI.timezone))
+def reader(**changes: object) -> HighFrequencyPositions:
+    feed = FeedConfig.model_validate(HELSINKI.model_dump(exclude_unset=True) | changes)
+    return HighFrequencyPositions(feed, Slotting(timedelta(hours=1), timedelta(days=1), HELSINKI.timezone))
 
 
-def events(*publications: Publication) -> list[dict[str, object]]:
-    return [json.loads(value) for value in reader().of(publications, RECEIVED_US + 60_000_000).values]
+def events(*publications: Publication, **changes: object) -> list[dict[str, object]]:
+    return [json.loads(value) for value in reader(**changes).of(publications, RECEIVED_US + 60_000_000).values]
 
 
 def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names() -> None:
@@ -80,6 +81,30 @@ def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names() -> Non
     assert [vehicle_of(topic) for topic in ("", "/hfp/v2/journey", "/other/v2/a/b/c/d/1/2", "/hfp/v2/a/b/c/d//2")] == [
         None
     ] * 4
+
+
+@pytest.mark.parametrize(("unit", "kmh"), [("km/h", 10.0), ("mph", 16.093), ("m/s", 36.0)])
+def test_speeds_are_read_in_the_unit_that_the_feed_sets(unit: str, kmh: float) -> None:
+    (event,) = events(published(), speed_unit=unit)
+    assert event["speed"] == pytest.approx(kmh * {"km/h": 1, "mph": 1 / 1.609344, "m/s": 1 / 3.6}[unit], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "hours"),
+    [
+        ({}, 0),
+        ({"tst": None}, 0),
+        ({"tst": "2026-04-01T15:00:00+03:00"}, 3),
+        ({"tst": None, "tsi": None}, 3),
+    ],
+)
+def test_local_times_that_claim_utc_are_read_in_the_zone_of_the_clocks_and_no_others(
+    fields: dict[str, object], hours: int
+) -> None:
+    """Clocks of Helsinki, three hours ahead in April. A time with another offset, and that of an arrival, are right."""
+    sent = Publication(TOPIC, published(**fields).payload, RECEIVED_US)
+    (event,) = events(sent, times_zone="Europe/Helsinki")
+    assert datetime.fromisoformat(str(event["time"])).timestamp() // 60 * 60 == NOON_S - 3600 * (3 - hours)
 
 
 def test_a_topic_of_version_1_names_nobody_because_its_levels_would_make_a_user_of_each_route() -> None:

@@ -104,7 +104,7 @@ def test_itms_becomes_canonical(tmp_path: Path) -> None:
 def test_declared_csv_with_epoch_seconds_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(b"t,who,y,x,v\n1500000000,a,30.1,-97.9,10\n")
-    fields = FeedFields(user="who", time="t", lat="y", lng="x", speed="v", time_format="epoch-s")
+    fields = FeedFields(user="who", time="t", lat="y", lng="x", value="v", time_format="epoch-s")
     messages = read(path, "declared", feed(format="declared", fields=fields, speed_unit="kn"))
     assert messages.due.tolist() == [1_500_000_000_000_000]
     assert json.loads(messages.values[0]) == {"t": 1500000000, "who": "a", "y": 30.1, "x": -97.9, "v": 10.0}
@@ -253,7 +253,7 @@ def test_a_loop_moves_time_on_by_whole_days(capmetro: Path) -> None:
 def test_a_loop_moves_every_form_of_time_that_is_read(time: str, tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     path.write_text(f"user,time,lat,lng,speed\na,{time},30.2,-97.7,20\n")
-    fields = FeedFields(user="user", time="time", lat="lat", lng="lng", speed="speed", timezone="America/Chicago")
+    fields = FeedFields(user="user", time="time", lat="lat", lng="lng", value="speed", timezone="America/Chicago")
     source = feed(format="declared", fields=fields)
     passes = iter(Replay(path, "declared", source, loop=True))
     sent = tmp_path / "sent.ndjson"

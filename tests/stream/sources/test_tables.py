@@ -23,7 +23,7 @@ import pytest
 
 from stream.config.feed import FeedConfig, FeedFields
 from stream.diagnosis.reading import read_recording
-from stream.diagnosis.recognition import Accepted, recognised, unit_problem
+from stream.diagnosis.recognition import Accepted, recognised, speed_problem
 from stream.ingestion.decoding import Decoder
 from stream.sources.lines import RecordingError
 from stream.sources.opening import open_recording
@@ -37,7 +37,7 @@ AUSTIN = {"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2}
 N = 400
 ZONE = "America/Chicago"
 MOMENTS = [datetime.fromtimestamp(SLOT + 15 * n, UTC) + timedelta(microseconds=250_000 * (n % 4)) for n in range(N)]
-FIELDS = {"user": "vehicle", "time": "seen", "lat": "y", "lng": "x", "speed": "v"}
+FIELDS = {"user": "vehicle", "time": "seen", "lat": "y", "lng": "x", "value": "v"}
 
 
 def columns(times: Any = None, **changes: Any) -> dict[str, Any]:
@@ -277,9 +277,9 @@ def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(
 ) -> None:
     feed = declared(declared_unit)
     path = write(tmp_path / "day.parquet", **columns(v=[36.0 * per_kmh] * N))
-    problem = unit_problem(rows_of(path, feed, tmp_path), feed, "declared", Accepted())
-    assert (problem is None) == (likely is None)
     config = make_config().model_copy(update={"feed": feed})
+    problem = speed_problem(rows_of(path, feed, tmp_path), config, "declared", Accepted())
+    assert (problem is None) == (likely is None)
     if problem is not None:
         assert likely is not None
         assert likely in problem[0]

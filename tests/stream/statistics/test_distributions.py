@@ -60,9 +60,9 @@ def test_more_bins_than_speeds_are_as_many_as_there_are_speeds_in_everything_tha
     tmp_path: Path, relation: str, upper: float, asked: int, bins: int, rows: np.ndarray
 ) -> None:
     """Speeds are multiples of 0.01 km/h, so that 0 … 0.3 km/h are 31."""
-    settings = {"speed.upper_bound": upper, "speed.cdf_bins": asked, "speed.statistics": ["mean", "p50", "cdf"]}
+    settings = {"value.upper": upper, "speed.cdf_bins": asked, "speed.statistics": ["mean", "p50", "cdf"]}
     if relation == "participation":
-        settings |= {"speed.clipping": "none", "speed.post_processing": [], "speed.typical_km_h": upper / 2}
+        settings |= {"speed.clipping": "none", "speed.post_processing": [], "value.typical": upper / 2}
     config = (bus_config if relation == "values" else riders)(tmp_path, **settings)
     plan, contributions = planned(config, rows)
     *cells, marker = build_messages(plan, contributions, Noise(tape(3)), None)[0]

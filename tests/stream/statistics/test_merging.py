@@ -30,7 +30,7 @@ from tests.support.releasing import build_messages, planned
 from tests.support.schemas import validate
 from tests.support.stored_rows import store
 
-MERGING = {"hexagons.merge_until_km_h": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
+MERGING = {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
 ALL_KEPT = {
     "speed.sum_cap": 0.3,
     "speed.clipping": "none",
@@ -75,8 +75,9 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
     tmp_path: Path, seed: int, target: float, cap: float, clipping: str
 ) -> None:
     """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count
-    together."""
-    changes = {"hexagons.merge_until_km_h": target, "speed.sum_cap": cap, "speed.clipping": clipping}
+    together.
+    """
+    changes = {"hexagons.merge_until": target, "speed.sum_cap": cap, "speed.clipping": clipping}
     config = bus_config(tmp_path, **MERGING | changes)
     rows = uneven_rows(seed)
     plan, _, pooled = planned_merged(config, rows)
@@ -84,10 +85,10 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
     t, s = (column.reshape(2, -1) for column in (plan.scales.numerator, plan.scales.denominator))
     charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
 
-    seen = counts_digest(contributions_of(rows, config.speed.upper_quanta).counts)
+    seen = counts_digest(contributions_of(rows, config.value.upper_quanta).counts)
 
     def integers(of: np.ndarray) -> np.ndarray:
-        contributions = contributions_of(of, config.speed.upper_quanta)
+        contributions = contributions_of(of, config.value.upper_quanta)
         assert counts_digest(contributions.counts) == seen, "plans are made from counts, which no value changes"
         kept = by_planned_cells(plan, contributions).retain(retained)
         return np.array([kept.cell_sums(plan.caps), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
@@ -120,7 +121,7 @@ def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ
         for value in (0, 6500):
             changed = rows.copy()
             changed["value"][mine] = value
-            kept = by_planned_cells(plan, contributions_of(changed, config.speed.upper_quanta)).retain(plan.retained)
+            kept = by_planned_cells(plan, contributions_of(changed, config.value.upper_quanta)).retain(plan.retained)
             sums.append(kept.cell_sums(plan.caps))
         moved = sums[1] - sums[0]
         assert (moved <= plan.caps).all()
@@ -227,7 +228,7 @@ def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_pat
 def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> None:
     config = bus_config(tmp_path, **MERGING)
     plan, contributions = planned(config, uneven_rows(5))
-    fewer = contributions_of(uneven_rows(5)[:60], config.speed.upper_quanta)
+    fewer = contributions_of(uneven_rows(5)[:60], config.value.upper_quanta)
     assert fewer.counts.n_cells != contributions.counts.n_cells
     with pytest.raises(PlanError, match="hexagons"):
         by_planned_cells(plan, fewer)
@@ -247,7 +248,7 @@ def test_evaluate_judges_every_hexagon_by_its_own_truth(tmp_path: Path) -> None:
     """Merging everything into one cell removes the noise, not the error: hexagons differ from their parent."""
     rows = uneven_rows(7)
     coarse = bus_config(
-        tmp_path, **MERGING | {"hexagons.merge_until_km_h": 1e-3, "privacy.epsilon": 1000.0, "privacy.budget": 24000.0}
+        tmp_path, **MERGING | {"hexagons.merge_until": 1e-3, "privacy.epsilon": 1000.0, "privacy.budget": 24000.0}
     )
     (mean, _) = evaluate(coarse, {SLOT: rows}, 2)
     assert (mean.statistic, mean.cells) == ("mean", 40)
@@ -257,10 +258,10 @@ def test_evaluate_judges_every_hexagon_by_its_own_truth(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"hexagons.merge_until_km_h": 0}, "merge_until_km_h"),
-        ({"hexagons.merge_until_km_h": 10, "hexagons.coarsest_resolution": 7}, "coarsest_resolution"),
-        ({"hexagons.merge_until_km_h": 10, "speed.statistics": ["variance"]}, "merge_until_km_h"),
-        ({"hexagons.merge_until_km_h": 10, "speed.mean_mechanism": "levy"}, "merge_until_km_h"),
+        ({"hexagons.merge_until": 0}, "merge_until"),
+        ({"hexagons.merge_until": 10, "hexagons.coarsest_resolution": 7}, "coarsest_resolution"),
+        ({"hexagons.merge_until": 10, "speed.statistics": ["variance"]}, "merge_until"),
+        ({"hexagons.merge_until": 10, "speed.mean_mechanism": "levy"}, "merge_until"),
     ],
 )
 def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(
@@ -272,4 +273,4 @@ def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(
 
 def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="merging depends on true counts"):
-        riders_config(tmp_path, **{"hexagons.merge_until_km_h": 10.0})
+        riders_config(tmp_path, **{"hexagons.merge_until": 10.0})

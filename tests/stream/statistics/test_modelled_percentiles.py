@@ -96,7 +96,7 @@ def test_every_reader_computes_the_same_percentiles_from_the_messages(
     config = build(tmp_path, **settings)
     bodies = bodies_of(config)
     published = [each for each in bodies if each["status"] == "published"]
-    again = released_alone(bodies, config.speed.upper_bound, leading)
+    again = released_alone(bodies, config.value.upper, leading)
     for each, values in zip(published, again, strict=True):
         for name in NAMES:
             assert each["post_processed"][name]["value"] == pytest.approx(values[name], abs=0.06)
@@ -113,7 +113,7 @@ def test_a_true_mean_that_slips_into_the_model_is_caught(tmp_path: Path, monkeyp
     monkeypatch.setattr(pipeline, "modelled_percentiles", leaking)
     config = riders(tmp_path, **MODELLED)
     bodies = bodies_of(config)
-    (again, *_) = released_alone(bodies, config.speed.upper_bound, None)
+    (again, *_) = released_alone(bodies, config.value.upper, None)
     assert abs(bodies[0]["post_processed"]["p50"]["value"] - again["p50"]) > 0.5
 
 

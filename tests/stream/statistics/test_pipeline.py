@@ -64,7 +64,7 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
     s = plan.scales.denominator.reshape(shape)
 
     def integers(of: np.ndarray) -> np.ndarray:
-        kept = contributions_of(of, config.speed.upper_quanta).retain(retained)
+        kept = contributions_of(of, config.value.upper_quanta).retain(retained)
         return np.array([kept.cell_sums(plan.caps), Variance(6500, VARIANCE_GRID).integers(kept)])
 
     rng, exact = np.random.default_rng(seed), integers(rows)
@@ -72,7 +72,7 @@ def test_the_loss_of_changing_one_users_values_never_exceeds_their_charge(
         changed = rows.copy()
         mine = rows["user"] == user
         changed["value"][mine] = rng.choice([0, 6500], mine.sum())
-        same = contributions_of(changed, config.speed.upper_quanta).counts
+        same = contributions_of(changed, config.value.upper_quanta).counts
         assert counts_digest(same) == counts_digest(contributions.counts), "the planner is given values"
         if user == contributions.counts.users[-1]:
             assert planned(config, changed)[0].digest == plan.digest, "the plan looked at values"
@@ -108,7 +108,7 @@ def test_keeping_the_error_charges_a_share_of_epsilon_and_passes_no_noise_of_bef
             contributions.counts.by_cell(contributions.counts.samples),
             contributions.counts.by_cell(of.retained),
         )
-        return 1 - kept / total + of.scales.values.ravel() / kept / config.speed.upper_quanta
+        return 1 - kept / total + of.scales.values.ravel() / kept / config.value.upper_quanta
 
     k, k_before = cells_per_user(plan.retained), cells_per_user(before.retained)
     most = config.privacy.epsilon_micro * k // k_before
@@ -279,7 +279,7 @@ def test_percentiles_come_from_one_distribution_and_the_loss_of_all_statistics_i
     assert tree.factors == choose_tree(bins).factors
 
     def integers(of: np.ndarray) -> dict[str, np.ndarray]:
-        kept = contributions_of(of, config.speed.upper_quanta).retain(retained)
+        kept = contributions_of(of, config.value.upper_quanta).retain(retained)
         exact = {name: released[name].integers(kept)[:, None] for name in t if name != "distribution"}
         return exact | {"distribution": tree.levels(distribution.integers(kept))}
 

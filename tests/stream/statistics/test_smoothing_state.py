@@ -144,7 +144,7 @@ def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
 
 def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
     _, memory = released(bus_config(tmp_path, **KALMAN), [0])
-    other = bus_config(tmp_path, **KALMAN, **{"speed.upper_bound": 90.0})
+    other = bus_config(tmp_path, **KALMAN, **{"value.upper": 90.0})
     assert released(other, [1], memory)[1] == released(other, [1])[1]
 
 

@@ -64,7 +64,7 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
         lowest: dict[tuple[int, int], tuple[int, int]] = {}
         for cell, user, time, value in rows[["cell", "user", "time", "value"]].tolist():
             lowest[user, time] = min(lowest.get((user, time), (cell, value)), (cell, value))
-        contributions = contributions_of(rows, config.speed.upper_quanta)
+        contributions = contributions_of(rows, config.value.upper_quanta)
         counts, pair = (
             contributions.counts,
             np.repeat(np.arange(len(contributions.counts.samples)), contributions.counts.samples),
@@ -91,10 +91,10 @@ def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
     for seed in range(40):
         rows = crowded_rows(seed)
         limited = window_rows(rows, config, UserLimits(cells=cells, events=events)).contributions
-        whole = contributions_of(rows, config.speed.upper_quanta)
+        whole = contributions_of(rows, config.value.upper_quanta)
         kept = []
         for user in np.unique(rows["user"]).tolist():
-            own = contributions_of(rows[rows["user"] == user], config.speed.upper_quanta)
+            own = contributions_of(rows[rows["user"] == user], config.value.upper_quanta)
             visited = np.repeat(own.counts.cells[own.counts.pair_cell], own.counts.samples)
             order = np.argsort(own.times)[: events or None]
             names, counts = np.unique(visited[order], return_counts=True)
@@ -133,7 +133,7 @@ def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path: Path) 
     limits, config = UserLimits(cells=3, events=20), bus_config(tmp_path)
 
     def counted(rows: np.ndarray) -> np.ndarray:
-        which = counted_of(limits, rows, contributions_of(rows, config.speed.upper_quanta))
+        which = counted_of(limits, rows, contributions_of(rows, config.value.upper_quanta))
         return rows if which is None else rows[which]
 
     assert not any(changes_with_others(counted, seed) for seed in range(40))

@@ -14,8 +14,8 @@ const shortest = (number: number) => String(Number(number.toPrecision(4))).repla
 /** "jam: mean below 15.0 km/h". */
 function claim(rule: AlertRule): string {
   if (rule.slower_percent !== null) return say('alerts.percent', { rule: rule.name, limit: shortest(rule.slower_percent) });
-  const kind = rule.below_km_h !== null ? 'alerts.below' : 'alerts.slower';
-  return say(kind, { rule: rule.name, limit: decimals(inUnit(rule.below_km_h ?? rule.slower_km_h ?? 0), 1), unit: unit() });
+  const kind = rule.below !== null ? 'alerts.below' : rule.above !== null ? 'alerts.above' : 'alerts.slower';
+  return say(kind, { rule: rule.name, limit: decimals(inUnit(rule.below ?? rule.above ?? rule.slower_km_h ?? 0), 1), unit: unit() });
 }
 
 const told = ({ value, limit }: Alert) => say('alerts.cell', { value: decimals(inUnit(value), 1), limit: decimals(inUnit(limit), 1), unit: unit() });

@@ -15,7 +15,7 @@ import {
   type Statistic,
 } from './statistics';
 import { day, localDate } from './times';
-import { unit, type Unit } from './units';
+import { chosenUnit, otherValue, unit, type Unit } from './units';
 import type { Look } from './hexagonlayer';
 import type { View } from './view';
 
@@ -63,7 +63,8 @@ export function showControls(view: View, looks: Look[]): void {
   showDays(view);
   check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : true));
   byId('kinds').hidden = !view.modelled || view.scheme === 'typical' || view.scheme === 'difference';
-  check('units', unit(), () => true);
+  check('units', chosenUnit(), () => true);
+  byId('units').hidden = otherValue() !== null;
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('controls-against').textContent = comparedWith(view);
   byId('legend').replaceChildren(...legend(view, looks));
@@ -117,7 +118,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   const against = view.compares;
   const title = make('h3', {}, comparedWith(view));
   if (scheme === 'day' && !view.otherDay!.other) return [title, make('p', { class: 'problem' }, view.againstDay())];
-  const labels = view.compares ? relativeLabels(view.scheme as 'difference').map((key) => say(key)) : absoluteLabels(view.breaks, topOf(view.statistic, view.upper));
+  const labels = view.compares ? relativeLabels(view.scheme as 'difference').map((key) => say(key)) : absoluteLabels(view.statistic, view.breaks, topOf(view.statistic, view.upper));
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),

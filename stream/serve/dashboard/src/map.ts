@@ -27,7 +27,7 @@ import { LineLayer } from './linelayer';
 import type { Line } from './lines';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
 import type { Spot } from './search';
-import { unit } from './units';
+import { chosenUnit } from './units';
 import type { Box, Settings } from './types';
 
 const SCALES = { 'km/h': 'metric', mph: 'imperial' } as const;
@@ -95,7 +95,7 @@ export class HexagonMap {
   private hasNewTiles = false;
   private shown: Shown;
   private readonly protocol = new Protocol();
-  private readonly scale = new ScaleControl({ unit: SCALES[unit()], maxWidth: isLarge() ? LARGE_LONGEST : LONGEST });
+  private readonly scale = new ScaleControl({ unit: SCALES[chosenUnit()], maxWidth: isLarge() ? LARGE_LONGEST : LONGEST });
 
   constructor(
     container: HTMLElement,
@@ -367,7 +367,7 @@ export class HexagonMap {
 
   /** Show distances in the unit of speeds. */
   setUnit(): void {
-    this.scale.setUnit(SCALES[unit()]);
+    this.scale.setUnit(SCALES[chosenUnit()]);
   }
 
   /** Redraw in another theme, or with letters of another size. */

@@ -68,7 +68,8 @@ async function overRange(view: View, open: Area, over: Over): Promise<AreaStatis
 function meanOf({ estimate }: AreaStatistics): Shown | null {
   if (!estimate) return null;
   const [low, high] = estimate.interval;
-  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high, ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
+  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high, atBound: estimate.at_bound,
+    ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
 }
 
 /** The mean, or why there is none. */

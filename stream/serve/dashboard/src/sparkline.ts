@@ -2,9 +2,9 @@
 
 import uPlot from 'uplot';
 import { make } from './dom';
-import { shown, speed, type Kind, type Shown, type Statistic } from './statistics';
+import { reading as read, shown, speed, type Kind, type Shown, type Statistic } from './statistics';
 import { say } from './texts';
-import { inUnit, unit } from './units';
+import { inUnit, otherValue, unit } from './units';
 import { clock, day, known as knownZone, weekday } from './times';
 import type { Hexagon } from './types';
 
@@ -68,7 +68,7 @@ export function sparkline(
         legend: { show: false },
         cursor: { show: false },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), knownZone(zone)),
-        scales: { y: { range: (_, __, high) => [0, Math.min(Math.max(high * 1.05, 10), inUnit(upper))] } },
+        scales: { y: { range: (_, __, high) => [otherValue()?.lower ?? 0, Math.min(Math.max(high * 1.05, 10), inUnit(upper))] } },
         axes: [
           { ...axis, size: 26, space: 60, values: (_, splits) => splits.map(tick) },
           { ...axis, size: 30, space: 30 },
@@ -98,7 +98,7 @@ function describe(past: Hexagon[], known: Shown[], zone: string): string {
     count: known.length,
     since: `${day(since, zone)}, ${clock(since, zone)}`,
     low: speed(lowest.value, lowest),
-    high: speed(highest.value, highest),
+    high: read(highest),
     unit: unit(),
   });
 }

@@ -1,7 +1,7 @@
 /** What a cell says under the chosen statistic, and the classes it falls into. Pure. */
 
 import { decimals, say, type TextKey } from './texts';
-import { fromUnit, inUnit, unit } from './units';
+import { chosenUnit, fromUnit, inUnit, otherValue, unit } from './units';
 import type { Estimate, Hexagon, Measured } from './types';
 
 export type Statistic = 'mean' | 'moving' | 'p50' | 'p85' | 'spread';
@@ -124,15 +124,29 @@ export const relativeLabels = (scheme: keyof typeof ALIKE): TextKey[] =>
 const SPEEDS = { 'km/h': [10, 15, 20, 25, 30, 40, 50, 70, 90, 110], mph: [5, 10, 15, 20, 25, 30, 40, 50, 60, 70] };
 const SPREADS = [2.5, 5, 7.5, 10, 15, 20, 30, 40];
 
-/** Largest possible value: speeds are clipped to [0, upper], so their standard deviation is at most half of that. */
-export const topOf = (statistic: Statistic, upper: number) => (statistic === 'spread' ? upper / 2 : upper);
+/** Least possible value: speeds are clipped to [0, upper], other values to bounds of their own. */
+const bottomOf = (statistic: Statistic) => (statistic === 'spread' ? 0 : (otherValue()?.lower ?? 0));
 
-/** Upper ends of all classes but the last, in km/h but round in the chosen unit, for speeds clipped to [0, upper]. */
-export const absoluteBreaks = (statistic: Statistic, upper: number): number[] =>
-  (statistic === 'spread' ? SPREADS : SPEEDS[unit()]).map(fromUnit).filter((end) => end < topOf(statistic, upper));
+/** Largest possible value: a standard deviation is at most half of the range. */
+export const topOf = (statistic: Statistic, upper: number) => (statistic === 'spread' ? (upper - (otherValue()?.lower ?? 0)) / 2 : upper);
 
-export function absoluteLabels(breaks: number[], top: number): string[] {
-  const ends = [0, ...breaks, top];
+/** Upper ends of all classes but the last, as released but round as they are said, for values that are clipped to [.., upper]. */
+export function absoluteBreaks(statistic: Statistic, upper: number): number[] {
+  const [bottom, top] = [bottomOf(statistic), topOf(statistic, upper)];
+  const ends = otherValue() ? evenly(bottom, top) : (statistic === 'spread' ? SPREADS : SPEEDS[chosenUnit()]).map(fromUnit);
+  return ends.filter((end) => end < top);
+}
+
+/** Round numbers between both, as far apart as makes at most ten classes. */
+function evenly(bottom: number, top: number): number[] {
+  const power = 10 ** Math.floor(Math.log10((top - bottom) / 10));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => (top - bottom) / size <= 10)!;
+  const first = Math.floor(bottom / step + 1e-9) + 1;
+  return Array.from({ length: 10 }, (_, index) => Number(((first + index) * step).toPrecision(12)));
+}
+
+export function absoluteLabels(statistic: Statistic, breaks: number[], top: number): string[] {
+  const ends = [bottomOf(statistic), ...breaks, top];
   return ends.slice(1).map((end, index) => `${plain(ends[index]!)}–${plain(end)}`);
 }
 

@@ -1,6 +1,7 @@
 /** What the page says, in the reader's language: one file of texts for each language, all with the same keys. */
 
 import en from './texts/en.json';
+import { otherValue } from './units';
 
 type Plural = Partial<Record<Intl.LDMLPluralRule, string>>;
 type Texts = Record<TextKey, string | Plural>;
@@ -51,9 +52,14 @@ const { default: texts } = await LOADERS[language]().catch(LOADERS.en);
 /** The locale of dates, and the language of plurals. */
 export const locale = say('language.locale');
 
-/** A text with its `{placeholders}` filled in; a text with plural forms is chosen by `count`. */
-export function say(key: TextKey, values: Values = {}): string {
-  const entry = texts[key];
+/**
+ * A text with its `{placeholders}` filled in; a text with plural forms is chosen by `count`. Where another value than a speed is
+ * on display, the text of that key with `.value` is said, if there is one.
+ */
+export function say(key: TextKey, given: Values = {}): string {
+  const other = otherValue();
+  const values = other ? { name: other.name, ...given } : given;
+  const entry = (other && (texts as Record<string, string | undefined>)[`${key}.value`]) || texts[key];
   const form = typeof entry === 'string' ? entry : plural(entry, Number(values.count));
   return form.replaceAll(/\{(\w+)\}/g, (_, name: string) => String(values[name] ?? ''));
 }

@@ -36,10 +36,12 @@ function format(zone: string, options: Intl.DateTimeFormatOptions, language = lo
 const CLOCK: Intl.DateTimeFormatOptions = { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' };
 const DAY: Intl.DateTimeFormatOptions = { weekday: 'short', day: 'numeric', month: 'short', year: 'numeric' };
 
-/** What the clocks of the zone show, "02:00". */
-export const localClock = (time: string, zone: string) => format(zone, CLOCK).format(new Date(time));
-
 const MINUTE = 60_000;
+
+/** What the clocks of the zone show, "02:00"; with seconds where they are not 0. */
+export const localClock = (time: string, zone: string) =>
+  format(zone, Date.parse(time) % MINUTE ? { ...CLOCK, second: '2-digit' } : CLOCK).format(new Date(time));
+
 /** Minutes by which clocks are set back anywhere. */
 const SET_BACK = [30, 60, 120];
 

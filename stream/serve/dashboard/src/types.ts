@@ -69,6 +69,8 @@ export interface Marker {
   rho_budget?: number;
   delta?: number;
   period: Bounds & { timezone: string };
+  /** Name of the value, absent where it is speed. */
+  value?: string;
   clipping: { lower: number; upper: number; unit: string };
   resolution: number;
   statistics: string[];
@@ -109,12 +111,14 @@ export interface Limit {
   relation: Marker['relation'] | null;
 }
 
-/** A rule of the operator; exactly one of the three conditions is not null. */
+/** A rule of the operator; exactly one of the four conditions is not null. */
 export interface AlertRule {
   name: string;
-  below_km_h: number | null;
+  below: number | null;
+  above: number | null;
   slower_km_h: number | null;
   slower_percent: number | null;
+  unit: string;
   windows: number;
   false_alarms_per_day: number;
   /** How many cells of the window the rule covers. */
@@ -205,6 +209,8 @@ export interface Travel {
   minutes_interval?: [number, number | null];
   km_h: number;
   km_h_interval?: [number, number];
+  /** Much of the way is in cells at the bound of speeds: so fast, or faster. */
+  at_bound?: true;
 }
 
 /** The way along one line of a route, in its direction. Minutes and speeds are of the metres in cells with a number. */
@@ -225,7 +231,7 @@ interface Together {
   events: AreaCount | null;
   users: AreaCount | null;
   /** Null where the noise leaves it open. */
-  mean: { value: number; raw: number; interval: [number, number]; unit: string } | null;
+  mean: { value: number; raw: number; interval: [number, number]; unit: string; at_bound?: true } | null;
 }
 
 /** Means over the windows of a range; `together`: of an area's cells, where one was asked for. */

@@ -5,6 +5,7 @@ import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
 import type { Names } from './names';
 import { overSaid, type Over } from './over';
 import { say } from './texts';
+import { measure, otherValue } from './units';
 import { clock, day, localClock, when } from './times';
 import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
@@ -108,6 +109,8 @@ export class View {
 
   setWindow(window: WindowCells): void {
     this.window = window;
+    const marker = window.marker;
+    measure(marker?.value && marker.value !== 'speed' ? { name: marker.value, ...marker.clipping } : null);
     this.cells = new Map(window.hexagons.map((hexagon) => [hexagon.cell, hexagon]));
     this.has = contentsOf(window.hexagons);
     const finest = finestOf(window.hexagons);
@@ -217,14 +220,15 @@ export class View {
     return this.statistic === 'mean' && this.has.typical;
   }
 
-  /** Released values alone are compared with other days. */
+  /** Released values alone are compared with other days, as shares, so none that may be negative. */
   get besideOtherDays(): boolean {
-    return !this.modelledAlone && this.statistic !== 'spread';
+    const { lower = 0 } = otherValue() ?? {};
+    return !this.modelledAlone && this.statistic !== 'spread' && lower >= 0;
   }
 
   /** A timetable has means only. */
   get schedulable(): boolean {
-    return this.scheduling && this.statistic === 'mean';
+    return this.scheduling && this.statistic === 'mean' && !otherValue();
   }
 
   /** Whether the colours of a scheme can be had of the window. */

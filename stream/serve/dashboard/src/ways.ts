@@ -68,5 +68,9 @@ function told(travel: Travel): string[] {
   };
   const minutes = (number: number) => decimals(number, number < 10 ? 1 : 0);
   const speed = (number: number) => decimals(inUnit(number), 0);
-  return [minutes(travel.minutes) + range(travel.minutes_interval, minutes), speed(travel.km_h) + range(travel.km_h_interval, speed)];
+  const [less, more] = travel.at_bound ? ['≤\u00a0', '≥\u00a0'] : ['', ''];
+  return [
+    less + minutes(travel.minutes) + range(travel.minutes_interval, minutes),
+    more + speed(travel.km_h) + range(travel.km_h_interval, speed),
+  ];
 }

@@ -14,7 +14,8 @@ import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
 import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, interval, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, typicalOf, type Reference, type Shown } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
-import { choose } from '../src/units';
+import { say } from '../src/texts';
+import { choose, measure } from '../src/units';
 import type { Estimate, Hexagon, WindowCells } from '../src/types';
 import { View } from '../src/view';
 
@@ -215,11 +216,27 @@ test('speeds are said in mph where that is chosen, in classes that are round in 
   choose('mph');
   try {
     assert.equal(sentence(shown(hexagon(), 'mean', 'raw')!), '14 mph, 95 % interval 12–17, noise from privacy');
-    assert.deepEqual(absoluteLabels(absoluteBreaks('mean', 65), 65).slice(0, 3), ['0–5', '5–10', '10–15']);
-    assert.equal(absoluteLabels(absoluteBreaks('mean', 65), 65).at(-1), '40–40.4');
+    assert.deepEqual(absoluteLabels('mean', absoluteBreaks('mean', 65), 65).slice(0, 3), ['0–5', '5–10', '10–15']);
+    assert.equal(absoluteLabels('mean', absoluteBreaks('mean', 65), 65).at(-1), '40–40.4');
   } finally {
     choose('km/h');
   }
+});
+
+test('another value than a speed has its name and unit, and classes between its own bounds, whatever unit speeds are said in', () => {
+  choose('mph');
+  measure({ name: 'delay', unit: 's', lower: -300, upper: 1800 });
+  try {
+    const late = { ...hexagon().mean!, value: 420, raw: 420, interval: [-80, 920] as [number, number], unit: 's' };
+    assert.equal(sentence(shown(hexagon({ mean: late }), 'mean', 'raw')!), '420 s, 95 % interval -80–920, noise from privacy');
+    assert.deepEqual(absoluteLabels('mean', absoluteBreaks('mean', 1800), 1800), ['-300–0', '0–500', '500–1000', '1000–1500', '1500–1800']);
+    assert.equal(say('mean.name'), 'Mean delay');
+    assert.equal(say('comparison.slower', { percent: 12 }), '12 % lower than usual');
+  } finally {
+    measure(null);
+    choose('km/h');
+  }
+  assert.equal(say('mean.name'), 'Mean speed of all reports');
 });
 
 test('counts are said as exact or as about', () => {

@@ -1,0 +1,86 @@
+"""Section ``[value]``: what an event measures, in which unit, and the bounds to which it is clipped."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from stream.config.section import Section
+
+QUANTUM = 0.01
+"""Public grid of values: integers of this many units before anything is summed."""
+SPEED = "speed"
+"""Name of the value of traffic: km/h, from 0. Rules that argue with distance are about it alone."""
+SPEED_UNIT = "km/h"
+WIDEST = 10_000.0
+"""Widest range of a value, in units: a million steps of the grid, of whose squares 9 million events fit into 64
+bits.
+"""
+
+
+class ValueConfig(Section):
+    """The value of an event: ``name``, ``unit``, and the public bounds ``lower`` and ``upper`` that it is clipped to.
+
+    ``typical``: the mean that is expected before any release; smoothed means lie near it while the noise of releases
+    hides more; without it, near the middle of the range.
+    """
+
+    name: str = Field(
+        default=SPEED,
+        pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,31}$",
+        description="at most 32 letters, digits, dots, underscores and hyphens, a letter first, like 'PM2.5'",
+    )
+    unit: str = Field(
+        default=SPEED_UNIT,
+        pattern=r"^[^\s\x00-\x1f\x7f]{1,16}$",
+        description="at most 16 characters without spaces, like 's' or 'µg/m³'",
+    )
+    lower: float = Field(default=0.0, ge=-100_000, le=100_000)
+    upper: float = Field(ge=-100_000, le=100_000)
+    typical: float | None = None
+
+    @model_validator(mode="after")
+    def _on_the_grid(self) -> Self:
+        for key in ("lower", "upper"):
+            bound = getattr(self, key)
+            if abs(bound / QUANTUM - round(bound / QUANTUM)) > 1e-6:
+                raise ValueError(f"{key} {bound} is not a multiple of {QUANTUM} {self.unit}; round it")
+        if not 0 < self.upper - self.lower <= WIDEST:
+            raise ValueError(
+                f"upper {self.upper:g} must be at most {WIDEST:g} {self.unit} above lower {self.lower:g}, and not "
+                "below it; choose other bounds, or another unit"
+            )
+        if self.typical is not None and not self.lower <= self.typical <= self.upper:
+            raise ValueError(f"typical {self.typical:g} is not between lower and upper; set one that is")
+        return self
+
+    @model_validator(mode="after")
+    def _speeds_are_in_km_h(self) -> Self:
+        if self.is_speed and (self.unit != SPEED_UNIT or self.lower != 0 or self.upper > 1000):
+            raise ValueError(
+                f"a value named {SPEED!r} is in {SPEED_UNIT}, from lower 0 to upper 1000 at most; leave out unit and "
+                "lower (events "
+                "may be in another unit: feed.speed_unit), or give the value another name"
+            )
+        return self
+
+    @property
+    def is_speed(self) -> bool:
+        """Whether distance by time explains the value."""
+        return self.name == SPEED
+
+    @property
+    def lower_quanta(self) -> int:
+        """``lower`` in quanta of :data:`QUANTUM`."""
+        return round(self.lower / QUANTUM)
+
+    @property
+    def upper_quanta(self) -> int:
+        """U, the width of the range, in quanta: inside, values count from ``lower``."""
+        return round(self.upper / QUANTUM) - self.lower_quanta
+
+    @property
+    def typical_above_lower(self) -> float | None:
+        """``typical`` as inside, where values count from ``lower``."""
+        return None if self.typical is None else self.typical - self.lower
