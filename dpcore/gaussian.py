@@ -13,10 +13,25 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from dpcore._half_square import half_square_fraction
 from dpcore._whole_numbers import whole_numbers
 from dpcore.errors import ParameterError
 from dpcore.noise import BoolArray, FloatArray, IntArray, Noise
+
+
+def half_square_fraction(noise: Noise, r: IntArray, t: IntArray) -> BoolArray:
+    """P(True) = exp(−r²/(2t²)) for 0 < r < t: CKS Algorithm 1, where Bernoulli(γ/k) is Bernoulli(r/(2kt)) and
+    Bernoulli(r/t)."""
+    k = 1
+    accepted = np.ones(len(r), dtype=bool)
+    pending = np.arange(len(r))
+    while len(pending):
+        going = noise.below(2 * k * t) < r
+        both = np.flatnonzero(going)
+        going[both] = noise.below(t[both]) < r[both]
+        accepted[pending[~going]] = k % 2 == 1
+        pending, r, t = pending[going], r[going], t[going]
+        k += 1
+    return accepted
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Zcdp(Struct, frozen=True):
 class PrivacyTerms(Struct, frozen=True):
     """``grant``: the most that a user pays in a window for speed; ``budget``: in a period; both in the ledger's unit,
     which is nρ with ``zcdp`` and µε without. ``epsilon``, ``stated_budget``: the same as ε, as messages state it.
+    ``service``: hours of service with rolling grants, as seconds since local midnight; None: all day.
     """
 
     epsilon: float
@@ -73,7 +74,16 @@ class PrivacyTerms(Struct, frozen=True):
     budget: int
     paced: bool = False
     rolling: bool = False
+    service: tuple[int, int] | None = None
     zcdp: Zcdp | None = None
+
+    def serves(self, begin: int, end: int) -> bool:
+        """Whether a part of [``begin``, ``end``), seconds since local midnight, lies in the hours of service."""
+        if self.service is None:
+            return True
+        opens, closes = self.service
+        within = begin < closes, end > opens
+        return all(within) if opens < closes else any(within)
 
     def stated(self, budget: int) -> float:
         """A period's ``budget`` in the ledger's unit as ε."""
@@ -179,7 +189,7 @@ class FixRules(Struct, frozen=True):
 
 
 class UserLimits(Struct, frozen=True):
-    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.user_limits`); 0 for no
+    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.window_rows`); 0 for no
     limit."""
 
     cells: int = 0
@@ -385,6 +395,7 @@ def _privacy(config: Config) -> PrivacyTerms:
         budget=budget,
         paced=privacy.admission == "paced",
         rolling=privacy.admission == "rolling",
+        service=privacy.service,
         zcdp=zcdp,
     )
 

@@ -18,9 +18,9 @@ from stream.sources.messages import Messages
 from stream.sources.pushed import (
     MOST_BYTES,
     PATH,
-    Allowance,
-    Intake,
+    PushAllowance,
     PushError,
+    PushIntake,
     application,
     read_body,
     runner_of,
@@ -31,7 +31,7 @@ _IDLE = 260
 """Connections that ask for nothing: more than the port holds of one address."""
 
 
-class _Judging(Intake):
+class _Judging(PushIntake):
     """Keeps the events of a request instead of sending them."""
 
     passed: Messages
@@ -105,7 +105,7 @@ class PushPort(Requests):
     async def application(self) -> web.Application:
         """The application of ``hexveil push``; what is refused never empties its allowance."""
         intake = _Judging(feed_config("canonical", lateness="event-time"))
-        return application(intake, _TOKEN, Allowance(1e9))
+        return application(intake, _TOKEN, PushAllowance(1e9))
 
     def runner(self, application: web.Application) -> web.AppRunner:
         """Its own."""

@@ -14,8 +14,8 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from stream.config import Config
 from stream.config.addresses import redacted
-from stream.connection import kafka_options
 from stream.messages.message import WINDOW
+from stream.servers.connection import kafka_options
 from stream.storage.client import redis_client
 
 log = structlog.get_logger()

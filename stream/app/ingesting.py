@@ -9,7 +9,6 @@ from mode import Service
 from dpcore.relation import NeighbouringRelation
 from stream.app.worker import Worker
 from stream.config.addresses import redacted
-from stream.connection import connect
 from stream.diagnosis.live import KINDS, MAY_BE_RIGHT, FeedDoubts
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key
@@ -17,7 +16,8 @@ from stream.ingestion.reader import Ingestor
 from stream.messages.message import Message
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
-from stream.server_version import require_supported
+from stream.servers.connection import connect
+from stream.servers.version import require_supported
 from stream.storage.client import misconfigured
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError

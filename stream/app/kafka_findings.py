@@ -12,10 +12,10 @@ from redis.asyncio import Redis
 
 from stream.app.finding import Finding
 from stream.config import Config
-from stream.connection import kafka_options, start_client
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
 from stream.messages.topics import TopicPlan, durability, replicas_on, topic_plans
+from stream.servers.connection import kafka_options, start_client
 from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US
 

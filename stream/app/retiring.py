@@ -60,11 +60,11 @@ class Retiring(Looking):
         early.
         """
         worker, slotting = self.worker, self.worker.config.slotting
-        mark_us, now_us = await worker.due.mark_us(), await worker.rows.now_us()
-        if mark_us is None:
+        watermark_us, now_us = await worker.due.watermark_us(), await worker.rows.now_us()
+        if watermark_us is None:
             return None
         now = min(now_us // 1_000_000, int(time.time()))
-        oldest = [min(now, mark_us // 1_000_000) - KEPT_PERIODS // timedelta(seconds=1)]
+        oldest = [min(now, watermark_us // 1_000_000) - KEPT_PERIODS // timedelta(seconds=1)]
         if worker.config.window.lateness == "event-time":
             oldest.append(now - worker.config.window.max_age // timedelta(seconds=1))
         since = await worker.due.since()

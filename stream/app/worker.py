@@ -20,11 +20,11 @@ from redis.exceptions import RedisError
 
 from stream.config import Config
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_password, tls_context
 from stream.http_server import BoundedRunner
 from stream.metrics import OperatorMetrics
 from stream.protocol.close_process import CloseReport
 from stream.protocol.due_windows import DueWindows
+from stream.servers.connection import kafka_password, tls_context
 from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from stream.storage.lease import Lease
@@ -116,8 +116,8 @@ class Worker:
         await self.due.tidy(due)
         self.metrics.windows_set_aside.set(len(due.aside))
         self.metrics.open_windows.set(len(due.open))
-        if due.mark_us is not None:
-            self.metrics.watermark_seconds.set(due.mark_us / 1e6)
+        if due.watermark_us is not None:
+            self.metrics.watermark_seconds.set(due.watermark_us / 1e6)
         return due.slots
 
     async def to_close(self) -> list[int]:

@@ -105,7 +105,7 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "relation": settings.relation,
         "unit": f"one user for {settings.privacy.period}",
         "budget": settings.privacy.budget,
-        "epsilon_per_window": settings.privacy.epsilon,
+        **_epsilon_of_windows(settings),
         "windows_per_period": windows,
         "over_days": {str(bound.days): bound.epsilon for bound in bounds(settings)},
         "speeds": settings.feed.speeds,
@@ -122,7 +122,9 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
     if settings.shared_ledger is not None:
         report["ledger"] = settings.shared_ledger
     if settings.privacy.accounting == "zcdp":
-        rho, rho_budget = settings.privacy.ledger_grant / NANO, settings.privacy.ledger_budget / NANO
+        rolling = settings.privacy.admission == "rolling"
+        grant = _first_grant(settings) if rolling else settings.privacy.ledger_grant
+        rho, rho_budget = grant / NANO, settings.privacy.ledger_budget / NANO
         report |= {"accounting": "zcdp", "rho": rho, "rho_budget": rho_budget, "delta": settings.privacy.delta}
     if histogram is not None:
         report["histogram"] = histogram
@@ -133,6 +135,26 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
             "unit": settings.value.unit,
         }
     return report
+
+
+def _epsilon_of_windows(settings: Config) -> dict[str, float]:
+    """The most that a user may lose in one window; with rolling grants in the first of a period, and in any."""
+    privacy = settings.privacy
+    if privacy.admission != "rolling":
+        return {"epsilon_per_window": privacy.epsilon}
+    first = privacy.stated_epsilon(_first_grant(settings))
+    return {"epsilon_per_window": first, "most_epsilon_of_a_window": privacy.budget}
+
+
+def _first_grant(settings: Config) -> int:
+    """What a user may spend in the first window of today's period, in the ledger's unit, with rolling grants."""
+    from stream.statistics.plan import Due
+    from stream.terms import Terms
+
+    terms = Terms.of(settings)
+    today = terms.period_of(terms.window_at(int(time.time())))
+    first = Due(terms, terms.window_at(today.start), "check")
+    return settings.privacy.ledger_budget // first.windows_left
 
 
 def _worst_error(settings: Config) -> float | None:
@@ -220,10 +242,12 @@ def _over_days(settings: Config) -> Iterator[str]:
 def _unpaid(settings: Config) -> Iterator[str]:
     """Which windows of a period the budget does not pay for, if a user spends all of each."""
     if settings.privacy.admission == "rolling":
-        first = settings.privacy.ledger_budget // (settings.privacy.period // settings.window.slot)
+        pure, service = settings.privacy.accounting == "pure", settings.privacy.service
+        hours = "" if service is None else " in the hours of service"
         yield (
-            "Grants roll: in each window a user may spend what they have left, divided by the windows left of the "
-            f"period; with nothing spent, {_amount(settings, first)} of rho in the first."
+            f"Grants roll: in each window a user may spend what they have left, divided by the windows left{hours} of "
+            f"the period; with nothing spent, {_amount(settings, _first_grant(settings))} of "
+            f"{'epsilon' if pure else 'rho'} in the first, and in the last all of it."
         )
         return
     usual, longest = settings.privacy.period // settings.window.slot, settings.slotting.most_slots(int(time.time()))

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from stream.cli.demo_view import WindowView
+from stream.cli.demo_view import DemoWindow
 from stream.config import Config
 from stream.sources.live_city import LIVES_FOR
 
@@ -53,7 +53,7 @@ class _Window(NamedTuple):
         return sum(n * true for n, true, _ in seen) / events, sum(n * shown for n, _, shown in seen) / events
 
 
-def report(windows: list[WindowView], truth: Path) -> str:
+def report(windows: list[DemoWindow], truth: Path) -> str:
     """What the demo measured: pace, lag, hexagons, error and the first incident. The city alone knows it."""
     known = {line["start"]: line for line in map(json.loads, truth.read_text(encoding="utf-8").splitlines())}
     pairs = [_pair(known[window.start], window) for window in windows if window.start in known]
@@ -74,7 +74,7 @@ def report(windows: list[WindowView], truth: Path) -> str:
     return "\n".join(lines + _incident(pairs))
 
 
-def _pair(line: dict[str, Any], window: WindowView) -> _Window:
+def _pair(line: dict[str, Any], window: DemoWindow) -> _Window:
     true = {cell: (int(events), float(mean)) for cell, (events, mean) in line["cells"].items()}
     return _Window(window.start, true, window.means, line["incident"])
 

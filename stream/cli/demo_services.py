@@ -26,7 +26,6 @@ from stream.cli.demo_view import Releases
 from stream.cli.options import read_config
 from stream.config import Chosen, Config
 from stream.config.feed import FeedConfig
-from stream.connection import kafka_options
 from stream.embedded import EmbeddedSink, present_us, run_embedded
 from stream.local import (
     LOOPBACK,
@@ -42,6 +41,7 @@ from stream.local import (
 from stream.messages.lines import read_line
 from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
+from stream.servers.connection import kafka_options
 from stream.sources.delivery import Pacer, Progress
 from stream.sources.invented_schedule import invented_schedule
 from stream.sources.invented_streets import ATTRIBUTION, street_map

@@ -21,7 +21,7 @@ _ROWS = 16
 
 
 @dataclass
-class WindowView:
+class DemoWindow:
     """The messages of one window so far; it is complete with its close marker and all messages that the marker
     counts."""
 
@@ -137,8 +137,8 @@ class Releases:
         self.messages = self.duplicates = self.invalid = 0
         self.first_problem: str | None = None
         self.rejected: Counter[str] = Counter()
-        self.windows: dict[str, WindowView] = {}
-        self.order: list[WindowView] = []
+        self.windows: dict[str, DemoWindow] = {}
+        self.order: list[DemoWindow] = []
         """The complete windows, as they arrived."""
         self._seen: set[bytes] = set()
 
@@ -157,7 +157,7 @@ class Releases:
         if topic == REJECTED:
             self.rejected[body["reason"]] += body["count"]
         elif topic in (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW):
-            window = self.windows.setdefault(body["window"]["start"], WindowView(**body["window"]))
+            window = self.windows.setdefault(body["window"]["start"], DemoWindow(**body["window"]))
             if topic == WINDOW:
                 window.announced = body["messages"]
                 window.epsilon = body["epsilon"]
@@ -200,7 +200,7 @@ class Releases:
         """One plain line per complete window, in order of arrival."""
         return [self._line(window) for window in self.order]
 
-    def _line(self, window: WindowView) -> str:
+    def _line(self, window: DemoWindow) -> str:
         busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
         counted = f"on the map {window.counted()}  " if window.totals else ""
         kind = "modelled mean" if window.modelled else "mean"

@@ -15,7 +15,7 @@ from stream.config import Config, ConfigError, load_config
 from stream.config.secret_files import OpenSecretError, read_secret
 from stream.local import LOOPBACK
 from stream.sources.delivery import DeliveryError
-from stream.sources.pushed import PATH, Allowance, Intake, application, serve_push
+from stream.sources.pushed import PATH, PushAllowance, PushIntake, application, serve_push
 
 _SHORTEST_TOKEN = 20
 
@@ -52,11 +52,11 @@ def push_command(
 
 async def _run(settings: Config, token: str, port: int, rate: float) -> int:
     stopping = stopped_by_signals()
-    intake = Intake(settings)
+    intake = PushIntake(settings)
     await intake.open()
     try:
         typer.echo(f"Events: POST http://{LOOPBACK}:{port}{PATH}", err=True)
-        await serve_push(application(intake, token, Allowance(rate)), port, stopping)
+        await serve_push(application(intake, token, PushAllowance(rate)), port, stopping)
     finally:
         await intake.close()
     return intake.accepted

@@ -46,12 +46,12 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> None:
         """Serve releases over HTTP, outside the trust boundary: dashboard, JSON, GeoJSON, event stream and metrics."""
-        from stream.connection import kafka_options
         from stream.serve.api import make_app
         from stream.serve.guards import worth_a_log
         from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
         from stream.serve.reading.topics import TopicSource
         from stream.serve.static_files import BasemapError, check_basemap
+        from stream.servers.connection import kafka_options
 
         settings = read_service_config(
             config, load_config

@@ -29,9 +29,9 @@ def register(app: typer.Typer) -> None:
         from stream.app.awaiting import TopicMissingError
         from stream.app.running import run_worker
         from stream.config import ConfigError
-        from stream.connection import kafka_options
         from stream.ingestion.pseudonyms import UserKeyError
-        from stream.server_version import ServerVersionError
+        from stream.servers.connection import kafka_options
+        from stream.servers.version import ServerVersionError
         from stream.storage.client import redis_client
         from stream.storage.ledger import LedgerError
         from stream.storage.row_store import StateError

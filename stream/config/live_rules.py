@@ -20,7 +20,7 @@ def live_problems(
     chosen: dict[str, tuple[bool, Needs]] = {
         "privacy.accounting 'zcdp' under 'values'": (values and zcdp, _gaussian(speed)),
         "speed.clipping 'residual'": (speed.clipping == "residual", _residual(speed, values, zcdp)),
-        "privacy.admission 'rolling'": (privacy.admission == "rolling", _rolling(values, zcdp, shared, histogram)),
+        "privacy.admission 'rolling'": (privacy.admission == "rolling", _rolling(speed, values, shared, histogram)),
     }
     for name, (applies, needs) in chosen.items():
         problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
@@ -55,10 +55,12 @@ def _residual(speed: SpeedConfig, values: bool, zcdp: bool) -> Needs:
     }
 
 
-def _rolling(values: bool, zcdp: bool, shared: bool, histogram: bool) -> Needs:
+def _rolling(speed: SpeedConfig, values: bool, shared: bool, histogram: bool) -> Needs:
+    one_grant = "it shares one grant among all users; set it to"
     return {
         "relation": (not values, "noise would follow what each user did before; set admission to 'paced'"),
-        "privacy.accounting": (not zcdp, "pure ε has whole grants; set it to 'zcdp'"),
+        "speed.mean_mechanism": (speed.mean_mechanism != "allocated", f"{one_grant} 'allocated'"),
+        "speed.suppression": (speed.suppression != "none", f"{one_grant} 'none'"),
         "ledger": (shared, "noise would follow when another feed draws; leave it out"),
         "histogram": (histogram, "histograms charge whole grants; leave it out"),
     }

@@ -3,12 +3,13 @@ which it is counted."""
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.budget import MICRO, from_micro, to_micro
@@ -23,6 +24,22 @@ LEDGER_UNITS = {"pure": ("micro_epsilon", MICRO), "zcdp": ("nano_rho", NANO)}
 """Unit of the ledger under each accounting, and how many of them make 1."""
 
 
+def _hours(text: object) -> object:
+    """``"05:00-24:00"`` as seconds since local midnight: begin and end; an end before the begin is on the next day."""
+    if not isinstance(text, str):
+        return text
+    match = re.fullmatch(r"([01]\d|2[0-4]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)", text)
+    if match is None:
+        raise ValueError(f"{text!r} are no hours of service; write them like '05:00-24:00'")
+    hours = [int(part) for part in match.groups()]
+    begin, end = (3600 * hours[at] + 60 * hours[at + 1] for at in (0, 2))
+    if begin == end or max(begin, end) > 86_400 or begin == 86_400:
+        raise ValueError(
+            f"{text!r} are no hours of service; they begin before 24:00 and end at another time, at most 24:00"
+        )
+    return begin, end
+
+
 class HorizonConfig(Section):
     """Blocks of several periods, and the most that one user may lose in all releases of a block."""
 
@@ -35,9 +52,10 @@ class PrivacyConfig(Section):
 
     ``accounting`` "pure": ε-DP, δ = 0, counted in µε; ``epsilon`` is that of a window, ``budget`` that of a period.
     "zcdp": ρ-zCDP, counted in nρ; ``budget`` is the ε of a period at ``delta``. It counts as the most ρ that converts
-    to it, and pays for so many ``windows``. With ``admission`` "rolling" it pays for all of them, so ``windows`` is
-    left out. "paced": a budget that is too small for all windows of a period is spread over them
-    (:mod:`stream.statistics.pacing`). ``horizon``: a second budget, for blocks of several periods.
+    to it, and pays for so many ``windows``. With ``admission`` "rolling" it pays for all of them, so ``windows`` and
+    ``epsilon`` are left out. "paced": a budget that is too small for all windows of a period is spread over them
+    (:mod:`stream.statistics.pacing`). ``service``: hours of service, local time, like "05:00-24:00", by which "rolling"
+    counts the windows left. ``horizon``: a second budget, for blocks of several periods.
     """
 
     accounting: Literal["pure", "zcdp"] = "pure"
@@ -47,20 +65,22 @@ class PrivacyConfig(Section):
     windows: int | None = Field(default=None, ge=1, le=100_000)
     period: PositiveDuration = timedelta(days=1)
     admission: Literal["first-come", "paced", "rolling"] = "first-come"
+    service: Annotated[tuple[int, int], BeforeValidator(_hours)] | None = None
     horizon: HorizonConfig | None = None
     user_key_file: Path = Path("var/user.key")
 
     @model_validator(mode="after")
     def _one_accounting(self) -> Self:
         given = {"epsilon": self.given_epsilon, "delta": self.delta, "windows": self.windows}
-        needed = {"epsilon"} if self.accounting == "pure" else {"delta"}
-        if self.accounting == "zcdp" and self.admission != "rolling":
-            needed |= {"windows"}
+        needed = {"delta"} if self.accounting == "zcdp" else set[str]()
+        of_a_window = "windows" if self.accounting == "zcdp" else "epsilon"
+        if self.admission != "rolling":
+            needed |= {of_a_window}
         for name, value in given.items():
             if value is None and name in needed:
                 raise ValueError(f"accounting '{self.accounting}' needs {name}; set it")
-            if value is not None and name == "windows" and self.accounting == "zcdp" and name not in needed:
-                raise ValueError("admission 'rolling' shares a budget over all windows; leave windows out")
+            if value is not None and name == of_a_window and name not in needed:
+                raise ValueError(f"admission 'rolling' shares a budget over all windows; leave {name} out")
             if value is not None and name not in needed:
                 raise ValueError(f"accounting '{self.accounting}' takes no {name}; remove it")
         if self.delta is not None and self.delta > MAX_DELTA:
@@ -68,6 +88,12 @@ class PrivacyConfig(Section):
                 f"delta {self.delta} is above {MAX_DELTA}. With this probability the promise may fail for a user; "
                 "choose far less than 1 divided by the number of users, for example 1e-6"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _service_is_for_rolling_grants(self) -> Self:
+        if self.service is not None and self.admission != "rolling":
+            raise ValueError(f"service is for admission 'rolling', not {self.admission!r}; remove it")
         return self
 
     @model_validator(mode="after")
@@ -118,7 +144,7 @@ class PrivacyConfig(Section):
     @cached_property
     def ledger_grant(self) -> int:
         """The most that one user may lose in one window by statistics of speed, in the ledger's unit."""
-        return self.epsilon_micro if self.delta is None else self.ledger_budget // (self.windows or 1)
+        return self.ledger_budget // (self.windows or 1) if self.given_epsilon is None else self.epsilon_micro
 
     @cached_property
     def ledger_budget(self) -> int:
@@ -136,9 +162,11 @@ class PrivacyConfig(Section):
         Under zCDP ``windows`` is whole, so that a window has ``grant`` or little more.
         """
         stated = self.stated_epsilon(budget)
-        if self.delta is None:
+        if self.given_epsilon is not None:
             return {"epsilon": self.stated_epsilon(grant), "budget": stated}
-        return {"budget": stated, "windows": None if self.admission == "rolling" else max(budget // grant, 1)}
+        if self.admission == "rolling":
+            return {"budget": stated}
+        return {"budget": stated, "windows": max(budget // grant, 1)}
 
     def units(self, epsilon: float) -> int:
         """``epsilon`` in the ledger's unit, rounded down; under zCDP the most ρ that converts to it at delta."""

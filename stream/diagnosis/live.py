@@ -18,7 +18,7 @@ from stream.config import Config
 from stream.diagnosis.refusals import Refusals
 from stream.diagnosis.speeds import NEWEST, SpeedCheck, bound_problem, check_rows
 from stream.diagnosis.users import LEAST_EVENTS, LEAST_SPREAD_US, events_as_users
-from stream.ingestion.decoding import Arrived, Batch
+from stream.ingestion.decoding import ArrivalTimes, Batch
 from stream.ingestion.formats import feed_format, user_field
 from stream.sources.timestamps import local_as_utc
 from stream.storage.row_store import ROW
@@ -88,7 +88,7 @@ class FeedDoubts:
         self._refused: str | None = None
         self._speed: SpeedCheck | None = None
 
-    def observe(self, values: Sequence[bytes | None], batch: Batch, arrived_us: Arrived) -> None:
+    def observe(self, values: Sequence[bytes | None], batch: Batch, arrived_us: ArrivalTimes) -> None:
         """Take a sample of decoded messages. ``arrived_us``: when they arrived, µs UTC. Never raises."""
         with self._unharmed():
             self._refusals.add(values, batch, arrived_us)

@@ -16,7 +16,7 @@ import numpy as np
 from stream.config.feed import UNITS_PER_DEGREE, FeedConfig, FeedFields
 from stream.diagnosis.times import LONGEST_TEXT, MOSTLY, no_form, time_form
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, first_element, may_hold_several
-from stream.ingestion.decoding import MAX_MESSAGE_BYTES, REASONS, Arrived, Batch, Reason
+from stream.ingestion.decoding import MAX_MESSAGE_BYTES, REASONS, ArrivalTimes, Batch, Reason
 from stream.ingestion.formats import (
     NO_LETTER,
     ROLES,
@@ -121,7 +121,7 @@ class Refusals:
         """Number of refused events."""
         return self.counts.total()
 
-    def add(self, values: Sequence[bytes | None], batch: Batch, arrived_us: Arrived = -1) -> None:
+    def add(self, values: Sequence[bytes | None], batch: Batch, arrived_us: ArrivalTimes = -1) -> None:
         """Count the events of the next decoded batch."""
         before = self.taken + self.refused
         self.taken += len(batch.rows)

@@ -15,11 +15,11 @@ from aiokafka.errors import KafkaError
 from numpy.typing import NDArray
 
 from stream.config.servers import KafkaConfig
-from stream.connection import start_client
 from stream.diagnosis.observations import InspectionError
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
 from stream.ingestion.unpacking import MAX_BATCH_BYTES
+from stream.servers.connection import start_client
 
 _READ_SECONDS = 30.0
 _AT_ONCE = 5_000

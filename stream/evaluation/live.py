@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stream.config import Config
 from stream.evaluation.incident import INCIDENT_S, Response, Watch, plant
-from stream.evaluation.living import Exact, Feed, Shown
+from stream.evaluation.living import Exact, Feed, Living, Shown
 from stream.evaluation.scores import USEFUL_KMH
 from stream.evaluation.typical import typical_of
 from stream.windows import utc_text
@@ -92,12 +92,23 @@ def evaluate_live(
 ) -> LiveScore:
     """Live through ``windows`` in ``draws`` feeds of one configuration. ``on_window``: called after each window of each
     of them."""
+    return judge(config, windows, [Feed(config, seed) for seed in range(draws)], mechanism, on_window)
+
+
+def judge(
+    config: Config,
+    windows: Sequence[Exact],
+    feeds: Sequence[Living],
+    mechanism: str,
+    on_window: Callable[[], None] = lambda: None,
+) -> LiveScore:
+    """The same for other ``feeds``, which live under other mechanisms."""
     typical = typical_of([(w.slot, w.cells, w.events, w.mean) for w in windows], ZoneInfo(config.feed.timezone))
     incident = plant(windows, int(config.window.slot.total_seconds()), most=10)
     watch = None if incident is None else Watch(config, incident, windows)
     maps, struck = [], dict[int, Shown]()
-    for seed in range(draws):
-        living, met = life(Feed(config, seed), windows, watch, on_window)
+    for feed in feeds:
+        living, met = life(feed, windows, watch, on_window)
         maps.append(living)
         struck = struck or met
     scored = [k for k, known in enumerate(typical.known) if known]
@@ -106,7 +117,7 @@ def evaluate_live(
         mechanism=mechanism,
         epsilon=config.privacy.epsilon,
         budget=config.privacy.budget,
-        draws=draws,
+        draws=len(feeds),
         windows=len(scored),
         vehicles=float(np.median([windows[k].rows.counts.n_users for k in scored])),
         against=typical.against,
@@ -119,7 +130,7 @@ def evaluate_live(
 
 
 def life(
-    feed: Feed, windows: Sequence[Exact], watch: Watch | None, on_window: Callable[[], None]
+    feed: Living, windows: Sequence[Exact], watch: Watch | None, on_window: Callable[[], None]
 ) -> tuple[list[Shown], dict[int, Shown]]:
     """What a feed shows of all ``windows``, and, by their start, of those that the incident touches with it."""
     other, living, met = None, list[Shown](), dict[int, Shown]()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -60,6 +60,16 @@ class Exact:
         put(self, "cells", counts.cells)
         put(self, "events", counts.by_cell(counts.samples).astype(np.float64))
         put(self, "mean", means_of(self.rows.contributions))
+
+
+class Living(Protocol):
+    """What lives from window to window."""
+
+    def forked(self) -> Self:
+        """The same as it is now, to be continued with other rows."""
+
+    def release(self, window: Exact) -> Shown:
+        """What readers see of the next window."""
 
 
 class Feed:

@@ -22,9 +22,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CorruptRecordException, KafkaError
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.unpacking import scratch
+from stream.servers.connection import kafka_options
 
 log = structlog.get_logger()
 

@@ -56,7 +56,7 @@ AT_ONCE = 10_000
 _MAX_VALUE = 2**31 - 1
 
 
-Arrived = int | NDArray[np.int64]
+ArrivalTimes = int | NDArray[np.int64]
 _Columns = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Time (µs UTC), latitude, longitude and speed of events."""
 
@@ -173,7 +173,7 @@ class Decoder:
         self._max_age_us = config.window.max_age // timedelta(microseconds=1)
         self._max_future_us = MAX_FUTURE // timedelta(microseconds=1)
 
-    def decode(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
+    def decode(self, values: Sequence[bytes | None], arrived_us: ArrivalTimes) -> Batch:
         """Decode messages. ``arrived_us``: when they arrived, µs UTC, for all or shape (n,); below 0 if unknown.
 
         Never raises, whatever the bytes.
@@ -184,7 +184,7 @@ class Decoder:
             whole = _joined(whole, self.decode_part(values[begin:], _of(arrived_us, slice(begin, None))))
         return whole
 
-    def decode_part(self, values: Sequence[bytes | None], arrived_us: Arrived) -> Batch:
+    def decode_part(self, values: Sequence[bytes | None], arrived_us: ArrivalTimes) -> Batch:
         """As :meth:`decode`, but of messages that are no event alone only so many that about ``AT_ONCE`` events are
         decoded.
 
@@ -277,7 +277,7 @@ class Decoder:
         fault = region_fault(value) if self._regions else None
         return (self._why_undecodable(value), -1) if fault is None else (Reason(fault[0]), fault[1])
 
-    def _total(self, fixes: list[Any], arrived_us: Arrived) -> Batch:
+    def _total(self, fixes: list[Any], arrived_us: ArrivalTimes) -> Batch:
         """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and
         refused."""
         try:
@@ -297,7 +297,7 @@ class Decoder:
         first = self._total(fixes[:middle], _of(arrived_us, slice(middle)))
         return _joined(first, self._total(fixes[middle:], _of(arrived_us, slice(middle, None))))
 
-    def decode_columns(self, columns: FixColumns, arrived_us: Arrived) -> Batch:
+    def decode_columns(self, columns: FixColumns, arrived_us: ArrivalTimes) -> Batch:
         """Rows from columns, by the same rules as :meth:`decode`. ``arrived_us``: when they arrived, µs UTC."""
         reason = np.full(len(columns.user), _SOUND, dtype=np.uint8)
         finite = np.isfinite(columns.lat) & np.isfinite(columns.lng) & np.isfinite(columns.speed)
@@ -319,7 +319,9 @@ class Decoder:
         reason[are_local & wrong & (reason == _SOUND)] = _CODE[Reason.WRONG_TYPE]
         return np.where(are_local, local, columns[0]), *columns[1:]
 
-    def _of_sound(self, users: list[Any], columns: _Columns, reason: NDArray[np.uint8], arrived_us: Arrived) -> Batch:
+    def _of_sound(
+        self, users: list[Any], columns: _Columns, reason: NDArray[np.uint8], arrived_us: ArrivalTimes
+    ) -> Batch:
         """:meth:`judged` for those events that have no ``reason`` yet."""
         if (reason == _SOUND).all():
             return self.judged(users, columns, np.arange(len(users), dtype=np.int64), reason, arrived_us)
@@ -334,7 +336,7 @@ class Decoder:
         columns: _Columns,
         index: NDArray[np.int64],
         reason: NDArray[np.uint8],
-        arrived_us: Arrived,
+        arrived_us: ArrivalTimes,
     ) -> Batch:
         """The batch of which ``columns`` (time, lat, lng, speed) are the messages at ``index``; writes the ``reason``
         of each."""
@@ -349,7 +351,7 @@ class Decoder:
         slots, element = self._slotting.slot_starts(fixes.time_us), np.full(len(rejected), -1, dtype=np.int64)
         return Batch(rows, index, slots, rejected, reason[rejected], element, len(reason))
 
-    def _judge(self, fixes: _Fixes, arrived_us: Arrived, verdict: NDArray[np.uint8]) -> None:
+    def _judge(self, fixes: _Fixes, arrived_us: ArrivalTimes, verdict: NDArray[np.uint8]) -> None:
         """For each fix without a verdict, write the first reason to refuse it into ``verdict``."""
         domain = self._domain
         oldest = np.maximum(arrived_us - self._max_age_us, EARLIEST_US)
@@ -426,7 +428,7 @@ def _refused(reason: Reason) -> Batch:
     return Batch(np.zeros(0, dtype=ROW), none, none, alone, code, alone - 1, 1)
 
 
-def _of(arrived_us: Arrived, part: slice | NDArray[np.int64]) -> Arrived:
+def _of(arrived_us: ArrivalTimes, part: slice | NDArray[np.int64]) -> ArrivalTimes:
     return arrived_us if isinstance(arrived_us, int) else arrived_us[part]
 
 

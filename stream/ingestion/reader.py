@@ -21,12 +21,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from stream.config import Config
-from stream.connection import connect
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
-from stream.ingestion.decoding import REASONS, Arrived, Batch, Decoder, Reason
+from stream.ingestion.decoding import REASONS, ArrivalTimes, Batch, Decoder, Reason
 from stream.ingestion.log_ends import first_after, log_ends
 from stream.messages.message import Message, rejected_message
-from stream.storage.row_store import Appended, Arrivals, Behind, ReadThrough, RowStore
+from stream.servers.connection import connect
+from stream.storage.row_store import Appended, AppendTimes, Behind, ReadThrough, RowStore
 from stream.windows import CLOCK_MARGIN_US
 
 log = structlog.get_logger()
@@ -42,7 +42,7 @@ _REPORT_SECONDS = 5.0
 
 T = TypeVar("T")
 Report = Callable[[Message], Awaitable[None]]
-Observe = Callable[[Sequence[bytes | None], Batch, Arrived], None]
+Observe = Callable[[Sequence[bytes | None], Batch, ArrivalTimes], None]
 
 
 class IngestMetrics(Protocol):
@@ -335,7 +335,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         call."""
         last = batch.messages - 1
         following = int(offsets[last]) + 1
-        arrivals = None if rising is None else Arrivals(rising[batch.index], int(rising[last]), self._deadline)
+        arrivals = None if rising is None else AppendTimes(rising[batch.index], int(rising[last]), self._deadline)
 
         async def append() -> Appended:
             return await self._rows.append(
@@ -363,7 +363,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
             self._report_rejected(partition, batch, offsets)
         return True
 
-    async def arrivals(self, records: Sequence[FeedRecord]) -> Arrived:
+    async def arrivals(self, records: Sequence[FeedRecord]) -> ArrivalTimes:
         """When the broker appended each record, µs UTC; for recordings, the present time."""
         if not self._by_append_time:
             return await self._retry(self._rows.now_us)

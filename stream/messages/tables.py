@@ -1,10 +1,11 @@
 """Releases as a table with one row per cell and window: CSV, GeoJSON and Parquet. Pure functions.
 
-A released number becomes ``<name>`` (the value), ``<name>_raw``, ``_clamped``, ``_scale``, ``_low`` and ``_high`` (the
-95 % interval) and ``_unit``; an exact count is ``<name>`` alone. The leading estimates carry the prefix ``estimate_``,
-what models made ``post_processed_``. ``_at_bound`` is true where a value crowds the bound of speeds, else empty. Every
-row repeats the totals of its window, ``window_users`` and ``window_events`` (CSV has no place for them besides). Every
-field of a message has a column, so no file says less than the message.
+A released number becomes ``<name>`` (the value), ``<name>_raw_to_average``, of counts ``_raw_to_add``, ``_clamped``,
+``_scale``, ``_low`` and ``_high`` (the 95 % interval) and ``_unit``; an exact count is ``<name>`` alone. The header
+says what raw numbers are for, because a spreadsheet shows nothing else. The leading estimates carry the prefix
+``estimate_``, what models made ``post_processed_``. ``_at_bound`` is true where a value crowds the bound of speeds,
+else empty. Every row repeats the totals of its window, ``window_users`` and ``window_events`` (CSV has no place for
+them besides). Every field of a message has a column, so no file says less than the message.
 
 A writer iterates over its rows twice, first to find the columns. Rows may be read from a file each time, to save
 memory.
@@ -53,8 +54,10 @@ _ESTIMATE = (
         for part in ("", "_low", "_high", "_unit", "_method")
     ),
 )
-_OF_A_MEAN = ("", "_raw", "_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism", "_at_bound")
-_MEAN = tuple(f"mean{part}" for part in _OF_A_MEAN)
+TO_AVERAGE, TO_ADD = "_raw_to_average", "_raw_to_add"
+"""What the columns of raw numbers end with: of statistics of speed, and of counts."""
+_NOISE = ("_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism", "_at_bound")
+_MEAN = tuple(f"mean{part}" for part in ("", TO_AVERAGE, *_NOISE))
 _MODELLED = tuple(
     f"post_processed_{name}{part}"
     for name in ("mean", "typical", "deviation")
@@ -67,6 +70,8 @@ PURE = "pure"
 """The accounting of a message that names none: pure ε, with delta = 0."""
 COUNTED = ("users", "events")
 """Numbers of which every row of a file has the window's total."""
+_COUNTS = (*COUNTED, "moving")
+"""Numbers of users or reports, which may be added."""
 TOTALS = tuple(f"window_{name}{part}" for name in COUNTED for part in ("", "_low", "_high"))
 """Columns of the totals and of their 95 % intervals, which are empty where they are exact."""
 _NORMAL = 1.96
@@ -199,9 +204,9 @@ class _Sum:
     def add(self, name: str, row: Row) -> None:
         if row.get(name) is None:
             return
-        noisy, gaussian = f"{name}_raw" in row, row["accounting"] == "zcdp"
+        noisy, gaussian = f"{name}{TO_ADD}" in row, row["accounting"] == "zcdp"
         self._any = True
-        self._total += row[f"{name}_raw"] if noisy else row[name]
+        self._total += row[f"{name}{TO_ADD}"] if noisy else row[name]
         if noisy:
             self._variance += row[f"{name}_scale"] ** 2 * (1.0 if gaussian else 2.0)
             self._quantile = _NORMAL if gaussian else ONE_SIDED
@@ -224,7 +229,8 @@ def _type(pa: Any, name: str) -> Any:
 
 
 _MEANINGS = {
-    "_raw": "As the mechanism released it: average, sum or model this one.",
+    TO_AVERAGE: "As the mechanism released it: average or model this one.",
+    TO_ADD: "As the mechanism released it: add or average this one.",
     "_clamped": "Whether the value differs from the raw one.",
     "_scale": "Scale of the noise.",
     "_low": "Lower end of the 95 % interval.",
@@ -242,7 +248,7 @@ def _description(name: str) -> dict[str, str]:
     ends = [meaning for end, meaning in _MEANINGS.items() if name.endswith(end)]
     if not ends and name in ESTIMATED:
         ends = ["Clamped to the public range: show this one. Averages and sums of it are biased; take the raw one."]
-    if not ends and name in (*COUNTED, "moving"):
+    if not ends and name in _COUNTS:
         ends = ["Where there is a raw column, add that one: this is clamped to 0, so empty cells add up to many."]
     return {"description": ends[0]} if ends else {}
 
@@ -315,6 +321,8 @@ def flatten(row: Row, name: str, value: Any) -> None:
         for part, inner in value.items():
             if part == "value":
                 row[name] = inner
+            elif part == "raw":
+                row[name + (TO_ADD if name in _COUNTS else TO_AVERAGE)] = inner
             elif part == "interval":
                 row[f"{name}_low"], row[f"{name}_high"] = inner or (None, None)
             else:

@@ -12,8 +12,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from stream.config import Config
-from stream.connection import kafka_options
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
+from stream.servers.connection import kafka_options
 
 _DAY_MS = 86_400_000
 _MILLISECOND = timedelta(milliseconds=1)

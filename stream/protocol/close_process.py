@@ -14,7 +14,6 @@ from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.connection import start_client
 from stream.local import die_with_parent
 from stream.logs import configure_logs
 from stream.protocol.content import ContentError
@@ -23,6 +22,7 @@ from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.parts import SlotRows, signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
+from stream.servers.connection import start_client
 from stream.statistics.plan import PlanError
 from stream.statistics.window_rows import WindowRows
 from stream.storage.client import redis_client

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 class Due(NamedTuple):
     """Starts of windows. ``slots``: due, oldest first. ``open``: with rows and not released. ``aside``: set aside.
 
-    ``mark_us``: windows that end by this time (µs UTC) take no more events; None while it is unknown.
+    ``watermark_us``: windows that end by this time (µs UTC) take no more events; None while it is unknown.
     ``passed``: never to be released, with the reason. ``first``: the oldest window that may not be released yet, as
     recorded and as found. ``unfinished``: planned, of a period that is not released any more.
     """
@@ -33,7 +33,7 @@ class Due(NamedTuple):
     slots: list[int]
     open: list[int]
     aside: set[int]
-    mark_us: int | None
+    watermark_us: int | None
     passed: dict[int, str]
     first: tuple[int, int] | None
     unfinished: int | None
@@ -52,7 +52,7 @@ class DueWindows:
     async def ask(self) -> Due:
         """The windows that are due now."""
         aside, seen = await self.store.slots_set_aside(), await self.rows.look()
-        since, mark_us = await self.since(), await self.mark_of(seen)
+        since, watermark_us = await self.since(), await self.watermark_of(seen)
         latest, slotting = await self.store.latest_planned(), self.config.slotting
         over = latest is not None and slotting.period_of(latest).start < since < math.inf
         unfinished = await self.store.unfinished() if over else None
@@ -60,14 +60,17 @@ class DueWindows:
         due: list[int] = []
         first: tuple[int, int] | None = None
         if self.config.relation == NeighbouringRelation.PARTICIPATION:
-            due, first = await self._ticked_slots(since, mark_us or 0, aside, latest)
+            due, first = await self._ticked_slots(since, watermark_us or 0, aside, latest)
             older = (slot for slot in open_slots if slot < first[0])
             passed |= dict.fromkeys(older, "it is older than the feed")
         else:
             for slot in open_slots:
-                if slotting.window(slot).end * 1_000_000 <= (mark_us or 0) and slotting.period_of(slot).start >= since:
+                if (
+                    slotting.window(slot).end * 1_000_000 <= (watermark_us or 0)
+                    and slotting.period_of(slot).start >= since
+                ):
                     due.append(slot)
-        return Due(due, open_slots, aside, mark_us, passed, first, unfinished)
+        return Due(due, open_slots, aside, watermark_us, passed, first, unfinished)
 
     async def tidy(self, due: Due) -> None:
         """Delete rows of windows that are never released, and record which window is the oldest that may be.
@@ -82,12 +85,12 @@ class DueWindows:
         if due.first is not None:
             await self.rows.advance_first_slot(*due.first)
 
-    async def mark_us(self) -> int | None:
-        """The mark (µs UTC): windows that end by this time take no more events. None while it is unknown."""
-        return await self.mark_of(await self.rows.look())
+    async def watermark_us(self) -> int | None:
+        """The watermark (µs UTC): windows that end by this time take no more events. None while it is unknown."""
+        return await self.watermark_of(await self.rows.look())
 
-    async def mark_of(self, seen: Look) -> int | None:
-        """The mark by what was ``seen``."""
+    async def watermark_of(self, seen: Look) -> int | None:
+        """The watermark by what was ``seen``."""
         window, partitions = self.config.window, seen.times
         if window.lateness == "event-time":
             return watermark(partitions, await self.rows.now_us(), window.allowed_delay, window.idle_timeout)
@@ -112,7 +115,7 @@ class DueWindows:
         was found due by. Raises :class:`NotSealedError` if one does not, or if the window is no longer due.
         """
         seen = await self.rows.look()
-        if self.config.slotting.window(slot).end * 1_000_000 > (await self.mark_of(seen) or 0):
+        if self.config.slotting.window(slot).end * 1_000_000 > (await self.watermark_of(seen) or 0):
             raise NotSealedError(slot, [])
         await self.rows.seal(slot, seen.offsets)
 
@@ -136,13 +139,13 @@ class DueWindows:
         return self.config.slotting.window(slot).start == slot or await self.rows.in_progress(slot)
 
     async def _ticked_slots(
-        self, since: float, mark_us: int, aside: set[int], latest: int | None
+        self, since: float, watermark_us: int, aside: set[int], latest: int | None
     ) -> tuple[list[int], tuple[int, int]]:
-        """Every slot since the feed first ran that ended by ``mark_us``, also without rows, and :attr:`Due.first`."""
+        """Every slot since the feed first ran that ended by the watermark, also without rows, and :attr:`Due.first`."""
         slotting, now = self.config.slotting, await self.rows.now_us()
         recorded = slot = await self.rows.first_slot(slotting.window(now // 1_000_000).start)
         due: list[int] = []
-        while (end := slotting.window(slot).end) * 1_000_000 <= mark_us:
+        while (end := slotting.window(slot).end) * 1_000_000 <= watermark_us:
             released = slot not in aside and slotting.period_of(slot).start >= since
             if released and not await self._is_passed(slot, latest) and await self._to_release(slot):
                 due.append(slot)

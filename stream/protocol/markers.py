@@ -13,10 +13,10 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import LeaderNotAvailableError
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options, start_client
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import WINDOW
 from stream.protocol.topic_identity import topic_identity
+from stream.servers.connection import kafka_options, start_client
 from stream.storage.ledger import LedgerError
 
 TOPIC_SECONDS = 10.0

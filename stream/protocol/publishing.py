@@ -10,8 +10,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import RecordMetadata
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options, start_client
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, Message
+from stream.servers.connection import kafka_options, start_client
 
 _CONFIRM_SECONDS = 60.0
 OUTPUTS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, REJECTED)

@@ -25,7 +25,7 @@ from stream.statistics.plan import Plan
 from stream.statistics.window_release import Drawn
 from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import AlreadyReleasedError, Ledger, LedgerError
-from stream.storage.release_store import Carried, ChargesGoneError, Outcome, Released, ReleaseStore
+from stream.storage.release_store import Carried, ChargesGoneError, CommitOutcome, Released, ReleaseStore
 from stream.windows import Window, utc_text
 
 STEPS = ("seal", "read", "plan", "charge", "draw", "commit", "publish", "confirm", "clean")
@@ -225,13 +225,13 @@ class ReleaseProtocol:
                     "the window is "
                     "charged and drawn again. Run Redis with an append-only file that is synced on every write"
                 ) from None
-            if outcome is not Outcome.STATE_MOVED:
+            if outcome is not CommitOutcome.STATE_MOVED:
                 break
-        if outcome is Outcome.COMMITTED:
+        if outcome is CommitOutcome.COMMITTED:
             self.ledger.committed += 1
         else:
             self.on_redraw()
-        if outcome is Outcome.WINDOW_RELEASED:
+        if outcome is CommitOutcome.WINDOW_RELEASED:
             raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker")
         await self._done("commit")
 

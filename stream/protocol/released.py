@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options, start_client
 from stream.messages.verification import TOPICS, Record
+from stream.servers.connection import kafka_options, start_client
 
 _POLL_MS = 500
 

@@ -24,11 +24,24 @@ from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.clients import client_of
 from stream.serve.hexagons import known_window
-from stream.serve.limits import LIMITS
 from stream.serve.parameters import WINDOW_QUERY, feed, read_all
 from stream.serve.responses import JSON, Answers, Problem, accepts_gzip, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View
+
+LIMITS: tuple[dict[str, str | None], ...] = (
+    {"name": "values", "relation": "values"},
+    {"name": "means", "relation": "participation"},
+    {"name": "curator", "relation": None},
+    {"name": "correlated", "relation": None},
+    {"name": "periods", "relation": None},
+    {"name": "late", "relation": None},
+    {"name": "modelled", "relation": None},
+)
+"""Limits for readers, those of one relation first, by the name of their texts (``limit.NAME.title`` and ``.text`` in
+``dashboard/src/texts``). ``docs/known-limits.md`` lists all limits, also for operators.
+"""
+
 
 STATIC = resources.files("stream") / "serve" / "static"
 PMTILES = b"PMTiles"

@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options, start_client
+from stream.servers.connection import kafka_options, start_client
 from stream.sources.messages import Messages
 
 BATCH_BYTES = 256 << 10

@@ -60,7 +60,7 @@ class PushError(Exception):
 
 
 @dataclass
-class Allowance:
+class PushAllowance:
     """A bucket of events that fills by ``rate`` a second, up to ten seconds' worth. ``clock``: seconds that never go
     back."""
 
@@ -113,7 +113,7 @@ def _require_at_most(events: int) -> None:
         raise PushError(413, f"{events} events are more than the {MOST_EVENTS} of one request; divide them")
 
 
-class Intake:
+class PushIntake:
     """Judges the events of a request by the rules of the service, and passes them on.
 
     Under "values" all of a request are passed on or none. Under "participation" each is judged alone, because a request
@@ -196,7 +196,7 @@ class Intake:
         return Messages(batch.rows["time"].astype(np.int64), keys, sound), refused
 
 
-def application(intake: Intake, token: str, allowance: Allowance) -> web.Application:
+def application(intake: PushIntake, token: str, allowance: PushAllowance) -> web.Application:
     """Answers ``POST /v1/events``. A request without the token costs neither a body nor allowance.
 
     One that is refused after it was read costs what as many bytes of events cost. While more is owed than there is, no

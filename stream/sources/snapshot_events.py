@@ -51,7 +51,7 @@ _LEAST_TIMES, _MOST_TIMES = 10, 1_000
 _encode = msgspec.json.Encoder().encode
 
 
-class Memory(Protocol):
+class FixStore(Protocol):
     """Keeps the last fixes of vehicles, as bytes of ``FIX``, for a later process of the feed, or another one."""
 
     def recall(self, vehicles: Sequence[str]) -> Mapping[str, bytes]:
@@ -136,7 +136,7 @@ class SnapshotEvents:
         self._only_measured = relation == NeighbouringRelation.PARTICIPATION
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
         self._derivation = SpeedDerivation()
-        self._memory: Memory | None = None
+        self._memory: FixStore | None = None
         self._unkept: set[str] = set()
         """Vehicles of which fixes are to be kept."""
         self._set_back: set[str] = set()
@@ -174,7 +174,7 @@ class SnapshotEvents:
         """
         return _no_documents
 
-    def remember_by(self, memory: Memory | None) -> None:
+    def remember_by(self, memory: FixStore | None) -> None:
         """Recall earlier fixes from ``memory``, and give it new ones in :meth:`keep`."""
         self._memory = memory if self._speeds != "reported" else None
 

@@ -144,7 +144,9 @@ class Table:
         arrays.setdefault("speed", pa.nulls(batch.num_rows))
         numbers = []
         for name in ("lat", "lng", "speed"):
-            values, are_none, unread = _numbers(arrays[name], str(getattr(self._fields, name)), self.path)
+            values, are_none, unread = _numbers(
+                arrays[name], str(getattr(self._fields, "value" if name == "speed" else name)), self.path
+            )
             if not (name == "speed" and self._any_speed):
                 missing, wrong = missing | are_none, wrong | unread
             numbers.append(values)

@@ -14,7 +14,7 @@ import h3
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.accounting import NANO, epsilon_of_rho
+from dpcore.accounting import NANO
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.estimate import is_anybody
@@ -187,14 +187,14 @@ def _epsilon(plan: Plan) -> float:
     """The most that one user may lose in the window by speed, as ε; with rolling grants, if they have lost nothing
     yet."""
     privacy = plan.terms.privacy
-    if not privacy.rolling or privacy.zcdp is None:
+    if not privacy.rolling:
         return privacy.epsilon
-    return epsilon_of_rho(max(plan.budget // plan.due.windows_left, 1), privacy.zcdp.delta)
+    return privacy.converted(max(plan.budget // plan.due.windows_left, 1))
 
 
 def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, list[Any]]) -> list[Body]:
     """The body of every cell's message, without post-processed values; ``numbers``: events and users of each cell."""
-    terms, window, epsilon = plan.terms, _window_text(plan), _epsilon(plan)
+    terms, window, promised = plan.terms, _window_text(plan), {"epsilon": _epsilon(plan), **_zcdp_fields(plan)}
     published, coarser = plan.published, plan.merged is not None
     ranges = None if plan.ranges is None else plan.ranges.T * QUANTUM
     bodies = []
@@ -210,8 +210,7 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
             **({"excludes": inside[cell]} if cell in inside else {}),
             "relation": terms.relation,
             **({} if terms.participation is None else {"weight": terms.participation.weight}),
-            "epsilon": epsilon,
-            **_zcdp_fields(plan),
+            **promised,
             "status": "published" if published[g] else "suppressed",
         } | {name: column[g] for name, column in numbers.items()}
         if ranges is not None:

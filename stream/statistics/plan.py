@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime
 from typing import Any, NamedTuple, get_args
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -41,8 +43,16 @@ class Due(msgspec.Struct, frozen=True):
 
     @property
     def windows_left(self) -> int:
-        """Windows of the period from this one on."""
-        return -(-(self.period.end - self.window.start) // self.terms.slot_s)
+        """This window and those of the period after it in which somebody may be active: in the hours of service."""
+        terms, later = self.terms, range(self.window.start + self.terms.slot_s, self.period.end, self.terms.slot_s)
+        if terms.privacy.service is None:
+            return 1 + len(later)
+        zone, serving = ZoneInfo(terms.timezone), 0
+        for start in later:
+            clock = datetime.fromtimestamp(start, zone)
+            since_midnight = 3600 * clock.hour + 60 * clock.minute + clock.second
+            serving += terms.privacy.serves(since_midnight, since_midnight + terms.slot_s)
+        return 1 + serving
 
 
 class Allowance(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stream.statistics.columns import PERCENTS
+from stream.statistics.columns import MOVING, PERCENTS
 from stream.terms import ValueTerms
 
 Body = dict[str, Any]
@@ -16,7 +16,7 @@ _DIGITS = 6
 
 def unit_of(name: str, value: ValueTerms) -> str:
     """The unit of statistic ``name``."""
-    if name in ("events", "users"):
+    if name in ("events", "users", MOVING):
         return "1"
     return f"({value.unit})^2" if name == "variance" else value.unit
 

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from stream.config.addresses import host_and_port, redacted
 from stream.config.servers import RedisConfig
-from stream.connection import first_line, tls_context
+from stream.servers.connection import first_line, tls_context
 
 CLUSTER_SECONDS = 5.0
 """How long a node of a cluster has to answer. After that another one is asked which node has taken its place."""

@@ -7,12 +7,12 @@ privacy, because no charge follows from them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stream.storage.keys import FeedKeys
+from stream.storage.scripts import text_of
 from stream.windows import EARLIEST_US, LATEST_S
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ class LastFixes:
         least_s: float,
         shared_ledger: str | None = None,
     ) -> None:
-        keys, lua = FeedKeys(feed, shared_ledger), resources.files("stream.storage").joinpath("lua")
+        keys = FeedKeys(feed, shared_ledger)
         self._redis = redis
         self.damaged = 0
         """Number of records that were damaged."""
         self._keys = [keys.last_fixes(0), keys.last_fixes(1), keys.user_key]
         self._fingerprint = fingerprint
         self._life_ms, self._least_us = round(life_s * 1e3), round(least_s * 1e6)
-        self._keep: Any = redis.register_script(lua.joinpath("keep_fixes.lua").read_text(encoding="utf-8"))
-        self._recall: Any = redis.register_script(lua.joinpath("recall_fixes.lua").read_text(encoding="utf-8"))
+        self._keep: Any = redis.register_script(text_of("keep_fixes"))
+        self._recall: Any = redis.register_script(text_of("recall_fixes"))
 
     def recall(self, users: Sequence[int]) -> dict[int, bytes]:
         """The fixes of those users (pseudonyms) of whom any are kept, as bytes of ``FIX`` in order of time.

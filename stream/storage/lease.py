@@ -12,11 +12,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from stream.storage.scripts import run
+
 LEASE_SECONDS = 15.0
 """Seconds after which another worker can continue if the owner was killed."""
-
-_RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
-_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
 class Lease:
@@ -49,7 +48,7 @@ class Lease:
             over.set()
             await renewing
             with suppress(RedisError):
-                await self._redis.eval(_RELEASE, 1, self._key, self._owner)
+                await run(self._redis, "release_lease", [self._key], self._owner)
 
     async def _renew(self, milliseconds: int, over: asyncio.Event) -> None:
         while True:
@@ -57,4 +56,4 @@ class Lease:
                 await asyncio.wait_for(over.wait(), self._seconds / 3)
                 return
             with suppress(RedisError):
-                await self._redis.eval(_RENEW, 1, self._key, self._owner, milliseconds)
+                await run(self._redis, "renew_lease", [self._key], self._owner, milliseconds)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -37,6 +36,7 @@ from stream.storage.ledger_errors import (
     SetBackError,
     TermsError,
 )
+from stream.storage.scripts import run
 from stream.windows import Period, Slotting
 
 __all__ = [
@@ -53,32 +53,6 @@ __all__ = [
     "TermsError",
 ]
 
-_BEGIN = "if redis.call('SET', KEYS[1], ARGV[1], 'NX') then redis.call('SET', KEYS[2], ARGV[2]) end"
-_JOIN = """
--- KEYS: generation, birth of the feed, feeds of the ledger, budgets that they state ARGV: generation and birth if they
--- are new, feed, the budget that it states if it stated none or a higher one ('' = it states none)
-redis.call('SET', KEYS[1], ARGV[1], 'NX')
-if redis.call('HSETNX', KEYS[3], ARGV[3], 0) == 1 then redis.call('SET', KEYS[2], ARGV[2], 'NX') end
-local known = tonumber(redis.call('HGET', KEYS[4], ARGV[3]))
-if ARGV[4] ~= '' and (not known or tonumber(ARGV[4]) < known) then redis.call('HSET', KEYS[4], ARGV[3], ARGV[4]) end
-"""
-_ADOPT = """
-local birth = redis.call('GET', KEYS[1])
-if not birth or tonumber(ARGV[1]) < tonumber(birth) then redis.call('SET', KEYS[1], ARGV[1]) end
-"""
-
-_CLOCK = "return redis.call('TIME')"
-_COUNTS = "return redis.call('MGET', unpack(KEYS))"
-_SPENT = """
--- KEYS: ledger of the period, charges of a window; ARGV: users, in one text Returns what each spent, and what of it in
--- the window, read at the same moment; an empty list where nobody was charged.
-local users, answer = {}, {}
-for user in string.gmatch(ARGV[1], '%d+') do users[#users + 1] = user end
-for i, key in ipairs(KEYS) do
-  answer[i] = redis.call('EXISTS', key) == 1 and redis.call('HMGET', key, unpack(users)) or {}
-end
-return answer
-"""
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
@@ -110,8 +84,6 @@ class Ledger:
         self._redis = redis
         self._calls: Any = redis  # typed by redis-py as answering str too; this client answers bytes
         self._keys = FeedKeys(feed, shared_ledger)
-        script = resources.files("stream.storage").joinpath("lua", "charge.lua").read_text(encoding="utf-8")
-        self.charge_script = redis.register_script(script)
         """What charges and remembers a plan in one step."""
 
     @classmethod
@@ -134,13 +106,13 @@ class Ledger:
         one.
         """
         if birth is None:
-            birth = int((await self._calls.eval(_CLOCK, 1, self._keys.generation))[0])
-        keys, given = [self._keys.generation, self._keys.birth], [str(uuid.uuid4()), birth]
+            birth = int((await run(self._calls, "clock", [self._keys.generation]))[0])
+        keys, given = [self._keys.generation, self._keys.birth], (str(uuid.uuid4()), birth)
         if self._keys.shared_ledger is None:
-            await self._redis.eval(_BEGIN, len(keys), *keys, *given)
+            await run(self._redis, "begin_ledger", keys, *given)
         else:
             keys += [self._keys.feeds, self._keys.budgets]
-            await self._redis.eval(_JOIN, len(keys), *keys, *given, self._keys.feed, "" if budget is None else budget)
+            await run(self._redis, "join_ledger", keys, *given, self._keys.feed, "" if budget is None else budget)
         generation = await self.generation()
         if generation is None:
             raise LedgerError("Redis did not keep the ledger generation it was given; check its memory policy and AOF")
@@ -174,7 +146,7 @@ class Ledger:
         Only for an operator who knows that no other ledger released anything in these periods. Retired periods stay
         retired.
         """
-        await self._redis.eval(_ADOPT, 1, self._keys.birth, since)
+        await run(self._redis, "adopt", [self._keys.birth], since)
         birth, retired = await self.birth(), await self.retired()
         if birth is None:
             raise LedgerError("Redis did not keep the ledger's birth it was given; check its memory policy and AOF")
@@ -202,7 +174,7 @@ class Ledger:
     async def _remembered(self, feeds: list[str]) -> list[int]:
         """Number of windows of each of ``feeds`` committed, read at the same moment as the number of all."""
         keys = [self._keys.commits, *(self._keys.beside(feed).sequence for feed in feeds)]
-        commits, *sequences = [int(count or 0) for count in await self._calls.eval(_COUNTS, len(keys), *keys)]
+        commits, *sequences = [int(count or 0) for count in await run(self._calls, "counts", keys)]
         if commits < self.committed:
             raise SetBackError(commits, self.committed, self._whose)
         self.committed = commits
@@ -286,7 +258,7 @@ class Ledger:
         for start in range(0, len(users), _READ):
             part = slice(start, start + _READ)
             named = " ".join(map(str, users[part].tolist()))
-            for sign, stored in zip((1, -1), await self._calls.eval(_SPENT, len(keys), *keys, named), strict=True):
+            for sign, stored in zip((1, -1), await run(self._calls, "spent", keys, named), strict=True):
                 if stored:
                     spent[part] += sign * np.array([int(value or 0) for value in stored], dtype=np.int64)
         return spent
@@ -331,7 +303,7 @@ class Ledger:
             paid = "" if start + CHUNK < len(users) or refused else plan
             given = [slot, budget, generation, self.committed, paid, *fixed, _one_text(users[part], charges[part])]
             try:
-                answer = await self.charge_script(keys=keys, args=given)
+                answer = await run(self._redis, "charge", keys, *given)
             except ResponseError as error:
                 if "UNBORN" in str(error):
                     raise BeforeBirthError(period.key, await self.birth()) from None

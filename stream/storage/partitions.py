@@ -10,11 +10,13 @@ from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
+from stream.storage.scripts import run, text_of
+
 Call = tuple[Sequence[str], Sequence[str | int | bytes]]
 """Keys and arguments of a script."""
 
 
-class Known(NamedTuple):
+class KnownPartition(NamedTuple):
     """What the feed's shard knows of a partition.
 
     ``restart``: the offset from which it is read again should its shard be lost; None before it was opened. ``gone``:
@@ -58,10 +60,10 @@ async def each(redis: Any, script: str, calls: Sequence[Call]) -> list[Any]:
     """The answers of ``script`` to ``calls``, which are sent to all servers at once. Raises the first error."""
     if len(calls) == 1:
         ((keys, args),) = calls
-        return [await redis.eval(script, len(keys), *keys, *args)]
+        return [await run(redis, script, keys, *args)]
     async with redis.pipeline(transaction=False) as pipe:
         for keys, args in calls:
-            pipe.execute_command("EVAL", script, len(keys), *keys, *args)
+            pipe.execute_command("EVAL", text_of(script), len(keys), *keys, *args)
         try:
             answers: list[Any] = await pipe.execute()
         except RedisClusterException as error:  # which is no RedisError, so nobody would try again after it
@@ -69,11 +71,14 @@ async def each(redis: Any, script: str, calls: Sequence[Call]) -> list[Any]:
         return answers
 
 
-def known_partitions(opened: dict[bytes, bytes], listed: Iterable[bytes], gone: Iterable[bytes]) -> dict[str, Known]:
+def known_partitions(
+    opened: dict[bytes, bytes], listed: Iterable[bytes], gone: Iterable[bytes]
+) -> dict[str, KnownPartition]:
     """The partitions that were ever opened or are listed, in order of their names."""
     left = set(gone)
     return {
-        name.decode(): Known(restart_of(opened.get(name, b"")), name in left) for name in sorted({*opened, *listed})
+        name.decode(): KnownPartition(restart_of(opened.get(name, b"")), name in left)
+        for name in sorted({*opened, *listed})
     }
 
 

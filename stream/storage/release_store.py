@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from importlib import resources
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -14,79 +13,15 @@ from redis.exceptions import ResponseError
 from stream.config import Config
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import AlreadyReleasedError, OutOfTurnError
+from stream.storage.scripts import Argument, run
 from stream.windows import utc_text
-
-_REPLACE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
-return redis.call('GET', KEYS[1])
-"""
-_REMEMBER = """
--- KEYS: released windows, committed bytes; ARGV: window, record of its release, bytes that were published. A Redis that
--- was set back since they were committed must not come to know of the release: it would no longer show what it has
--- lost.
-if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return 1 end
-if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-return 1
-"""
-_FORGET = """
--- KEYS: released windows, then what is deleted; ARGV: window. A Redis that was set back to before the record of the
--- release has the bytes alone to show for it, and would have the window drawn again without them.
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('UNLINK', unpack(KEYS, 2)) end
-"""
-_STORE_PLAN = """
--- KEYS: plan of the window, latest window that was planned, windows set aside, released windows; ARGV: window, plan,
--- how the names of plans and of committed bytes begin (in the hash slot of KEYS). Returns the plan that is stored.
--- Windows are planned in the order of their time, each once the one before is committed or set aside.
-if redis.call('HEXISTS', KEYS[4], ARGV[1]) == 1 then
-  return redis.error_reply('RELEASED the window was released already')
-end
-local planned = redis.call('GET', KEYS[2])
-if planned and tonumber(planned) > tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end
-local stored = redis.call('GET', KEYS[1])
-if stored then return stored end
-if planned and redis.call('EXISTS', ARGV[3] .. planned) == 1 and redis.call('EXISTS', ARGV[4] .. planned) == 0
-    and redis.call('HEXISTS', KEYS[3], planned) == 0 then
-  return redis.error_reply('TURN ' .. planned)
-end
-redis.call('SET', KEYS[2], ARGV[1])
-redis.call('SET', KEYS[1], ARGV[2])
-return ARGV[2]
-"""
-_TAKE_UP = """
--- KEYS: windows set aside, oldest slot that may not be released yet, latest window that was planned; ARGV: window.
--- Returns whether it was set aside.
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-local planned = redis.call('GET', KEYS[3])
-if planned and tonumber(planned) > tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end
-redis.call('HDEL', KEYS[1], ARGV[1])
-local first = redis.call('GET', KEYS[2])
-if first and tonumber(first) > tonumber(ARGV[1]) then redis.call('SET', KEYS[2], ARGV[1]) end
-return 1
-"""
-_SET_ASIDE = """
--- KEYS: windows set aside, sealed windows, bytes of the window; ARGV: window, reason. Returns whether it is: what is
--- committed can only be published.
-if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('SADD', KEYS[2], ARGV[1])
-return 1
-"""
-_DIED = """
--- KEYS: deaths; ARGV: window. Returns how often the closing process died over it.
-local slot, times = string.match(redis.call('GET', KEYS[1]) or '', '(%d+) (%d+)')
-times = slot == ARGV[1] and times + 1 or 1
-redis.call('SET', KEYS[1], string.format('%s %d', ARGV[1], times))
-return times
-"""
-_RELEASED_OR_COMMITTED = "return {redis.call('HGET', KEYS[1], ARGV[1]), redis.call('GET', KEYS[2])}"
 
 
 class ChargesGoneError(RuntimeError):
     """The drawn plan is not marked as paid, because Redis lost its charges. Nothing was committed."""
 
 
-class Outcome(Enum):
+class CommitOutcome(Enum):
     """The result of an attempt to commit."""
 
     COMMITTED = 1
@@ -122,9 +57,6 @@ class ReleaseStore:
     def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes
         self._keys = FeedKeys(feed, shared_ledger)
-        script = resources.files("stream.storage").joinpath("lua", "commit.lua").read_text(encoding="utf-8")
-        self.commit_script = redis.register_script(script)
-        """What commits a window in one step."""
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
@@ -140,7 +72,7 @@ class ReleaseStore:
         """Record that the window is released. False, with nothing recorded, if ``outbox`` is not what is committed."""
         keys = (self._keys.closed, self._keys.outbox(slot))
         record = msgspec.json.encode(released)
-        return bool(await self._redis.eval(_REMEMBER, len(keys), *keys, slot, record, outbox))
+        return bool(await run(self._redis, "remember", keys, slot, record, outbox))
 
     async def set_aside(self, slot: int, reason: str) -> bool:
         """Set the window aside, because its content fails. Its rows are kept until its period can no longer be
@@ -149,11 +81,11 @@ class ReleaseStore:
         False, with nothing changed, if it is committed: then it only has to be published.
         """
         keys = (self._keys.set_aside, self._keys.sealed, self._keys.outbox(slot))
-        return bool(await self._redis.eval(_SET_ASIDE, len(keys), *keys, slot, reason))
+        return bool(await run(self._redis, "set_aside", keys, slot, reason))
 
     async def died_over(self, slot: int) -> int:
         """Count that the closing process died over ``slot``, whichever worker saw it. Returns how often it did."""
-        return int(await self._redis.eval(_DIED, 1, self._keys.deaths, slot))
+        return int(await run(self._redis, "died", [self._keys.deaths], slot))
 
     async def deadly(self) -> int | None:
         """The window over which the closing process died last; None if it never died."""
@@ -178,14 +110,14 @@ class ReleaseStore:
         named = self._keys
         keys = (named.set_aside, named.first_slot, named.planned)
         try:
-            return bool(await self._redis.eval(_TAKE_UP, len(keys), *keys, slot))
+            return bool(await run(self._redis, "take_up", keys, slot))
         except ResponseError as error:
             raise OutOfTurnError.of(slot, str(error)) or error from None
 
     async def released_or_committed(self, slot: int) -> tuple[Released | None, bytes | None]:
         """The record of the release and the committed bytes, read at the same moment."""
         keys = self._keys.closed, self._keys.outbox(slot)
-        record, outbox = await self._redis.eval(_RELEASED_OR_COMMITTED, len(keys), *keys, slot)
+        record, outbox = await run(self._redis, "released_or_committed", keys, slot)
         return None if record is None else msgspec.json.decode(record, type=Released), outbox
 
     async def committed(self, slots: Sequence[int]) -> list[int]:
@@ -224,7 +156,7 @@ class ReleaseStore:
         keys = (named.plan(slot), named.planned, named.set_aside, named.closed)
         begins = (named.plan(0).removesuffix("0"), named.outbox(0).removesuffix("0"))
         try:
-            stored: bytes = await self._redis.eval(_STORE_PLAN, len(keys), *keys, slot, plan, *begins)
+            stored: bytes = await run(self._redis, "store_plan", keys, slot, plan, *begins)
         except ResponseError as error:
             if "RELEASED" in str(error):
                 raise AlreadyReleasedError(f"window {utc_text(slot)} was released by another worker") from None
@@ -233,7 +165,7 @@ class ReleaseStore:
 
     async def replace_plan(self, slot: int, old: bytes, new: bytes) -> bytes | None:
         """Replace ``old`` by ``new`` unless another worker replaced it. Returns the stored plan."""
-        stands: bytes | None = await self._redis.eval(_REPLACE, 1, self._keys.plan(slot), old, new)
+        stands: bytes | None = await run(self._redis, "replace", [self._keys.plan(slot)], old, new)
         return stands
 
     async def outbox(self, slot: int) -> bytes | None:
@@ -252,11 +184,11 @@ class ReleaseStore:
 
     async def replace_link(self, old: bytes, new: bytes) -> bool:
         """Replace the link ``old`` by ``new``. False if it was another one."""
-        return bool(await self._redis.eval(_REPLACE, 1, self._keys.link, old, new) == new)
+        return bool(await run(self._redis, "replace", [self._keys.link], old, new) == new)
 
     async def commit(
         self, slot: int, outbox: bytes, before: Carried, after: Carried, plan_digest: str, number: int
-    ) -> Outcome:
+    ) -> CommitOutcome:
         """Commit ``outbox`` as window ``number``, made with ``before``; it leaves ``after`` (an empty memory:
         unchanged).
 
@@ -265,11 +197,11 @@ class ReleaseStore:
         """
         named = self._keys
         keys = [named.outbox(slot), named.closed, named.memory, named.charged(slot), named.sequence, named.commits]
-        args = [slot, outbox, before.memory, after.memory, plan_digest, number, before.link, after.link]
+        keys += [named.link, named.planned, named.set_aside]
+        args: list[Argument] = [slot, outbox, before.memory, after.memory, plan_digest, number]
+        args += [before.link, after.link]
         try:
-            return Outcome(
-                await self.commit_script(keys=[*keys, named.link, named.planned, named.set_aside], args=args)
-            )
+            return CommitOutcome(await run(self._redis, "commit", keys, *args))
         except ResponseError as error:
             if "CHARGES" in str(error):
                 raise ChargesGoneError(str(error)) from None
@@ -279,4 +211,4 @@ class ReleaseStore:
         """Delete what was needed to release the window, if its release is recorded."""
         named = self._keys
         keys = (named.closed, named.plan(slot), named.charged(slot), named.outbox(slot))
-        await self._redis.eval(_FORGET, len(keys), *keys, slot)
+        await run(self._redis, "forget", keys, slot)

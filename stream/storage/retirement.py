@@ -16,41 +16,10 @@ from redis.asyncio import Redis
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.partitions import Call, each
 from stream.storage.release_store import Released
+from stream.storage.scripts import run
 from stream.windows import Slotting
 
 _CHUNK = 1_000
-
-_WISH = """
--- KEYS: mark, feeds of the ledger; ARGV: boundary, feed. The mark moves to the least boundary of all feeds.
-if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 1 then redis.call('HSET', KEYS[2], ARGV[2], ARGV[1]) end
-local kept = redis.call('HGETALL', KEYS[2])
-local least = tonumber(kept[2] or '0')
-for i = 4, #kept, 2 do least = math.min(least, tonumber(kept[i])) end
-local before = tonumber(redis.call('GET', KEYS[1]) or '0')
-if before < least then redis.call('SET', KEYS[1], least) end
-return redis.call('GET', KEYS[1])
-"""
-_MARK = """
-local before = redis.call('GET', KEYS[1])
-if not before or tonumber(before) < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
-return redis.call('GET', KEYS[1])
-"""
-_RETIRE_SLOTS = """
--- KEYS: progress, a hash of slots; ARGV: mark, cursor, slots of one call, how the names of their rows begin (in the
--- hash slot of KEYS), or nothing. Returns the next cursor.
-local mark = tonumber(ARGV[1])
-local before = redis.call('HGET', KEYS[1], 'mark')
-if before and tonumber(before) < mark then redis.call('HSET', KEYS[1], 'mark', ARGV[1]) end
-local page = redis.call('HSCAN', KEYS[2], ARGV[2], 'COUNT', ARGV[3])
-for i = 1, #page[2], 2 do
-  local slot = page[2][i]
-  if tonumber(slot) < mark then
-    if ARGV[4] ~= '' then redis.call('UNLINK', ARGV[4] .. slot) end
-    redis.call('HDEL', KEYS[2], slot)
-  end
-end
-return page[1]
-"""
 
 
 class Retirement:
@@ -70,9 +39,9 @@ class Retirement:
         """
         redis, named = self._redis, self._keys
         if named.shared_ledger is None:
-            boundary = int(await redis.eval(_MARK, 1, named.retired, boundary))
+            boundary = int(await run(redis, "mark_retired", [named.retired], boundary))
         else:
-            mark = await redis.eval(_WISH, 2, named.retired, named.feeds, boundary, named.feed)
+            mark = await run(redis, "wish_retired", [named.retired, named.feeds], boundary, named.feed)
             if mark is None:
                 return None
             boundary = int(mark)
@@ -111,7 +80,7 @@ class Retirement:
         ]
         while left:
             calls: list[Call] = [(keys, [boundary, cursor, _CHUNK, rows]) for keys, rows, cursor in left]
-            cursors = await each(self._redis, _RETIRE_SLOTS, calls)
+            cursors = await each(self._redis, "retire_slots", calls)
             left = [
                 (keys, rows, cursor) for (keys, rows, _), cursor in zip(left, cursors, strict=True) if cursor != b"0"
             ]

@@ -7,11 +7,20 @@ former owner of the partition. A batch that begins beyond the stored offset is r
 was set back. Sealed slots, and slots of retired periods, take no more rows, and no slot takes rows that the broker
 appended after its deadline. The call that stores the rows decides this. All that it touches is on the partition's
 shard.
+
+A partition takes rows only once it was opened, so that whoever seals a window knows of it.
+
+Who opens it names it first and reads the feed's seals then; who seals a window writes the feed's seal first and reads
+the names then. So in every order one of them seals the window in this partition. The offset at which the partition
+begins is noted before the first row, so a partition whose shard lost it is known by its note, and is read again from
+there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,80 +28,116 @@ from numpy.typing import NDArray
 from redis.asyncio import Redis
 
 from stream.config import Config
-from stream.storage.arriving import Appended, Arrivals, Arriving, Behind
-from stream.storage.keys import PartKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import AFRESH
-from stream.storage.opening import Opening
-from stream.storage.partitions import Known, each, known_partitions
-from stream.storage.scripts import Script
+from stream.storage.partitions import KnownPartition, each, known_partitions
+from stream.storage.scripts import Argument, run
 from stream.storage.sealed_rows import ROW, SealedRows
 from stream.windows import PartitionTime
 
-__all__ = ["ROW", "Appended", "Arrivals", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
+__all__ = ["ROW", "AppendTimes", "Appended", "Behind", "Look", "ReadThrough", "RowStore", "StateError"]
 
-_CLOCK = "return redis.call('TIME')"
-_OFFSET = "return redis.call('HGET', KEYS[1], 'offset')"
-_MOVE = "if redis.call('HGET', KEYS[1], 'offset') == ARGV[1] then redis.call('HSET', KEYS[1], 'offset', ARGV[2]) end"
+
+class Behind(Exception):  # noqa: N818 - an answer of the state, not a fault
+    """The batch begins beyond ``stored``, the next offset in Redis, so reading must continue from there."""
+
+    def __init__(self, partition: str, stored: int) -> None:
+        super().__init__(f"state of {partition} ends at offset {stored}")
+        self.stored = stored
+
+
+class Appended(NamedTuple):
+    """Numbers of rows of one call: stored, stored before, late.
+
+    ``skewed``: late rows that were in time by the broker's timestamp, although the partition had been read past that
+    time. The clocks of brokers and Redis then differ by more than is allowed.
+    """
+
+    appended: int
+    duplicates: int
+    late: int
+    skewed: int = 0
+
+
+class AppendTimes(NamedTuple):
+    """When the broker appended the messages of a batch, µs UTC; the times do not decrease.
+
+    ``rows``: time of each row, shape (n,). ``last``: time of the last message, even if it gave no row. ``deadline``:
+    function from the start of a slot (epoch seconds) to the time until which its rows are in time.
+    """
+
+    rows: NDArray[np.int64]
+    last: int
+    deadline: Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class PartitionBatch:
+    """Offsets ``first`` to ``following`` - 1 of ``partition``: their ``rows``, each with its offset and timeslot start,
+    (n,).
+
+    Offsets do not descend; the rows of one message share its offset.
+    """
+
+    partition: str
+    first: int
+    following: int
+    rows: NDArray[np.void]
+    offsets: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    arrivals: AppendTimes | None
+
+    @property
+    def facts(self) -> list[Argument]:
+        """What a script is told of a batch: first and next offset, largest event time, append time of the last
+        message."""
+        largest = str(int(self.rows["time"].max())) if len(self.rows) else ""
+        return [self.first, self.following, largest, "" if self.arrivals is None else self.arrivals.last]
+
+    def by_slot(self) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
+        """Each distinct slot with the indices of its rows, in order."""
+        if len(self.slots) and (self.slots == self.slots[0]).all():
+            yield int(self.slots[0]), slice(None)
+            return
+        order = np.argsort(self.slots, kind="stable")
+        distinct, start = np.unique(self.slots[order], return_index=True)
+        yield from zip(distinct.tolist(), np.split(order, start[1:]), strict=bool(len(distinct)))
+
+    def in_time(self, slot: int, chosen: NDArray[np.int64] | slice) -> tuple[str, NDArray[np.void]]:
+        """(Deadline of the slot in µs, '' for none; those of its ``chosen`` rows that were appended by then)."""
+        if self.arrivals is None:
+            return "", self.rows[chosen]
+        deadline = self.arrivals.deadline(slot)
+        return str(deadline), self.rows[chosen][: np.searchsorted(self.arrivals.rows[chosen], deadline, side="right")]
+
+
+class Opening:
+    """Opens partitions of one feed. Every step may be repeated, by several workers at once."""
+
+    def __init__(self, redis: Redis, keys: FeedKeys) -> None:
+        self._redis: Any = redis
+        self._keys = keys
+
+    async def open(self, partition: str, first_offset: int) -> None:
+        """Let ``partition`` take rows from ``first_offset`` on, or from the noted offset if it was opened before and
+        lost."""
+        named, part = self._keys, PartKeys(self._keys, partition)
+        while True:
+            keys = [named.opened, named.sealed, named.closed, named.retired]
+            note, mark, sealed = await run(self._redis, "name_partition", keys, partition)
+            if note:
+                offset, _, opener = note.partition(b" ")
+                await run(self._redis, "begin_part", [part.progress, part.sealed], offset, opener, mark, *sealed)
+                return
+            mine = uuid.uuid4().hex
+            opener = await run(self._redis, "prepare_part", [part.progress, part.sealed], mine, mark, *sealed)
+            if opener is None:
+                return
+            await run(self._redis, "note_opener", [named.opened], partition, f"{first_offset} {opener.decode()}")
 
 
 class StateError(RuntimeError):
     """This worker must not write to the state of the feed; the message says why and what to do."""
-
-
-_READ_THROUGH = """
--- KEYS: progress, slots; ARGV: offset that the reader stored up to ('' = none), its position, time (µs), end of the
--- retired periods A position may lie beyond what was stored: marks of transactions take offsets. Returns {0, stored
--- offset} if the store knows less than the reader stored, with nothing written for it; {1, offset below which all rows
--- are of windows that are over}; or {} if the partition was not opened.
-local known = redis.call('HMGET', KEYS[1], 'offset', 'read', 'mark')
-local offset = tonumber(known[1])
-if not offset then return {} end
-if tonumber(known[3] or '0') < tonumber(ARGV[4]) then redis.call('HSET', KEYS[1], 'mark', ARGV[4]) end
-if ARGV[1] ~= '' and offset < tonumber(ARGV[1]) then return {0, known[1]} end
-if offset < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'offset', ARGV[2]) end
-if tonumber(known[2] or '0') < tonumber(ARGV[3]) then redis.call('HSET', KEYS[1], 'read', ARGV[3]) end
-local least = math.max(offset, tonumber(ARGV[2]))
-for _, first in ipairs(redis.call('HVALS', KEYS[2])) do least = math.min(least, tonumber(first)) end
-return {1, string.format('%.0f', least)}
-"""
-
-_RESTART = """
--- KEYS: opened; ARGV: partition, offset, … A name that this shard lost is put back.
-for i = 1, #ARGV, 2 do
-  local note = redis.call('HGET', KEYS[1], ARGV[i]) or ''
-  local space = string.find(note, ' ', 1, true)
-  if not space then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1] .. ' ')
-  elseif tonumber(string.sub(note, 1, space)) < tonumber(ARGV[i + 1]) then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1] .. string.sub(note, space))
-  end
-end
-"""
-
-_LIST = """
--- KEYS: partitions, seen, gone; ARGV: time (µs), then every partition of the topic
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do redis.call('SADD', KEYS[3], name) end
-redis.call('DEL', KEYS[1])
-for i = 2, #ARGV do
-  redis.call('HSET', KEYS[1], ARGV[i], ARGV[1])
-  redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[1])
-  redis.call('SREM', KEYS[3], ARGV[i])
-end
-"""
-
-_LOOK = """
--- KEYS: partitions, seen, opened
-return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3])}
-"""
-_LOOK_PART = """
--- KEYS: progress, slots
-return {redis.call('HMGET', KEYS[1], 'offset', 'read', 'event', 'moved'), redis.call('HKEYS', KEYS[2])}
-"""
-
-_ADVANCE = """
-local recorded = redis.call('GET', KEYS[1])
-if not recorded or recorded == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
-"""
 
 
 class ReadThrough(NamedTuple):
@@ -124,7 +169,6 @@ class RowStore(SealedRows):
     def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         super().__init__(redis, feed, shared_ledger)
         self._opening = Opening(redis, self._keys)
-        self._append = Script(redis, "append.lua")
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
@@ -133,7 +177,7 @@ class RowStore(SealedRows):
 
     async def now_us(self) -> int:
         """The clock of the feed's shard, µs UTC, which is the same for all workers."""
-        seconds, micros = await self._redis.eval(_CLOCK, 1, self._keys.partitions)
+        seconds, micros = await run(self._redis, "clock", [self._keys.partitions])
         return int(seconds) * 1_000_000 + int(micros)
 
     async def append(
@@ -144,7 +188,7 @@ class RowStore(SealedRows):
         rows: NDArray[np.void],
         offsets: NDArray[np.int64],
         slots: NDArray[np.int64],
-        arrivals: Arrivals | None = None,
+        arrivals: AppendTimes | None = None,
         *,
         begun: bool = False,
     ) -> Appended:
@@ -157,7 +201,7 @@ class RowStore(SealedRows):
         without ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so
         Redis must know it. Raises :class:`Behind` if earlier offsets are missing in Redis.
         """
-        batch = Arriving(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
+        batch = PartitionBatch(partition, first_offset, next_offset, rows, offsets, slots, arrivals)
         part = PartKeys(self._keys, partition)
         keys: list[str] = [part.progress, part.slots, part.sealed]
         args = batch.facts
@@ -165,7 +209,7 @@ class RowStore(SealedRows):
             keys.append(part.rows(slot))
             deadline, in_time = batch.in_time(slot, chosen)
             args += [slot, deadline, in_time.tobytes(), offsets[chosen].astype("<i8").tobytes()]
-        while not (answer := await self._append.run(keys, args)):
+        while not (answer := await run(self._redis, "append", keys, *args)):
             await self._opening.open(partition, 0 if begun else first_offset)
         if len(answer) == 1:
             raise Behind(partition, answer[0])
@@ -186,7 +230,7 @@ class RowStore(SealedRows):
             ]
             calls = [([part.progress, part.slots], fact) for part, fact in zip(parts, facts, strict=True)]
             unopened = []
-            for entry, answer in zip(left, await each(self._redis, _READ_THROUGH, calls), strict=True):
+            for entry, answer in zip(left, await each(self._redis, "read_through", calls), strict=True):
                 if not answer:
                     await self._opening.open(entry.partition, entry.position if entry.stored is None else 0)
                     unopened.append(entry)
@@ -197,13 +241,13 @@ class RowStore(SealedRows):
             left = unopened
         if restarts:
             notes = [part for pair in restarts.items() for part in pair]
-            await self._redis.eval(_RESTART, 1, self._keys.opened, *notes)
+            await run(self._redis, "restart_partitions", [self._keys.opened], *notes)
         return behind
 
     async def list_partitions(self, partitions: Iterable[str], time_us: int) -> None:
         """Record which partitions the topic had at ``time_us`` (µs UTC). Windows wait for each of them."""
         named = self._keys
-        await self._redis.eval(_LIST, 3, named.partitions, named.seen, named.gone, time_us, *partitions)
+        await run(self._redis, "list_partitions", [named.partitions, named.seen, named.gone], time_us, *partitions)
 
     async def claim_key(self, fingerprint: str) -> None:
         """Bind the feed, or its shared ledger, to one user key, because with two keys a user would have two pseudonyms
@@ -228,7 +272,7 @@ class RowStore(SealedRows):
         """Continue ``partition`` at ``offset``, because its log no longer has ``stored``. No change if another worker
         did so."""
         await self._opening.open(partition, stored)
-        await self._redis.eval(_MOVE, 1, PartKeys(self._keys, partition).progress, stored, offset)
+        await run(self._redis, "move_offset", [PartKeys(self._keys, partition).progress], stored, offset)
 
     async def read_until(self, partition: str) -> int:
         """Everything that was appended to ``partition`` until this time (µs UTC) was read, or is gone; 0 if nothing was
@@ -239,12 +283,12 @@ class RowStore(SealedRows):
         """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read
         again from."""
         partitions = await self.partitions()
-        stored = await self._each_part(partitions, _OFFSET)
+        stored = await self._each_part(partitions, "offset")
         next_ = {name: known.restart for name, known in partitions.items()}
         next_ |= {name: int(offset) for name, offset in stored.items() if offset is not None}
         return {name: offset for name, offset in next_.items() if offset is not None}
 
-    async def _each_part(self, partitions: dict[str, Known], script: str) -> dict[str, Any]:
+    async def _each_part(self, partitions: dict[str, KnownPartition], script: str) -> dict[str, Any]:
         parts = [PartKeys(self._keys, name) for name in partitions]
         if not parts:
             return {}
@@ -254,9 +298,9 @@ class RowStore(SealedRows):
     async def look(self) -> Look:
         """Look at all partitions."""
         named = self._keys
-        answers = await self._redis.eval(_LOOK, 3, named.partitions, named.seen, named.opened)
+        answers = await run(self._redis, "look", [named.partitions, named.seen, named.opened])
         listed, seen, opened = (dict(zip(pairs[::2], pairs[1::2], strict=True)) for pairs in answers)
-        parts = await self._each_part(known_partitions(opened, listed, ()), _LOOK_PART)
+        parts = await self._each_part(known_partitions(opened, listed, ()), "look_part")
         times = {
             name.decode(): _time_of(parts[name.decode()][0], int(time_us), int(seen.get(name) or time_us))
             for name, time_us in listed.items()
@@ -279,7 +323,7 @@ class RowStore(SealedRows):
     async def advance_first_slot(self, slot: int, following: int) -> None:
         """Record that everything before ``following`` is released. No change if another than ``slot`` is recorded,
         because another worker has moved on already."""
-        await self._redis.eval(_ADVANCE, 1, self._keys.first_slot, slot, following)
+        await run(self._redis, "advance_first_slot", [self._keys.first_slot], slot, following)
 
     async def in_progress(self, slot: int) -> bool:
         """Whether the slot is planned or committed, but not released yet."""

@@ -11,50 +11,11 @@ from redis.asyncio import Redis
 from stream.config import Config
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
+from stream.storage.scripts import run
 from stream.windows import utc_text
 
 NO_TOPIC = "no topic"
 """Where releases go that are lines of a file: no worker sees them."""
-
-_LEAVE = """
--- KEYS: feeds of the ledger, budgets that they state, birth of the feed, its sealed, released and set-aside windows
--- ARGV: feed, then how the keys of what its windows were charged and of its committed bytes begin; they are in the hash
--- slot of KEYS Returns nothing if the feed did not join; else its windows that are charged or committed and not
--- released. It leaves if there are none. A plan that nobody has paid for holds nothing: its charge is checked like any
--- other, whenever it comes, and it may be one that never can be charged.
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil end
-local waiting, cursor = {}, '0'
-repeat
-  local part = redis.call('SSCAN', KEYS[4], cursor, 'COUNT', 1000)
-  cursor = part[1]
-  for _, slot in ipairs(part[2]) do
-    if redis.call('HEXISTS', KEYS[5], slot) == 0 and redis.call('HEXISTS', KEYS[6], slot) == 0
-      and redis.call('EXISTS', ARGV[2] .. slot, ARGV[3] .. slot) > 0 then
-      waiting[#waiting + 1] = slot
-    end
-  end
-until cursor == '0'
-if #waiting == 0 then
-  redis.call('HDEL', KEYS[1], ARGV[1])
-  redis.call('HDEL', KEYS[2], ARGV[1])
-  redis.call('DEL', KEYS[3])
-end
-return waiting
-"""
-
-
-_STATE = """
--- KEYS: feeds of the ledger, budgets that they state; ARGV: feed, budget, whether it replaces a lower one ('1') or not
--- ('0') A feed that did not join, or has left meanwhile, states nothing: it would bind the others for ever. Returns
--- whether it joined.
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-local known = tonumber(redis.call('HGET', KEYS[2], ARGV[1]))
-local given = tonumber(ARGV[2])
-if not known or given < known or (given > known and ARGV[3] == '1') then
-  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
-end
-return 1
-"""
 
 
 class Common(NamedTuple):
@@ -146,7 +107,7 @@ class SharedLedger:
 
     async def _state(self, budget: int, *, raises: bool) -> bool:
         keys = (self._keys.feeds, self._keys.budgets)
-        return bool(await self._redis.eval(_STATE, len(keys), *keys, self._keys.feed, budget, int(raises)))
+        return bool(await run(self._redis, "state_budget", keys, self._keys.feed, budget, int(raises)))
 
     async def _stranger(self, feed: str) -> LedgerError:
         joined = ", ".join(await self.feeds()) or "none"
@@ -160,7 +121,7 @@ class SharedLedger:
         keys = self._keys.beside(feed)
         named = [keys.feeds, keys.budgets, keys.birth, keys.sealed, keys.closed, keys.set_aside]
         begins = (keys.charged(0).removesuffix("0"), keys.outbox(0).removesuffix("0"))
-        waiting = await self._redis.eval(_LEAVE, len(named), *named, feed, *begins)
+        waiting = await run(self._redis, "leave_ledger", named, feed, *begins)
         if waiting is None:
             raise await self._stranger(feed)
         if waiting:

@@ -24,7 +24,7 @@ from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.statistics.plan import Plan, decode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import CHUNK, AlreadyReleasedError, Ledger, LedgerError, SetBackError
-from stream.storage.release_store import Carried, ChargesGoneError, Outcome, ReleaseStore
+from stream.storage.release_store import Carried, ChargesGoneError, CommitOutcome, ReleaseStore
 from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, Stopped
@@ -99,7 +99,11 @@ async def test_bytes_that_were_committed_are_never_replaced(redis: Redis) -> Non
     first = await store.commit(SLOT, b"first draw", Carried(), Carried(), "paid", 1)
     second = await store.commit(SLOT, b"second draw", Carried(), Carried(), "paid", 1)
     late = await store.commit(SLOT, b"third draw", Carried(), Carried(), "paid", 2)
-    assert [first, second, late] == [Outcome.COMMITTED, Outcome.OTHERS_WERE_FIRST, Outcome.OTHERS_WERE_FIRST]
+    assert [first, second, late] == [
+        CommitOutcome.COMMITTED,
+        CommitOutcome.OTHERS_WERE_FIRST,
+        CommitOutcome.OTHERS_WERE_FIRST,
+    ]
     assert await store.outbox(SLOT) == b"first draw"
     assert await redis.get(keys.sequence) == b"1"
 
@@ -193,12 +197,12 @@ async def test_a_plan_is_marked_as_paid_only_once_everybody_paid_however_many_ca
 async def test_a_commit_takes_the_next_number_and_the_memory_it_was_made_with_or_nothing(redis: Redis) -> None:
     store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
     await redis.hset(keys.charged(SLOT), "plan", "paid")
-    assert await store.commit(SLOT, b"draw", Carried(), Carried(), "paid", 5) is Outcome.STATE_MOVED
-    assert await store.commit(SLOT, b"draw", Carried(b"old"), Carried(b"new"), "paid", 1) is Outcome.STATE_MOVED
+    assert await store.commit(SLOT, b"draw", Carried(), Carried(), "paid", 5) is CommitOutcome.STATE_MOVED
+    assert await store.commit(SLOT, b"draw", Carried(b"old"), Carried(b"new"), "paid", 1) is CommitOutcome.STATE_MOVED
     linked = Carried(link=b"another"), Carried(link=b"next")
-    assert await store.commit(SLOT, b"draw", *linked, "paid", 1) is Outcome.STATE_MOVED
+    assert await store.commit(SLOT, b"draw", *linked, "paid", 1) is CommitOutcome.STATE_MOVED
     assert await store.outbox(SLOT) is None
     assert await store.memory() == b""
     await redis.hset(keys.closed, str(SLOT), "{}")
-    assert await store.commit(SLOT, b"draw", Carried(), Carried(), "paid", 1) is Outcome.WINDOW_RELEASED
+    assert await store.commit(SLOT, b"draw", Carried(), Carried(), "paid", 1) is CommitOutcome.WINDOW_RELEASED
     assert await store.outbox(SLOT) is None

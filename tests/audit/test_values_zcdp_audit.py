@@ -1,9 +1,10 @@
-"""Relation "values" under zCDP on the shipped path: forced transcripts over three windows, in exact arithmetic.
+"""Relation "values" under zCDP and with rolling grants on the shipped path: forced transcripts over three windows, in
+exact arithmetic.
 
 One world is released with real noise, window after window: ledger, plan, draw, messages, memory. Its transcript is
 forced on worlds in which one user has other values everywhere. Given the same outputs, their plans must be the same
-bytes, and what they add noise to may differ by no more than that user is charged: Σ Δ²·s²/(2t²) over the integers and
-scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
+bytes, and what they add noise to may differ by no more than that user is charged: Σ Δ²·s²/(2t²), under pure ε Σ Δ·s/t,
+over the integers and scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 from dpcore.accounting import NANO
+from dpcore.budget import MICRO
 from dpcore.mean import Mean
 from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
@@ -35,7 +37,7 @@ from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.audit.values_losses import of_each_number
-from tests.support.builders import SLOT, live_config, random_rows
+from tests.support.builders import SLOT, bus_config, live_config, random_rows
 from tests.support.releasing import due_of
 
 U = 6500
@@ -50,7 +52,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "first come": {"privacy.admission": "first-come", "privacy.windows": 2, "speed.clipping": "none"},
     "merged": {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 5},
 }
+PURE = "pure ε, rolling"
+OF_PURE: dict[str, Any] = {
+    "privacy.epsilon": None,
+    "privacy.admission": "rolling",
+    "privacy.service": "05:00-10:00",
+    "privacy.budget": 6.0,
+    "speed.suppression": "none",
+}
 Planner = Callable[..., Plan]
+
+
+def settings_of(name: str, tmp_path: Path) -> Config:
+    """The configuration of an audit."""
+    return bus_config(tmp_path, **OF_PURE) if name == PURE else live_config(tmp_path, **SETTINGS[name])
 
 
 @dataclass
@@ -118,9 +133,9 @@ def others(rows: np.ndarray, user: int, seed: int) -> list[np.ndarray]:
 
 
 def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> tuple[dict[int, Fraction], World]:
-    """The worst loss of each user over three windows, in nρ, and the world in which they lost it. The user who is
-    changed has all other values in one window, and again in the next: losses of windows add up under a forced
-    transcript.
+    """The worst loss of each user over three windows, in the ledger's unit, and the world in which they lost it. The
+    user who is changed has all other values in one window, and again in the next: losses of windows add up under a
+    forced transcript.
     """
     world, total, noise = World(config, planner), dict[int, Fraction](), recorded(seed)
     for number in range(WINDOWS):
@@ -128,8 +143,9 @@ def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> t
         rows = random_rows(seed + number, 40, users=7, slot=slot)
         plan, read = world.plan(rows, slot)
         exact, columns, contributions = integers_of(plan, read, noise)
+        power, unit = (2, NANO // 2) if plan.gaussian else (1, MICRO)
         ratio = [
-            Fraction(int(s), int(t)) ** 2 / 2 if t else None
+            Fraction(int(s), int(t)) ** power * unit if t else None
             for t, s in zip(*(of_each_number(plan, part) for part in (plan.numerators, plan.denominators)), strict=True)
         ]
         for user in plan.users.tolist():
@@ -139,8 +155,8 @@ def worst_losses(config: Config, seed: int, planner: Planner = plan_window) -> t
                 assert other.digest == plan.digest, "the plan looked at values"
                 moved = exact - integers_of(plan, other_read, recorded(0))[0]
                 assert all(ratio[at] is not None for at in np.flatnonzero(moved)), "a number moved that has no noise"
-                loss = sum((int(moved[at]) ** 2 * ratio[at] for at in np.flatnonzero(moved)), Fraction(0))
-                worst = max(worst, loss * NANO)
+                loss = sum((abs(int(moved[at])) ** power * ratio[at] for at in np.flatnonzero(moved)), Fraction(0))
+                worst = max(worst, loss)
             total[user] = total.get(user, Fraction(0)) + worst
         world.charge(plan)
         bodies = speed_of(plan.terms).body(plan, contributions.counts, columns)
@@ -154,12 +170,12 @@ def overspent(losses: dict[int, Fraction], world: World) -> bool:
     return any(loss > world.spent.get(user, 0) for user, loss in losses.items()) or max(world.spent.values()) > budget
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*SETTINGS, PURE])
 def test_no_user_loses_more_over_three_windows_than_they_are_charged(
     tmp_path: Path, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     for seed in range(2):
-        losses, world = worst_losses(live_config(tmp_path, **SETTINGS[name]), 10 * seed)
+        losses, world = worst_losses(settings_of(name, tmp_path), 10 * seed)
         shares = (loss / world.spent[user] for user, loss in losses.items() if user in world.spent)
         record_property("loss", {"worst": float(max(shares)), "charged": 1.0})
         assert not overspent(losses, world)
@@ -191,9 +207,9 @@ def charged_half(*given: Any, **named: Any) -> Plan:
 
 
 @pytest.mark.parametrize("bug", [half_the_scale, charged_half])
-@pytest.mark.parametrize("name", ["rolling and residual", "first come"])
+@pytest.mark.parametrize("name", ["rolling and residual", "first come", PURE])
 def test_the_same_audit_catches_a_plan_that_tells_more_than_it_charges(tmp_path: Path, name: str, bug: Planner) -> None:
-    assert any(overspent(*worst_losses(live_config(tmp_path, **SETTINGS[name]), 10 * seed, bug)) for seed in range(2))
+    assert any(overspent(*worst_losses(settings_of(name, tmp_path), 10 * seed, bug)) for seed in range(2))
 
 
 def test_ranges_around_the_true_data_are_caught(tmp_path: Path) -> None:
@@ -210,7 +226,8 @@ def test_ranges_around_the_true_data_are_caught(tmp_path: Path) -> None:
         worst_losses(live_config(tmp_path), 0, around_the_truth)
 
 
-def test_the_grant_of_another_user_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["rolling and residual", PURE])
+def test_the_grant_of_another_user_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """User 1 has spent everything; the next user's ledger says that they have not."""
     of_oneself = pacing.rolling_grants
 
@@ -219,7 +236,7 @@ def test_the_grant_of_another_user_is_caught(tmp_path: Path, monkeypatch: pytest
 
     for grants, caught in ((of_oneself, False), (of_the_neighbour, True)):
         monkeypatch.setattr(pacing, "rolling_grants", grants)
-        world = World(live_config(tmp_path))
+        world = World(settings_of(name, tmp_path))
         rows = random_rows(3, 40, users=7)
         world.spent = {int(np.unique(rows["user"])[0]): world.config.privacy.ledger_budget}
         world.charge(world.plan(rows, SLOT)[0])

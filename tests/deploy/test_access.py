@@ -21,11 +21,11 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from stream.config import Config, ConfigError
-from stream.connection import kafka_options
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
+from stream.servers.connection import kafka_options
 from stream.storage.ledger import Ledger
 from tests.support import hourly
 from tests.support.builders import bus_config

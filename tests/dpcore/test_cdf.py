@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from dpcore import cdf
-from dpcore._prefix_counts import prefix_moments, straying
-from dpcore.cdf import ONE_SIDED, CDFs, bin_edges, consistent_cells
+from dpcore.cdf import ONE_SIDED, CDFs, bin_edges, consistent_cells, prefix_moments, straying
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.level_tree import LevelTree, choose_tree, consistent_leaves, noisy_levels, split_budget
 from dpcore.noise import Noise

@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dpcore._retained_counts import capped, cheapest
-from dpcore.clipping import choose_clipping
+from dpcore.clipping import capped, cheapest, choose_clipping
 from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import Mean

@@ -10,9 +10,8 @@ import opendp.prelude as dp
 import pytest
 from scipy import stats
 
-from dpcore._selection_groups import Groups
 from dpcore.errors import OverflowBoundError, ParameterError
-from dpcore.noise import Noise, interval_half_width
+from dpcore.noise import Groups, Noise, interval_half_width
 from tests.support.tapes import Geometric
 
 N = 200_000

@@ -32,9 +32,8 @@ from stream.protocol.planning import Planning
 from stream.protocol.publishing import PublishError
 from stream.statistics.plan import Due, Plan
 from stream.storage.keys import FeedKeys
-from stream.storage.opening import Opening
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import RowStore
+from stream.storage.row_store import Opening, RowStore
 from stream.terms import Terms
 from stream.windows import utc_text
 from tests.model.server import Command

@@ -22,6 +22,7 @@ from stream.statistics.plan import Plan
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
+from stream.storage.scripts import text_of
 from tests.model.server import StateServer
 from tests.model.stepping import DRAW, Request, Step, SteppedRedis, Steps, charges_of, name_of, seam
 from tests.model.variants import Variant
@@ -437,5 +438,7 @@ class World:
     def _text_of(self, name: str, *arguments: str) -> str:
         keys = [part.rpartition("}:")[2] for part in arguments if part.startswith("hv:")]
         if name == "EVALSHA":
-            return "charges" if any(key.startswith("ledger:") for key in keys) else "commits"
+            named = {"charge": "charges", "commit": "commits"}
+            digests = {self.redis.register_script(text_of(script)).sha: said for script, said in named.items()}
+            return digests.get(arguments[0], name)
         return " ".join([name, *keys])

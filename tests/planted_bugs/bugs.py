@@ -173,7 +173,7 @@ PLAN = (
     ),
     Bug(
         "distribution: the band holds each share by itself only",
-        "dpcore/_prefix_counts.py",
+        "dpcore/cdf.py",
         "return float(np.quantile(np.concatenate(worst), QUANTILE))",
         "return 2.12",
         "tests/dpcore/test_cdf.py",
@@ -465,7 +465,7 @@ DRAW = (
     ),
     Bug(
         "limits of a user: others decide which events count",
-        "stream/statistics/user_limits.py",
+        "stream/statistics/window_rows.py",
         "order = np.lexsort((time, user))",
         "order = np.argsort(time)",
         "tests/stream/statistics/test_user_limits.py",
@@ -694,14 +694,14 @@ COMMIT = (
     Bug(
         "retirement: deleted before it is marked",
         "stream/storage/retirement.py",
-        "await redis.eval(_MARK, 1, named.retired, boundary)",
+        'await run(redis, "mark_retired", [named.retired], boundary)',
         "await self._unlink([int(slot) for slot in await redis.smembers(named.sealed) if int(slot) < boundary])",
         "tests/stream/storage/test_retirement.py",
         "killed_at_any_step",
     ),
     Bug(
         "retirement: a mark goes back",
-        "stream/storage/retirement.py",
+        "stream/storage/lua/mark_retired.lua",
         "if not before or tonumber(before) < tonumber(ARGV[1]) then",
         "if true then",
         "tests/stream/storage/test_retirement.py",
@@ -741,7 +741,7 @@ COMMIT = (
     ),
     Bug(
         "publication: a release is recorded though its commit is lost",
-        "stream/storage/release_store.py",
+        "stream/storage/lua/remember.lua",
         "if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end",
         "",
         "tests/stream/protocol/test_set_back.py",
@@ -765,7 +765,7 @@ COMMIT = (
     ),
     Bug(
         "order: a window is planned after a later one",
-        "stream/storage/release_store.py",
+        "stream/storage/lua/store_plan.lua",
         "tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end\nlocal stored",
         "1/0 then return 0 end\nlocal stored",
         _FAILURES,
@@ -773,7 +773,7 @@ COMMIT = (
     ),
     Bug(
         "order: a window is planned before the one before it is committed",
-        "stream/storage/release_store.py",
+        "stream/storage/lua/store_plan.lua",
         "if planned and redis.call('EXISTS'",
         "if false and redis.call('EXISTS'",
         _FAILURES,
@@ -781,7 +781,7 @@ COMMIT = (
     ),
     Bug(
         "order: what was set aside is retried after a later one was planned",
-        "stream/storage/release_store.py",
+        "stream/storage/lua/take_up.lua",
         "tonumber(ARGV[1]) then return redis.error_reply('TURN ' .. planned) end\nredis.call('HDEL'",
         "1/0 then return 0 end\nredis.call('HDEL'",
         _FAILURES,
@@ -797,7 +797,7 @@ COMMIT = (
     ),
     Bug(
         "order: what is committed is set aside",
-        "stream/storage/release_store.py",
+        "stream/storage/lua/set_aside.lua",
         "if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end",
         "",
         "tests/stream/protocol/test_set_aside.py",
@@ -893,7 +893,7 @@ COMMIT = (
     ),
     Bug(
         "protocol: a second worker's plan replaces the first",
-        "stream/storage/release_store.py",
+        "stream/storage/lua/store_plan.lua",
         "if stored then return stored end",
         "",
         "tests/stream/protocol/test_planning.py",
@@ -993,7 +993,7 @@ STATE = (
     ),
     Bug(
         "opening: a lost partition seals windows of which it lost the rows",
-        "stream/storage/opening.py",
+        "stream/storage/lua/name_partition.lua",
         "if redis.call('HEXISTS', KEYS[3], slot) == 1 then",
         "if true then",
         _PARTITIONS,
@@ -1001,7 +1001,7 @@ STATE = (
     ),
     Bug(
         "sealing: a partition that stored less than what the window was found due by is sealed",
-        "stream/storage/sealed_rows.py",
+        "stream/storage/lua/seal_part.lua",
         "if ARGV[2] ~= '' and tonumber(offset) < tonumber(ARGV[2]) then return 0 end",
         "",
         "tests/stream/storage/test_cluster.py",
@@ -1009,7 +1009,7 @@ STATE = (
     ),
     Bug(
         "sealing: traffic after the look keeps a window from being sealed",
-        "stream/storage/sealed_rows.py",
+        "stream/storage/lua/seal_part.lua",
         "tonumber(offset) < tonumber(ARGV[2])",
         "offset ~= ARGV[2]",
         "tests/stream/storage/test_cluster.py",
@@ -1025,7 +1025,7 @@ STATE = (
     ),
     Bug(
         "reading: rows of a partition that lost its seal",
-        "stream/storage/sealed_rows.py",
+        "stream/storage/lua/read_part.lua",
         "  return {}\nend\nlocal answer",
         "  seal = ''\nend\nlocal answer",
         "tests/stream/protocol/test_set_back_of_a_shard.py",
@@ -1099,7 +1099,7 @@ HISTOGRAMS = (
     ),
     Bug(
         "histograms: every region that a user declared counts",
-        "stream/statistics/histograms/corners.py",
+        "stream/statistics/histograms/fixes.py",
         "chosen = latest[rank < per_user]",
         "chosen, per_user = latest, len(latest)",
         "tests/stream/statistics/test_corners.py",
@@ -1228,8 +1228,8 @@ AREAS = (
     Bug(
         "readers: a cell in which nobody is estimated has an estimate",
         "stream/messages/estimate.py",
-        'return bool(users["raw"] > deviation)',
-        'return bool(users["raw"] > -deviation)',
+        'return bool(number["raw"] > deviation)',
+        'return bool(number["raw"] > -deviation)',
         "tests/stream/serve/test_estimate.py",
         "nobody_is_estimated_where",
     ),
@@ -1332,7 +1332,7 @@ SHARED_LEDGER = (
     ),
     Bug(
         "shared ledger: a worker that starts raises the budget",
-        "stream/storage/ledger.py",
+        "stream/storage/lua/join_ledger.lua",
         "(not known or tonumber(ARGV[4]) < known)",
         "known ~= tonumber(ARGV[4])",
         _WORKERS,
@@ -1340,7 +1340,7 @@ SHARED_LEDGER = (
     ),
     Bug(
         "shared ledger: a worker that starts does not lower the budget",
-        "stream/storage/ledger.py",
+        "stream/storage/lua/join_ledger.lua",
         "(not known or tonumber(ARGV[4]) < known)",
         "not known",
         _WORKERS,
@@ -1348,7 +1348,7 @@ SHARED_LEDGER = (
     ),
     Bug(
         "shared ledger: a worker that runs raises the budget",
-        "stream/storage/shared_ledger.py",
+        "stream/storage/lua/state_budget.lua",
         "(given > known and ARGV[3] == '1')",
         "given > known",
         _WORKERS,
@@ -1356,7 +1356,7 @@ SHARED_LEDGER = (
     ),
     Bug(
         "shared ledger: a worker that runs does not lower the budget",
-        "stream/storage/shared_ledger.py",
+        "stream/storage/lua/state_budget.lua",
         "given < known or (given > known and ARGV[3] == '1')",
         "ARGV[3] == '1'",
         _WORKERS,
@@ -1396,7 +1396,7 @@ SHARED_LEDGER = (
     ),
     Bug(
         "shared ledger: a feed that left keeps its birth",
-        "stream/storage/shared_ledger.py",
+        "stream/storage/lua/leave_ledger.lua",
         "redis.call('DEL', KEYS[3])",
         "",
         _LEAVING,
@@ -1412,7 +1412,7 @@ SHARED_LEDGER = (
     ),
     Bug(
         "shared ledger: a period is retired that another feed may still release",
-        "stream/storage/retirement.py",
+        "stream/storage/lua/wish_retired.lua",
         "least = math.min(least, tonumber(kept[i]))",
         "least = math.max(least, tonumber(kept[i]))",
         "tests/stream/storage/test_shared_ledger_keys.py",
@@ -1481,6 +1481,22 @@ LIVE = (
         "last_window",
     ),
     Bug(
+        "values, pure ε: a rolling grant is at least that of a window",
+        "stream/statistics/values/plan.py",
+        "return np.maximum(left, 1), left >= LEAST",
+        "return np.maximum(left, privacy.grant), left >= LEAST",
+        "tests/audit/test_values_zcdp_audit.py",
+        "no_user_loses_more and pure",
+    ),
+    Bug(
+        "grants: windows left are none in the hours of service",
+        "stream/statistics/plan.py",
+        "return 1 + serving",
+        "return 1",
+        "tests/stream/statistics/test_values_zcdp.py",
+        "hours_of_service",
+    ),
+    Bug(
         "grants: what was spent is forgotten",
         "dpcore/grants.py",
         "left = np.maximum(budget - spent, 0)",
@@ -1524,8 +1540,8 @@ PLANNER = (
     ),
     Bug(
         "evaluate: what a block has spent is forgotten",
-        "stream/evaluation/evaluate.py",
-        "left = np.minimum(left, _left(*ledgers[1], users))",
+        "stream/evaluation/accounts.py",
+        "left = np.minimum(left, self._left(block.key, block.budget, users))",
         "left = left",
         "tests/stream/evaluation/test_evaluate.py",
         "budget_of_a_block",

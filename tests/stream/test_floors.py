@@ -17,12 +17,11 @@ FLOORS = (
         "config",
         "windows",
         "messages",
-        "connection",
         "http_server",
         "metrics",
         "local",
         "logs",
-        "server_version",
+        "servers",
         "terms",
         "tiles",
     },
@@ -74,7 +73,7 @@ def test_no_import_climbs_to_a_higher_floor() -> None:
     assert not climbs, "\n".join(sorted(climbs))
 
 
-MOST_ROOMS, MOST_ARROWS = 23, 109
+MOST_ROOMS, MOST_ARROWS = 22, 109
 """As measured; a change that lowers them lowers these numbers, too."""
 
 

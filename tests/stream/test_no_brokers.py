@@ -15,10 +15,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError
 
-from stream import connection
 from stream.config.servers import KafkaConfig
-from stream.connection import connect, kafka_options, start_client
 from stream.protocol.publishing import make_producer
+from stream.servers import connection
+from stream.servers.connection import connect, kafka_options, start_client
 
 _API_VERSIONS, _METADATA = 18, 3
 

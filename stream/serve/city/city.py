@@ -1,31 +1,75 @@
-"""Handlers for places, routes, stops and named areas."""
+"""Handlers for places, routes, stops and named areas.
+
+Reads the file that ``public.streets`` names: GeoJSON of streets and sensors, which carry the colours.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from stream.config import Config
-from stream.config.geojson import Position
+from stream.config import Config, ConfigError
+from stream.config.geojson import Position, lines_of, shapes
 from stream.config.value import SPEED
-from stream.messages.tables import Row, flatten, write_lines
+from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.files import read_bytes
 from stream.serve.city.places import read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
-from stream.serve.city.streets import read_streets, street_features
 from stream.serve.city.ways import Ways
 from stream.serve.close_marker import Bounds, marker_of
 from stream.serve.hexagons import complete_window, known_window
 from stream.serve.responses import CSV, GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
+
+LARGEST = 32 << 20
+"""Bytes of the file."""
+MOST_POINTS = 500_000
+"""Points of all lines together."""
+
+
+def read_streets(path: Path | None) -> list[list[list[Position]]]:
+    """Of each feature its lines; the points of sensors are lines of one position. Without a file there are none.
+
+    Raises :class:`ConfigError`.
+    """
+    if path is None:
+        return []
+    body = read_bytes(path, "streets", LARGEST)
+    try:
+        features = [lines_of(shape, where) for where, shape in shapes(json.loads(body.decode("utf-8")))]
+        points = sum(len(line) for lines in features for line in lines)
+        if points > MOST_POINTS:
+            raise ValueError(f"it has {points} points, more than {MOST_POINTS}; leave out minor streets")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"public.streets {path} is no file of streets: {error}; write a GeoJSON FeatureCollection of lines or "
+            "points"
+        ) from None
+    return features
+
+
+def street_features(features: list[list[list[Position]]]) -> bytes:
+    """Answer of ``/api/v1/streets``: GeoJSON."""
+    listed = [{"type": "Feature", "geometry": _shape(lines), "properties": {}} for lines in features]
+    return msgspec.json.encode({"type": "FeatureCollection", "features": listed})
+
+
+def _shape(lines: list[list[Position]]) -> dict[str, Any]:
+    if len(lines[0]) == 1:
+        return {"type": "MultiPoint", "coordinates": [position for (position,) in lines]}
+    return {"type": "MultiLineString", "coordinates": lines}
+
 
 MOST_DRAWN = 16
 """Drawn areas that may be put together or wait at the same time. Anybody can draw any number, so their queue is their
@@ -164,7 +208,7 @@ _ENDS = ("", "_low", "_high")
 AREA_COLUMNS = (
     *("feed", "window_start", "window_end", "area", "kind", "cells", "published"),
     *(f"{name}{end}" for name in ("events", "users") for end in _ENDS),
-    *(f"mean{part}" for part in (*_ENDS, "_raw", "_unit", "_at_bound")),
+    *(f"mean{part}" for part in (*_ENDS, TO_AVERAGE, "_unit", "_at_bound")),
     *(f"estimate_mean{part}" for part in (*_ENDS, "_unit", "_method", "_at_bound")),
 )
 """Columns of the file of areas: sums and means of their cells with 95 % intervals, which exact sums do not have."""

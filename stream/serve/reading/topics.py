@@ -18,10 +18,10 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from stream.config.servers import KafkaConfig
-from stream.connection import kafka_options, start_client
 from stream.messages.message import WINDOW
 from stream.serve.reading.intake import Arrival, Intake
 from stream.serve.received import TOPICS
+from stream.servers.connection import kafka_options, start_client
 
 log = structlog.get_logger()
 

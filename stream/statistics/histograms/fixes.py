@@ -2,6 +2,15 @@
 
 The choice depends on the user's own rows and on the configuration only, so no user's presence changes what another
 contributes.
+
+Regions that users declare in a window: all events of a user with one time are the corners of one region.
+
+To be proved: for neighbours that differ by all events of one user (relation "participation"), the regions of
+:meth:`Corners.regions` differ by at most ``per_user`` (r), all of that user. Proof: which rows are corners, which of
+them make one region, whether it is accepted and which are the last r follow from rows of this user alone; so does the
+shape of each. So :class:`~dpcore.spatial.euler.Euler` with ``regions_per_user`` = r is ε-DP on them: its noise is
+scaled by r. Tested: with whole users, and an audit with noise that is not scaled, in
+tests/stream/statistics/test_corners.py. Source: [B], sections 3 and 4.
 """
 
 from __future__ import annotations
@@ -15,13 +24,78 @@ import numpy.typing as npt
 
 from dpcore.event_order import first_of_equal, indexed, ordered, since_earliest
 from dpcore.spatial import Domain
-from stream.statistics.histograms.corners import Corners
+from dpcore.spatial.declared import MAX_DECLARED_CORNERS, declared_regions
+from dpcore.spatial.regions import Regions
 from stream.statistics.histograms.sorted_rows import DEGREES, in_degrees, same_as_before
 from stream.terms import Box
 
 IntArray = npt.NDArray[np.int64]
 IdArray = npt.NDArray[np.uint64]
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Corners:
+    """C distinct corners, sorted by user, time and place; ``time`` in µs UTC, ``lat`` and ``lng`` in 1e-7 degree."""
+
+    user: IdArray
+    time: IntArray
+    lat: IntArray
+    lng: IntArray
+
+    @classmethod
+    def of_rows(cls, rows: npt.NDArray[np.void], inside: BoolArray) -> Corners:
+        """The corners of regions of which at least one corner is ``inside`` the box, (N,). The order of ``rows`` is
+        immaterial."""
+        order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
+        own, inside = rows[order], inside[order]
+        again = same_as_before(*(own[name] for name in ("user", "time", "lat", "lng")))
+        region = _groups(own["user"], own["time"])
+        met = np.zeros(len(own), dtype=bool)
+        met[region[inside]] = True
+        kept = own[met[region] & ~again]
+        columns = (kept[name].astype(np.int64) for name in ("time", "lat", "lng"))
+        return cls(kept["user"].astype(np.uint64), *columns)
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[np.uint64 | np.int64], ...]:
+        """All columns, for a digest."""
+        return self.user, self.time, self.lat, self.lng
+
+    @property
+    def points(self) -> FloatArray:
+        """(latitude, longitude) in degrees, shape (C, 2)."""
+        return in_degrees(self.lat, self.lng)
+
+    def of(self, users: IdArray) -> Corners:
+        """The corners of ``users``."""
+        chosen = np.isin(self.user, users)
+        return Corners(self.user[chosen], self.time[chosen], self.lat[chosen], self.lng[chosen])
+
+    def regions(self, x: FloatArray, y: FloatArray, *, diameter: float, per_user: int) -> Regions:
+        """The last ``per_user`` regions of each user, as hulls of diameter at most ``diameter``; ``x`` and ``y``: the
+        corners in the unit of length of the domain, shape (C,). A region of more than
+        :data:`~dpcore.spatial.declared.MAX_DECLARED_CORNERS` corners is refused by itself.
+        """
+        region = _groups(self.user, self.time)
+        start = np.flatnonzero(np.diff(region, prepend=-1))
+        end = np.append(start[1:], len(region))
+        small = end - start <= MAX_DECLARED_CORNERS
+        start, end = start[small], end[small]
+        owner = np.unique(self.user[start], return_inverse=True)[1]
+        # By user, the last region first: of these as many as may count.
+        latest = np.lexsort((-start, owner))
+        rank = np.arange(len(latest)) - np.searchsorted(owner[latest], owner[latest])
+        chosen = latest[rank < per_user]
+        points = np.column_stack([x, y])
+        polygons = [points[a:b] for a, b in zip(start[chosen].tolist(), end[chosen].tolist(), strict=True)]
+        return declared_regions(polygons, owner[chosen], diameter=diameter, per_user=per_user).regions
+
+
+def _groups(user: IdArray, time: IntArray) -> IntArray:
+    """The number of the region of each sorted row: rows of one user and time are one."""
+    return np.asarray(np.cumsum(~same_as_before(user, time), dtype=np.int64) - 1)
 
 
 @dataclass(frozen=True)

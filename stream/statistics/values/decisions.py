@@ -29,20 +29,20 @@ IdArray = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class PublicWindow:
-    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most
-    that one user adds to Σx of each cell, (C,). ``allowance``: µε that a user may lose by speed in this window.
+    """What a decision may depend on. ``admitted``: samples (P,) of users who take part. ``caps``: most that one user
+    adds to Σx of each cell, (C,). ``allowances``: µε that each user may lose by speed in this window, (L,).
     """
 
     counts: Counts
     admitted: IntArray
     speed: SpeedTerms
     caps: IntArray | None
-    allowance: int
+    allowances: IntArray
 
     @property
-    def allowances(self) -> IntArray:
-        """The allowance of each user, shape (L,)."""
-        return np.full(self.counts.n_users, self.allowance, dtype=np.int64)
+    def allowance(self) -> int:
+        """The one allowance of all users, where grants do not roll; 0 without users."""
+        return int(self.allowances.max(initial=0))
 
     def statistics(self, names: Sequence[str], cells: IdArray | None = None) -> CellStatistics:
         """The statistics behind the released ``names``, of some ``cells`` of the window, or of all."""

@@ -44,17 +44,19 @@ MAX_PAIRS = 200_000
 def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0) -> Plan:
     """Decide who takes part, which samples are retained, the noise scales and every user's charge.
 
-    A user takes part if a whole window's grant is left, so that one nearly exhausted user cannot inflate the noise of
-    everybody in their cells. ``asked``: (L,) µε of their charge for histograms. With histograms, users are charged the
+    First come: a user takes part if a whole window's grant is left, so that one nearly exhausted user cannot inflate
+    the noise of everybody in their cells. Rolling: everybody may spend what ``allowance.left`` says
+    (:func:`stream.statistics.pacing.spendable`), and takes part if that is at least :data:`LEAST` for each of their
+    cells. ``asked``: (L,) µε of their charge for histograms. With histograms, users are charged the
     whole allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms
     would reveal who else was there.
     """
-    terms, grant = due.terms, due.terms.privacy.grant
-    admits = allowance.left >= terms.window_grant
+    terms = due.terms
+    granted, admits = _granted(counts, due, allowance.left)
     merged = merge_hexagons(
         replace(counts, samples=np.where(admits[counts.pair_user], counts.samples, 0)),
         terms.hexagons,
-        lambda pooled: _mean_half_width(pooled, terms),
+        lambda pooled: _mean_half_width(pooled, granted, terms),
     )
     if merged is not None:
         counts = regroup(counts, merged)
@@ -63,13 +65,13 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
         due, admitted = _without_distributions(due, admitted)
         terms = due.terms
     speed = terms.speed
-    public = PublicWindow(counts, admitted, speed, _caps(counts, admitted, terms), grant)
+    public = PublicWindow(counts, admitted, speed, _caps(counts, admitted, terms), granted)
     public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
     chosen, decision = min(
         ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
     )
     most = _most_cells(counts, admitted), _most_cells(counts, decision.retained)
-    charges = decision.charges if terms.histogram is None else np.where(admits, grant + asked, 0)
+    charges = decision.charges if terms.histogram is None else np.where(admits, terms.privacy.grant + asked, 0)
     return Plan(
         due=due,
         budget=allowance.budget,
@@ -93,6 +95,18 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
     )
 
 
+LEAST = 1000
+"""µε that a rolling grant has for each cell of a user who takes part; with less they would inflate the noise of all."""
+
+
+def _granted(counts: Counts, due: Due, left: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+    """(What each user may lose in the window, at least 1; whether they take part), (L,) each."""
+    privacy = due.terms.privacy
+    if not privacy.rolling:
+        return np.full(counts.n_users, privacy.grant, dtype=np.int64), left >= due.terms.window_grant
+    return np.maximum(left, 1), left >= LEAST * counts.by_user(np.ones(len(counts.samples), dtype=np.int64))
+
+
 def _without_distributions(due: Due, samples: IntArray) -> tuple[Due, IntArray]:
     """What is due where nobody could read the distributions: the other statistics, or no samples if there are none."""
     others = tuple(name for name in due.terms.speed.statistics if name != CDF)
@@ -111,13 +125,12 @@ def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
     return sum_caps(replace(counts, samples=samples), speed.upper_quanta, speed.sum_cap, width)
 
 
-def _mean_half_width(counts: Counts, terms: Terms) -> FloatArray:
+def _mean_half_width(counts: Counts, granted: IntArray, terms: Terms) -> FloatArray:
     """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without
     samples."""
     speed = terms.speed
     statistics = cell_statistics(speed.statistics, speed, _caps(counts, counts.samples, terms))
-    allowances = np.full(counts.n_users, terms.privacy.grant, dtype=np.int64)
-    allocation = solve(counts, counts.samples, allowances, statistics, speed)
+    allocation = solve(counts, counts.samples, granted, statistics, speed)
     flat = LaplaceScales(allocation.numerator, allocation.denominator)
     mean = scales_by_statistic(flat, statistics, counts.n_cells)["mean"]
     noisy, kept = mean.numerator > 0, counts.by_cell(counts.samples)
@@ -201,7 +214,11 @@ def _error_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray]
     except CostLimitError:
         return public, {"all": plain}, ("suppression",)
     allowance = micro * suppression.max_cells // suppression.max_cells_before
-    return replace(public, allowance=allowance), {"suppressed": _in_place(plain, suppression.samples)}, ()
+    return (
+        replace(public, allowances=np.full(counts.n_users, allowance, dtype=np.int64)),
+        {"suppressed": _in_place(plain, suppression.samples)},
+        (),
+    )
 
 
 def _in_place(plain: IntArray, samples: IntArray) -> IntArray:
@@ -237,7 +254,7 @@ def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppress
 
 
 def _clipped(part: Counts, public: PublicWindow) -> IntArray:
-    allowances = np.full(part.n_users, public.allowance, dtype=np.int64)
+    allowances = public.allowances[np.searchsorted(public.counts.users, part.users)]
     statistics = public.statistics(public.speed.statistics, part.cells)
     return choose_clipping(
         part,
@@ -254,6 +271,7 @@ def duality_gap(plan: Plan, counts: Counts) -> float | None:
     if (
         part is None
         or plan.gaussian
+        or plan.terms.privacy.rolling
         or speed.allocation != "exact-loss"
         or part.mean_epsilon_micro
         or not plan.charged_users()[0].size

@@ -18,10 +18,8 @@ import pytest
 import dpcore.single_cell.mean
 import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
-from dpcore.single_cell import _range_plan
-from dpcore.single_cell._range_plan import mean_within
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
-from dpcore.single_cell.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan
+from dpcore.single_cell.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan, mean_within
 from dpcore.single_cell.selection import select_quantiles, select_range
 from tests.audit.enumeration import TOLERANCE, Enumerated, Law, Path, paths
 
@@ -38,7 +36,7 @@ SIMPLE = [(Baseline, (2, 1), 4), (PooledMinimax, (3, 1), 4), (ArrayAveraging, (2
 @pytest.fixture(autouse=True)
 def whole_quanta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Averages in whole quanta: the proof holds for every public granularity, and a coarse one can be enumerated."""
-    for module in (dpcore.single_cell.mean, _range_plan, dpcore.single_cell.range_mean):
+    for module in (dpcore.single_cell.mean, dpcore.single_cell.range_mean):
         monkeypatch.setattr(module, "GRID", 1)
 
 

@@ -44,7 +44,8 @@ def test_a_row_holds_every_number_of_its_message_and_its_schema_version(tmp_path
         assert (row["accounting"], row["delta"]) == ("pure", 0.0)
         for name in statistics:
             said = body[name]
-            columns = [row[name], row[f"{name}_raw"], [row[f"{name}_low"], row[f"{name}_high"]], row[f"{name}_unit"]]
+            raw, interval = row[f"{name}_raw_to_average"], [row[f"{name}_low"], row[f"{name}_high"]]
+            columns = [row[name], raw, interval, row[f"{name}_unit"]]
             assert columns == [said["value"], said["raw"], said["interval"], said["unit"]]
         if "p50" in statistics:
             assert row["cdf"] == body["cdf"]["value"]
@@ -73,7 +74,7 @@ def test_the_three_formats_hold_the_same_table(tmp_path: Path) -> None:
     assert [*rows[0], *TOTALS] == list(read[0]) == table.column_names
     assert [{name: feature["properties"][name] for name in rows[0]} for feature in features] == rows
     for row, line, column in zip(rows, read, table.to_pylist(), strict=True):
-        assert float(line["mean_raw"]) == row["mean_raw"] == column["mean_raw"]
+        assert float(line["mean_raw_to_average"]) == row["mean_raw_to_average"] == column["mean_raw_to_average"]
         assert line["mean_clamped"] == str(row["mean_clamped"]).lower()
         assert column["window_start"] == datetime(2017, 3, 21, 12, tzinfo=UTC)
         assert column["events"] == row["events"] == int(line["events"])
@@ -112,7 +113,7 @@ def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cell
     read = list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
     assert {float(row["window_users"]) for row in read} == {total[0]}
     assert {(row["window_events"], row["window_events_low"]) for row in read} == {(str(300 * body["events"]), "")}
-    for name, said in (("users_raw", "sum"), ("users", "add that one"), ("window_users", "never add it")):
+    for name, said in (("users_raw_to_add", "add"), ("users", "add that one"), ("window_users", "never add it")):
         assert said in table.schema.field(name).metadata[b"description"].decode()
 
 
@@ -164,7 +165,7 @@ def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path: Path) ->
 
 def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path: Path) -> None:
     schema = parquet.read_table(io.BytesIO(table_of(values(released(tmp_path)), "parquet"))).schema
-    assert b"average, sum or model this one" in schema.field("mean_raw").metadata[b"description"]
+    assert b"average or model this one" in schema.field("mean_raw_to_average").metadata[b"description"]
     assert b"biased" in schema.field("mean").metadata[b"description"]
 
 

@@ -24,7 +24,7 @@ from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
+from stream.storage.row_store import AppendTimes, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, Stopped
@@ -41,7 +41,7 @@ async def store_from(state: RowStore, name: str, batch: int) -> None:
     while batch < len(LOGS[name]):
         rows, first = LOGS[name][batch], batch * N
         at = int(rows["time"].max())
-        arrivals = Arrivals(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
+        arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
         given = first, first + N, rows, np.arange(first, first + N), np.full(N, SLOT), arrivals
         try:
             await state.append(name, *given, begun=batch > 0)
@@ -92,7 +92,7 @@ async def fill(redis: Redis, config: Config) -> tuple[RowStore, Shard]:
     await state.move(NAMES[1], 0, 0)
     await shard.remember("opened")
     rows, at = LOGS[NAMES[1]][0], int(LOGS[NAMES[1]][0]["time"].max())
-    arrivals = Arrivals(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
+    arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
     await state.append(NAMES[1], 0, N, rows, np.arange(N), np.full(N, SLOT), arrivals)
     await shard.remember("half of the rows")
     await store_from(state, NAMES[1], 1)

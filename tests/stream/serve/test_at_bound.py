@@ -21,12 +21,14 @@ from stream.messages.message import HEXAGON_SPEED, Message, validator
 from stream.messages.tables import table_of
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.routes import estimates, travel
+from stream.serve.close_marker import Bounds
 from tests.stream.serve.browser import needs_chromium
 from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, USUAL_DAY, Cell, city_config, rows_of_city
 from tests.stream.serve.pages import page_of
 from tests.support.participating import riders
 from tests.support.releasing import released
 
+KM_H = Bounds(0.0, 65.0)
 MOTORWAY = {**USUAL_DAY, UNCERTAIN: Cell(6, 2, 85.0)}
 
 
@@ -56,7 +58,7 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
 def test_areas_and_ways_are_marked_where_a_tenth_of_them_is_at_the_bound(tmp_path: Path) -> None:
     values = [message.value for message in motorway(tmp_path) if message.topic == HEXAGON_SPEED]
     cells = {cell.cell: cell for cell in numbers_of(values)}
-    few, many = combined(list(cells.values()), 65.0), combined([cells[UNCERTAIN]], 65.0)
+    few, many = combined(list(cells.values()), KM_H), combined([cells[UNCERTAIN]], KM_H)
     assert [part.get("at_bound") for part in (few["mean"], few["estimate"])] == [None, None]
     assert [part["at_bound"] for part in (many["mean"], many["estimate"])] == [True, True]
     for metres, marked in ((1_000.0, None), (1_200.0, True)):

@@ -93,7 +93,7 @@ async def test_an_area_gives_the_released_statistics_of_its_cells_together(confi
         file = await client.get("/api/v1/windows/2017-03-21T12:00:00Z/areas.csv")
         rows = {row["area"]: row for row in csv.DictReader(io.StringIO(await file.text()))}
         assert list(rows) == [WEST_SIDE, "route:10", "route:<b>2</b>"]
-        numbers = [float(rows["route:10"][name]) for name in ("mean_raw", "mean_low", "mean_high")]
+        numbers = [float(rows["route:10"][name]) for name in ("mean_raw_to_average", "mean_low", "mean_high")]
         assert numbers == pytest.approx([corridor["mean"]["raw"], low, high], abs=0.001)
         assert (rows[WEST_SIDE]["events"], rows[WEST_SIDE]["events_low"]) == (f"{sum(events.values()):.1f}", "")
         for path in ("none", "route:", "%00", "..%2F..", "x" * 400, "route:10?window=2001-01-01T00:00:00Z"):

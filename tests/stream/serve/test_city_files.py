@@ -19,10 +19,10 @@ from stream.config import ConfigError
 from stream.local import REPO_ROOT
 from stream.serve.city import areas, places
 from stream.serve.city.areas import Corridor, PolygonArea, read_areas
+from stream.serve.city.city import read_streets
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.files import check_name
 from stream.serve.city.places import Places, read_places
-from stream.serve.city.streets import read_streets
 from stream.serve.close_marker import Bounds
 from tests.support.counting_calls import calls_in
 

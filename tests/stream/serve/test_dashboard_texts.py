@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stream.local import REPO_ROOT
-from stream.serve.limits import LIMITS
+from stream.serve.static_files import LIMITS
 
 SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
 TEXTS = SOURCES / "src" / "texts"

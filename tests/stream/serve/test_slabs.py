@@ -11,7 +11,7 @@ import pytest
 
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.serve import slabs
-from stream.serve.slabs import MAX_ROW, SLAB, is_histogram
+from stream.serve.received import MAX_ROW, SLAB, is_histogram
 from tests.stream.serve.made_windows import histogram_message
 
 SIDE = 400

@@ -171,7 +171,7 @@ def test_fields_without_a_speed_need_speeds_to_be_derived_and_derived_events_are
     fields = {"user": "bus", "time": "seen", "lat": "y", "lng": "x"}
     assert feed(fields=fields).recorded_format == "declared"
     assert feed(fields=None).recorded_format == "canonical"
-    with pytest.raises(ValidationError, match=r"names no speed; name it, or set format to 'canonical' and speeds"):
+    with pytest.raises(ValidationError, match=r"names no value; name it, or set format to 'canonical' and speeds"):
         feed("reported", fields=fields, format="declared")
     with pytest.raises(ValidationError, match="events with derived speeds are canonical"):
         feed(format="capmetro", fields=None)

@@ -20,9 +20,9 @@ from stream.sources.pushed import (
     MOST_BYTES,
     MOST_EVENTS,
     MOST_WAITING_BYTES,
-    Allowance,
-    Intake,
+    PushAllowance,
     PushError,
+    PushIntake,
     application,
     read_body,
     serve_push,
@@ -47,8 +47,8 @@ def lines(*events: dict[str, object]) -> bytes:
 @asynccontextmanager
 async def receiving(config: Config, rate: float = 1e5) -> AsyncIterator[str]:
     """The address of a running receiver."""
-    stopping, port, intake = asyncio.Event(), free_port(), Intake(config)
-    serving = asyncio.create_task(serve_push(application(intake, TOKEN, Allowance(rate)), port, stopping))
+    stopping, port, intake = asyncio.Event(), free_port(), PushIntake(config)
+    serving = asyncio.create_task(serve_push(application(intake, TOKEN, PushAllowance(rate)), port, stopping))
     try:
         while True:
             try:
@@ -135,7 +135,7 @@ async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path: Path) -> None
 
     silent = await asyncio.start_server(stay_silent, LOOPBACK, 0)
     address = f"{LOOPBACK}:{silent.sockets[0].getsockname()[1]}"
-    intake = Intake(bus_config(tmp_path, **{"kafka.bootstrap": address}))
+    intake = PushIntake(bus_config(tmp_path, **{"kafka.bootstrap": address}))
     events = [json.dumps(event(f"v{k}", note="x" * 60_000)).encode() for k in range(MOST_WAITING_BYTES // 120_000)]
     waiting = [asyncio.create_task(intake.take(events)) for _ in range(4)]
     done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -165,7 +165,7 @@ async def test_what_is_refused_is_counted_before_it_is_written_anew_and_costs_al
 
 def test_the_allowance_fills_at_its_rate_and_no_further() -> None:
     now = [0.0]
-    bucket = Allowance(10.0, clock=lambda: now[0])
+    bucket = PushAllowance(10.0, clock=lambda: now[0])
     assert bucket.take(MOST_EVENTS) == 0
     assert bucket.take(1) == 1
     assert bucket.take(100) == 11

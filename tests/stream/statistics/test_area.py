@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.config import ConfigError
-from stream.config.area import Box, read_area
+from stream.config.public_cells import Box, read_area
 
 AUSTIN = Box(29.8, -98.3, 30.9, -97.2)
 RING = [[-97.8, 30.2], [-97.6, 30.2], [-97.6, 30.4], [-97.8, 30.2]]

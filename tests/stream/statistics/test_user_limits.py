@@ -18,10 +18,10 @@ from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.protocol.parts import statistics_of
 from stream.statistics.plan import Allowance, Due, PlanError
-from stream.statistics.user_limits import counted as counted_of
 from stream.statistics.values import plan as values_plan
 from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows, contributions_of
+from stream.statistics.window_rows import counted as counted_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms, UserLimits
 from tests.support.builders import SLOT, bus_config, located_rows, with_histograms

@@ -24,7 +24,7 @@ from stream.statistics.residual_clipping import response_of
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
-from tests.support.builders import LIVE, SLOT, live_config, random_rows
+from tests.support.builders import LIVE, SLOT, bus_config, live_config, random_rows
 from tests.support.releasing import due_of
 from tests.support.schemas import validate
 
@@ -63,7 +63,12 @@ def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path: Path
         for key, value in LIVE.items()
         if value is not None
     }
-    said = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "live.toml")], env=overrides).output
+    asked = ["check", "--config", str(tmp_path / "live.toml")]
+    said = CliRunner().invoke(app, asked, env=overrides).output
+    stated = json.loads(CliRunner().invoke(app, [*asked, "--json"], env=overrides).stdout)
+    of_one = [epsilon_of_rho(rho_of(12.0, 1e-6) // windows, 1e-6) for windows in (23, 24, 25)]
+    assert stated["epsilon_per_window"] in of_one, "of today's period, which may have 23 or 25 windows"
+    assert stated["most_epsilon_of_a_window"] == stated["budget"] == pytest.approx(12.0)
     assert "12.0, 1e-06" in said
     assert "Grants roll" in said
     assert "go dark" not in said
@@ -81,6 +86,9 @@ def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path: Path
         ({"speed.clipping": "none", "speed.statistics": ["p50"]}, "Laplace noise"),
         ({"speed.post_processing": []}, "only 'kalman' foretells"),
         ({"ledger.name": "city"}, "another feed draws"),
+        ({"privacy.service": "5-24"}, "write them like '05:00-24:00'"),
+        ({"privacy.service": "05:00-05:00"}, "end at another time"),
+        ({"privacy.service": "05:00-24:00", "privacy.admission": "first-come", "privacy.windows": 3}, "remove it"),
     ],
 )
 def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_the_key(
@@ -88,6 +96,34 @@ def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_t
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         live_config(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("service", "left"),
+    [(None, 17), ("05:00-24:00", 17), ("06:00-10:00", 3), ("05:30-07:30", 1), ("05:00-01:00", 17), ("22:00-06:00", 3)],
+)
+def test_hours_of_service_say_which_windows_are_left(tmp_path: Path, service: str | None, left: int) -> None:
+    """The window is 07:00 to 08:00 in Austin; it always counts, whether or not it is in the hours."""
+    config = live_config(tmp_path, **{"privacy.service": service} if service else {})
+    due = due_of(config, SLOT)
+    assert due.windows_left == left
+    users = np.array([1, 2], dtype=np.uint64)
+    granted = spendable(np.array([1000, 500]), users, due, 1000)
+    assert granted.tolist() == [1000 // left, 500 // left], "whoever has spent half of it gets half"
+
+
+def test_under_pure_epsilon_grants_roll_too_and_messages_state_that_of_who_has_spent_nothing(tmp_path: Path) -> None:
+    rolling = {"privacy.epsilon": None, "privacy.admission": "rolling", "speed.suppression": "none"}
+    config = bus_config(tmp_path, **rolling)
+    plan, messages, _ = release(config, random_rows(1, 200), None, SLOT)
+    assert plan.charges.max() <= config.privacy.ledger_budget // plan.due.windows_left
+    assert plan.charges.max() > 0.9 * config.privacy.ledger_budget / plan.due.windows_left
+    body = json.loads(messages[0].value)
+    assert body["epsilon"] == pytest.approx(48.0 / plan.due.windows_left, abs=1e-6)
+    with pytest.raises(ConfigError, match="leave epsilon out"):
+        bus_config(tmp_path, **rolling | {"privacy.epsilon": 1.0})
+    with pytest.raises(ConfigError, match="one grant among all users"):
+        bus_config(tmp_path, **rolling | {"speed.suppression": "chop-user"})
 
 
 def test_every_message_states_rho_and_delta_and_fits_its_schema(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from stream.storage.last_fixes import FIX, LastFixes
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import each
 from stream.storage.release_store import ReleaseStore
-from stream.storage.row_store import Arrivals, Behind, ReadThrough, RowStore
+from stream.storage.row_store import AppendTimes, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
@@ -102,7 +102,7 @@ async def read_on(state: RowStore, partition: int, log: list[np.ndarray], first:
     while following < len(log):
         rows, begins = log[following], following * N
         slot, at = int(rows["time"][0]) // 3_600_000_000 * HOUR, int(rows["time"].max())
-        arrivals = Arrivals(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
+        arrivals = AppendTimes(np.full(N, at), at, lambda slot: (slot + HOUR) * 1_000_000 + 60_000_000)
         batch = begins, begins + N, rows, np.arange(begins, begins + N), np.full(N, slot), arrivals
         try:
             await outlasting(partial(state.append, PARTITIONS[partition], *batch, begun=first > 0))

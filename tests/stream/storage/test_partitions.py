@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
 
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.row_store import ROW, Appended, Behind, ReadThrough, RowStore
@@ -139,7 +140,10 @@ async def test_rows_are_read_only_under_one_seal(redis: Redis) -> None:
             await redis.hset(PART.sealed, "0", reads)
         return await evaluate(script, *given)
 
-    client = SimpleNamespace(eval=resealed, register_script=redis.register_script)
+    async def unknown(*given: Any) -> Any:
+        raise NoScriptError
+
+    client = SimpleNamespace(eval=resealed, evalsha=unknown, register_script=redis.register_script)
     with pytest.raises(NotSealedError):
         await RowStore(client, "bus").read(0)
     assert reads == 2

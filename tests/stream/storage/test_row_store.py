@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from stream.storage.keys import FeedKeys, PartKeys
-from stream.storage.row_store import ROW, Arrivals, Behind, ReadThrough, RowStore, StateError
+from stream.storage.row_store import ROW, AppendTimes, Behind, ReadThrough, RowStore, StateError
 from tests.support.stored_rows import rows_in
 
 pytestmark = pytest.mark.every_server
@@ -127,11 +127,11 @@ async def test_a_sealed_slot_never_grows_and_its_rows_count_as_late(redis):
 
 
 def stamped(appended_us: int, deadline_us: int = 10**18):
-    """Arrivals of a batch whose messages were appended a second apart, the first of all at ``appended_us``."""
+    """The append times of a batch whose messages were appended a second apart, the first of all at ``appended_us``."""
 
-    def of(offsets: np.ndarray) -> Arrivals:
+    def of(offsets: np.ndarray) -> AppendTimes:
         moments = appended_us + offsets * 1_000_000
-        return Arrivals(moments, int(moments[-1]), lambda slot: deadline_us + slot)
+        return AppendTimes(moments, int(moments[-1]), lambda slot: deadline_us + slot)
 
     return of
 
@@ -142,7 +142,7 @@ async def test_partitions_have_offsets_and_times_of_their_own(redis):
     await deliver(state, 0, 10, "t/0", stamped(7_000_000))
     await deliver(state, 50, 60, "t/1", stamped(8_000_000))
     nothing = np.zeros(0, np.int64)
-    await state.append("t/2", 0, 4, np.zeros(0, ROW), nothing, nothing, Arrivals(nothing, 9_000_000, lambda _: 0))
+    await state.append("t/2", 0, 4, np.zeros(0, ROW), nothing, nothing, AppendTimes(nothing, 9_000_000, lambda _: 0))
     assert await state.next_offsets() == {"t/0": 10, "t/1": 60, "t/2": 4}
     times = await state.partition_times()
     assert {name: (partition.max_event_us, partition.read_us) for name, partition in times.items()} == {
@@ -177,9 +177,9 @@ async def test_rows_are_late_by_their_append_time_whoever_delivers_them_and_howe
     """Slot s is open until (12 + s / 3600) s; message i was appended at i s. What is stored is the same for every
     cut."""
 
-    def arrivals(offsets: np.ndarray) -> Arrivals:
+    def arrivals(offsets: np.ndarray) -> AppendTimes:
         moments = offsets * 1_000_000
-        return Arrivals(moments, int(moments[-1]), lambda slot: 12_000_000 + slot // 3600 * 1_000_000)
+        return AppendTimes(moments, int(moments[-1]), lambda slot: 12_000_000 + slot // 3600 * 1_000_000)
 
     expected = [offset for offset in expected_users(40) if offset <= 12 + offset % 3]
     async with Redis.from_url(redis_url) as redis:

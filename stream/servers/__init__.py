@@ -1,0 +1,1 @@
+"""Connections to Kafka and Redis, and which versions of them are supported."""
