@@ -44,8 +44,8 @@ class Window:
     upper: float
 
     @classmethod
-    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int, upper: float, d: Dynamics) -> Window:
-        """Choose the cells that inform the others, and read the level's profile at ``hour_of_day``."""
+    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int | None, upper: float, d: Dynamics) -> Window:
+        """Choose the cells that inform the others, and read the level's profile at ``hour_of_day``; None: do not."""
         remembered = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
         seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
         seen = seen[releases.known[seen]]
@@ -152,9 +152,11 @@ class Fit:
 
 
 def _returned_to_profile(
-    past: SmoothingState, hour_of_day: int, upper: float, d: Dynamics
+    past: SmoothingState, hour_of_day: int | None, upper: float, d: Dynamics
 ) -> tuple[FloatArray, FloatArray]:
     """(Trend, covariance) after the same hour of earlier days is read as an observation of the level."""
+    if hour_of_day is None:
+        return past.trend, past.trend_covariance
     usual = float(past.profile_variance[hour_of_day]) + (d.profile_drift * upper) ** 2
     gain = past.trend_covariance[:, 0] / (past.trend_covariance[0, 0] + usual)
     if not np.isfinite(usual):

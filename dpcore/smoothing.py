@@ -102,7 +102,7 @@ def smooth(
     if not len(releases.cells):
         empty = np.zeros(0)
         return past, Smoothed(empty, empty, empty, Foretold(empty, empty))
-    window = Window.of(past, releases, hour_of_day, upper, d)
+    window = Window.of(past, releases, _recalled(state, hours, hour_of_day), upper, d)
     priors = priors_of(window, d)
     posterior, prediction = averaged(fits_of(window, priors, d), d)
     observed = Observed(releases.means, releases.scales, releases.events, releases.normal)
@@ -160,10 +160,17 @@ def foretell(
     if not C:
         return Foretold(np.zeros(0), np.zeros(0))
     nothing = replace(at, means=np.zeros(C), scales=np.full(C, np.inf), area=None)
-    window = Window.of(past, nothing, hour_of_day, upper, d)
+    window = Window.of(past, nothing, _recalled(state, hours, hour_of_day), upper, d)
     posterior, _ = averaged(fits_of(window, priors_of(window, d), d), d)
     factors = past.calibration.factors[class_of(at.events)]
     return Foretold(np.clip(posterior.value, 0.0, upper), np.sqrt(posterior.variance * factors))
+
+
+def _recalled(state: SmoothingState | None, hours: float, hour_of_day: int) -> int | None:
+    """The hour of the day whose profile says something new; None within the hour in which it was written, because the
+    level already holds what it says.
+    """
+    return None if state is not None and int(hours) == int(state.hours) else hour_of_day
 
 
 def _validate(state: SmoothingState | None, releases: Releases, hours: float, hour_of_day: int, upper: float) -> None:

@@ -105,6 +105,21 @@ def test_yesterdays_hour_informs_the_level():
     assert after > before + 0.3
 
 
+def test_windows_of_one_hour_do_not_read_the_profile_that_they_wrote():
+    """Four windows a quarter of an hour apart that release nothing know no more of the level than one."""
+    state, sure = None, []
+    for quarter in range(4):
+        state, _ = smooth(state, unreleased(), hours=5 + quarter / 4, hour_of_day=5, upper=UPPER)
+        sure.append(state.trend_covariance[0, 0])
+    assert np.all(np.diff(sure) >= 0), sure
+
+
+def unreleased() -> Releases:
+    """A window of 40 cells of which nothing was released."""
+    columns = (np.zeros(40), np.full(40, np.inf), *2 * [np.full(40, 50.0)], np.zeros((40, 1)))
+    return Releases(CELLS, PLACES, *columns)
+
+
 def test_the_state_is_bounded_and_forgets_what_no_longer_says_anything():
     n = MOST_CELLS + 500
     ids = np.arange(n, dtype=np.uint64)
