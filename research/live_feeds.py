@@ -2,8 +2,8 @@
 
 ``DAY``: one of CapMetro's recorded days; ``DAY:10``: as ten clones, their times shifted by up to six minutes;
 ``DAY+DAY``: several days; ``taxis``: T-Drive's 591 taxis in Beijing, speeds derived from positions; ``city:N``: two
-days of N simulated vehicles. Constants of the product were chosen on CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16
-alone.
+days of N simulated vehicles; ``city:N/H``: H hours from midnight in Austin on. Constants of the product were chosen on
+CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16 alone.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def rows_of(feed: str, config: Config) -> Rows:
     """The rows of ``feed``."""
     name, _, times = feed.partition(":")
     if name == "city":
-        return _simulated(config, int(times))
+        vehicles, _, hours = times.partition("/")
+        return _simulated(config, int(vehicles), int(hours or 48))
     if name == "taxis":
         return read_recording(config, recordings() / "tdrive/tdrive-600.csv.gz", config.feed.recorded_format)[0]
     days = [read_recording(config, recordings() / path_of_day(day), config.feed.format)[0] for day in name.split("+")]
@@ -123,12 +124,12 @@ def cloned(rows: Rows, times: float, zone: ZoneInfo, seed: int = 5) -> Rows:
     return np.concatenate(parts)
 
 
-def _simulated(config: Config, vehicles: int, days: int = 2, start: str = "2026-03-03T06:00:00+00:00") -> Rows:
+def _simulated(config: Config, vehicles: int, hours: int, start: str = "2026-03-03T06:00:00+00:00") -> Rows:
     """Fixes of a simulated fleet, one in two minutes, without faults."""
     begin = round(datetime.fromisoformat(start).timestamp() * 1e6)
     simulation = Simulation(config.feed, vehicles, begin, interval=timedelta(minutes=2))
     fleet, parts = simulated_fleet(simulation)[0], []
-    while fleet.now_us < begin + days * 86_400_000_000:
+    while fleet.now_us < begin + hours * 3_600_000_000:
         fixes = fleet.step()
         rows = np.zeros(len(fixes.vehicle), dtype=ROW)
         rows["user"], rows["time"] = fixes.vehicle + 1, fixes.time

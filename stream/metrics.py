@@ -26,9 +26,8 @@ class OperatorMetrics:
         )
         self.feed_misread = Gauge(
             "hexveil_feed_misread",
-            "1 while times (epoch, zone) or speeds (speed; doubtful-speed if they may be right) seem to be misread, or "
-            "most events lack a "
-            "field (fields) or are refused (refused).",
+            "1 while most events are refused, or zone, speed (doubtful-speed if it may be right), bound or users seem "
+            "to be misread.",
             ["kind"],
             registry=r,
         )

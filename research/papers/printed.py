@@ -15,8 +15,11 @@ import numpy.typing as npt
 
 from bench.progress import shown
 from bench.spatial import tuning_queries
+from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.single_cell.grouping import bestfit_within
+from dpcore.single_cell.mean import GRID, ArrayAveraging, Baseline
+from dpcore.single_cell.range_mean import Levy, RangePlan
 from dpcore.spatial import Domain, E2EPriv
 from dpcore.spatial.grids import noisy_grid
 from dpcore.spatial.partition import image_of
@@ -30,6 +33,9 @@ FloatArray = npt.NDArray[np.float64]
 SIZES = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 256, 295, 400, 500, 600, 803, 1024)
 """Grid sizes of Fig. 5."""
 AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)
+FACTORS = (1, 4, 16, 64)
+"""λ of sample and user scaling."""
+UPPER = 6_500
 DELTAS = {"8938": (0.002, 0.01, 0.1), "869976": (0.01,), "6442841": (0.001,)}
 
 
@@ -114,8 +120,32 @@ def talk(cells: int) -> dict[str, float]:
     return {"cells": cells, "violations": int(violations), "median_factor": round(worst, 2)}
 
 
+def scaling(cells: int) -> dict[str, dict[str, list[float]]]:
+    """Noise scales of the planned means when every user has λ times the samples, or there are λ times the users, over
+    those at λ = 1: medians over random cells of 100 to 300 samples a user, where Levy's range helps."""
+    rng, medians = np.random.default_rng(11), {}
+    for kind in ("samples", "users"):
+        rows: dict[str, list[FloatArray]] = {"baseline": [], "array": [], "levy": []}
+        for _ in range(cells):
+            m = np.sort(rng.integers(100, 300, rng.integers(30, 120)))
+            grown = [m * factor if kind == "samples" else np.tile(m, factor) for factor in FACTORS]
+            scales = np.array([_scales(samples) for samples in grown])
+            for name, column in zip(rows, scales.T, strict=True):
+                rows[name].append(column / column[0])
+        medians[kind] = {name: np.round(np.median(each, axis=0), 3).tolist() for name, each in rows.items()}
+    return medians
+
+
+def _scales(samples: npt.NDArray[np.int64]) -> tuple[float, float, float]:
+    """Noise scales at ε = 1 and U = 65 km/h in quanta: baseline, arrays, and Levy's range divided by its arrays."""
+    levy = Levy(UPPER).plan(samples, MICRO)
+    assert isinstance(levy, RangePlan), "the range helps where users have so many samples"
+    of_levy = 4 * levy.half_bin / GRID / levy.grouping.n_arrays / (levy.mean_micro / MICRO)
+    return Baseline(UPPER).plan(samples, MICRO).scale, ArrayAveraging(UPPER).plan(samples, MICRO).scale, of_levy
+
+
 def run(quick: bool) -> dict[str, Any]:
-    """ "fig9", "fig11c", "fig5" and "talk"."""
+    """ "fig9", "fig11c", "fig5", "talk" and "scaling"."""
     made = sets(QUICK_SETS if quick else FULL_SETS)
     figures: dict[str, Any] = {"fig9": {}, "fig11c": {}, "fig5": {}}
     for name, (counts, candidates) in shown(made.items(), "printed"):
@@ -124,7 +154,7 @@ def run(quick: bool) -> dict[str, Any]:
         figures["fig5"][name] = by_size(counts, 2 if quick else 20)
         for delta in DELTAS.get(str(points), (0.01,)):
             figures["fig11c"][f"{name}, δ = {delta}"] = best_size(counts, tuple(candidates), points, delta)
-    return figures | {"talk": talk(30 if quick else 3_000)}
+    return figures | {"talk": talk(30 if quick else 3_000), "scaling": scaling(3 if quick else 60)}
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

@@ -206,6 +206,8 @@ async def _since(ledger: Ledger, config: Config) -> str:
     """Of which periods windows are released, and which are retired."""
     retired, begin = await ledger.retired(), await ledger.releases_since(config.slotting)
     since = "none, its birth is not recorded" if begin is None else f"periods from {utc_text(begin)} on"
+    if begin is not None and begin > time.time():
+        since += ": the map of a new feed is empty until then"
     if retired is not None:
         since += f"; periods that began before {utc_text(retired)} are retired, their charges deleted"
     return since

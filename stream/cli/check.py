@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import typer
 
@@ -196,6 +197,12 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
             "it holds; one "
             f"whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
         )
+    if settings.window.lateness == "append-time":
+        begins = datetime.fromtimestamp(_first_period(settings), ZoneInfo(settings.feed.timezone))
+        yield (
+            f"A new feed shows nothing until its first whole period: one that began now, until {begins:%Y-%m-%d %H:%M} "
+            f"({settings.feed.timezone})."
+        )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
     if (worst := _worst_error(settings)) is not None:
@@ -211,6 +218,12 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
     yield from _unpaid(settings)
 
 
+def _first_period(settings: Config) -> int:
+    """When the first period begins that a ledger of this moment releases (epoch seconds)."""
+    now = int(time.time())
+    return max(settings.slotting.period_of(now).end, settings.slotting.whole_from(now))
+
+
 def _over_days(settings: Config) -> Iterator[str]:
     """What the days cost together, and what the relation leaves open."""
     costs = ", ".join(f"{NAMES[bound.days]} ε {bound.epsilon:.4g}" for bound in bounds(settings))
@@ -220,9 +233,8 @@ def _over_days(settings: Config) -> Iterator[str]:
         else f", each converted once from the sum of ρ, at δ {settings.privacy.delta:g}"
     )
     yield (
-        f"All releases about what one user did in {costs}{converted}. 'hexveil check --sheet "
-        "promise.html' "
-        "says what that means."
+        f"What one user did costs at most, in all releases together: {costs}{converted}. 'hexveil check --sheet "
+        "promise.html' says what that means."
     )
     among = one_day_among_others(settings)
     if among is not None:

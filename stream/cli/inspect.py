@@ -192,7 +192,7 @@ def _print(report: Inspection, sources: list[str], config: Path | None) -> None:
     if report.suggestions:
         typer.echo("\nA configuration that fits (hexveil inspect … --write hexveil.toml)")
     section = ""
-    for line in report.suggestions:
+    for line in (line for line in report.suggestions if line.value is not None):
         if line.section != section:
             section = line.section
             typer.echo(f"  [{section}]")
@@ -210,11 +210,7 @@ def _next(report: Inspection, sources: list[str], config: Path | None) -> list[s
     if os.path.exists(sources[0]):
         last = f"{report.seen.command} {quoted} --offline --config {file} --out releases.ndjson"
     else:
-        last = (
-            f"{report.seen.command} {quoted} --config {file}"
-            if report.seen.is_live
-            else f"hexveil worker --config {file}"
-        )
+        last = f"{report.seen.command} {quoted if report.seen.is_live else ''} --config {file}".replace("  ", " ")
     wanted = f"hexveil tune {quoted} --config {file} --want '+-8 km/h for 80 % of events' --budget 12"
     return [*first, f"hexveil check --config {file}", *([] if first else [wanted]), last][:3]
 

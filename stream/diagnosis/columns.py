@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from stream.config.feed import FeedFields
@@ -39,7 +40,7 @@ _LIKE_A_USER = re.compile(
     _LIKE_A_VEHICLE + r"|train|car$|unit|unid|dispositiv|track|fleet|code|codigo|linea|nr$|num|no$|id$|ref$|label|name"
 )
 """Parts of names that a user's field may have."""
-_DEEPEST, _KEYED = 6, 5
+_DEEPEST, _KEYED, _LOOKED_AT, _LEAST_SHARE = 6, 5, 50, 0.1
 
 
 class Guess(NamedTuple):
@@ -57,13 +58,15 @@ class GuessError(ValueError):
 
 
 def paths_of(tree: Any, prefix: str = "", depth: int = 0) -> list[str]:
-    """Paths of all values in a JSON object; of lists, only of the first two numbers."""
+    """Paths of all values in a JSON object; of lists, only of the first two numbers, or of the first object."""
     if depth >= _DEEPEST:
         return []
     if isinstance(tree, dict):
         entries: Iterable[tuple[str, Any]] = tree.items()
     elif isinstance(tree, list) and len(tree) in (2, 3) and all(isinstance(value, int | float) for value in tree):
         entries = ((str(at), value) for at, value in enumerate(tree[:2]))
+    elif isinstance(tree, list) and tree and isinstance(tree[0], dict):
+        entries = [("0", tree[0])]
     else:
         return [prefix] if prefix else []
     paths: list[str] = []
@@ -108,7 +111,8 @@ def guess(sample: Sequence[Mapping[str, Any]], no_users: Iterable[str] = ()) -> 
     """
     if sample and _is_keyed(sample[0]):
         raise GuessError("its events stand in an object, under names that may be those of users: write them as a list")
-    paths = sorted(set().union(*(paths_of(tree) for tree in sample[:50])))
+    there = Counter(chain.from_iterable(set(paths_of(tree)) for tree in sample[:_LOOKED_AT]))
+    paths = sorted(path for path, times in there.items() if times >= _LEAST_SHARE * len(sample[:_LOOKED_AT]))
     counts = {path: _counted(sample, path) for path in paths}
     repeating = [
         path for path in paths if counts[path].distinct > 1 and 2 * counts[path].distinct <= counts[path].values

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
 from stream.config.value import QUANTUM
-from stream.diagnosis.measures import Measures, measure
+from stream.diagnosis.measures import LARGEST, Measures, measure
 from stream.diagnosis.observations import Observations
-from stream.diagnosis.reading import ageless, inspection_config, read_recording
+from stream.diagnosis.reading import inspection_config, read_recording
 from stream.diagnosis.recognition import Accepted, speed_problem
 from stream.diagnosis.refusals import REMEDIES, Refusals
 from stream.diagnosis.snapshots import read_snapshots
@@ -89,8 +89,8 @@ def _read(
     key, form = secrets.token_bytes(KEY_BYTES), config.feed.recorded_format
     if not isinstance(source, Path):
         values, arrived_us = source
-        refusals, batch = Refusals(config.feed, form), Decoder(ageless(config), key).decode(values, arrived_us)
-        refusals.add(values, batch)
+        refusals, batch = Refusals(config.feed), Decoder(config, key).decode(values, arrived_us)
+        refusals.add(values, batch, arrived_us)
         return batch.rows, refusals, Accepted()
     if seen.is_live:
         rows, refusals, reader = read_snapshots(config, source, seen.command, key)
@@ -166,7 +166,7 @@ def _of_speeds(seen: Observations, measures: Measures, config: Config) -> list[s
         sentences.append(
             f"{speeds.negative:.2%} of the speeds are negative. They {'are not read' if chosen == 'derived' else fate}."
         )
-    quanta = seen.speed[np.isfinite(seen.speed)] * SPEED_TO_KMH[unit] / QUANTUM
+    quanta = seen.speed[np.abs(seen.speed) < LARGEST] * SPEED_TO_KMH[unit] / QUANTUM
     if above := bound_problem(quanta, config.value):
         sentences.append(above)
     if speeds.others:

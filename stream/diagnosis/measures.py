@@ -27,7 +27,7 @@ _FAR_TIMES, _FAR_DEG = 3.0, 0.5
 _MOSTLY = 1.5
 """Steps whose direction is judged are so much longer along one axis than along the other."""
 _AT_A_TIME_US = 900_000_000
-_LARGEST = 1e300
+LARGEST = 1e300
 """Larger numbers are infinite in another unit."""
 
 
@@ -167,7 +167,7 @@ def _late(time_us: NDArray[np.int64], arrived_us: NDArray[np.int64]) -> dict[str
 def _speeds(
     user: NDArray[np.int64], time_us: NDArray[np.int64], lat: FloatArray, lng: FloatArray, speed: FloatArray
 ) -> Speeds:
-    n, known = max(len(speed), 1), np.isfinite(speed) & (np.abs(speed) < _LARGEST)
+    n, known = max(len(speed), 1), np.isfinite(speed) & (np.abs(speed) < LARGEST)
     values = speed[known]
     check = check_speeds(user, time_us, lat, lng, np.where(known & (speed >= 0), speed, np.nan), "km/h")
     return Speeds(

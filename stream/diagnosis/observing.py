@@ -7,6 +7,7 @@ import csv
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH, Encoding, FeedConfig, FeedFields
 from stream.diagnosis.columns import Guess, GuessError, guess, guess_fields, known_format, paths_of
-from stream.diagnosis.observations import InspectionError, Observations, numbered
+from stream.diagnosis.observations import WORKER, InspectionError, Observations, numbered
 from stream.diagnosis.reading import ageless, inspection_config
 from stream.diagnosis.snapshots import observe_snapshots, snapshots_in
 from stream.diagnosis.times import TimeForm
@@ -96,8 +97,14 @@ def _observe_recording(path: Path, limit: int, given: Config | None) -> Observat
 
 def _guessed(path: Path, limit: int, sample: _Sample, known: Guess) -> Observations:
     """The source as it is read with guessed fields."""
+    return _read(path, limit, *_guessed_config(sample, known), sample.kind, known)
+
+
+def _guessed_config(sample: _Sample, known: Guess) -> tuple[Config, str]:
+    """The configuration with guessed fields, and the format of the events."""
     config = inspection_config(None)
-    form = known_format(chain.from_iterable(paths_of(tree) for tree in sample.trees[:50]), known.fields) or "declared"
+    paths = chain.from_iterable(paths_of(tree) for tree in sample.trees[:_LOOKED_AT])
+    form = known_format(paths, known.fields) or "declared"
     feed = FeedConfig(
         **config.feed.model_dump(include={"name", "topic", "timezone"}),
         domain=config.feed.domain,
@@ -106,7 +113,7 @@ def _guessed(path: Path, limit: int, sample: _Sample, known: Guess) -> Observati
         encoding=sample.encoding,
         records=sample.records,
     )
-    return _read(path, limit, config.model_copy(update={"feed": feed}), form, sample.kind, known)
+    return config.model_copy(update={"feed": feed}), form
 
 
 def _read(path: Path, limit: int, config: Config, file_format: str, kind: str, known: Guess) -> Observations:
@@ -221,7 +228,7 @@ def _sample(path: Path) -> _Sample:
         if may_hold_several(first) and first.lstrip()[:1] == b"["
         else "JSON, one object per line"
     )
-    if len(trees) <= 1 and not set(guess_fields(chain.from_iterable(map(paths_of, trees)))) >= {"lat", "lng"}:
+    if len(trees) <= 1:
         for records in lists_in(path):
             listed = list(islice(_objects(chain.from_iterable(Lines(path, None, encoding, records))), _SAMPLE))
             if set(guess_fields(chain.from_iterable(map(paths_of, listed[:_LOOKED_AT])))) >= {"lat", "lng"}:
@@ -321,19 +328,15 @@ def observe_messages(
 ) -> Observations:
     """Observations of the messages of a topic. ``arrived_us``: when each arrived, µs UTC. Raises
     :class:`InspectionError`."""
-    trees = list(islice(_objects(messages), _SAMPLE))
-    sample = _Sample("JSON, messages of a topic", trees)
-    config, form = inspection_config(given), "declared"
+    sample = _Sample("JSON, messages of a topic", list(islice(_objects(messages), _SAMPLE)))
     if given is not None:
-        known, form = _NO_GUESS, given.feed.recorded_format
+        known, config, form = _NO_GUESS, given, given.feed.recorded_format
     else:
         try:
-            known = guess(trees)
+            known = guess(sample.trees)
         except GuessError as error:
             raise InspectionError(f"{error}; name them in [feed.fields]") from None
-        form = known_format(chain.from_iterable(paths_of(tree) for tree in trees[:50]), known.fields) or "declared"
-        changes = {"speeds": "missing", "fields": known.fields if form == "declared" else None}
-        config = config.model_copy(update={"feed": config.feed.model_copy(update=changes)})
+        config, form = _guessed_config(sample, known)
     events = [
         (event, int(at))
         for message, at in zip(messages, arrived_us.tolist(), strict=True)
@@ -346,7 +349,8 @@ def observe_messages(
         if part.user:
             parts.append(part)
             arrived.append(at)
-    return _taken(config, parts, form, sample.kind, known, np.array(arrived, dtype=np.int64))
+    taken = _taken(config, parts, form, sample.kind, known, np.array(arrived, dtype=np.int64))
+    return replace(taken, command=WORKER)
 
 
 def _events(message: bytes) -> list[bytes]:

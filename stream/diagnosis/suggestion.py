@@ -10,29 +10,34 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from dataclasses import dataclass
 from typing import Any
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import FeedConfig, SpeedSource, SpeedUnit
-from stream.config.fleets import DAY_BUDGET, fleet_map
+from stream.config.fleets import fleet_map
+from stream.config.rewriting import rewritten, toml
 from stream.config.section import BoundingBox
 from stream.diagnosis.measures import Measures
-from stream.diagnosis.observations import Observations
+from stream.diagnosis.observations import WORKER, Observations
 from stream.ingestion.formats import known_fields
 
 _SPREAD = 0.1
 _MOST_KNOWN, _MOST_ZERO, _TINY = 0.99, 0.95, 0.2
+_VALUES = NeighbouringRelation.VALUES
+_OF_FLEET = ("window", "privacy", "hexagons", "speed")
+"""Sections whose keys follow from the size of the fleet."""
 _FIELDS = ("user", "time", "lat", "lng", "value", "time_format", "timezone", "units_per_degree")
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One key of a configuration: its value as TOML, and why."""
+    """One key of a configuration: its value as TOML, None to leave it out, and why."""
 
     section: str
     key: str
-    value: str
+    value: str | None
     reason: str
 
 
@@ -77,6 +82,8 @@ def suggested_feed(seen: Observations, measures: Measures) -> FeedConfig:
         name, fields = "declared", known_fields()[name].model_copy(update={"time_format": "epoch-ms"} if counts else {})
     if fields is not None and fields.value is None and source == "reported":  # nothing is known, for want of fixes
         source = "missing"
+    elif seen.command == WORKER and (fields is None or fields.value is not None):  # which derives none
+        source = "reported"
     if source != "reported":
         own = None if name == "canonical" else known_fields().get(name.removesuffix("-2015"))
         name, fields = "canonical", fields or own
@@ -101,7 +108,7 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
         if there:
             lines.append(Suggestion(section, key, value if key == "domain" else json.dumps(value), why))  # type: ignore[arg-type]
 
-    box, chosen, source = feed.domain, fleet_map(measures.on_road), speed_source(measures)[1]
+    box, source = feed.domain, speed_source(measures)[1]
     where = "check it on a map" if measures.interval_s else "vehicles go farther in a day than in this one moment"
     add("feed", "format", feed.format, _why_format(seen, feed.format))
     add("feed", "timezone", "UTC", "set it to the city's zone: timeslots and periods are aligned in it")
@@ -122,12 +129,10 @@ def suggestions(seen: Observations, measures: Measures, feed: FeedConfig) -> lis
     for key in _FIELDS if feed.fields is not None else ():
         value = getattr(feed.fields, key)
         add("feed.fields", key, value, why.get(key, "by its name"), there=value not in (None, 1))
-    fleet = f"by the table of fleets, for {measures.on_road} vehicles at a time"
-    minutes = chosen.slot.total_seconds() / 60
-    slot = f"{minutes / 60:g}h" if minutes >= 60 else f"{minutes:g}m"
-    add("privacy", "epsilon", chosen.epsilon, f"the shipped budget of {DAY_BUDGET:g} a day, divided by its windows")
-    add("window", "slot", slot, f"{fleet}: docs/feeds/index.md")
-    add("hexagons", "resolution", chosen.resolution, fleet)
+    reason = f"for {measures.on_road} vehicles at a time: README.md"
+    for key, value in fleet_map(_VALUES, measures.on_road).keys(_VALUES).items():
+        section, _, name = key.partition(".")
+        lines.append(Suggestion(section, name, None if value is None else toml(value), reason))
     return lines
 
 
@@ -158,9 +163,15 @@ def configuration(template: str, lines: list[Suggestion], relation: Neighbouring
     Under "participation" nothing is taken from where and how many users were: the domain is left out, so that
     ``hexveil check`` asks for it, and the map stays that of the template. Another slot divides the same budget.
     """
-    text, protected = template, relation == NeighbouringRelation.PARTICIPATION
+    protected = relation == NeighbouringRelation.PARTICIPATION
+    for_fleet = [line for line in lines if line.section in _OF_FLEET]
+    changes = {
+        f"{line.section}.{line.key}": line.value if line.value is None else tomllib.loads(f"v = {line.value}")["v"]
+        for line in for_fleet
+    }
+    text = template if protected or not for_fleet else rewritten(template, changes, for_fleet[0].reason)
     for line in lines:
-        if line.section == "feed.fields" or (protected and line.section in ("window", "hexagons", "privacy")):
+        if line.section == "feed.fields" or line in for_fleet:
             continue
         new = f"{line.key} = {line.value}  # {line.reason}"
         if protected and line.key == "domain":

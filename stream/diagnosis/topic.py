@@ -18,7 +18,7 @@ from stream.config.servers import KafkaConfig
 from stream.diagnosis.observations import InspectionError
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.ingestion.bounded import BoundedConsumer, FeedRecord
-from stream.ingestion.unpacking import MAX_BATCH_BYTES
+from stream.ingestion.decoding import Reason
 from stream.servers.connection import start_client
 
 _READ_SECONDS = 30.0
@@ -75,7 +75,7 @@ async def _newest(
         for _, _, records in await bounded.gather(_AT_ONCE, 1_000, _first_offset):
             for record in records:
                 if record.value is not None and len(record.value) > MAX_ARRAY_BYTES:
-                    unread[f"above {MAX_ARRAY_BYTES >> 10} KiB"] += 1
+                    unread[Reason.TOO_LARGE] += 1
                     continue
                 values.append(record.value or b"")
                 arrived.append(record.appended_us)
@@ -83,7 +83,7 @@ async def _newest(
         left = {partition for partition in left if await consumer.position(partition) < ends[partition]}
     skipped = sum(last - first + 1 for _, first, last in bounded.skipped)
     if skipped:
-        unread[f"in batches of more than {MAX_BATCH_BYTES >> 20} MiB, or damaged"] += skipped
+        unread[Reason.UNREADABLE_BATCH] += skipped
     return values, arrived
 
 

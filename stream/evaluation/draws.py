@@ -15,7 +15,7 @@ from dpcore.distribution import Distribution
 from dpcore.noise import Noise
 from stream.evaluation.cell_coverage import means_of
 from stream.evaluation.scores import Errors
-from stream.statistics.columns import PERCENTS, Columns, Derived
+from stream.statistics.columns import MOVING_MEAN, PERCENTS, Columns, Derived
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import area_body, post_process, worst_errors
 from stream.statistics.plan import Plan
@@ -182,7 +182,7 @@ def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, 
     """Noise and coverage of the published cells that noise was added to; ``target``, shape (C,): what it was added
     to."""
     noisy = places.published[(column.scale[places.published] > 0) & np.isfinite(target[places.published])]
-    if name not in PERCENTS:
+    if name not in (*PERCENTS, MOVING_MEAN):  # a ratio where few move has noise without a mean
         table.add_noise((column.raw - target)[noisy], _events(places.cells)[noisy])
     table.covered.append(_covers((column.low, column.high), target, _ROUNDING)[noisy])
 

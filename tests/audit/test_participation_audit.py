@@ -36,7 +36,6 @@ SETTINGS: dict[str, Any] = {
     "hexagons.resolution": 9,
     "participation.cells_per_user": 2,
     "participation.samples_per_cell": 2,
-    "participation.max_cells": 20_000,
 }
 MINE: list[Event] = [(0, 1, U)] * 6 + [(1, 1, U)] * 5 + [(2, 1, 0)] * 4
 """Six samples in the first cell, of which two count with weight "sample"; a third cell, which does not count."""

@@ -22,7 +22,7 @@ from stream.statistics.plan import Plan
 from stream.statistics.values.draw import draw_distributions
 from tests.audit.blackbox import FloatArray, Pooled, assert_caught_within, assert_private, epsilon_lower_bound
 from tests.audit.shipped import Event, HalfTheScale, Towns, drawn, recorded
-from tests.audit.values_losses import SETTINGS, U, fleet, integers, worst_share
+from tests.audit.values_losses import SETTINGS, TREES, U, fleet, integers, worst_share
 from tests.dpcore.silence import Silence
 from tests.support.builders import random_rows
 from tests.support.releasing import draw, planned
@@ -92,11 +92,13 @@ def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", [name for name in SETTINGS if SETTINGS[name].get("speed.statistics") != ["mean"]])
+@pytest.mark.parametrize(
+    "name", [*(name for name in SETTINGS if SETTINGS[name].get("speed.statistics") != ["mean"]), *TREES]
+)
 def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
     tmp_path: Path, seed: int, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    worst = worst_share(fleet(tmp_path, **SETTINGS[name]), seed)
+    worst = worst_share(fleet(tmp_path, **(SETTINGS | TREES)[name]), seed)
     record_property("loss", {"worst": float(worst), "charged": 1.0})
     assert worst <= 1
 

@@ -3,12 +3,15 @@ at U and at random."""
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from dpcore import distribution
 from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.config.value import QUANTUM
@@ -32,6 +35,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "moving reports": {"speed.statistics": ["moving_mean", "variance", "mean"]},
     "moving reports alone": {"speed.statistics": ["moving_mean"], "speed.clipping": "none"},
 }
+TREES: dict[str, dict[str, Any]] = {
+    "percentiles": {"speed.statistics": ["p15", "p50", "p85"]},
+    "mean and percentiles, uniform": {
+        "speed.statistics": ["mean", "p50"],
+        "speed.allocation": "uniform",
+        "speed.clipping": "none",
+        "speed.suppression": "none",
+    },
+}
+"""Settings of percentiles, whose noise is added to counts of bins."""
 
 
 def fleet(tmp_path: Path, **settings: Any) -> Config:
@@ -72,9 +85,31 @@ def integers(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list
     return np.round(exact).astype(np.int64), noise.scales
 
 
+def nodes(plan: Plan, contributions: Contributions) -> tuple[np.ndarray, list[Fraction]]:
+    """The counts of the trees of percentiles to which the shipped draw adds noise, and 1/b of each, flat."""
+    exact: list[np.ndarray] = []
+    ratio: list[Fraction] = []
+    original = distribution.noisy_levels
+
+    def recorded(tree: Any, levels: Any, scales: Any, noise: Any) -> Any:
+        for i, (level, real) in enumerate(zip(levels, tree.real_nodes(), strict=True)):
+            exact.append(level[:, :real].ravel())
+            of_cells = zip(scales.numerator[:, i].tolist(), scales.denominator[:, i].tolist(), strict=True)
+            ratio.extend(Fraction(s, t) for t, s in of_cells for _ in range(real))
+        return original(tree, levels, scales, noise)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distribution, "noisy_levels", recorded)
+        draw(plan, contributions, asked := Asked())
+    requested = Counter(Fraction(s, t) for t, s in asked.scales)
+    assert all(requested[each] >= n for each, n in Counter(ratio).items()), "a node has other noise than was planned"
+    return np.concatenate([np.zeros(0, dtype=np.int64), *exact]), ratio
+
+
 def of_each_number(plan: Plan, scales: np.ndarray) -> np.ndarray:
     """The planned ``scales`` (statistics · C) for each of the :func:`integers`, flat."""
     names = [name for name in ("mean", "moving_mean", "variance") if name in plan.terms.speed.statistics]
+    scales = scales[: len(names) * len(plan.cells)]  # those of trees follow
     numbers = [2 if name == "moving_mean" else 1 for name in names]
     return np.repeat(scales.reshape(-1, len(plan.cells)), numbers, axis=0).ravel()
 
@@ -86,8 +121,9 @@ def worst_share(config: Config, seed: int) -> Fraction:
     plan, contributions = planned(config, rows)
     exact, scales = integers(plan, contributions)
     noisy = np.flatnonzero(of_each_number(plan, plan.scales.numerator))
-    assert len(scales) == len(noisy), "a number without noise that has a scale, or the reverse"
-    ratio = {int(at): Fraction(s, t) for at, (t, s) in zip(noisy, scales, strict=True)}
+    tree, of_nodes = nodes(plan, contributions)
+    assert len(scales) == len(noisy) + len(tree), "a number without noise that has a scale, or the reverse"
+    ratio = {int(at): Fraction(s, t) for at, (t, s) in zip(noisy, scales[: len(noisy)], strict=True)}
     rng = np.random.default_rng(seed)
     for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
         mine = rows["user"] == user
@@ -98,6 +134,8 @@ def worst_share(config: Config, seed: int) -> Fraction:
             assert counts_digest(other.counts) == counts_digest(contributions.counts), "a plan is made of counts alone"
             moved = np.abs(exact - integers(plan, other)[0]).ravel()
             loss = sum((int(moved[at]) * ratio[int(at)] for at in np.flatnonzero(moved)), Fraction(0))
+            nodes_moved = np.abs(tree - nodes(plan, other)[0])
+            loss += sum((int(nodes_moved[at]) * of_nodes[at] for at in np.flatnonzero(nodes_moved)), Fraction(0))
             assert charge <= config.privacy.epsilon_micro
             worst = max(worst, loss * 1_000_000 / charge if charge else 1_000_000 * loss)
         assert planned(config, changed)[0].digest == plan.digest, "the plan looked at values"

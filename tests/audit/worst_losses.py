@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dpcore.accounting import NANO
-from tests.audit.values_losses import SETTINGS, fleet, worst_share
+from tests.audit.values_losses import SETTINGS, TREES, fleet, worst_share
 from tests.audit.worlds import AREA, honest, small_world, small_zcdp_world, worst_loss
 
 PURE = [
@@ -42,7 +42,7 @@ def main() -> None:
                 ratio = worst_loss(config, honest) / Fraction(config.privacy.ledger_budget, per_one)
                 area = ", area" * bool(settings)
                 row(f'"participation", {unit}', f'weight = "{weight}"{area}', ", ".join(statistics), ratio)
-        for name, settings in SETTINGS.items():
+        for name, settings in (SETTINGS | TREES).items():
             if settings.get("speed.statistics") != ["mean"]:
                 config = fleet(Path(folder), **settings)
                 worst = max(worst_share(config, seed) for seed in range(8))

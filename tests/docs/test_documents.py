@@ -172,7 +172,7 @@ def test_make_knows_every_target_that_the_documents_name() -> None:
 )
 def test_make_demo_hands_over_what_it_is_given(given: list[str], options: str) -> None:
     (line,) = recipe("demo", *given)
-    assert line == f"hexveil demo {options}".strip()
+    assert " ".join(line.split()) == f"hexveil demo {options}".strip()
     assert resolved(line) == ("demo", set())
 
 

@@ -92,7 +92,7 @@ def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown()
     rejected |= {"first_offset": 4, "last_offset": 9, "count": 5}
     releases.add(REJECTED, {"ce_id": b"r"}, json.dumps(rejected).encode())
     assert (releases.duplicates, releases.invalid) == (1, 1)
-    assert releases.rejected == {"not-json": 5}
+    assert releases.refused == {"not-json": 5}
     assert "duplicates by ce_id: 1" in releases.summary()
     assert "failing their JSON Schema: 1 (hexveil.hexagon-speed.v1: " in releases.summary()
 

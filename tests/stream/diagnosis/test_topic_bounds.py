@@ -23,4 +23,4 @@ async def test_a_compressed_bomb_in_a_topic_is_left_out_and_said(kafka: str, top
     await send_batch(kafka, topic_name, "gzip", [event("c", now, 3)])
     values, _, left_out = await newest_messages(KafkaConfig(bootstrap=kafka), topic_name, 1_000)
     assert len(values) == 3
-    assert dict(left_out) == {"above 256 KiB": 1, "in batches of more than 16 MiB, or damaged": 3}
+    assert dict(left_out) == {"too-large": 1, "unreadable-batch": 3}
