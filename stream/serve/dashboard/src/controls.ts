@@ -65,6 +65,7 @@ export function showControls(view: View, looks: Look[]): void {
   byId('kinds').hidden = !view.modelled || view.scheme === 'typical' || view.scheme === 'difference';
   check('units', chosenUnit(), () => true);
   byId('units').hidden = otherValue() !== null;
+  for (const input of radios('statistics')) if (input.value === 'moving') input.closest('label')!.hidden = otherValue() !== null;
   byId('controls-title').textContent = say(`${view.statistic}.name`);
   byId('controls-against').textContent = comparedWith(view);
   byId('legend').replaceChildren(...legend(view, looks));
