@@ -78,7 +78,7 @@ class EmbeddedFeed:
         report: Callable[[Message], None],
         start_us: int | None,
     ) -> None:
-        """``report``: called with each report of rejected messages. ``start_us``: when the first window under
+        """``report``: called with each report of refused messages. ``start_us``: when the first window under
         "participation" begins."""
         self._config, self._rows, self._store, self._decoder, self._report = config, rows, store, decoder, report
         self._slotting, self._start_us = config.slotting, start_us
@@ -147,7 +147,7 @@ class EmbeddedFeed:
             return  # as in the worker: it is private how much arrived
         for code in np.unique(batch.reason).tolist():
             chosen = batch.reason == code
-            where, element = offsets[batch.rejected[chosen]], int(batch.element[chosen][0])
+            where, element = offsets[batch.refused[chosen]], int(batch.element[chosen][0])
             first, last = int(where[0]), int(where[-1])
             topic, number = PARTITION.split("/")
             name = self._config.feed.name
@@ -240,7 +240,7 @@ class EmbeddedSink:
         clock: Callable[[], int] = present_us,
         report: Callable[[Message], None] = lambda message: None,
     ) -> None:
-        """``clock``: µs UTC; it must not go back. ``report``: called with each report of rejected messages."""
+        """``clock``: µs UTC; it must not go back. ``report``: called with each report of refused messages."""
         self._stopping, self._clock, self._stack = stopping, clock, AsyncExitStack()
         self._embedded = embedded_feed(config, out, report, clock())
         self._feed: EmbeddedFeed | None = None

@@ -50,7 +50,7 @@ class OfflineSummary:
     """
 
     events: int
-    rejected: dict[str, int]
+    refused: dict[str, int]
     windows: list[str]
     withheld: list[str]
     already_released: int
@@ -260,7 +260,7 @@ async def _release(
         await redis.aclose()
     return OfflineSummary(
         events=events - refused.total(),
-        rejected=dict(refusals.counts + refused),
+        refused=dict(refusals.counts + refused),
         windows=publisher.windows,
         withheld=publisher.withheld,
         already_released=already,

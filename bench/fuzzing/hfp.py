@@ -49,6 +49,6 @@ class HfpPublications(Target):
     def _check(self, source: HighFrequencyPositions, tried: list[tuple[str, bytes, bool]]) -> None:
         messages = source.of([Publication(topic, payload, NOW_US) for topic, payload, _ in tried], NOW_US)
         batch = self._decoder.decode(messages.values, NOW_US)
-        assert len(batch.rows) + len(batch.rejected) == len(messages.values)
+        assert len(batch.rows) + len(batch.refused) == len(messages.values)
         assert len(messages.values) == len(messages.keys) == len(messages.due)
         assert len(messages.values) >= sum(is_sound for *_, is_sound in tried), "a sound publication is lost"

@@ -161,7 +161,7 @@ class Messages(Target):
     def _check(self, batch: list[Labelled]) -> Batch:
         values = [value for value, _ in batch]
         decoded = self._decoder.decode(values, NOW_US)
-        assert sorted({*decoded.index.tolist(), *decoded.rejected.tolist()}) == list(range(len(batch)))
+        assert sorted({*decoded.index.tolist(), *decoded.refused.tolist()}) == list(range(len(batch)))
         rows = decoded.rows
         by_index = dict(zip(decoded.index.tolist(), rows, strict=True))
         for at, (_, expected) in enumerate(batch):
@@ -209,7 +209,7 @@ class Messages(Target):
             alone = self._decoder.decode([value], NOW_US)
             mine = decoded.rows[decoded.index == at]  # of several elements, if a mutation has made an array of it
             assert alone.rows.tobytes() == mine.tobytes(), "alone it gives another row"
-            reasons = decoded.reason[decoded.rejected == at]
+            reasons = decoded.reason[decoded.refused == at]
             assert alone.reason.tolist() == reasons.tolist(), "alone it is refused for another reason"
         twin = self._twin.decode(values, NOW_US)
         # The typed reader skips fields that it does not need without reading them; the generic one reads them all.

@@ -71,7 +71,7 @@ class PushedBodies(LoopTarget):
             return
         passed = self._intake.passed
         assert answer["accepted"] == len(passed.values) == len(passed.keys) == len(passed.due) == len(values)
-        assert not len(self._decoder.decode(passed.values, time.time_ns() // 1000).rejected), (
+        assert not len(self._decoder.decode(passed.values, time.time_ns() // 1000).refused), (
             "an accepted event is refused"
         )
 

@@ -118,5 +118,5 @@ class Recordings(FolderTarget):
         assert len(events) == len(values)
         decoder = Decoder(self._config, bytes(KEY_BYTES))
         batch = decoder.decode(values, NOW_US)
-        assert len(batch.rows) + len(batch.rejected) == len(values)
+        assert len(batch.rows) + len(batch.refused) == len(values)
         return values

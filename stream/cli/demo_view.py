@@ -136,7 +136,7 @@ class Releases:
         self.timezone = timezone
         self.messages = self.duplicates = self.invalid = 0
         self.first_problem: str | None = None
-        self.rejected: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self.windows: dict[str, DemoWindow] = {}
         self.order: list[DemoWindow] = []
         """The complete windows, as they arrived."""
@@ -155,7 +155,7 @@ class Releases:
             self._refuse(topic, problem.message)
             return
         if topic == REJECTED:
-            self.rejected[body["reason"]] += body["count"]
+            self.refused[body["reason"]] += body["count"]
         elif topic in (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW):
             window = self.windows.setdefault(body["window"]["start"], DemoWindow(**body["window"]))
             if topic == WINDOW:
@@ -214,12 +214,12 @@ class Releases:
 
     def summary(self) -> str:
         """Counts of everything seen."""
-        refused = ", ".join(f"{reason} {count}" for reason, count in sorted(self.rejected.items())) or "none"
+        refused = ", ".join(f"{reason} {count}" for reason, count in sorted(self.refused.items())) or "none"
         problem = "" if self.first_problem is None else f" ({self.first_problem})"
         return (
             f"Windows closed: {len(self.order)}\n"
             f"  messages read: {self.messages}\n"
             f"  duplicates by ce_id: {self.duplicates}\n"
             f"  failing their JSON Schema: {self.invalid}{problem}\n"
-            f"  events rejected: {refused}"
+            f"  events refused: {refused}"
         )

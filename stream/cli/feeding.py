@@ -121,7 +121,7 @@ def feed_kafka(
         typer.echo(json.dumps(summary | reading()))
     else:
         span = f", recorded {summary['first']} to {summary['last']}" if progress.sent else ""
-        unread = f", {progress.unread} of them unreadable, which the service will reject" if progress.unread else ""
+        unread = f", {progress.unread} of them unreadable, which the service will refuse" if progress.unread else ""
         rate = summary["events_per_second"]
         typer.echo(
             f"{'Stopped: ' if interrupted else ''}{progress.sent} events to {config.feed.topic} "

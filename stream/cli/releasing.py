@@ -118,7 +118,7 @@ def release_offline(
 def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: dict[str, object]) -> None:
     """Say what was released. Exits 2 if no event was used, and 1 if windows failed for their content."""
     problem = None
-    if not summary.events and (summary.rejected or summary.outside):
+    if not summary.events and (summary.refused or summary.outside):
         # Under "participation" alone: which windows are released must not depend on the recording.
         problem = f"{file}: none of its events was used, so the releases contain only noise"
     if options.as_json:
@@ -137,8 +137,8 @@ def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: 
 
 def _tell(summary: OfflineSummary, out: Path | None) -> None:
     """Print to stderr what was read and released."""
-    rejected = sum(summary.rejected.values())
-    for reason, count in summary.rejected.items():
+    refused = sum(summary.refused.values())
+    for reason, count in summary.refused.items():
         example = f", like {summary.examples[reason]}" if reason in summary.examples else ""
         typer.echo(f"  {count} {reason}{example}", err=True)
     if summary.likely_cause is not None:
@@ -148,7 +148,7 @@ def _tell(summary: OfflineSummary, out: Path | None) -> None:
     derived = f", {summary.derived} with a derived speed" if summary.derived else ""
     withheld = f"{len(summary.withheld)} withheld, " if summary.withheld else ""
     typer.echo(
-        f"{summary.events} events ({rejected} rejected){derived}, {len(summary.windows)} windows released, {withheld}"
+        f"{summary.events} events ({refused} refused){derived}, {len(summary.windows)} windows released, {withheld}"
         f"{summary.already_released} released before, {summary.messages} messages in {summary.seconds:.1f} s"
         + ("" if out is None else f": {out}"),
         err=True,

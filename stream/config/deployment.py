@@ -97,11 +97,6 @@ class Config(BaseModel):
                 "'none' or 'carried'",
             ),
             "speed.sum_cap": (self.speed.sum_cap != 0, "the cap depends on the counts of all users", "0"),
-            "speed.post_processing": (
-                "empirical-bayes" in self.speed.post_processing,
-                "empirical-bayes needs exact counts",
-                "['kalman'] or []",
-            ),
             "hexagons.merge_until": (
                 self.hexagons.merge_until is not None,
                 "merging depends on true counts; for larger hexagons choose a coarser hexagons.resolution",
@@ -247,7 +242,7 @@ class Config(BaseModel):
             )
         if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
             raise ValueError(
-                "histogram.domain reaches outside feed.domain, where every fix is rejected; keep it inside, or leave "
+                "histogram.domain reaches outside feed.domain, where every fix is refused; keep it inside, or leave "
                 "it out"
             )
         return self
@@ -393,7 +388,7 @@ class Config(BaseModel):
                 )
             if rule.area is not None and not domain.meets(rule.area):
                 yield (
-                    f"rule {rule.name}: its area lies outside feed.domain, where every fix is rejected; write one that "
+                    f"rule {rule.name}: its area lies outside feed.domain, where every fix is refused; write one that "
                     "overlaps it"
                 )
 

@@ -52,7 +52,7 @@ def read_area(path: Path, domain: Box) -> list[Polygon]:
 
 
 def _check_inside(positions: list[Position], domain: Box) -> None:
-    """Raise :class:`ValueError` for positions outside ``domain``, where every fix is rejected and cells would stay
+    """Raise :class:`ValueError` for positions outside ``domain``, where every fix is refused and cells would stay
     empty."""
     outside = [position for position in positions if not _inside(position, domain)]
     if not outside:
@@ -60,7 +60,7 @@ def _check_inside(positions: list[Position], domain: Box) -> None:
     swapped = all(_inside((latitude, longitude), domain) for longitude, latitude in positions)
     longitude, latitude = outside[0]
     raise ValueError(
-        f"{len(outside)} of {len(positions)} positions lie outside feed.domain, where every fix is rejected, the first "
+        f"{len(outside)} of {len(positions)} positions lie outside feed.domain, where every fix is refused, the first "
         "at "
         f"longitude {longitude:g}, latitude {latitude:g}; "
         + (

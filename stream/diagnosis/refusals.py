@@ -128,7 +128,7 @@ class Refusals:
         if not len(batch.reason):
             return
         for code in np.unique(batch.reason).tolist():
-            reason, where = REASONS[code], batch.rejected[batch.reason == code].tolist()
+            reason, where = REASONS[code], batch.refused[batch.reason == code].tolist()
             self.counts[reason.value] += len(where)
             self._first.setdefault(reason, before + where[0])
             looks = self._looks.setdefault(reason, [])

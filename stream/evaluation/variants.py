@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
-from stream.config import Config
+from stream.config import Config, ConfigError
 from stream.config.loading import with_section
 from stream.statistics.values.cell_means import MECHANISMS
 
@@ -37,7 +38,10 @@ def with_epsilon(config: Config, epsilon: float) -> Config:
     Raises :class:`stream.config.ConfigError` for an epsilon that a configuration may not have.
     """
     privacy = config.privacy
-    grant = privacy.units(epsilon)
+    try:
+        grant = privacy.units(epsilon)
+    except DPError as error:
+        raise ConfigError(f"privacy: {error}") from None
     keys = privacy.keys_for(grant, privacy.ledger_budget * grant // privacy.ledger_grant)
     return with_section(config, "privacy", privacy.model_dump(by_alias=True) | keys)
 

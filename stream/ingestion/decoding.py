@@ -97,7 +97,7 @@ class Batch:
     """Columns of one batch.
 
     ``rows``: accepted events. ``index``: index of the message of each row. ``slots``: start of its timeslot (epoch
-    seconds). ``rejected``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]``
+    seconds). ``refused``: index of the message of each refused event; ``reason``: its code, so that ``REASONS[code]``
     is the reason. ``element``: the index of each refused event in its message, or of the corner for which a region is;
     -1 for other whole messages. Neither index descends, and every event is in exactly one of them. ``messages``: number
     of messages that were decoded.
@@ -106,7 +106,7 @@ class Batch:
     rows: NDArray[np.void]
     index: NDArray[np.int64]
     slots: NDArray[np.int64]
-    rejected: NDArray[np.int64]
+    refused: NDArray[np.int64]
     reason: NDArray[np.uint8]
     element: NDArray[np.int64]
     messages: int
@@ -199,7 +199,7 @@ class Decoder:
         batch = self._total(read.fixes, _of(arrived_us, message[index]))
         reason = np.full(len(message), _SOUND, dtype=np.uint8)
         reason[list(read.refused)] = list(read.refused.values())
-        reason[index[batch.rejected]] = batch.reason
+        reason[index[batch.refused]] = batch.reason
         bad, index = np.flatnonzero(reason != _SOUND), message[index[batch.index]]
         return Batch(batch.rows, index, batch.slots, message[bad], reason[bad], element[bad], read.messages)
 
@@ -347,9 +347,9 @@ class Decoder:
         sound = verdict == _SOUND
         if not sound.all():
             index, fixes = index[sound], fixes.where(sound)
-        rows, rejected = self._rows(fixes), np.flatnonzero(reason != _SOUND)
-        slots, element = self._slotting.slot_starts(fixes.time_us), np.full(len(rejected), -1, dtype=np.int64)
-        return Batch(rows, index, slots, rejected, reason[rejected], element, len(reason))
+        rows, refused = self._rows(fixes), np.flatnonzero(reason != _SOUND)
+        slots, element = self._slotting.slot_starts(fixes.time_us), np.full(len(refused), -1, dtype=np.int64)
+        return Batch(rows, index, slots, refused, reason[refused], element, len(reason))
 
     def _judge(self, fixes: _Fixes, arrived_us: ArrivalTimes, verdict: NDArray[np.uint8]) -> None:
         """For each fix without a verdict, write the first reason to refuse it into ``verdict``."""
@@ -438,7 +438,7 @@ def _joined(first: Batch, second: Batch) -> Batch:
         np.concatenate([first.rows, second.rows]),
         np.concatenate([first.index, second.index + first.messages]),
         np.concatenate([first.slots, second.slots]),
-        np.concatenate([first.rejected, second.rejected + first.messages]),
+        np.concatenate([first.refused, second.refused + first.messages]),
         np.concatenate([first.reason, second.reason]),
         np.concatenate([first.element, second.element]),
         first.messages + second.messages,

@@ -359,7 +359,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._metrics.events_duplicate.inc(result.duplicates)
         self._metrics.events_late.inc(result.late)
         self._metrics.events_skewed.inc(result.skewed)
-        if len(batch.rejected):
+        if len(batch.refused):
             self._report_rejected(partition, batch, offsets)
         return True
 
@@ -372,7 +372,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
     def _report_rejected(self, partition: TopicPartition, batch: Batch, offsets: NDArray[np.int64]) -> None:
         for code in np.unique(batch.reason).tolist():
             chosen = batch.reason == code
-            where, element = offsets[batch.rejected[chosen]], int(batch.element[chosen][0])
+            where, element = offsets[batch.refused[chosen]], int(batch.element[chosen][0])
             self._reject(REASONS[code], partition, int(where[0]), int(where[-1]), len(where), element)
 
     def _report_skipped(self, bounded: BoundedConsumer) -> None:

@@ -63,10 +63,10 @@ def rejected_message(
     count: int,
     first_element: int = -1,
 ) -> Message:
-    """A report of rejected input: its offsets and the reason, never its content or the user.
+    """A report of refused input: its offsets and the reason, never its content or the user.
 
-    ``first_element``: the index of the first rejected event in its message; of a declared region
-    the first rejected corner. Below 0 if the message was refused for something else.
+    ``first_element``: the index of the first refused event in its message; of a declared region
+    the first refused corner. Below 0 if the message was refused for something else.
     """
     body = {
         "feed": feed,

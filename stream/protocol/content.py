@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 from redis.exceptions import RedisError
 
-from dpcore.noise import Noise
-from stream.messages.message import Message
-from stream.protocol.parts import Statistics
-from stream.statistics.plan import Allowance, Due, Plan, PlanError
-from stream.statistics.window_release import Drawn
-from stream.statistics.window_rows import WindowRows
+from stream.statistics.plan import PlanError
 from stream.storage.sealed_rows import NotSealedError
-from stream.terms import Terms
-from stream.windows import Window, utc_text
+from stream.windows import utc_text
 
 
 class ContentError(RuntimeError):
@@ -42,43 +33,3 @@ def content_of(slot: int, step: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ContentError(slot, step, error) from error
-
-
-@dataclass(frozen=True)
-class GuardedStatistics:
-    """The same statistics; each of their errors is a :class:`ContentError` that names the step."""
-
-    statistics: Statistics
-
-    @property
-    def terms(self) -> Terms:
-        """As :class:`Statistics`."""
-        return self.statistics.terms
-
-    @property
-    def may_withhold(self) -> bool:
-        """As :class:`Statistics`."""
-        return self.statistics.may_withhold
-
-    def arrange(self, rows: npt.NDArray[np.void], window: Window) -> WindowRows:
-        """As :class:`Statistics`; whoever reads the rows guards reading and sorting together."""
-        return self.statistics.arrange(rows, window)
-
-    def plan(self, rows: WindowRows, due: Due, allowance: Allowance, memory: bytes) -> Plan:
-        """As :class:`Statistics`."""
-        with content_of(due.window.start, "plan"):
-            return self.statistics.plan(rows, due, allowance, memory)
-
-    def withhold(self, due: Due, budget: int) -> Plan | None:
-        """As :class:`Statistics`."""
-        return self.statistics.withhold(due, budget)
-
-    def draw(self, plan: Plan, rows: WindowRows | None, noise: Noise) -> Drawn | None:
-        """As :class:`Statistics`."""
-        with content_of(plan.window.start, "the draw"):
-            return self.statistics.draw(plan, rows, noise)
-
-    def compose(self, plan: Plan, drawn: Drawn | None, memory: bytes, number: int) -> tuple[list[Message], bytes]:
-        """As :class:`Statistics`."""
-        with content_of(plan.window.start, "writing its messages"):
-            return self.statistics.compose(plan, drawn, memory, number)

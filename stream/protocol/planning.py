@@ -122,7 +122,8 @@ class Planning:
         left[np.isin(users, refused)] = 0
         memory = await self.store.memory()
         try:
-            return self.statistics.plan(rows, due, Allowance(left, allowed, terms.counts), memory)
+            with content_of(window.start, "plan"):
+                return self.statistics.plan(rows, due, Allowance(left, allowed, terms.counts), memory)
         except ContentError as error:
             return self._withhold(due, allowed, error)
 

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.messages.chain import ChainError, Signer, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.protocol.content import ContentError, GuardedStatistics, content_of
+from stream.protocol.content import ContentError, content_of
 from stream.protocol.parts import Publisher, SlotRows, Statistics
 from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
@@ -89,9 +89,9 @@ class ReleaseProtocol:
         """The protocol of one feed, with its state in ``redis``. ``signer``: of its close markers, if they are signed;
         ``hooks``: the fields of the same names.
         """
-        guarded, terms = GuardedStatistics(statistics), statistics.terms
-        store = ReleaseStore(redis, terms.feed, terms.ledger)
-        return cls(guarded, Planning(guarded, store, ledger), store, rows, ledger, publisher, noise, signer, **hooks)
+        store = ReleaseStore(redis, statistics.terms.feed, statistics.terms.ledger)
+        planning = Planning(statistics, store, ledger)
+        return cls(statistics, planning, store, rows, ledger, publisher, noise, signer, **hooks)
 
     async def close(self, slot: int) -> Released:
         """Commit one window and publish it; continues after the step that an earlier attempt reached.
@@ -200,7 +200,8 @@ class ReleaseProtocol:
         return planned
 
     async def _draw(self, plan: Plan, rows: WindowRows | None) -> Drawn | None:
-        drawn = self.statistics.draw(plan, rows, self.noise)
+        with content_of(plan.window.start, "the draw"):
+            drawn = self.statistics.draw(plan, rows, self.noise)
         await self._done("draw")
         return drawn
 
@@ -214,7 +215,8 @@ class ReleaseProtocol:
         while True:
             number = await self.ledger.sequence() + 1
             before = await self.store.carried()
-            messages, memory = self.statistics.compose(plan, drawn, before.memory, number)
+            with content_of(slot, "writing its messages"):
+                messages, memory = self.statistics.compose(plan, drawn, before.memory, number)
             messages[-1], link = self._continued(messages[-1], before.link)
             after = Carried(memory, link)
             try:

@@ -17,7 +17,7 @@ class GtfsRealtime(SnapshotEvents):
     unit_of_format = "m/s"
 
     def decoder(self, feed: FeedConfig) -> Decode:
-        """Of a FeedMessage."""
+        """The snapshot in the bytes of a FeedMessage."""
         zone = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
         kmh = SPEED_TO_KMH[self.unit]
         return partial(decode_snapshot, max_future_us=self.max_future_us, kmh=kmh, times_zone=zone)

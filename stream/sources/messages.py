@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 class Messages:
     """A block of messages. ``due``: when each reaches the broker at recorded pace, µs UTC. The key is the vehicle.
 
-    ``unread`` messages are not events of the format. They are passed on, so that the service rejects, counts and
+    ``unread`` messages are not events of the format. They are passed on, so that the service refuses, counts and
     reports them; they have no key and are due together with the message before. An empty block: the source is silent at
     present.
     """

@@ -186,9 +186,9 @@ class PushIntake:
         batch = self._decoder.decode(values, time.time_ns() // 1000)
         refused = [
             {"event": at, "reason": REASONS[code].value}
-            for at, code in zip(batch.rejected[:_SHOWN].tolist(), batch.reason[:_SHOWN].tolist(), strict=True)
+            for at, code in zip(batch.refused[:_SHOWN].tolist(), batch.reason[:_SHOWN].tolist(), strict=True)
         ]
-        count = len(batch.rejected)
+        count = len(batch.refused)
         if count == len(values) or (count and not self._each_alone):
             raise PushError(422, f"{count} of {len(values)} events are refused, so none was taken", details=refused)
         user, sound = self._format.getters[0], [values[at] for at in batch.index.tolist()]

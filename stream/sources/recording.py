@@ -152,7 +152,7 @@ class Recording:
             if names is not None:
                 line = self._csv_event(line, names)
             block.add(*self._event(line))
-        except Exception:  # whatever error hostile bytes cause, the replay continues, and the service rejects them
+        except Exception:  # whatever error hostile bytes cause, the replay continues, and the service refuses them
             several = None
             if names is None and not (self._format.positional or self._one_each) and may_hold_several(line):
                 several = elements(line)

@@ -196,7 +196,7 @@ class RowStore(SealedRows):
 
         Offsets do not descend; the events of one message share its offset, and all of them are in one call.
 
-        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), including rejected
+        The batch covers offsets first_offset..next_offset-1 of ``partition`` ("topic/number"), including refused
         messages and offsets without a message. Rows that were appended after the deadline of their slot are late;
         without ``arrivals``, only rows of sealed slots are. ``begun``: the reader has stored this partition before, so
         Redis must know it. Raises :class:`Behind` if earlier offsets are missing in Redis.

@@ -27,7 +27,6 @@ from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message, window_message
 from stream.protocol import close_process, ledger_check
 from stream.protocol.close_process import CloseReport
-from stream.protocol.content import GuardedStatistics
 from stream.protocol.planning import Planning
 from stream.protocol.publishing import PublishError
 from stream.statistics.plan import Due, Plan
@@ -294,7 +293,6 @@ _STATELESS = (
     RowStore,
     Opening,
     Planning,
-    GuardedStatistics,
 )
 """Parts that are the same in every worker, with :class:`ReleaseProtocol` and those of this module."""
 

@@ -80,7 +80,7 @@ def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr(
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["topic"] for line in lines] == ["hexveil.hexagon-speed.v1", "hexveil.window.v1"]
-    assert "1 rejected" in result.stderr
+    assert "1 refused" in result.stderr
 
 
 def test_which_windows_participation_releases_offline_depends_on_the_named_span_alone(

@@ -343,7 +343,7 @@ def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_
     released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
     assert released.exit_code == 0, released.stderr
     summary = json.loads(released.stdout)
-    assert (summary["rejected"], summary["notes"]) == ({}, [])
+    assert (summary["refused"], summary["notes"]) == ({}, [])
     assert summary["windows"]
 
 
@@ -365,7 +365,7 @@ def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(
     )
     assert released.exit_code == 0, released.stderr
     summary = json.loads(released.stdout)
-    assert summary["rejected"] == ({"without-speed": 8} if speed != "some" else {"without-speed": 3})
+    assert summary["refused"] == ({"without-speed": 8} if speed != "some" else {"without-speed": 3})
     assert summary["derived"] >= 300
     checked = runner.invoke(app, ["check", "--config", "mine.toml"])
     assert "a derived speed is public as well and is not protected" in checked.stdout

@@ -121,7 +121,7 @@ def test_what_is_written_releases_the_archive_in_the_right_unit(tmp_path: Path) 
         app, ["siri-vm", str(folder), "--offline", "--out", str(out), "--config", str(config)]
     )
     assert released.exit_code == 0, released.output
-    assert f"{VEHICLES * STEPS} events (0 rejected)" in released.stderr
+    assert f"{VEHICLES * STEPS} events (0 refused)" in released.stderr
     assert "Note" not in released.stderr, "the speeds agree with the positions"
 
 

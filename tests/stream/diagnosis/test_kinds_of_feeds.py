@@ -261,7 +261,7 @@ def test_what_is_said_of_a_trap_is_what_the_service_does(
     assert done.exit_code == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["events"] == usable
-    assert summary["rejected"] == {why: count for why, count in report.refused.items() if why in summary["rejected"]}
+    assert summary["refused"] == {why: count for why, count in report.refused.items() if why in summary["refused"]}
 
 
 def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accepted(

@@ -59,7 +59,7 @@ def decoder(arrays: bool = True) -> Decoder:
 def refusals(batch: Batch) -> list[tuple[int, int, str]]:
     """Message, element and reason of each refused event."""
     reasons = [REASONS[code].value for code in batch.reason.tolist()]
-    return list(zip(batch.rejected.tolist(), batch.element.tolist(), reasons, strict=True))
+    return list(zip(batch.refused.tolist(), batch.element.tolist(), reasons, strict=True))
 
 
 def test_each_element_is_judged_alone_and_a_bad_one_is_named_by_its_index() -> None:
@@ -115,7 +115,7 @@ def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(
             assert 1 <= decoder().decode_part(values, NOW_US).messages <= len(values)
     assert (pieces.rows == whole.rows).all()
     assert refusals(pieces) == refusals(whole)
-    assert len(whole.rows) + len(whole.rejected) == sum(map(len, arrays))
+    assert len(whole.rows) + len(whole.refused) == sum(map(len, arrays))
     flat = decoder(arrays=False).decode([part for parts in arrays for part in parts], NOW_US)
     assert (whole.rows == flat.rows).all()
     assert whole.reason.tolist() == flat.reason.tolist()
@@ -151,7 +151,7 @@ def test_of_messages_that_are_refused_as_a_whole_no_more_are_looked_at_at_once_t
     judge = Decoder(make_config().model_copy(update={"relation": relation}), KEY)
     batch = judge.decode_part([message] * 100, NOW_US)
     assert batch.messages <= 1 + 32 * decoding.AT_ONCE // len(message)
-    assert len(batch.rejected) == batch.messages
+    assert len(batch.refused) == batch.messages
 
 
 def test_an_array_that_is_no_json_is_not_read_behind_its_end_or_more_elements_than_are_wanted() -> None:
@@ -198,8 +198,8 @@ def test_one_bad_element_of_a_notification_is_refused_alone() -> None:
         data = array(*(event(user=f"bus-{at}") for at in range(5)), bad, event())
         value = b' {"data" : ' + data + b', "id": "\\"data\\": [", "type": "Notification"}\n'
         batch = decoder().decode([value], NOW_US)
-        assert len(batch.rows) + len(batch.rejected) == 7
-        assert batch.rejected.tolist() in ([], [0])
+        assert len(batch.rows) + len(batch.refused) == 7
+        assert batch.refused.tolist() in ([], [0])
         assert batch.element.tolist() in ([], [5])
     for none in (b'{"type": "Notification", "data": 7, "x": NaN}', b'{"id": "Notification", "data": [NaN]}'):
         assert [element for _, element, _ in refusals(decoder().decode([none], NOW_US))] == [-1]
@@ -270,7 +270,7 @@ async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elem
     assert sorted(row.tobytes() for row in stored) == sorted(row.tobytes() for row in expected.rows)
     assert one.count("events_ingested_total") + two.count("events_ingested_total") == len(expected.rows)
     bodies = [json.loads(report.value) for report in one.reports]
-    assert sum(body["count"] for body in bodies) == len(expected.rejected)
+    assert sum(body["count"] for body in bodies) == len(expected.refused)
     assert all(validator(REJECTED).is_valid(body) for body in bodies)
     named = [body for body in bodies if "first_element" in body]
     assert named

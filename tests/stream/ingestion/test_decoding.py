@@ -55,7 +55,7 @@ def reason_of(message, decoder=CANONICAL, now_us=NOW_US):
 
 def row_of(message, decoder=CANONICAL, now_us=NOW_US):
     batch = decoder.decode([message], now_us)
-    assert not len(batch.rejected), REASONS[batch.reason[0]]
+    assert not len(batch.refused), REASONS[batch.reason[0]]
     return batch.rows[0]
 
 
@@ -193,7 +193,7 @@ def test_bad_input_has_its_reason(message, reason):
     # A bad message changes nothing about the messages before and after it.
     batch = CANONICAL.decode([fix(), message, fix(speed=1)], NOW_US)
     assert batch.index.tolist() == [0, 2]
-    assert batch.rejected.tolist() == [1]
+    assert batch.refused.tolist() == [1]
     assert batch.rows["value"].tolist() == [2000, 100]
 
 
@@ -259,9 +259,9 @@ EVERY_DECODER = [
 def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values):
     for decoder in EVERY_DECODER:
         batch = decoder.decode(values, NOW_US)
-        assert sorted({*batch.index.tolist(), *batch.rejected.tolist()}) == list(range(len(values)))
+        assert sorted({*batch.index.tolist(), *batch.refused.tolist()}) == list(range(len(values)))
         assert len(batch.rows) == len(batch.index)
-        assert len(batch.element) == len(batch.reason) == len(batch.rejected)
+        assert len(batch.element) == len(batch.reason) == len(batch.refused)
         assert (batch.rows["value"] >= 0).all()
         assert len(batch.slots) == len(batch.rows)
         assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
@@ -301,7 +301,7 @@ def test_a_message_that_makes_the_columns_fail_is_refused_alone_wherever_it_lies
     values = [fix(speed=13.0) if i in poison else (b"rubbish" if i % 7 == 3 else fix(speed=i)) for i in range(64)]
     values[13] = values[13] if 13 in poison else fix(speed=0)
     batch, honest = Faulty(configure(), KEY).decode(values, NOW_US), CANONICAL.decode(values, NOW_US)
-    refused = {int(i): REASONS[code] for i, code in zip(batch.rejected, batch.reason, strict=True)}
+    refused = {int(i): REASONS[code] for i, code in zip(batch.refused, batch.reason, strict=True)}
     assert {i for i, why in refused.items() if why is Reason.UNDECODABLE} == poison
     assert {i for i, why in refused.items() if why is Reason.NOT_JSON} == set(range(3, 64, 7)) - poison
     kept = [i for i in honest.index.tolist() if i not in poison]
@@ -322,5 +322,5 @@ def test_random_mutations_of_good_messages_never_raise():
         values.append(bytes(message))
     for decoder in (CANONICAL, DECLARED, Decoder(configure(format="itms"), KEY)):
         batch = decoder.decode(values, NOW_US)
-        assert len(batch.rows) + len(batch.rejected) == len(values)
+        assert len(batch.rows) + len(batch.refused) == len(values)
         assert np.unique(batch.reason).size >= 2

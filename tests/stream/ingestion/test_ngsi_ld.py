@@ -63,4 +63,4 @@ def test_an_entity_gives_the_row_of_its_vehicle(name: str, tmp_path: Path) -> No
     assert row.dtype == ROW
     assert (row["time"], row["lat"], row["lng"]) == (SLOT * 1_000_000 + 5_000_000, 302_000_000, -977_000_000)
     assert row["value"] == 3050
-    assert not len(batch.rejected)
+    assert not len(batch.refused)

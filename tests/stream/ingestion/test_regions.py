@@ -54,7 +54,7 @@ def notification(*events: bytes) -> bytes:
 
 def refusals(batch: Batch) -> list[tuple[int, int, str]]:
     """Message, element and reason of each refused event."""
-    columns = batch.rejected.tolist(), batch.element.tolist(), batch.reason.tolist()
+    columns = batch.refused.tolist(), batch.element.tolist(), batch.reason.tolist()
     return [(at, element, REASONS[code].value) for at, element, code in zip(*columns, strict=True)]
 
 
@@ -126,7 +126,7 @@ def test_what_a_region_may_cost_is_bounded(config: Config) -> None:
     assert most < MAX_EVENTS
     part = Decoder(config, KEY).decode_part([dense] * 50, NOW_US)
     assert part.messages <= AT_ONCE // most + 1
-    assert len(part.rejected) == part.messages * most
+    assert len(part.refused) == part.messages * most
 
 
 PARTS = st.sampled_from(
@@ -165,7 +165,7 @@ def test_regions_arrays_and_points_in_any_order_and_pieces_are_read_as_each_alon
         assert batch.rows.tolist() == [row for one in alone for row in one.rows.tolist()]
         assert refusals(batch) == [(at, *rest) for at, one in enumerate(alone) for _, *rest in refusals(one)]
         assert batch.messages == len(values)
-    assert {*whole.index.tolist(), *whole.rejected.tolist()} == set(range(len(values)))
+    assert {*whole.index.tolist(), *whole.refused.tolist()} == set(range(len(values)))
     assert Reason.UNDECODABLE not in {REASONS[code] for code in whole.reason}
 
 
@@ -181,6 +181,6 @@ def test_random_mutations_of_regions_never_raise(config: Config) -> None:
             mutated[at : at + rng.randint(0, 3)] = rng.choice(tokens) if rng.random() < 0.5 else rng.randbytes(1)
         values.append(bytes(mutated))
     batch = Decoder(config, KEY).decode(values, NOW_US)
-    assert {*batch.index.tolist(), *batch.rejected.tolist()} == set(range(len(values)))
+    assert {*batch.index.tolist(), *batch.refused.tolist()} == set(range(len(values)))
     assert np.unique(batch.reason).size >= 4
     assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}

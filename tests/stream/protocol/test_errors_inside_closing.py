@@ -26,9 +26,9 @@ from tests.support.participating import riders
 from tests.support.stored_rows import fill
 
 STEPS = (
-    "rows.seal", "rows.read", "statistics.statistics.arrange", "statistics.statistics.plan", "store.store_plan",
+    "rows.seal", "rows.read", "statistics.arrange", "statistics.plan", "store.store_plan",
     "planning.charge", "ledger.charge",
-    "statistics.statistics.draw", "statistics.statistics.compose", "store.commit", "publisher.publish",
+    "statistics.draw", "statistics.compose", "store.commit", "publisher.publish",
     "publisher.confirm", "store.remember",
     "rows.drop_rows", "store.forget",
 )  # fmt: skip

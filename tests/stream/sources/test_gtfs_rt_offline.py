@@ -55,7 +55,7 @@ def test_stored_snapshots_are_released_without_kafka(buses: Path, tmp_path: Path
     code, _, said = run(str(folder), "--offline", "--config", str(buses), "--out", str(out))
     assert code == 0, said
     assert events_of(out.read_text()) == 12
-    assert "12 events (0 rejected), 1 windows released" in said
+    assert "12 events (0 refused), 1 windows released" in said
     code, _, said = run(str(folder), "--offline", "--config", str(buses), "--out", str(out))
     assert code == 2
     assert "cannot be drawn again" in said

@@ -150,7 +150,7 @@ def public(values: list[bytes]) -> tuple[list[dict[str, Any]], NDArray[np.void],
     shown = [event if event.get("derived") else {k: v for k, v in event.items() if k != "speed"} for event in events]
     batch = decoded(values)
     assert ((batch.rows["value"] >= 0) & (batch.rows["value"] < 2**31)).all()
-    return shown, batch.rows[PUBLIC], batch.rejected.tolist()
+    return shown, batch.rows[PUBLIC], batch.refused.tolist()
 
 
 def same(one: list[bytes], other: list[bytes]) -> bool:
@@ -220,7 +220,7 @@ def test_the_worker_and_the_intake_of_pushed_events_refuse_no_finite_number(
     chosen = feed("reported", fields=None, format=file_format, speed_unit=unit)
     decoder = Decoder(CONFIG.model_copy(update={"feed": chosen}), bytes(range(32)))
     batch = decoded([event(speed) for speed in FINITE], decoder)
-    assert batch.rejected.tolist() == []
+    assert batch.refused.tolist() == []
     assert len(np.unique(batch.rows[PUBLIC])) == 1
     assert (np.diff(batch.rows["value"]) >= 0).all()
     assert batch.rows["value"][: FINITE.index(0.0)].tolist() == [0] * FINITE.index(0.0)
@@ -244,5 +244,5 @@ def test_under_participation_a_live_source_derives_what_is_no_measurement(report
         values += source.events(snapshot_bytes(buses, clock(step)), clock(step) * 1_000_000).values
     events = [json.loads(value) for value in values]
     assert sum("derived" in event for event in events) == (STEPS - 1 if is_replaced else 0)
-    assert decoded(values, Decoder(config, bytes(range(32)))).rejected.tolist() == []
+    assert decoded(values, Decoder(config, bytes(range(32)))).refused.tolist() == []
     assert len(values) == 2 * STEPS - is_replaced

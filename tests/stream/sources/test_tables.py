@@ -196,10 +196,10 @@ def test_rows_without_a_value_are_refused_with_the_reason_that_json_would_have(t
         (block,) = recording.columns()
         batch = decoder.decode_columns(block, 2 * SLOT * 10**6)
         from_json = decoder.decode(list(recording.messages(block)), 2 * SLOT * 10**6)
-    assert batch.rejected.tolist() == [0, 1, 4, 5]
-    again = from_json.rejected.tolist(), from_json.reason.tolist()
+    assert batch.refused.tolist() == [0, 1, 4, 5]
+    again = from_json.refused.tolist(), from_json.reason.tolist()
     # JSON has no NaN, so what is not a number arrives as null, which is missing as well.
-    assert again[0] == batch.rejected.tolist()
+    assert again[0] == batch.refused.tolist()
     assert [again[1][i] for i in (0, 2, 3)] == [batch.reason.tolist()[i] for i in (0, 2, 3)]
     assert (from_json.rows == batch.rows).all()
 

@@ -220,7 +220,7 @@ def test_what_is_refused_at_the_close_is_counted_and_not_released(tmp_path: Path
     file.write_text("".join(json.dumps(event) + "\n" for event in events))
     config = bus_config(tmp_path, **{"feed.quality.teleport_km_h": 200.0})
     summary = replay_offline(config, file, "canonical", out)
-    assert summary.rejected == {"at-origin": 1, "swapped-axes": 1, "teleport": 1}
+    assert summary.refused == {"at-origin": 1, "swapped-axes": 1, "teleport": 1}
     assert summary.events == 37
     bodies = [json.loads(line)["value"] for line in out.getvalue().splitlines()]
     assert sum(body.get("events", 0) for body in bodies) == 37
