@@ -31,8 +31,8 @@ _ROUNDING = 1e-9
 @dataclass(frozen=True)
 class Curve:
     """One busy cell over the recording's last day, of the first draw: hours since the window that ``begins`` it, and in
-    km/h the true mean, the typical one, the estimate and its interval, shape (W,) each. ``struck``: hours of the
-    incident, which is in them; None for a cell without it.
+    km/h the true mean, the typical one, the estimate and its interval, shape (W + 1,) each, the last window again at
+    its end. ``struck``: hours of the incident, which is in them; None for a cell without it.
     """
 
     cell: int
@@ -226,5 +226,8 @@ def _curve(cell: int, drawn: Sequence[tuple[Exact, FloatArray, Shown]], since: i
         columns = (window.mean, typical, seen.value, seen.low, seen.high)
         numbers = [float(column[here[0]]) if len(here) else np.nan for column in columns]
         rows.append([(window.slot - begin) / 3600, *numbers])
+    hours = [row[0] for row in rows]
+    last = rows[-1][0] + (min(np.diff(hours)) if len(rows) > 1 else 1.0)
+    rows.append([last, *rows[-1][1:]])  # the end of the last window
     struck = None if since is None else ((since - begin) / 3600, (since - begin + INCIDENT_S) / 3600)
     return Curve(cell, utc_text(begin), struck, *np.array(rows).T)

@@ -1,10 +1,11 @@
 /** Requests to the read API; every address is relative to the page. */
 
 import type { Position } from 'geojson';
+import type { Heat } from './heat';
 import { overQuery, type Over } from './over';
 import { say } from './texts';
 import type {
-  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, MeanList, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
+  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, MeanList, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -50,8 +51,6 @@ export const windows = async (feed: string) =>
 
 export const cells = (feed: string, start: string) =>
   get<WindowCells>('api/v1/hexagons', { feed, window: start });
-
-export const usual = (feed: string, start: string) => get<Usual>('dashboard/usual', { feed, window: start });
 
 export const scheduled = async (feed: string, start: string) =>
   (await get<ScheduledSpeeds>(`api/v1/windows/${encodeURIComponent(start)}/scheduled`, { feed })).cells;
@@ -102,6 +101,8 @@ export const drawnArea = (feed: string, ring: Position[], start: string | undefi
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;
+
+export const heat = (feed: string, start: string, mechanism: string) => get<Heat>('api/v1/heat', { feed, window: start, mechanism });
 
 export interface Counted {
   value: number;
