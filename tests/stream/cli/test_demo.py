@@ -26,7 +26,7 @@ from rich.console import Console
 from dpcore.relation import NeighbouringRelation
 from stream.cli.demo_city import report
 from stream.cli.demo_services import Feeding, Setup
-from stream.cli.demo_view import Releases, WindowView
+from stream.cli.demo_view import DemoWindow, Releases
 from stream.cli.options import choose_config, read_config
 from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
@@ -348,7 +348,7 @@ def test_the_report_counts_events_near_the_truth_and_the_drop_that_an_incident_l
         with truth.open("a") as file:
             file.write(json.dumps(line) + "\n")
         views.append(
-            WindowView(start, start.replace(":00Z", ":20Z"), means={"a": shown, "c": 5.0}, arrived=number * 20)
+            DemoWindow(start, start.replace(":00Z", ":20Z"), means={"a": shown, "c": 5.0}, arrived=number * 20)
         )
     said = report(views, truth)
     assert "one every 20.0 s, 20.0 s at most" in said
