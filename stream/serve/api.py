@@ -32,6 +32,7 @@ from stream.serve.reading.intake import Intake, Source
 from stream.serve.reading.topics import TopicSource
 from stream.serve.responses import JSON, Answers
 from stream.serve.sending import bound_every_answer
+from stream.serve.series import Series
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View, WindowView
 
@@ -65,6 +66,7 @@ class Service:
             Hexagons(self.view, self.answers, selections),
             Ranges(self.view, self.answers),
             Means(self.view, self.answers, self.city.by_name),
+            Series(self.view, self.answers, self.city.by_name),
             Histograms(self.view, self.answers, selections),
             self.broadcast,
             self.alerts,

@@ -9,9 +9,10 @@ from aiohttp import web
 
 from dpcore.spatial import histogram_from_release
 from dpcore.spatial.release import Released
+from stream.messages.heat import heat_of
 from stream.messages.range_query import Box, RangeError, count_in
 from stream.serve.hexagons import known_window
-from stream.serve.responses import JSON, Answers, Problem, key_of
+from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
@@ -45,6 +46,19 @@ class Histograms:
         name, value = _chosen(known, mechanism)
         key = key_of("histogram", known.tag, name)
         return await self._turns.answer(self._answers, request, key, lambda: value, JSON)
+
+    async def heat(self, request: web.Request, feed: str, window: str | None, mechanism: str | None) -> web.Response:
+        """The histogram as boxes on the map."""
+        known = known_window(self._view, window, feed)
+        name, value = _chosen(known, mechanism)
+
+        def make() -> bytes:
+            about = msgspec.json.decode(value)
+            said = {key: about[key] for key in ("feed", "window", "mechanism", "epsilon", "relation")}
+            body = {"type": "FeatureCollection", "about": said, "features": heat_of(_histogram(value))}
+            return msgspec.json.encode(body)
+
+        return await self._turns.answer(self._answers, request, key_of("heat", known.tag, name), make, GEOJSON)
 
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None

@@ -8,7 +8,7 @@ from typing import Any
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
 from stream.serve.alerts.watching import MOST_TOLD
-from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule
+from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule, schemas_of_series
 from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
 from stream.serve.other_day import REASONS
@@ -139,6 +139,7 @@ def _schemas() -> Schema:
             **_alert_schemas(),
             **schemas_of_city(_window_fields()),
             **schemas_of_means(),
+            **schemas_of_series(),
             **schemas_of_schedule(_window_fields()),
             **schemas_of_features(),
             "EventStream": {
@@ -263,6 +264,7 @@ def _histogram_schemas(released: Schema) -> Schema:
             | {"histograms": array(ref("HistogramSummary"), "In order of mechanism.")}
         ),
         "HistogramList": members({"windows": array(ref("WindowHistograms"), "Newest first.")}),
+        "HeatFeatures": _heat(),
         "RangeCount": members(
             {
                 "value": {"type": "number", "description": "Estimate: raw, moved into the interval."},
@@ -283,6 +285,29 @@ def _histogram_schemas(released: Schema) -> Schema:
             }
         ),
     }
+
+
+def _heat() -> Schema:
+    """A GeoJSON FeatureCollection of boxes."""
+    ring = array(numbers(2, "Longitude and latitude in degrees."), "A closed ring.")
+    end = {"anyOf": [{"type": "integer"}, {"type": "null"}], "description": "Of the 95 % interval; null where unknown."}
+    number = {"type": "number", "minimum": 0}
+    properties = {
+        "value": number | {"description": "Users, or regions of users; at least 0 and within the interval."},
+        "low": end,
+        "high": end,
+        "density": number | {"description": "Per square kilometre."},
+    }
+    polygon = {"type": {"type": "string", "const": "Polygon"}, "coordinates": array(ring, "One ring.")}
+    box = {"type": {"type": "string", "const": "Feature"}} | {
+        "geometry": members(polygon),
+        "properties": members(properties),
+    }
+    about = {"feed": {"type": "string"}, "window": ref("Bounds"), "mechanism": {"type": "string"}}
+    about |= {"epsilon": {"type": "number", "exclusiveMinimum": 0}, "relation": {"type": "string"}}
+    listed = array(members(box), "From south to north.")
+    kind = {"type": "string", "const": "FeatureCollection"}
+    return members({"type": kind, "about": members(about), "features": listed})
 
 
 def _file_schemas() -> Schema:

@@ -20,6 +20,7 @@ from stream.serve.means import Means
 from stream.serve.ogc.features import MOST_FEATURES, ROOT, Features
 from stream.serve.ranges import Ranges
 from stream.serve.responses import CSV, GEOJSON, JSON
+from stream.serve.series import TEXT, Series
 
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
@@ -50,6 +51,7 @@ def operations(
     hexagons: Hexagons,
     ranges: Ranges,
     means: Means,
+    series: Series,
     histograms: Histograms,
     broadcast: Broadcast,
     alerts: Alerts,
@@ -70,6 +72,7 @@ def operations(
         ),
         *_of_windows(hexagons, named),
         *_of_cells(hexagons, means, named),
+        *_of_series(series, named),
         *_of_histograms(histograms, named),
         Operation(
             f"{BASE}/alerts",
@@ -164,6 +167,31 @@ def _of_cells(hexagons: Hexagons, means: Means, feed: p.Parameter) -> list[Opera
     ]
 
 
+def _of_series(series: Series, feed: p.Parameter) -> list[Operation]:
+    return [
+        Operation(
+            f"{BASE}/series",
+            "listSeries",
+            "Leading means of areas, routes and cells in the windows of a range, a row for each",
+            series.rows,
+            (feed, p.FROM, p.TO, p.NAMES),
+            {JSON: "SeriesList"},
+            (404, 413),
+            tag="Series",
+        ),
+        Operation(
+            f"{BASE}/series/newest",
+            "scrapeSeries",
+            "The same of the newest complete window, in the text format of Prometheus",
+            series.newest,
+            (feed, p.NAMES),
+            {TEXT: None},
+            (404,),
+            tag="Series",
+        ),
+    ]
+
+
 def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]:
     return [
         Operation(
@@ -182,6 +210,16 @@ def _of_histograms(histograms: Histograms, feed: p.Parameter) -> list[Operation]
             histograms.count,
             (p.WINDOW_PATH, feed, p.RANGE, p.MECHANISM_QUERY),
             {JSON: "RangeCount"},
+            (404,),
+            tag="Histograms",
+        ),
+        Operation(
+            f"{BASE}/heat",
+            "getHeat",
+            "A spatial histogram as boxes on the map, with numbers, intervals and densities",
+            histograms.heat,
+            (feed, p.WINDOW_QUERY, p.MECHANISM_QUERY),
+            {GEOJSON: "HeatFeatures"},
             (404,),
             tag="Histograms",
         ),

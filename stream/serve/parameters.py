@@ -1,32 +1,17 @@
-"""Parameters of the API: for each its description (for the OpenAPI document) and how it is parsed."""
+"""Parameters of the API: for each its description, for the OpenAPI document, and which function reads its text."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
 from typing import Any, Literal
 
-import h3
 from aiohttp import web
 
-from stream.config.geojson import Position, polygons_of
-from stream.messages.range_query import Box
-from stream.serve.ogc.selection import Bounds, read_interval, read_item_id
+from stream.serve import parameter_texts as t
+from stream.serve.ogc.selection import read_interval, read_item_id
 from stream.serve.responses import Problem
 
-_NUMBER = r"-?[0-9]{1,3}(\.[0-9]{1,17})?"
-_BOX_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{3}}$"
-_BOX = re.compile(_BOX_PATTERN[1:-1])
-_RING_PATTERN = f"^{_NUMBER}(,{_NUMBER}){{5,}}$"
-_RING = re.compile(_RING_PATTERN[1:-1])
-MOST_CORNERS = 100
-"""Corners of a drawn area, which has to fit into an address."""
-_REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{1,2})?")
-_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.0{1,9})?(Z|[+-]\d{2}:\d{2})", re.ASCII | re.IGNORECASE)
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
-_HOURS = re.compile(r"([0-9]{1,2})-([0-9]{1,2})", re.ASCII)
 _FEED = r"^[a-z][a-z0-9-]{0,31}$"
 _COLLECTION = r"^[a-z][a-z0-9-]{0,31}\.(newest|all)$"
 _MECHANISM = r"^[a-z][a-z0-9-]{0,63}$"
@@ -87,113 +72,6 @@ def _read(request: web.Request, parameter: Parameter) -> Any:
         ) from None
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
-            raise ValueError(f"is not a whole number from {low} to {high}")
-        return int(text)
-
-    return read
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"is not one of {', '.join(names)}")
-        return text
-
-    return read
-
-
-def _matching(pattern: str, what: str) -> Callable[[str], str]:
-    compiled = re.compile(pattern.removesuffix("$") + r"\Z")
-
-    def read(text: str) -> str:
-        if not compiled.match(text):
-            raise ValueError(f"is no {what}")
-        return text
-
-    return read
-
-
-def _start(text: str) -> str:
-    """The time in UTC as messages write it, for text with any offset."""
-    try:
-        if not _TIME.fullmatch(text):
-            raise ValueError
-        moment = datetime.fromisoformat(text.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise ValueError("is not a time to the second in RFC 3339") from None
-    return moment.isoformat().replace("+00:00", "Z")
-
-
-def _day(text: str) -> date:
-    try:
-        if not _DATE.fullmatch(text):
-            raise ValueError
-        return date.fromisoformat(text)
-    except ValueError:
-        raise ValueError("is not a date like 2017-03-14") from None
-
-
-def _cell(text: str) -> str:
-    if len(text) != 15 or text != text.lower() or not h3.is_valid_cell(text):
-        raise ValueError("is no H3 cell of 15 lower-case hexadecimal digits")
-    return text
-
-
-def _hours(text: str) -> tuple[int, int]:
-    """First local hour, and the one that does not count any more."""
-    matched = _HOURS.fullmatch(text)
-    if matched is None or not 0 <= int(matched[1]) < int(matched[2]) <= 24:
-        raise ValueError("is no range of hours within 0-24, the first below the last")
-    return int(matched[1]), int(matched[2])
-
-
-def _box(text: str) -> Box:
-    if not _BOX.fullmatch(text):
-        raise ValueError("is not four numbers west,south,east,north")
-    west, south, east, north = (float(part) for part in text.split(","))
-    if not (max(abs(west), abs(east)) <= 180 and west != east and -90 <= south < north <= 90):
-        raise ValueError("is no box: needs longitudes from -180 to 180 and -90 <= south < north <= 90")
-    return west, south, east, north
-
-
-def _ring(text: str) -> list[Position]:
-    corners = (text.count(",") + 1) / 2
-    if corners > MOST_CORNERS:
-        raise ValueError(f"has {corners:.0f} corners, more than {MOST_CORNERS}")
-    if not _RING.fullmatch(text) or corners % 1:
-        raise ValueError("is not a list of three or more pairs longitude,latitude")
-    numbers = [float(part) for part in text.split(",")]
-    positions = [list(pair) for pair in zip(numbers[::2], numbers[1::2], strict=True)]
-    [[ring]] = polygons_of({"type": "Polygon", "coordinates": [positions]}, "it")
-    return ring
-
-
-def _bounds(text: str) -> Bounds:
-    parts = text.split(",")
-    if len(parts) not in (4, 6) or not all(_REAL.fullmatch(part) for part in parts):
-        raise ValueError("is neither four numbers west,south,east,north nor six with heights between them")
-    half = len(parts) // 2  # hexagons lie on the ground, so heights select nothing
-    west, south, east, north = (float(part) for part in (*parts[:2], *parts[half : half + 2]))
-    if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
-        raise ValueError("is no box: needs longitudes from -180 to 180 and -90 <= south <= north <= 90")
-    return Bounds(west, south, east, north)
-
-
-def _page(high: int) -> Callable[[str], int]:
-    """A number of features; the standard wants one that is too large to count as the largest, however long it is."""
-
-    def read(text: str) -> int:
-        digits = text.lstrip("0")
-        if not (text.isascii() and text.isdigit() and digits):
-            raise ValueError("is not a whole number above 0")
-        return high if len(digits) > len(str(high)) else min(int(digits), high)
-
-    return read
-
-
 _START_SCHEMA = {"type": "string", "format": "date-time"}
 _START_EXAMPLE = "2017-03-21T12:00:00Z"
 
@@ -201,20 +79,22 @@ _START_EXAMPLE = "2017-03-21T12:00:00Z"
 def limit(default: int, high: int) -> Parameter:
     """The parameter for the number of entries of a list."""
     schema = {"type": "integer", "minimum": 1, "maximum": high, "default": default}
-    return Parameter("limit", "Entries at most, newest first.", schema, default, _whole(1, high), default=default)
+    return Parameter("limit", "Entries at most, newest first.", schema, default, t.whole(1, high), default=default)
 
 
 def feed(configured: str) -> Parameter:
     """The parameter for the feed; default: the configured one."""
     schema = {"type": "string", "pattern": _FEED, "default": configured}
-    return Parameter("feed", "Name of the feed.", schema, configured, _matching(_FEED, "feed name"), default=configured)
+    return Parameter(
+        "feed", "Name of the feed.", schema, configured, t.matching(_FEED, "feed name"), default=configured
+    )
 
 
 WINDOW_QUERY = Parameter(
-    "window", "Start of the window; default: the newest complete one.", _START_SCHEMA, _START_EXAMPLE, _start
+    "window", "Start of the window; default: the newest complete one.", _START_SCHEMA, _START_EXAMPLE, t.start
 )
 WINDOW_PATH = Parameter(
-    "window", "Start of the window.", _START_SCHEMA, _START_EXAMPLE, _start, where="path", required=True
+    "window", "Start of the window.", _START_SCHEMA, _START_EXAMPLE, t.start, where="path", required=True
 )
 DAY = Parameter(
     "day",
@@ -222,14 +102,14 @@ DAY = Parameter(
     "the day before.",
     {"type": "string", "format": "date"},
     "2017-03-14",
-    _day,
+    t.day,
 )
 FROM = Parameter(
     "from",
     "Windows that begin at this time or later.",
     _START_SCHEMA,
     _START_EXAMPLE,
-    _start,
+    t.start,
     required=True,
     argument="first",
 )
@@ -238,7 +118,7 @@ TO = Parameter(
     "Windows that begin before this time.",
     _START_SCHEMA,
     "2017-03-22T12:00:00Z",
-    _start,
+    t.start,
     required=True,
     argument="last",
 )
@@ -247,14 +127,14 @@ DAYS = Parameter(
     "Windows that begin on such days, on the clocks of the feed; default: on any.",
     {"type": "string", "enum": ["workday", "saturday", "sunday", "weekend"]},
     "workday",
-    _one_of("workday", "saturday", "sunday", "weekend"),
+    t.one_of("workday", "saturday", "sunday", "weekend"),
 )
 HOURS = Parameter(
     "hours",
     "Windows that begin in these local hours: the first, and the one that does not count any more; default: in any.",
     {"type": "string", "pattern": "^[0-9]{1,2}-[0-9]{1,2}$"},
     "7-9",
-    _hours,
+    t.hours,
 )
 AREA_QUERY = Parameter(
     "area",
@@ -262,6 +142,14 @@ AREA_QUERY = Parameter(
     {"type": "string", "minLength": 1, "maxLength": 300},
     "route:10",
     str,
+)
+NAMES = Parameter(
+    "of",
+    f"Names of areas or H3 cells, or all, with | between them; at most {t.MOST_NAMES}. Default: all areas and routes.",
+    {"type": "string", "minLength": 1, "maxLength": 600},
+    "all|route:10",
+    t.names,
+    argument="names",
 )
 ROUTE_PATH = Parameter(
     "route",
@@ -291,7 +179,7 @@ CELL_PATH = Parameter(
     "H3 index.",
     {"type": "string", "pattern": "^[0-9a-f]{15}$"},
     "87489e342ffffff",
-    _cell,
+    t.cell,
     where="path",
     required=True,
 )
@@ -306,10 +194,10 @@ AREA_PATH = Parameter(
 )
 RING = Parameter(
     "ring",
-    f"Corners of the area, longitude,latitude,longitude,latitude,… in degrees; 3 to {MOST_CORNERS} of them.",
-    {"type": "string", "pattern": _RING_PATTERN},
+    f"Corners of the area, longitude,latitude,longitude,latitude,… in degrees; 3 to {t.MOST_CORNERS} of them.",
+    {"type": "string", "pattern": t.RING_PATTERN},
     "-97.8,30.2,-97.7,30.2,-97.7,30.3",
-    _ring,
+    t.ring,
     required=True,
 )
 RING_QUERY = replace(RING, description=f"{RING.description} Its cells, and all of them together.", required=False)
@@ -318,14 +206,14 @@ RESOLUTION = Parameter(
     "Only cells of this H3 resolution.",
     {"type": "integer", "minimum": 0, "maximum": 15},
     7,
-    _whole(0, 15),
+    t.whole(0, 15),
 )
 FORMAT = Parameter(
     "format",
     "Plain JSON, or a GeoJSON FeatureCollection of the hexagons.",
     {"type": "string", "enum": ["json", "geojson"], "default": "json"},
     "json",
-    _one_of("json", "geojson"),
+    t.one_of("json", "geojson"),
     default="json",
     argument="shape",
 )
@@ -334,23 +222,23 @@ TABLE = Parameter(
     "JSON, or a table with one row for each line.",
     {"type": "string", "enum": ["json", "csv"], "default": "json"},
     "json",
-    _one_of("json", "csv"),
+    t.one_of("json", "csv"),
     default="json",
     argument="form",
 )
 BBOX = Parameter(
     "bbox",
     "west,south,east,north in degrees: only cells whose centre lies in it.",
-    {"type": "string", "pattern": _BOX_PATTERN},
+    {"type": "string", "pattern": t.BOX_PATTERN},
     "-97.8,30.2,-97.7,30.3",
-    _box,
+    t.box,
 )
 RANGE = Parameter(
     "bbox",
     "The range, west,south,east,north in degrees, inside the histogram's domain.",
-    {"type": "string", "pattern": _BOX_PATTERN},
+    {"type": "string", "pattern": t.BOX_PATTERN},
     "-97.8,30.2,-97.7,30.3",
-    _box,
+    t.box,
     required=True,
 )
 MECHANISM_PATH = Parameter(
@@ -358,7 +246,7 @@ MECHANISM_PATH = Parameter(
     "Name of the mechanism that made the histogram.",
     {"type": "string", "pattern": _MECHANISM},
     "ug",
-    _matching(_MECHANISM, "name of a mechanism"),
+    t.matching(_MECHANISM, "name of a mechanism"),
     where="path",
     required=True,
 )
@@ -367,21 +255,21 @@ MECHANISM_QUERY = Parameter(
     "Name of the mechanism; may be left out where the window has one histogram.",
     {"type": "string", "pattern": _MECHANISM},
     "ug",
-    _matching(_MECHANISM, "name of a mechanism"),
+    t.matching(_MECHANISM, "name of a mechanism"),
 )
 AFTER = Parameter(
     "after",
     "Windows after this event id, as Last-Event-ID; for a first connection, which cannot send that header.",
     {"type": "integer", "minimum": 0, "maximum": _MAX_NUMBER},
     41,
-    _whole(0, _MAX_NUMBER),
+    t.whole(0, _MAX_NUMBER),
 )
 LAST_EVENT_ID = Parameter(
     "Last-Event-ID",
     "Id of the last event received; events after it are sent first.",
     {"type": "string", "pattern": "^[0-9]{1,19}$"},
     "41",
-    _whole(0, _MAX_NUMBER),
+    t.whole(0, _MAX_NUMBER),
     where="header",
     argument="last_event_id",
 )
@@ -390,7 +278,7 @@ COLLECTION_PATH = Parameter(
     "A feed and which of its windows: newest or all.",
     {"type": "string", "pattern": _COLLECTION},
     "bus.newest",
-    _matching(_COLLECTION, "name of a collection"),
+    t.matching(_COLLECTION, "name of a collection"),
     where="path",
     required=True,
 )
@@ -426,14 +314,14 @@ BOUNDS = Parameter(
     "Heights, as the third and sixth of six numbers, select nothing.",
     {"type": "string"},
     "-97.8,30.2,-97.7,30.3",
-    _bounds,
+    t.bounds,
 )
 FORM = Parameter(
     "f",
     "The format, which is always JSON.",
     {"type": "string", "enum": ["json"], "default": "json"},
     "json",
-    _one_of("json"),
+    t.one_of("json"),
     default="json",
     argument="form",
 )
@@ -443,5 +331,5 @@ def page(default: int, high: int) -> Parameter:
     """The parameter for the number of features of a page."""
     schema = {"type": "integer", "minimum": 1, "default": default}
     return Parameter(
-        "limit", f"Features at most; more than {high} count as {high}.", schema, default, _page(high), default=default
+        "limit", f"Features at most; more than {high} count as {high}.", schema, default, t.page(high), default=default
     )

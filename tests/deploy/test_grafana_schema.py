@@ -39,8 +39,8 @@ def complaints(dashboards: dict[str, dict[str, Any]], folder: Path) -> str:
     return subprocess.run([COMPILER, *OPTIONS, *files], cwd=folder, capture_output=True, text=True, check=False).stdout
 
 
-def test_both_dashboards_have_the_types_of_grafana(tmp_path: Path) -> None:
-    assert set(dashboards()) == {"operator", "public"}
+def test_every_dashboard_has_the_types_of_grafana(tmp_path: Path) -> None:
+    assert set(dashboards()) == {"operator", "public", "estimates"}
     assert complaints(dashboards(), tmp_path) == ""
 
 

@@ -163,7 +163,7 @@ def test_the_public_dashboard_names_no_operator_metric(repo_root: Path, operator
     assert not used & operator_series
 
 
-@pytest.mark.parametrize("name", ["operator", "public"])
+@pytest.mark.parametrize("name", ["operator", "public", "estimates"])
 def test_every_dashboard_expression_parses(promtool: str, repo_root: Path, tmp_path: Path, name: str) -> None:
     rules = [{"record": "parsed", "expr": expr} for expr in _expressions(_dashboard(repo_root, name))]
     # Equal expressions would be refused as duplicate records; what is asked here is whether each parses.
@@ -172,7 +172,7 @@ def test_every_dashboard_expression_parses(promtool: str, repo_root: Path, tmp_p
     _run(promtool, "check", "rules", "rules.yml", cwd=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["operator", "public"])
+@pytest.mark.parametrize("name", ["operator", "public", "estimates"])
 def test_dashboards_have_fixed_uids_and_use_the_provisioned_source(repo_root: Path, name: str) -> None:
     provisioning = repo_root / "config/grafana/provisioning"
     (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]

@@ -50,6 +50,7 @@ RENAMED = {
     "hexveil_open_windows": "hexveil_windows_open",
     "hexveil_public_messages_total": "hexveil_public_message_total",
     'job="hexveil-serve"': 'job="hexveil-public"',
+    "hexveil_released_mean": "hexveil_released_median",
     'le="1.0"': 'le="1.5"',
 }
 """Planted bugs: a name or label of the code, and another that an expression has in its place."""
@@ -114,7 +115,8 @@ def configured(folder: Path, ports: Mapping[str, int]) -> Path:
     configuration["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
     configuration["rule_files"] = [str(SHIPPED.parent / name) for name in configuration["rule_files"]]
     configuration["scrape_configs"] = [
-        {"job_name": job["job_name"], "static_configs": [{"targets": [f"{LOOPBACK}:{ports[job['job_name']]}"]}]}
+        {name: job[name] for name in ("job_name", "metrics_path") if name in job}
+        | {"static_configs": [{"targets": [f"{LOOPBACK}:{ports[job['job_name']]}"]}]}
         for job in configuration["scrape_configs"]
     ]
     file = folder / "prometheus.yml"
@@ -184,6 +186,7 @@ async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_s
 ) -> None:
     ports = {"hexveil-worker": free_port(), "hexveil-serve": free_port()}
     settings = {"window.lateness": "event-time", "window.idle_timeout": "2s", "speed.min_users": "2"}
+    ports["hexveil-estimates"] = ports["hexveil-serve"]
     public = {"public.port": str(ports["hexveil-serve"])}
     env = worker_environment(tmp_path, kafka, redis_url, ports["hexveil-worker"], topic_name, **settings, **public)
     await create_topic(kafka, topic_name, 2)

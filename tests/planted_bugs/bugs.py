@@ -1166,6 +1166,14 @@ SMOOTHING = (
         "as_speeds_are_moved_by_it",
     ),
     Bug(
+        "alerts: above is judged as below",
+        "stream/serve/alerts/rules.py",
+        "side = -1.0 if rule.below is None else 1.0",
+        "side = 1.0",
+        "tests/stream/serve/test_alerts.py",
+        "turned_around",
+    ),
+    Bug(
         "another value: the ends of intervals stay where values count from the lower bound",
         "stream/statistics/stating.py",
         '{"interval": [_sum(end, lower) for end in part["interval"]]} if "interval" in part else {}',

@@ -165,6 +165,24 @@ def schemas_of_ways(window: Schema) -> Schema:
     }
 
 
+def schemas_of_series() -> Schema:
+    """Components for estimates as series."""
+    row = {
+        "time": {"type": "string", "format": "date-time", "description": "End of the window."},
+        "kind": {"type": "string", "enum": ["all", "polygon", "route", "cell"]},
+        "name": _TEXT,
+        "method": _TEXT | {"description": "The model, or released."},
+        "unit": _TEXT,
+        "mean": _NUMBER,
+        "low": _NUMBER,
+        "high": _NUMBER | {"description": "Ends of the 95 % interval."},
+    }
+    return {
+        "SeriesRow": members(row),
+        "SeriesList": members(_OF_WINDOWS | {"rows": array(ref("SeriesRow"), "Those with an estimate.")}),
+    }
+
+
 def schemas_of_means() -> Schema:
     """Components for means over a range of windows."""
     over = {

@@ -208,6 +208,22 @@ def test_under_participation_the_noisy_count_decides_how_sure_a_mean_is(raw: flo
     assert bool(alerts(rule, [Judged(ratio_window(raw, count), ())], Usual())) == named
 
 
+@pytest.mark.parametrize("relation", ["participation", "values"])
+@pytest.mark.parametrize("raw", [2.0, 12.0, 27.0, 29.9, 31.0, 60.0])
+def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw: float, relation: str) -> None:
+    """The range is [0, 100]; of 2 and 12 both relations are sure."""
+    of = {"users": 400, "mean": {"raw": raw, "scale": 1.0}} if relation == "values" else {}
+    turned = of | {"mean": {"raw": 100.0 - raw, "scale": 1.0}} if of else {}
+    marker = {"marker": {"relation": relation}}
+    below = AlertRule(name="low", below=30.0, false_alarms_per_day=0.01)
+    above = AlertRule(name="high", above=70.0, false_alarms_per_day=0.01)
+    low, high = ratio_window(raw, 400.0, **of, **marker), ratio_window(100.0 - raw, 400.0, **turned, **marker)
+    said = [bool(alerts(rule, [Judged(window, ())], Usual())) for rule, window in ((below, low), (above, high))]
+    assert said[0] == said[1]
+    assert said[0] or raw > 12.0
+    assert not alerts(above, [Judged(low, ())], Usual())
+
+
 def test_a_rule_needs_all_its_windows_and_is_new_once() -> None:
     rule = AlertRule(name="jam", below=30.0, windows=2, false_alarms_per_day=0.01)
     low, high = Judged(ratio_window(10.0, 400.0), ()), Judged(ratio_window(50.0, 400.0), ())

@@ -314,18 +314,26 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
         opened(browser, origin_of(client), f"#at=13/{busy[0]:.4f}/{busy[1]:.4f}", color_scheme="light") as page,
     ):
         far: dict[str, list[int]] = {}
+        sensors: dict[str, int] = {}
         for cell, speed in ((BUSY, 22.0), (STEADY, 45.0), (UNCERTAIN, 30.0)):
             lat, lng = h3.cell_to_latlng(cell)
             await revisit(page, f"#at=13/{lat:.4f}/{lng:.4f}")
             await page.wait_for_timeout(1000)
-            column = (await pixels(page, cell, 80))[40::80]
+            picture = await pixels(page, cell, 140)
+            column = picture[50::140]  # beside the number
             colour = {22.0: (0x26, 0x82, 0x8E), 45.0: (0xB5, 0xDE, 0x2B), 30.0: (0x35, 0xB7, 0x79)}[speed]
             alike = [max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 25 for pixel in column]
+            dots = [
+                max(abs(a - b) for a, b in zip(pixel, colour, strict=True)) < 25 for pixel in picture[70::140][110:]
+            ]
+            sensors[cell] = dots.count(True)
             far[cell] = [alike.count(True), sum(a != b for a, b in itertools.pairwise(alike))]
         assert 3 <= far[BUSY][0] <= 20, far
         assert far[BUSY][1] == 2, far
         assert far[UNCERTAIN][0] == 0, "nobody drives on a path"
         assert far[STEADY][0] >= 3, far
+        assert sensors[STEADY] > 8, sensors
+        assert sensors[BUSY] == 0, sensors
         assert len((await (await client.get("/api/v1/streets")).json())["features"]) == 2
 
 
@@ -340,7 +348,7 @@ async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(
         """Whether the street through BUSY and the ground beside it have its colour; anything else is bare ground."""
         await page.wait_for_timeout(500)
         square = await pixels(page, BUSY, side)
-        row = square[side * side // 2 :]
+        row = square[side * (side // 2 - 14) :]  # above the number
         coloured = []
         for colour in (row[side // 2], row[2]):
             far = [max(abs(a - b) for a, b in zip(colour, other, strict=True)) for other in (class_20_25, land)]

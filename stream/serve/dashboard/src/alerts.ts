@@ -18,7 +18,8 @@ function claim(rule: AlertRule): string {
   return say(kind, { rule: rule.name, limit: decimals(inUnit(rule.below ?? rule.above ?? rule.slower_km_h ?? 0), 1), unit: unit() });
 }
 
-const told = ({ value, limit }: Alert) => say('alerts.cell', { value: decimals(inUnit(value), 1), limit: decimals(inUnit(limit), 1), unit: unit() });
+/** What is released lies on the claimed side of the limit. */
+const told = ({ value, limit }: Alert) => say(value > limit ? 'alerts.cell.above' : 'alerts.cell', { value: decimals(inUnit(value), 1), limit: decimals(inUnit(limit), 1), unit: unit() });
 
 export function showAlerts(view: View, choose: Choose): void {
   const { alerts } = view;

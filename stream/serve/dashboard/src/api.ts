@@ -1,6 +1,7 @@
 /** Requests to the read API; every address is relative to the page. */
 
 import type { Position } from 'geojson';
+import type { Heat } from './heat';
 import { overQuery, type Over } from './over';
 import { say } from './texts';
 import type {
@@ -102,6 +103,8 @@ export const drawnArea = (feed: string, ring: Position[], start: string | undefi
 
 export const history = async (feed: string, cell: string) =>
   (await get<{ releases: Hexagon[] }>(`api/v1/cells/${encodeURIComponent(cell)}`, { feed })).releases;
+
+export const heat = (feed: string, start: string, mechanism: string) => get<Heat>('api/v1/heat', { feed, window: start, mechanism });
 
 export interface Counted {
   value: number;

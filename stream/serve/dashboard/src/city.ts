@@ -32,9 +32,9 @@ export function setUpCity(view: View, settings: Settings, redraw: () => void, ta
       },
     );
   });
-  for (const name of ['lines', 'hexagons'] as const) {
+  for (const name of ['lines', 'hexagons', 'heat'] as const) {
     const toggle = byId<HTMLInputElement>(`${name}-toggle`);
-    byId(name).hidden = !settings.lines;
+    byId(name).hidden = name === 'heat' || !settings.lines;
     toggle.checked = view.drawn[name];
     toggle.addEventListener('change', () => {
       view.drawn = { ...view.drawn, [name]: toggle.checked };

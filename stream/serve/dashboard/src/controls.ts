@@ -1,6 +1,7 @@
 /** The card of choices: statistic, colours, kind of value, and the legend. */
 
 import { byId, chip, make, type Mark } from './dom';
+import { heatLegend } from './heat';
 import { say } from './texts';
 import {
   STATISTICS,
@@ -60,9 +61,11 @@ export function showControls(view: View, looks: Look[]): void {
   byId('kinds').hidden = !view.modelled;
   check('units', chosenUnit(), () => true);
   byId('units').hidden = otherValue() !== null;
-  byId('controls-title').textContent = say(`${view.statistic}.name`);
-  byId('controls-against').textContent = comparedWith(view);
-  byId('legend').replaceChildren(...legend(view, looks));
+  for (const input of radios('statistics')) if (input.value === 'moving') input.closest('label')!.hidden = otherValue() !== null;
+  byId('controls-title').textContent = view.heat ? say('heat.label') : say(`${view.statistic}.name`);
+  byId('controls-against').textContent = view.heat ? say('heat.unit') : comparedWith(view);
+  byId('heat').hidden = !view.histograms.length;
+  byId('legend').replaceChildren(...(view.heat ? heatLegend(view.heat) : legend(view, looks)));
 }
 
 /** What the colours compare with; of colours that compare with nothing, their unit. */

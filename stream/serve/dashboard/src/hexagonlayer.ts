@@ -35,7 +35,7 @@ const HATCHED = 255;
 const ROW = 1024;
 
 /** Pixels across an average cell. */
-const acrossOf = (resolution: number, zoom: number) => (ACROSS / Math.sqrt(7) ** resolution / PIXEL) * 2 ** zoom;
+export const acrossOf = (resolution: number, zoom: number) => (ACROSS / Math.sqrt(7) ** resolution / PIXEL) * 2 ** zoom;
 
 /** How strong the lines between cells of so many pixels are. */
 const strengthOf = (across: number) => Math.min(Math.max((across - LEAST_SEEN) / (LEAST_APART - LEAST_SEEN), 0), 1);

@@ -135,6 +135,19 @@ export class LineLayer implements CustomLayerInterface {
     this.map?.triggerRepaint();
   }
 
+  /** Of each look with a piece, the middle of its longest one. */
+  middles(): Map<number, [number, number]> {
+    const [best, longest] = [new Map<number, [number, number]>(), new Map<number, number>()];
+    this.places.forEach((place, piece) => {
+      const [x0, y0, x1, y1] = this.pieces.ends.subarray(4 * piece, 4 * piece + 4) as unknown as [number, number, number, number];
+      const length = Math.hypot(x1 - x0, y1 - y0);
+      if (place < 0 || length <= (longest.get(place) ?? -1)) return;
+      longest.set(place, length);
+      best.set(place, [(x0 + x1) / 2, (y0 + y1) / 2]);
+    });
+    return best;
+  }
+
   onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {
     this.map = map;
     const program = linked(gl, VERTEX, FRAGMENT, ['a_place', 'a_half']);

@@ -142,7 +142,7 @@ async function start(): Promise<void> {
   addEventListener('hashchange', () => location.reload());
   // What WebGL drew is gone unless it is drawn just before.
   addEventListener('beforeprint', () => map.map.redraw());
-  setUpCity(view, settings, () => change(() => void map.setLines(view.drawn)), { cell: (cell) => chooseAndShow(view.covering(cell)), spot: showSpot, area: (name) => areas.open({ kind: 'named', name }) });
+  setUpCity(view, settings, drawnOtherwise, { cell: (cell) => chooseAndShow(view.covering(cell)), spot: showSpot, area: (name) => areas.open({ kind: 'named', name }) });
   if (settings.places) void api.places().then(name, () => undefined);
   try {
     await refresh();
@@ -153,6 +153,18 @@ async function start(): Promise<void> {
   api.follow(view.feed, known, onWindow, onLink);
   setInterval(tell, 5_000);
   setInterval(() => void again().catch(() => undefined), REREAD);
+}
+
+/** Other things carry the colours. A histogram has to be read first. */
+function drawnOtherwise(): void {
+  void readHeat(view.window).then(() => change(() => void map.setLines(view.drawn)));
+}
+
+/** Read the histogram of a window where that is what the reader wants to see; without one, speeds are shown. */
+async function readHeat(window: WindowSummary | null): Promise<void> {
+  const [mechanism] = window?.histograms ?? [];
+  const wanted = view.drawn.heat && window && mechanism;
+  view.heat = wanted ? await api.heat(view.feed, window.window.start, mechanism).catch((error: unknown) => (tellFailure(reasonOf(error)), null)) : null;
 }
 
 /** The map, or what stands in its place where the browser has no WebGL: then the table is open. */
@@ -274,6 +286,8 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   view.setOtherDay(other.read.day, other.read.hexagons);
   view.alerts = alerts;
   view.scheduled = scheduled.read && new Map(scheduled.read.map(({ cell, value }) => [cell, value]));
+  await readHeat(cells);
+  if (mine !== turn) return;
   if (cells.marker?.withheld) showCard('withheld');
   else byId('empty').hidden = true;
   if (!placed) fit();
@@ -290,6 +304,7 @@ async function showMean(over: Over): Promise<void> {
   const found = await api.means(view.feed, over);
   const newest = view.windows.at(-1);
   if (mine !== turn || !newest) return;
+  view.heat = null;
   [view.over, view.overWindows, view.live, asked] = [over, found.windows, false, null];
   view.range = { from: over.from, to: over.to };
   view.alerts = null;
@@ -349,7 +364,8 @@ async function paint(): Promise<void> {
   tell();
   writePlace();
   void map.alert(view.alertingCells());
-  if (!(await map.show(looks, view.colours))) return;
+  void map.setHeat(view.heat);
+  if (!(await map.show(looks, view.colours, (hexagon) => view.numberOf(hexagon)))) return;
   announce();
   ready();
 }
@@ -507,6 +523,7 @@ function writePlace(): void {
     area: view.area ?? undefined,
     lines: view.hasLines && !view.drawn.lines ? 'off' : undefined,
     hexagons: view.hasLines && view.drawn.hexagons ? 'on' : undefined,
+    heat: view.drawn.heat ? 'on' : undefined,
     large: isLarge() ? 'on' : undefined,
   });
   history.replaceState(null, '', location.pathname + text);

@@ -21,10 +21,12 @@ import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streets, type
 import { make } from './dom';
 import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
+import { HEAT, heatLayer, type Heat } from './heat';
 import { isLarge } from './large';
 import { HexagonLayer, type Look } from './hexagonlayer';
 import { LineLayer } from './linelayer';
 import type { Line } from './lines';
+import { NUMBERS, numbersLayer, numbersOf, type NumberOf } from './numbers';
 import { MAP_COLOURS, type MapColours, type Theme } from './palette';
 import type { Spot } from './search';
 import { chosenUnit } from './units';
@@ -39,10 +41,11 @@ const LONGEST = 100;
 const LARGE_LONGEST = 260;
 const NOTHING: Ground = { sources: {}, layers: [] };
 
-/** What carries the colours: lines of streets, where there are any, hexagons, or both. */
+/** What carries the colours: lines of streets, where there are any, hexagons, or both; or a histogram in their place. */
 export interface Shown {
   lines: boolean;
   hexagons: boolean;
+  heat: boolean;
 }
 
 type Stroke = { colour: string; width: number };
@@ -88,11 +91,15 @@ export class HexagonMap {
   private archive: Archive | null = null;
   private asked: Promise<Archive> | null = null;
   /** What is to be on the screen, and what tells whoever waited for what was there before. */
-  private wanted: { looks: Look[]; colours: string[] } = { looks: [], colours: [] };
+  private wanted: { looks: Look[]; colours: string[]; numberOf: NumberOf } = { looks: [], colours: [], numberOf: () => '' };
   private giveWay: () => void = () => undefined;
   /** The lines that the operator served; the roads of the archive that are on the screen join them. */
   private network: Line[] = [];
   private hasNewTiles = false;
+  private heat: Heat | null = null;
+  private hasNumbers = false;
+  /** The map has a style, to which layers can be added. */
+  private isStyled = false;
   private shown: Shown;
   private readonly protocol = new Protocol();
   private readonly scale = new ScaleControl({ unit: SCALES[chosenUnit()], maxWidth: isLarge() ? LARGE_LONGEST : LONGEST });
@@ -130,6 +137,7 @@ export class HexagonMap {
     this.map.addControl(new NavigationControl({ showCompass: false }), 'bottom-right');
     this.map.addControl(this.scale, 'bottom-left');
     this.map.on('webglcontextlost', () => this.comeBack());
+    this.map.on('moveend', () => this.writeNumbers());
     this.map.on('zoom', () => {
       if (this.isDrawn && this.map.getZoom() < LAND_UNTIL) void this.inTurn(() => this.addLand());
     });
@@ -148,6 +156,7 @@ export class HexagonMap {
     this.hasNewTiles &&= !hasTiles;
     this.lines.draw([...network, ...(hasTiles && this.shown.lines ? roads(this.map, this.archive!) : [])]);
     this.setShown(this.shown);
+    this.writeNumbers();
     this.map.triggerRepaint();
   }
 
@@ -160,6 +169,7 @@ export class HexagonMap {
 
   /** A graphics processor that was reset, or that slept, has lost everything. MapLibre builds the style anew, without layers of our own. */
   private comeBack(): void {
+    this.isStyled = false;
     const isThere = new Promise((resolve) => this.map.once('webglcontextrestored', resolve));
     this.restored = isThere.then(() => (this.isDrawn ? this.replaced() : undefined));
   }
@@ -193,7 +203,7 @@ export class HexagonMap {
 
   /** Draw in another style. */
   private async replaced(): Promise<void> {
-    this.isDrawn = true;
+    [this.isDrawn, this.isStyled] = [true, false];
     const { sources, under, over } = this.grounds();
     this.map.setStyle({ version: 8, sources, layers: [sea(MAP_COLOURS[this.theme]), ...under, ...over] }, { diff: false, validate: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
@@ -203,7 +213,10 @@ export class HexagonMap {
     this.map.addLayer(this.hexagons, over[0]?.id);
     this.map.addLayer(this.lines, over.find((layer) => layer.type !== 'line')?.id);
     this.map.addLayer(this.grid, under[0]?.id ?? this.hexagons.id);
+    this.isStyled = true;
+    this.drawHeat();
     this.addMarks();
+    this.writeNumbers();
     await this.addLand();
   }
 
@@ -296,8 +309,8 @@ export class HexagonMap {
    * Draw a window. True once it is on the screen; false as soon as another takes its place: nothing is drawn on a screen that
    * is locked, and what waits for that must not hold every window that comes meanwhile.
    */
-  show(looks: Look[], colours: string[]): Promise<boolean> {
-    this.wanted = { looks, colours };
+  show(looks: Look[], colours: string[], numberOf: NumberOf): Promise<boolean> {
+    this.wanted = { looks, colours, numberOf };
     this.giveWay();
     return new Promise((resolve, reject) => {
       this.giveWay = () => resolve(false);
@@ -315,6 +328,23 @@ export class HexagonMap {
     const { looks, colours } = this.wanted;
     this.hexagons.show(looks, colours);
     this.lines.show(looks, colours);
+    this.writeNumbers();
+  }
+
+  /** Write the numbers of the cells in sight on them; none where cells are small. */
+  private writeNumbers(): void {
+    if (!this.isStyled) return;
+    const { looks, numberOf } = this.wanted;
+    const middles = () => (this.hexagons.isShown ? null : this.lines.middles());
+    const data = numbersOf(this.heat ? [] : looks, numberOf, this.map.getZoom(), this.map.getBounds(), middles);
+    const source = this.source(NUMBERS);
+    if (source && (data.features.length || this.hasNumbers)) source.setData(data);
+    else if (!source && data.features.length) {
+      const letters = isLarge() ? LARGE_LETTERS : LETTERS;
+      this.map.addSource(NUMBERS, { type: 'geojson', data });
+      this.map.addLayer(numbersLayer(MAP_COLOURS[this.theme], letters + 1));
+    }
+    this.hasNumbers = data.features.length > 0;
   }
 
   /** There is none before the first drawing, which begins with all that was asked for until then. */
@@ -350,6 +380,22 @@ export class HexagonMap {
     this.spot = new Marker({ element }).setLngLat(spot.at).addTo(this.map);
   }
 
+  /** Show a histogram in place of the speeds, or these again. */
+  async setHeat(heat: Heat | null): Promise<void> {
+    if (heat === this.heat) return;
+    this.heat = heat;
+    await this.inTurn(() => {
+      this.drawHeat();
+      this.drawLines(this.network);
+    });
+  }
+
+  private drawHeat(): void {
+    if (!this.isStyled) return;
+    if (this.map.getLayer(HEAT)) this.map.removeLayer(HEAT).removeSource(HEAT);
+    if (this.heat) this.add({ sources: { [HEAT]: { type: 'geojson', data: this.heat } }, layers: [heatLayer(this.heat)] }, this.hexagons.id);
+  }
+
   /** Show lines with their stops, hexagons, or both. */
   async setLines(shown: Shown): Promise<void> {
     this.shown = shown;
@@ -362,6 +408,7 @@ export class HexagonMap {
 
   /** Hexagons stand in where roads alone were to carry the colours and none are loaded, as far out. */
   private setShown({ lines, hexagons }: Shown): void {
+    if (this.heat) return void ([this.lines.isShown, this.hexagons.isShown] = [false, false]);
     [this.lines.isShown, this.hexagons.isShown] = [lines, hexagons || !lines || (!this.settings.network && this.lines.isEmpty)];
   }
 

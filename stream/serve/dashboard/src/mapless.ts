@@ -22,5 +22,5 @@ export function mapless(container: HTMLElement, [west, south, east, north]: Box)
     on: nothing, redraw: nothing, easeTo: nothing, fitBounds: nothing, getZoom: () => 9, getCanvas: () => canvas, getCenter: () => middle,
     unproject: () => middle, getBounds: () => ({ getCenter: () => middle, getWest: () => west, getEast: () => east, getSouth: () => south, getNorth: () => north }),
   } as unknown as Drawn;
-  return { map, begin: nothing, mark: nothing, setUnit: nothing, select: done, outline: done, alert: done, setLines: done, setTheme: done, show: () => Promise.resolve(true) };
+  return { map, begin: nothing, mark: nothing, setUnit: nothing, select: done, outline: done, alert: done, setLines: done, setHeat: done, setTheme: done, show: () => Promise.resolve(true) };
 }

@@ -4,6 +4,9 @@ export type Theme = 'light' | 'dark';
 
 export const RD_YL_BU = ['#d7191c', '#fdae61', '#ffffbf', '#abd9e9', '#2c7bb6'];
 
+/** Densities from few to many (ColorBrewer's YlOrRd). */
+export const YL_OR_RD = ['#ffeda0', '#fed976', '#feb24c', '#fd8d3c', '#fc4e2a', '#e31a1c', '#b10026'];
+
 /** A cell whose difference may be noise: it recedes behind those that differ, and the names on it can be read. */
 export const WITHIN_NOISE: Record<Theme, string> = { light: '#b4bbc0', dark: '#626c74' };
 

@@ -24,6 +24,7 @@ export interface Place {
   area?: Area;
   lines?: 'on' | 'off';
   hexagons?: 'on';
+  heat?: 'on';
   large?: 'on';
 }
 
@@ -76,6 +77,7 @@ export function parsePlace(hash: string): Place {
     area: parseArea(fields.get('area') ?? '', fields.get('ring')),
     lines: oneOf(fields.get('lines'), ['on', 'off'] as const),
     hexagons: oneOf(fields.get('hexagons'), ['on'] as const),
+    heat: oneOf(fields.get('heat'), ['on'] as const),
     statistic: oneOf(fields.get('statistic'), ['mean', 'moving', 'p50', 'p85', 'spread'] as const),
     colours: oneOf(fields.get('colours'), ['now', 'usual', 'day', 'scheduled'] as const),
     day: parseDay(fields.get('day') ?? ''),

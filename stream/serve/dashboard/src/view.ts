@@ -2,10 +2,11 @@
 
 import type { Area } from './area';
 import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
+import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid, type Over } from './over';
-import { say, type Values } from './texts';
-import { measure, otherValue } from './units';
+import { decimals, say, type Values } from './texts';
+import { inUnit, measure, otherValue } from './units';
 import { clock, day, dayOfWeek, localClock, when, weekend } from './times';
 import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
@@ -87,7 +88,9 @@ export class View {
   names: Names | null = null;
   /** Whether there are lines, and what carries the colours: lines where there are any, unless the reader chooses. */
   hasLines = false;
-  drawn: Drawn = { lines: false, hexagons: true };
+  drawn: Drawn = { lines: false, hexagons: true, heat: false };
+  /** The histogram that is drawn in place of speeds. */
+  heat: Heat | null = null;
   cells = new Map<string, Hexagon>();
   earlierWindows = 0;
   days: Days = 'any';
@@ -104,9 +107,9 @@ export class View {
   private level = NONE;
 
   /** Lines carry the colours where there are any, unless the address says otherwise. */
-  setLines({ lines }: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on' }): void {
+  setLines({ lines }: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on'; heat?: 'on' }): void {
     this.hasLines = lines;
-    this.drawn = { lines: lines && place.lines !== 'off', hexagons: !lines || place.hexagons === 'on' };
+    this.drawn = { lines: lines && place.lines !== 'off', hexagons: !lines || place.hexagons === 'on', heat: place.heat === 'on' };
   }
 
   setWindow(window: WindowCells, usual: Usual): void {
@@ -253,6 +256,15 @@ export class View {
 
   read(hexagon: Hexagon): Reading {
     return this.judge(this.compare(hexagon));
+  }
+
+  /** What is written on a cell: the number that is shown, or by how much it differs where noise does not explain that. */
+  numberOf(hexagon: Hexagon): string {
+    const { now, verdict, scheme } = this.read(hexagon);
+    if (scheme === 'now') return now ? `${now.atBound ? '≥ ' : ''}${decimals(inUnit(now.value), 0)}` : '';
+    if (!verdict?.clear) return '';
+    const percent = Math.round(100 * (verdict.now.value / verdict.reference.value - 1));
+    return `${percent > 0 ? '+' : '−'}${Math.abs(percent)} %`;
   }
 
   private compare(hexagon: Hexagon): Omit<Reading, 'verdict'> {

@@ -234,7 +234,7 @@ test('another value than a speed has its name and unit, and classes between its 
     measure(null);
     choose('km/h');
   }
-  assert.equal(say('mean.name'), 'Mean speed');
+  assert.equal(say('mean.name'), 'Mean speed of all reports');
 });
 
 test('counts are said as exact or as about', () => {
