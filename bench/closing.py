@@ -76,12 +76,11 @@ def window_rows(users: int, cells: int, cells_per_user: int, rows_per_pair: int,
 
 
 def hourly(name: str, folder: Path, **settings: Any) -> Config:
-    """An hourly configuration with hexagons small enough for thousands of them; smoothing over windows has its own
-    cost."""
+    """An hourly configuration with hexagons small enough for thousands of them."""
     given: dict[str, Any] = {
         "privacy.user_key_file": str(folder / "user.key"),
         "hexagons.resolution": 9 if name == "bus-fleet" else 7,
-        "speed.post_processing": ["empirical-bayes"] if name == "bus-fleet" else [],
+        "speed.post_processing": ["kalman"] if name == "bus-fleet" else [],
     }
     return hourly_config(name, **(given | settings))
 

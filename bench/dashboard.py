@@ -184,7 +184,7 @@ async def measure(page: Page, session: CDPSession, bootstrap: str, sizes: Sizes)
         await publish(bootstrap, window_of(week, sizes.hexagons))
         await page.wait_for_selector(f'html[data-window="{utc_text(START + week * WEEK)}"]', timeout=120_000)
         milliseconds["update_processor"].append(spent(before, await processors(session)))
-        for choice in ("usual", "now"):
+        for choice in ("typical", "now"):
             painted = await page.evaluate("document.documentElement.dataset.painted")
             await page.locator(f"input[value={choice}]").check(force=True)
             await page.wait_for_function("before => document.documentElement.dataset.painted !== before", arg=painted)

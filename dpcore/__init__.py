@@ -44,7 +44,6 @@ __all__ = [
     "residual",
     "resolution",
     "scales",
-    "shrinkage",
     "single_cell",
     "smoothing",
     "spatial",

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import scipy
 
 from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
+from dpcore.earth import local_kilometres
 from dpcore.interval_calibration import Prediction
 from dpcore.laplace_posterior import laplace_posterior, normal_posterior
 from dpcore.model_averaging import EvidenceWeights, average
-from dpcore.shrinkage import local_kilometres
 
 MOST_INFORMATIVE = 400
 """Most cells of the window, and most of the past, that inform the others; the noisier ones are only predicted."""
@@ -24,7 +24,8 @@ class Window:
     """The releases of one window beside the past: what all members of the grid share.
 
     T remembered cells and S released ones inform the others. ``past_mean``, ``past_variance``: (T,), the lasting
-    deviation of each by its own history; ``seen``: (S,), positions of the released ones among the window's C cells;
+    deviation of each by its own history; ``passing``, ``passing_variance``: (C,), the passing one of the window's
+    cells; ``seen``: (S,), positions of the released ones among them;
     ``distance``: (T + C, T + S) in km, and whether two of them are the ``same`` cell. ``design``: (C, 1 + k), how level
     and effects enter each mean; ``trend`` (1 + k,) and its covariance: level and effects before the window.
     """
@@ -32,6 +33,8 @@ class Window:
     releases: Releases
     past_mean: FloatArray
     past_variance: FloatArray
+    passing: FloatArray
+    passing_variance: FloatArray
     seen: IntArray
     distance: FloatArray
     same: npt.NDArray[np.bool_]
@@ -41,8 +44,8 @@ class Window:
     upper: float
 
     @classmethod
-    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int, upper: float, d: Dynamics) -> Window:
-        """Choose the cells that inform the others, and read the level's profile at ``hour_of_day``."""
+    def of(cls, past: SmoothingState, releases: Releases, hour_of_day: int | None, upper: float, d: Dynamics) -> Window:
+        """Choose the cells that inform the others, and read the level's profile at ``hour_of_day``; None: do not."""
         remembered = np.sort(np.argsort(-past.precision, kind="stable")[:MOST_INFORMATIVE])
         seen = np.sort(np.argsort(releases.scales, kind="stable")[:MOST_INFORMATIVE])
         seen = seen[releases.known[seen]]
@@ -51,6 +54,7 @@ class Window:
             releases,
             past.shift[remembered] / past.precision[remembered],
             1 / past.precision[remembered],
+            *_passing(past, releases, upper, d),
             seen,
             *_relations(past, remembered, releases, seen),
             np.column_stack([np.ones(len(weight)), releases.covariates - weight @ releases.covariates]),
@@ -61,13 +65,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Prior:
-    """A member of the grid before the window's releases, sampling left out: mean and variance of each cell, (C,), and
-    the covariance of each with those that inform the others, (C, S).
+    """A member of the grid before the window's releases, sampling left out: mean and variance of each cell, (C,), the
+    covariance of each with those that inform the others, (C, S), and mean and variance without passing deviations,
+    (C,).
     """
 
     mean: FloatArray
     variance: FloatArray
     covariance: FloatArray
+    typical: FloatArray
+    typical_variance: FloatArray
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,8 @@ class Posterior:
     site_precision: FloatArray
     site_shift: FloatArray
     sampling: FloatArray
+    passing: FloatArray
+    passing_variance: FloatArray
 
 
 @dataclass(frozen=True)
@@ -143,9 +152,11 @@ class Fit:
 
 
 def _returned_to_profile(
-    past: SmoothingState, hour_of_day: int, upper: float, d: Dynamics
+    past: SmoothingState, hour_of_day: int | None, upper: float, d: Dynamics
 ) -> tuple[FloatArray, FloatArray]:
     """(Trend, covariance) after the same hour of earlier days is read as an observation of the level."""
+    if hour_of_day is None:
+        return past.trend, past.trend_covariance
     usual = float(past.profile_variance[hour_of_day]) + (d.profile_drift * upper) ** 2
     gain = past.trend_covariance[:, 0] / (past.trend_covariance[0, 0] + usual)
     if not np.isfinite(usual):
@@ -154,13 +165,31 @@ def _returned_to_profile(
     return trend, past.trend_covariance - np.outer(gain, past.trend_covariance[0])
 
 
-def fits_of(window: Window, d: Dynamics) -> list[Fit]:
+def _passing(past: SmoothingState, releases: Releases, upper: float, d: Dynamics) -> tuple[FloatArray, FloatArray]:
+    """(Mean, variance) of the passing deviation of each of the window's cells, (C,), by its past."""
+    mean, variance = np.zeros(len(releases.cells)), np.full(len(releases.cells), (d.passing * upper) ** 2)
+    now, before = np.intersect1d(releases.cells, past.cells, assume_unique=True, return_indices=True)[1:]
+    mean[now], variance[now] = past.passing[before], past.passing_variance[before]
+    return mean, variance
+
+
+def priors_of(window: Window, d: Dynamics) -> list[Prior]:
+    """What the past says of the window under every member of the grid."""
+    return [prior_of(window, field, length, d) for field, length in itertools.product(d.field, d.length_km)]
+
+
+def fits_of(window: Window, priors: list[Prior], d: Dynamics) -> list[Fit]:
     """The window's posterior under every member of the grid."""
-    return [
-        fit_of(window, prior, event, d)
-        for prior in (prior_of(window, field, length, d) for field, length in itertools.product(d.field, d.length_km))
-        for event in d.event
-    ]
+    return [fit_of(window, prior, event, d) for prior in priors for event in d.event]
+
+
+def typical_of(priors: list[Prior]) -> tuple[FloatArray, FloatArray]:
+    """(Mean, variance) of each cell without passing deviations and sampling, (C,): all members of the grid count alike,
+    so that nothing of the window itself enters.
+    """
+    value = np.mean([prior.typical for prior in priors], axis=0)
+    spread = [prior.typical_variance + np.square(prior.typical - value) for prior in priors]
+    return value, np.mean(spread, axis=0)
 
 
 def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
@@ -174,37 +203,45 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
     gain = scipy.linalg.cho_solve(factor, lasting[T:, :T].T)
     from_trend = window.trend_covariance @ window.design.T
     covariance = lasting[T:, T:] - gain.T @ lasting[T:, :T].T[:, window.seen]
-    covariance = covariance + window.design @ from_trend[:, window.seen] + (d.passing * upper) ** 2 * near[T:, T:]
-    variance = (field**2 + d.own**2 + d.passing**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
+    covariance = covariance + window.design @ from_trend[:, window.seen] + (d.shared * upper) ** 2 * near[T:, T:]
+    covariance[window.seen, np.arange(len(window.seen))] += window.passing_variance[window.seen]
+    variance = (field**2 + d.own**2) * upper**2 - np.einsum("ji,ij->i", gain, lasting[T:, :T])
     variance = variance + np.einsum("ij,ji->i", window.design, from_trend)
-    return Prior(window.design @ window.trend + gain.T @ window.past_mean, variance, covariance)
+    typical = window.design @ window.trend + gain.T @ window.past_mean
+    passing = (d.shared * upper) ** 2 + window.passing_variance
+    return Prior(typical + window.passing, variance + passing, covariance, typical, variance)
 
 
+# long: one solve, of which cells, level and passing deviations are read
 def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of
     U)."""
     releases, seen, S = window.releases, window.seen, len(window.seen)
-    sampling = (event * window.upper) ** 2 / (releases.events + (event / d.quiet) ** 2)
+    sampling = window.upper**2 * (event**2 / releases.events + d.user**2 / releases.users)
     covariance = prior.covariance.copy()
     covariance[seen, np.arange(S)] += sampling[seen]
     by = Informing.of(window, prior, covariance, max(d.field))
     read = normal_posterior if releases.normal else laplace_posterior
     sites = read(by.among, by.off, by.scales)
     factor = scipy.linalg.cho_factor(by.among + np.diag(1 / sites.site_precision), lower=True)
-    weights = scipy.linalg.cho_solve(factor, sites.site_shift / sites.site_precision)
+    inverse = scipy.linalg.cho_solve(factor, np.eye(len(by.off)))
+    weights = inverse @ (sites.site_shift / sites.site_precision)
+    passing, passing_variance = window.passing.copy(), window.passing_variance.copy()
+    passing[seen] += window.passing_variance[seen] * weights[:S]
+    passing_variance[seen] -= np.square(window.passing_variance[seen]) * np.diag(inverse)[:S]
     precision, shift = unseen_sites(releases, window.upper)
     precision[seen] = sites.site_precision[:S]
     shift[seen] = sites.site_shift[:S] + sites.site_precision[:S] * prior.mean[seen]
     posterior = Posterior(
         prior.mean + by.covariance @ weights,
-        prior.variance
-        + sampling
-        - np.einsum("ij,ji->i", by.covariance, scipy.linalg.cho_solve(factor, by.covariance.T)),
+        prior.variance + sampling - np.einsum("ij,ij->i", by.covariance @ inverse, by.covariance),
         window.trend + by.trend @ weights,
         window.trend_covariance - by.trend @ scipy.linalg.cho_solve(factor, by.trend.T),
         precision,
         shift,
         sampling,
+        passing,
+        passing_variance,
     )
     own_precision, own_shift = np.zeros_like(precision), np.zeros_like(shift)
     own_precision[seen], own_shift[seen] = precision[seen], shift[seen]
@@ -228,10 +265,9 @@ def _averaged_posterior(weights: EvidenceWeights, posteriors: list[Posterior]) -
     covariance = average(
         shares, [each.trend_covariance + np.outer(each.trend - trend, each.trend - trend) for each in posteriors]
     )
-    precision = average(shares, [each.site_precision for each in posteriors])
-    shift = average(shares, [each.site_shift for each in posteriors])
-    sampling = average(shares, [each.sampling for each in posteriors])
-    return Posterior(value, variance, trend, covariance, precision, shift, sampling)
+    names = ("site_precision", "site_shift", "sampling", "passing", "passing_variance")
+    rest = (average(shares, [getattr(each, name) for each in posteriors]) for name in names)
+    return Posterior(value, variance, trend, covariance, *rest)
 
 
 def _relations(

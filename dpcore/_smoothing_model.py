@@ -24,15 +24,16 @@ HOURS_OF_DAY = 24
 class Dynamics:
     """Parameters of the model. Standard deviations are shares of the range U; a tuple is a grid that is averaged over.
 
-    ``level``, ``effect``: of the area's level and of each covariate's effect, before any window; ``typical``: of the
-    level, as a share of the typical one, where one is given; ``level_drift``, ``effect_drift``: of their walk in one
-    hour; ``profile_drift``: of the level at one hour of the day, from day to day. ``field``: of the lasting deviation
-    that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the part that is the cell's own;
-    ``passing``: of the deviation of one window. After ``memory_hours`` the past of a cell has faded to 1/e. ``event``:
-    of one event around its cell's mean; ``quiet``: of the mean of a cell with next to no events.
+    ``level``, ``effect``: of the area's level, which is as large, and of each covariate's effect, before any window;
+    ``typical``: of the level, as a share of the typical one, where one is given; ``level_drift``, ``effect_drift``: of
+    their walk in one hour; ``profile_drift``: of the level at one hour of the day, from day to day. ``field``: of the
+    lasting deviation that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the part that
+    is the cell's own. ``shared``: of the deviation of one window, correlated like the field; ``passing``: of the cell's
+    own deviation, which fades to 1/e in ``passing_hours``. After ``memory_hours`` the past of a cell has faded to 1/e.
+    ``event``: of one event around its user's mean in the cell; ``user``: of the latter around the cell's mean.
     """
 
-    level: float = 0.5
+    level: float = 1 / 3
     typical: float = 0.25
     level_drift: float = 0.01
     profile_drift: float = 0.05
@@ -42,9 +43,11 @@ class Dynamics:
     field: tuple[float, ...] = (0.02, 0.06)
     length_km: tuple[float, ...] = (4.0,)
     own: float = 0.02
-    passing: float = 0.02
-    event: tuple[float, ...] = (0.3, 0.8)
-    quiet: float = 0.5
+    shared: float = 0.02
+    passing: float = 0.03
+    passing_hours: float = 1.5
+    event: tuple[float, ...] = (0.2, 0.35)
+    user: float = 0.15
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,19 @@ class SmoothingState:
     """What is known about K cells and the area from past windows, in the unit of U.
 
     ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that precision and mean
-    shift / precision. ``trend`` (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with
-    an infinite variance where no window was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time
-    of the state. ``calibration``: how wide releases show intervals to be. Raises :class:`ParameterError` for columns
-    that do not fit or are not finite.
+    shift / precision. ``passing``, ``passing_variance``: (K,), mean and variance of its passing deviation. ``trend``
+    (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with an infinite variance where
+    no window was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time of the state.
+    ``calibration``: how wide releases show intervals to be. Raises :class:`ParameterError` for columns that do not fit
+    or are not finite.
     """
 
     cells: IdArray
     places: FloatArray
     precision: FloatArray
     shift: FloatArray
+    passing: FloatArray
+    passing_variance: FloatArray
     trend: FloatArray
     trend_covariance: FloatArray
     profile: FloatArray
@@ -71,16 +77,17 @@ class SmoothingState:
 
     def __post_init__(self) -> None:
         K = len(self.cells)
-        if self.places.shape != (K, 2) or self.precision.shape != (K,) or self.shift.shape != (K,):
-            raise ParameterError(f"a state of {K} cells needs one place, precision and shift for each")
+        columns = (self.precision, self.shift, self.passing, self.passing_variance)
+        if self.places.shape != (K, 2) or any(column.shape != (K,) for column in columns):
+            raise ParameterError(f"a state of {K} cells needs one place, precision, shift and deviation for each")
         if self.trend.ndim != 1 or self.trend_covariance.shape != 2 * self.trend.shape:
             raise ParameterError("a state's trend needs one mean and its covariance for the level and each effect")
         if self.profile.shape != (HOURS_OF_DAY,) or self.profile_variance.shape != (HOURS_OF_DAY,):
             raise ParameterError(f"a state's profile has {HOURS_OF_DAY} hours")
-        finite = (self.places, self.precision, self.shift, self.trend, self.trend_covariance, self.profile, self.hours)
+        finite = (self.places, *columns, self.trend, self.trend_covariance, self.profile, self.hours)
         if not all(np.all(np.isfinite(column)) for column in finite):
             raise ParameterError("a state must be finite")
-        if np.any(self.cells[1:] <= self.cells[:-1]) or np.any(self.precision <= 0):
+        if np.any(self.cells[1:] <= self.cells[:-1]) or np.any(self.precision <= 0) or np.any(columns[3] < 0):
             raise ParameterError("a state's cells ascend without repeats and its precisions are above 0")
         if not (np.all(self.profile_variance >= 0) and np.all(scipy.linalg.eigvalsh(self.trend_covariance) > 0)):
             raise ParameterError("a state's variances must be above 0")
@@ -98,8 +105,8 @@ class AreaMean(NamedTuple):
 
 @dataclass(frozen=True)
 class Releases:
-    """Released means of one window, their Laplace scales (infinite where nothing was released) and numbers of events,
-    (C,).
+    """Released means of one window, their Laplace scales (infinite where nothing was released), and numbers of events
+    and users, (C,).
 
     ``cells`` ascend; ``places``: (C, 2) degrees; ``covariates``: (C, k) public columns, zeros for none. ``normal``:
     whether the noise is read as normal, of the variance of its scale; a sum of several Laplace variables over a small
@@ -112,17 +119,19 @@ class Releases:
     means: FloatArray
     scales: FloatArray
     events: FloatArray
+    users: FloatArray
     covariates: FloatArray
     normal: bool = False
     area: AreaMean | None = None
 
     def __post_init__(self) -> None:
         C = len(self.cells)
-        columns = (self.means, self.scales, self.events)
+        columns = (self.means, self.scales, self.events, self.users)
         whole = self.places.shape == (C, 2) and self.covariates.ndim == 2 and len(self.covariates) == C
         if not whole or any(column.shape != (C,) for column in columns):
-            raise ParameterError(f"need one place, mean, scale, count and row of covariates for each of the {C} cells")
-        if np.any(self.cells[1:] <= self.cells[:-1]) or not (np.all(self.scales >= 0) and np.all(self.events >= 1)):
+            raise ParameterError(f"need one place, mean, scale, counts and row of covariates for each of the {C} cells")
+        counted = np.all(self.events >= 1) and np.all(self.users >= 1)
+        if np.any(self.cells[1:] <= self.cells[:-1]) or not (np.all(self.scales >= 0) and counted):
             raise ParameterError("cells must ascend without repeats, scales be >= 0 and counts >= 1")
         if not (np.all(np.isfinite(self.means[self.known])) and np.all(np.isfinite(self.covariates))):
             raise ParameterError("a released mean is not finite; give unreleased cells an infinite scale")

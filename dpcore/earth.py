@@ -16,3 +16,9 @@ def great_circle_m(lat: FloatArray, lng: FloatArray, to_lat: FloatArray, to_lng:
     a, b = np.radians(lat), np.radians(to_lat)
     half = np.sin((b - a) / 2) ** 2 + np.cos(a) * np.cos(b) * np.sin(np.radians(to_lng - lng) / 2) ** 2
     return np.asarray(2 * EARTH_M * np.arcsin(np.sqrt(np.clip(half, 0.0, 1.0))))
+
+
+def local_kilometres(latitude: FloatArray, longitude: FloatArray) -> FloatArray:
+    """Degrees (C,) to plane coordinates in km, shape (C, 2), around the middle of the area (equirectangular)."""
+    middle = np.cos(np.radians(np.mean(latitude)))
+    return np.asarray(EARTH_M / 1000 * np.radians(np.column_stack([longitude * middle, latitude])))

@@ -49,7 +49,7 @@ CLASSES = (1, 4, 12, 40, 120, 400)
 """Least number of events of a cell in each class."""
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 13))
 """Candidate factors on the model's variance."""
-USUAL = (0.0, 1.0, 1.0, 0.0, -0.5, -0.5)
+USUAL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 """Prior mean of log₂ of the factor of each class: models know too little of cells with a few events, and enough of busy
 ones."""
 PRIOR_SPREAD = 1.0
@@ -95,6 +95,7 @@ class Observed(NamedTuple):
     means: FloatArray
     scales: FloatArray
     events: FloatArray
+    normal: bool = False
 
 
 def _no_evidence() -> FloatArray:
@@ -124,7 +125,7 @@ class Calibration:
         known = np.isfinite(observed.scales)
         mean, variance = prediction.mean[known], prediction.variance[known]
         means, scales = observed.means[known], _usable(observed.scales[known], variance)
-        likely = _likelihoods(mean, variance, means, scales)
+        likely = _likelihoods(mean, variance, means, scales, normal=observed.normal)
         likely = np.maximum(likely - likely.max(axis=0, initial=-np.inf), -MOST_PER_CELL)
         added = np.zeros_like(self.evidence)
         np.add.at(added, class_of(observed.events[known]), likely.T)
@@ -146,6 +147,10 @@ class Calibration:
         known = np.isfinite(observed.scales)
         means = np.where(known, observed.means, prediction.mean)
         scales = np.where(known, _usable(observed.scales, variance), np.inf)
+        if observed.normal:
+            gain = variance / (variance + 2 * np.square(scales))
+            value, reach = prediction.mean + gain * (means - prediction.mean), _NORMAL * np.sqrt((1 - gain) * variance)
+            return value - reach, value + reach
         low, high = (tilted_quantile(prediction.mean, variance, means, scales, share) for share in (0.025, 0.975))
         return low, high
 
@@ -164,22 +169,29 @@ def class_of(events: FloatArray) -> npt.NDArray[np.int64]:
     return np.maximum(np.searchsorted(CLASSES, events, side="right") - 1, 0)
 
 
+_NORMAL = 1.96
 _BLOCK = 1 << 8
 """Releases whose likelihoods are computed at once, by all factors."""
 
 
-def _likelihoods(mean: FloatArray, variance: FloatArray, means: FloatArray, scales: FloatArray) -> FloatArray:
+def _likelihoods(
+    mean: FloatArray, variance: FloatArray, means: FloatArray, scales: FloatArray, *, normal: bool
+) -> FloatArray:
     """Log likelihood of every factor by each of n releases, (factors, n): a mixture over the variances of
     :data:`UNLIKE`."""
     lowest, highest = UNLIKE[0][0], UNLIKE[-1][0]
     widths = np.array([FACTORS[0] * 2.0 ** (step / 2) for step in range(lowest, highest + len(FACTORS))])[:, None]
-    normal = np.zeros((len(widths), len(means)))
+    likely = np.zeros((len(widths), len(means)))
     for start in range(0, len(means), _BLOCK):
         block = slice(start, start + _BLOCK)
-        normal[:, block] = tilted(mean[block], widths * variance[block], means[block], scales[block])[0]
+        if normal:
+            total = widths * variance[block] + 2 * np.square(scales[block])
+            likely[:, block] = -0.5 * (np.square(means[block] - mean[block]) / total + np.log(total))
+        else:
+            likely[:, block] = tilted(mean[block], widths * variance[block], means[block], scales[block])[0]
     mixed = np.full((len(FACTORS), len(means)), -np.inf)
     for step, weight in UNLIKE:
-        np.logaddexp(mixed, normal[step - lowest :][: len(FACTORS)] + np.log(weight), out=mixed)
+        np.logaddexp(mixed, likely[step - lowest :][: len(FACTORS)] + np.log(weight), out=mixed)
     return mixed
 
 

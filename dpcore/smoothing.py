@@ -1,9 +1,12 @@
 """Temporal smoothing of the released means of cells: post-processing of released values, so it costs nothing.
 
 The model: the mean of a cell in a window is the sum of the level of the whole area, the effects of public covariates,
-the cell's lasting deviation, a passing deviation, and what sampling n events leaves. Level and effects are random
-walks; the level also returns to its profile over the day. Deviations are correlated in space. A release adds Laplace
-noise of known scale. A release of all cells together observes the weighted sum of their means.
+the cell's lasting deviation, passing deviations, and what sampling n events of m users leaves. Level and effects are
+random walks; the level also returns to its profile over the day. Lasting deviations are correlated in space. Passing
+ones are that of the window, correlated likewise, and that of the cell, which fades within hours (AR(1)). A release
+adds noise of known scale. A release of all cells together observes the weighted sum of their means.
+
+The typical mean is the sum of level, effects and lasting deviation before the window's releases are read.
 
 The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation,
 which fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`);
@@ -20,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged, fits_of
+from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged, fits_of, priors_of, typical_of
 from dpcore._smoothing_model import (
     HOURS_OF_DAY,
     AreaMean,
@@ -67,14 +70,17 @@ OLDEST_HOURS = 336.0
 
 @dataclass(frozen=True)
 class Smoothed:
-    """Post-processed means: ``value``, ``low``, ``high`` (95 %, calibrated by releases), shape (C,), in the unit of
-    U."""
+    """Post-processed means: ``value``, ``low``, ``high`` (95 %, calibrated by releases), shape (C,), in the unit of U,
+    and what was ``typical`` of each cell at this hour before the window was released.
+    """
 
     value: FloatArray
     low: FloatArray
     high: FloatArray
+    typical: Foretold
 
 
+# long: one step, from the aged state to the new one and what is shown
 def smooth(
     state: SmoothingState | None,
     releases: Releases,
@@ -88,18 +94,19 @@ def smooth(
     """One Kalman step with the releases of one window: the new state and the smoothed means.
 
     ``hours``: the window's time on any continuous clock, not before the state's; ``hour_of_day``: its hour of the local
-    day, 0..23; ``upper``: U; ``typical``: the level that is expected before any window, None: U/2, as little as is
-    known. Raises :class:`ParameterError`.
+    day, 0..23; ``upper``: U; ``typical``: the level that is expected before any window, None: U/3, give or
+    take as much. Raises :class:`ParameterError`.
     """
     d = dynamics or Dynamics()
     _validate(state, releases, hours, hour_of_day, upper)
     past = _aged(state, releases.covariates.shape[1], hours, upper, typical, d)
     if not len(releases.cells):
         empty = np.zeros(0)
-        return past, Smoothed(empty, empty, empty)
-    window = Window.of(past, releases, hour_of_day, upper, d)
-    posterior, prediction = averaged(fits_of(window, d), d)
-    observed = Observed(releases.means, releases.scales, releases.events)
+        return past, Smoothed(empty, empty, empty, Foretold(empty, empty))
+    window = Window.of(past, releases, _recalled(state, hours, hour_of_day), upper, d)
+    priors = priors_of(window, d)
+    posterior, prediction = averaged(fits_of(window, priors, d), d)
+    observed = Observed(releases.means, releases.scales, releases.events, releases.normal)
     calibration = past.calibration.after(prediction, observed)
     profile, profile_variance = past.profile.copy(), past.profile_variance.copy()
     profile[hour_of_day], profile_variance[hour_of_day] = posterior.trend[0], posterior.trend_covariance[0, 0]
@@ -107,7 +114,9 @@ def smooth(
     new = SmoothingState(
         *cells, posterior.trend, posterior.trend_covariance, profile, profile_variance, hours, calibration
     )
-    return new, Smoothed(*calibration.estimate(posterior.value, prediction, observed, upper))
+    usual, variance = typical_of(priors)
+    known = Foretold(np.clip(usual, 0.0, upper), np.sqrt(variance))
+    return new, Smoothed(*calibration.estimate(posterior.value, prediction, observed, upper), known)
 
 
 @dataclass(frozen=True)
@@ -152,10 +161,17 @@ def foretell(
     if not C:
         return Foretold(np.zeros(0), np.zeros(0))
     nothing = replace(at, means=np.zeros(C), scales=np.full(C, np.inf), area=None)
-    window = Window.of(past, nothing, hour_of_day, upper, d)
-    posterior, _ = averaged(fits_of(window, d), d)
+    window = Window.of(past, nothing, _recalled(state, hours, hour_of_day), upper, d)
+    posterior, _ = averaged(fits_of(window, priors_of(window, d), d), d)
     factors = past.calibration.factors[class_of(at.events)]
     return Foretold(np.clip(posterior.value, 0.0, upper), np.sqrt(posterior.variance * factors))
+
+
+def _recalled(state: SmoothingState | None, hours: float, hour_of_day: int) -> int | None:
+    """The hour of the day whose profile says something new; None within the hour in which it was written, because the
+    level already holds what it says.
+    """
+    return None if state is not None and int(hours) == int(state.hours) else hour_of_day
 
 
 def _validate(state: SmoothingState | None, releases: Releases, hours: float, hour_of_day: int, upper: float) -> None:
@@ -176,10 +192,12 @@ def _aged(
 ) -> SmoothingState:
     """The state at ``hours`` before anything of then is known: deviations faded, level and effect walked on."""
     if state is None or hours - state.hours > OLDEST_HOURS:
-        level, deviation = (upper / 2, d.level * upper) if typical is None else (typical, d.typical * typical)
+        level, deviation = (d.level * upper, d.level * upper) if typical is None else (typical, d.typical * typical)
         return SmoothingState(
             np.zeros(0, dtype=np.uint64),
             np.zeros((0, 2)),
+            np.zeros(0),
+            np.zeros(0),
             np.zeros(0),
             np.zeros(0),
             np.append(level, np.zeros(effects)),
@@ -189,7 +207,8 @@ def _aged(
             hours,
         )
     passed = hours - state.hours
-    faded = np.exp(-passed / d.memory_hours)
+    faded, passing = np.exp(-passed / d.memory_hours), np.exp(-passed / d.passing_hours)
+    own = (d.passing * upper) ** 2
     walked = np.diag(np.square([d.level_drift * upper, *effects * [d.effect_drift * upper]])) * passed
     kept = _informative(state.precision * faded, upper, d)
     return SmoothingState(
@@ -197,6 +216,8 @@ def _aged(
         state.places[kept],
         state.precision[kept] * faded,
         state.shift[kept] * faded,
+        state.passing[kept] * passing,
+        own + (state.passing_variance[kept] - own) * passing**2,
         state.trend,
         state.trend_covariance + walked,
         state.profile,
@@ -206,21 +227,30 @@ def _aged(
     )
 
 
+# long: columns of the past and of the window are joined one by one
 def _remembered(
     past: SmoothingState, window: Window, posterior: Posterior, d: Dynamics
-) -> tuple[IdArray, FloatArray, FloatArray, FloatArray]:
-    """(Cells, places, precision, shift): what the past and this window say about each cell's lasting deviation."""
+) -> tuple[IdArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(Cells, places, precision, shift, passing, its variance): what the past and this window say about the deviations
+    of each cell.
+    """
     releases, design = window.releases, window.design
     # What a cell's mean scatters around its trend and its lasting deviation.
-    own = posterior.sampling + (d.passing * window.upper) ** 2
+    own = posterior.sampling + (d.shared**2 + d.passing**2) * window.upper**2
     own = own + np.einsum("ij,jk,ik->i", design, posterior.trend_covariance, design)
     precision, trend = posterior.site_precision, design @ posterior.trend
     cells = np.union1d(past.cells, releases.cells)
     places = np.zeros((len(cells), 2))
-    total, moved = np.zeros(len(cells)), np.zeros(len(cells))
+    total, moved, passing = np.zeros((3, len(cells)))
+    variance = np.full(len(cells), (d.passing * window.upper) ** 2)
     before, now = np.searchsorted(cells, past.cells), np.searchsorted(cells, releases.cells)
     places[before], places[now] = past.places, releases.places
     total[before], moved[before] = past.precision, past.shift
+    for column, old, new in (
+        (passing, past.passing, posterior.passing),
+        (variance, past.passing_variance, posterior.passing_variance),
+    ):
+        column[before], column[now] = old, new
     released = precision > 0
     fresh = np.zeros(len(precision))
     fresh[released] = 1 / (1 / precision[released] + own[released])
@@ -228,7 +258,7 @@ def _remembered(
     deviation = posterior.site_shift[released] / precision[released] - trend[released]
     moved[now[released]] += fresh[released] * deviation
     kept = _informative(total, window.upper, d)
-    return cells[kept], places[kept], total[kept], moved[kept]
+    return cells[kept], places[kept], total[kept], moved[kept], passing[kept], variance[kept]
 
 
 def _informative(precision: FloatArray, upper: float, d: Dynamics) -> IntArray:

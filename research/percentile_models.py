@@ -35,7 +35,7 @@ from stream.statistics.carried_clipping import carry
 from stream.statistics.columns import PERCENTS
 from stream.statistics.pipeline import area_body, post_process
 from stream.statistics.relations import speed_of
-from stream.statistics.smoothing_state import SMOOTHED, Memory
+from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 
 DAYS = ("2017-03-21", "2016-11-26", "2016-11-24")
@@ -145,7 +145,7 @@ def released(planned: list[PlannedWindow], draws: int) -> dict[str, FloatArray]:
             at = np.searchsorted(plan.cells, counts.cells[np.isin(counts.cells, plan.cells)])
             names = [name for name in ALL[1:] if name in columns]
             parts.append(
-                {"mean": derived[SMOOTHED].value[at]}
+                {"mean": derived["mean"].value[at]}
                 | {name: columns[name].value[at] for name in names}
                 | {f"modelled {name}": derived[name].value[at] for name in PERCENTS}
             )

@@ -34,7 +34,7 @@ from stream.statistics.carried_clipping import carry
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.pipeline import area_body, post_process
 from stream.statistics.relations import speed_of
-from stream.statistics.smoothing_state import SMOOTHED, Memory
+from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 
 DAYS = ("2015-09-06", "2016-11-25", "2017-03-16", "2017-03-21", "2016-11-26")
@@ -111,7 +111,7 @@ def _smoothed(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tu
     listed = np.isin(counts.cells, plan.cells)
     at = np.searchsorted(plan.cells, counts.cells[listed])
     truth = exact_values(plan, planned.contributions)["mean"][listed]
-    events, estimate = counts.by_cell(counts.samples)[listed].astype(float), derived[SMOOTHED]
+    events, estimate = counts.by_cell(counts.samples)[listed].astype(float), derived["mean"]
     assert estimate.interval is not None, "smoothed means have intervals"
     low, high = estimate.interval
     covered = (low[at] <= truth) & (truth <= high[at])

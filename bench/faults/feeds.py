@@ -52,9 +52,9 @@ rows = 8
 columns = 8
 """
 _SPEED = {
-    "maps": '[value]\nupper = 65.0\n[speed]\nsum_cap = 0.7\npost_processing = ["empirical-bayes", "kalman"]\n',
+    "maps": '[value]\nupper = 65.0\n[speed]\nsum_cap = 0.7\npost_processing = ["kalman"]\n',
     "plain": '[value]\nupper = 65.0\n[speed]\nstatistics = ["mean"]\nsuppression = "none"\nclipping = "none"\n'
-    'post_processing = ["empirical-bayes", "kalman"]\n',
+    'post_processing = ["kalman"]\n',
     "riders": '[feed.quality]\nteleport_km_h = 0\n[value]\nupper = 65.0\n[speed]\nstatistics = ["mean"]\n'
     'suppression = "none"\nallocation = "uniform"\nclipping = "none"\npost_processing = ["kalman"]\n'
     '[participation]\nweight = "share"\ncells_per_user = 8\n',

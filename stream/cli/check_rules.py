@@ -143,7 +143,6 @@ def _of_windows(config: Config) -> Iterator[Rule]:
 
 def _of_windows_by_counts(config: Config, window: str) -> Iterator[Rule]:
     from dpcore.suppression import MAX_EVALUATIONS
-    from stream.statistics.shrinkage import MAX_CELLS
     from stream.statistics.values.plan import MAX_PAIRS
 
     few = "cells with fewer users are suppressed"
@@ -152,8 +151,6 @@ def _of_windows_by_counts(config: Config, window: str) -> Iterator[Rule]:
     yield Rule(window, "pairs", MAX_PAIRS, "pairs", pairs, fixed=True)
     steps = "suppression ends after this number of evaluations of its error function"
     yield Rule(window, "suppression", MAX_EVALUATIONS, "evaluations", steps, fixed=True)
-    means = "with more published cells, means are not shrunk"
-    yield Rule(window, "shrinkage", MAX_CELLS, "cells", means, fixed=True)
 
 
 def _seconds(span: timedelta) -> float:

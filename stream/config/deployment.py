@@ -97,11 +97,6 @@ class Config(BaseModel):
                 "'none' or 'carried'",
             ),
             "speed.sum_cap": (self.speed.sum_cap != 0, "the cap depends on the counts of all users", "0"),
-            "speed.post_processing": (
-                "empirical-bayes" in self.speed.post_processing,
-                "empirical-bayes needs exact counts",
-                "['kalman'] or []",
-            ),
             "hexagons.merge_until": (
                 self.hexagons.merge_until is not None,
                 "merging depends on true counts; for larger hexagons choose a coarser hexagons.resolution",

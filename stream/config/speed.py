@@ -60,7 +60,7 @@ class SpeedConfig(Section):
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "carried", "residual", "none"] = "joint"
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
-    post_processing: tuple[Literal["empirical-bayes", "kalman", "clipped-normal"], ...] = ("empirical-bayes",)
+    post_processing: tuple[Literal["kalman", "clipped-normal"], ...] = ("kalman",)
     min_users: int = Field(default=1, ge=1)
     cdf_bins: int = Field(default=32, ge=2, le=4096)
 

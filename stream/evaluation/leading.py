@@ -27,7 +27,7 @@ from stream.statistics.participation.plan import layout_of
 from stream.statistics.pipeline import area_body, post_process
 from stream.statistics.plan import ParticipationPart, Plan
 from stream.statistics.relations import speed_of
-from stream.statistics.smoothing_state import SMOOTHED, Memory
+from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 from stream.windows import Period, Slotting, Window
 
@@ -181,7 +181,7 @@ def _leading(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tup
     bodies = speed.body(plan, samples.counts, columns)
     derived, memory = post_process(plan, bodies, memory, area_body(columns, plan.terms.value))
     mean = columns["mean"]
-    leading = derived.get(SMOOTHED) or derived.get("mean") or Derived("none", mean.value, (mean.low, mean.high))
+    leading = derived.get("mean") or Derived("none", mean.value, (mean.low, mean.high))
     return _judged(plan, samples, leading), memory
 
 

@@ -1,8 +1,8 @@
 """The leading estimate of a cell: for each statistic one number, which every reader shows first. Pure.
 
-A message holds what was drawn and, under ``post_processed``, what models made of it. Of these the most accurate leads:
-the smoothed value, else the shrunk or modelled one, else the released one. It is chosen here and nowhere else, from the
-released message alone, so it costs no budget.
+A message holds what was drawn and, under ``post_processed``, what models made of it. The modelled value leads, else the
+released one. It is chosen here and nowhere else, from the released message alone, so it costs no budget. Beside it
+stand what is typical of the cell at this hour, as earlier releases have it, and the deviation of the mean from that.
 
 Under "participation" every cell of a public list is released, also where nobody was. A cell has no estimate where
 nobody is estimated in it: where its released number of users is at most one standard deviation of its own noise. Of
@@ -18,10 +18,8 @@ from typing import Any
 
 import msgspec
 
-STATISTICS = ("mean", "moving_mean", "variance", "p15", "p50", "p85")
-"""Statistics of which a message may hold an estimate."""
-SMOOTHED = "_smoothed"
-"""What the name of a statistic ends with under ``post_processed`` where its past was used."""
+ESTIMATED = ("mean", "moving_mean", "variance", "p15", "p50", "p85", "typical", "deviation")
+"""Numbers of which a message may hold an estimate. The last two exist as such only."""
 RELEASED = "released"
 """``method`` of an estimate that no model made."""
 
@@ -35,9 +33,7 @@ def estimates_of(body: Mapping[str, Any]) -> Estimates | None:
     if body["status"] != "published" or not is_anybody(body):
         return None
     modelled = body.get("post_processed", {})
-    leading = {
-        name: modelled.get(name + SMOOTHED) or modelled.get(name) or _released(body, name) for name in STATISTICS
-    }
+    leading = {name: modelled.get(name) or _released(body, name) for name in ESTIMATED}
     return {
         name: estimate | ({"at_bound": True} if body.get(name, {}).get("at_bound") else {})
         for name, estimate in leading.items()

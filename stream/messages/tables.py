@@ -25,7 +25,7 @@ import h3
 import msgspec
 
 from dpcore.cdf import ONE_SIDED
-from stream.messages.estimate import STATISTICS, estimates_of
+from stream.messages.estimate import ESTIMATED, estimates_of
 from stream.messages.message import HEXAGON_SPEED
 from stream.messages.shapes import Place, centre_of, geometry_of
 
@@ -46,14 +46,21 @@ FIRST = (
     "schema_version",
 )
 """The first columns of every file, in this order; the columns of the messages follow."""
-_ESTIMATE = tuple(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method", "_at_bound"))
+_ESTIMATE = (
+    *(f"estimate_mean{part}" for part in ("", "_low", "_high", "_unit", "_method", "_at_bound")),
+    *(
+        f"estimate_{name}{part}"
+        for name in ("typical", "deviation")
+        for part in ("", "_low", "_high", "_unit", "_method")
+    ),
+)
 TO_AVERAGE, TO_ADD = "_raw_to_average", "_raw_to_add"
 """What the columns of raw numbers end with: of statistics of speed, and of counts."""
 _NOISE = ("_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism", "_at_bound")
 _MEAN = tuple(f"mean{part}" for part in ("", TO_AVERAGE, *_NOISE))
 _MODELLED = tuple(
     f"post_processed_{name}{part}"
-    for name in ("mean", "mean_smoothed")
+    for name in ("mean", "typical", "deviation")
     for part in ("_method", "", "_low", "_high", "_unit")
 )
 ALWAYS = (*FIRST, *_ESTIMATE, "status", "excludes", *_MEAN, *_MODELLED)
@@ -239,7 +246,7 @@ def _description(name: str) -> dict[str, str]:
         what = "a user counts in each of their cells, unless users are divided over them"
         return {"description": f"Of all cells of the window in this file, the same in each row ({what}): never add it."}
     ends = [meaning for end, meaning in _MEANINGS.items() if name.endswith(end)]
-    if not ends and name in STATISTICS:
+    if not ends and name in ESTIMATED:
         ends = ["Clamped to the public range: show this one. Averages and sums of it are biased; take the raw one."]
     if not ends and name in _COUNTS:
         ends = ["Where there is a raw column, add that one: this is clamped to 0, so empty cells add up to many."]

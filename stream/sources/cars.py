@@ -18,8 +18,8 @@ from stream.sources.traffic import Traffic
 LONGEST_DRIVE = timedelta(hours=3, minutes=45)
 """With timeslots of a quarter of an hour a vehicle is in at most sixteen, which last four hours."""
 
-SPEED_MS = np.array([9.0, 10.5, 12.0])
-"""Speed of cars on an empty road of each class, m/s (32, 38 and 43 km/h)."""
+SPEED_MS = np.array([9.0, 10.0, 11.0])
+"""Speed of cars on an empty road of each class, m/s (32, 36 and 40 km/h)."""
 
 
 def traffic_in(domain: BoundingBox, seed: int, start_us: int, timezone: ZoneInfo) -> Traffic:

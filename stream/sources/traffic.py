@@ -17,9 +17,9 @@ from stream.sources.fleet import CONGESTION_WEEKDAY
 FloatArray = npt.NDArray[np.float64]
 
 HOUR_US = 3_600_000_000
-RUSH = 0.3
+RUSH = 0.15
 """Rush hours slow cars by so much less than they slow buses, which queue at stops."""
-JAM_KM, JAM_SPEED = 1.3, 0.45
+JAM_KM, JAM_SPEED = 1.2, 0.45
 """Radius of a moving jam, and the share of the usual speed that is left in its middle."""
 JAM_KM_H = 3.0
 """Speed at which a jam moves along its road."""

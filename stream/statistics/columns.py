@@ -13,8 +13,9 @@ VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""
 DECIMALS = {
     "mean": 3,
+    "typical": 3,
+    "deviation": 3,
     "moving_mean": 3,
-    "mean_smoothed": 3,
     "variance": 2,
     "p15": 2,
     "p50": 2,

@@ -11,7 +11,6 @@ import numpy as np
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from stream.statistics.columns import PERCENTS, Derived
 from stream.statistics.observed_means import noise_variance
-from stream.statistics.smoothing_state import SMOOTHED
 from stream.terms import CLIPPED_NORMAL
 
 
@@ -21,12 +20,12 @@ def modelled_percentiles(
     """The modelled percentiles of the ``bodies`` of a window, (C,) each, by name; 0 for bodies without a release.
 
     They depend on variances and means as published, and on what ``means``, which earlier bodies may have a part in,
-    made of the latter: the smoothed mean counts, else the shrunk one, else the released one. ``upper``: U in km/h. They
-    have no interval, because no release says how far speeds are from the model's law.
+    made of the latter: the modelled mean counts, else the released one. ``upper``: U in km/h. They have no interval,
+    because no release says how far speeds are from the model's law.
     """
     places = np.array([g for g, body in enumerate(bodies) if "variance" in body], dtype=np.int64)
     released = [bodies[g] for g in places]
-    leading = means.get(SMOOTHED) or means.get("mean")
+    leading = means.get("mean")
     mean = np.array([body["mean"]["value"] for body in released]) if leading is None else leading.value[places]
     variances = np.array([body["variance"]["raw"] for body in released], dtype=np.float64)
     deviations = np.sqrt(np.array([noise_variance(body["variance"], body) for body in released], dtype=np.float64))

@@ -81,7 +81,7 @@ def observed_means(
     covariates = np.log(events / users)[:, None]
     if normal := bool(bodies) and bodies[0].get("accounting") == "zcdp":
         scales = scales / np.sqrt(2)
-    return ObservedMeans(Releases(cells, places, means, scales, events, covariates, normal=normal), order)
+    return ObservedMeans(Releases(cells, places, means, scales, events, users, covariates, normal=normal), order)
 
 
 def _of_expected_users(
@@ -102,7 +102,7 @@ def _of_expected_users(
     means, scales = _over_expected_users(bodies, now, users, level, upper)
     covariates = _CROWDING * np.log1p(users.mean)[:, None]
     events = np.maximum(users.mean, 1.0)
-    return Releases(*at, means, scales, events, covariates, normal=True, area=together)
+    return Releases(*at, means, scales, events, events, covariates, normal=True, area=together)
 
 
 def _over_expected_users(

@@ -27,14 +27,16 @@ from stream.statistics.modelled_percentiles import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
-from stream.statistics.shrinkage import shrinks, too_costly
-from stream.statistics.smoothing_state import SMOOTHED, Memory, identity, shrunk, step
+from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
 from stream.statistics.stating import from_lower_bound, unit_of
 from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTerms
 from stream.windows import utc_text
 
 Body = dict[str, Any]
 FloatArray = npt.NDArray[np.float64]
+
+DEVIATION = "deviation"
+"""Name, under ``post_processed``, of the difference between the modelled mean and the typical one."""
 
 
 def post_process(
@@ -55,10 +57,12 @@ def post_process(
 def _modelled_means(
     plan: Plan, bodies: list[Body], memory: Memory | None, area: Body | None
 ) -> tuple[dict[str, Derived], Memory | None]:
-    """Shrunk and smoothed means, where the terms have them, and the memory after the window."""
-    shrinking, speed = shrinks(plan), plan.terms.speed
+    """Modelled means, where the terms have them, what is typical, how far they are from it, and the memory after the
+    window.
+    """
+    speed = plan.terms.speed
     if "kalman" not in speed.post_processing or "mean" not in speed.statistics:
-        return shrunk(bodies, speed.upper) if shrinking else {}, memory
+        return {}, memory
     after, derived = step(
         memory,
         bodies,
@@ -66,12 +70,25 @@ def _modelled_means(
         upper=speed.upper,
         lower=plan.terms.value.lower,
         timezone=plan.terms.timezone,
-        shrinking=shrinking,
         typical=speed.typical,
         area=area,
         clipped=widening_after(plan, bodies, memory),
     )
-    return with_what_clipping_leaves_open(plan, derived), after
+    derived["mean"] = with_what_clipping_leaves_open(plan, derived["mean"])
+    if TYPICAL in derived:
+        derived[DEVIATION] = _deviation(derived["mean"], derived[TYPICAL])
+    return derived, after
+
+
+def _deviation(mean: Derived, typical: Derived) -> Derived:
+    """How far each ``mean`` is from the ``typical`` one, (C,). Both errors count, of each the one on the side that
+    widens; the typical mean has a part in the other, so both go the same way and the interval holds at least 95 %.
+    """
+    assert mean.interval is not None, "modelled means have intervals"
+    assert typical.interval is not None, "typical means have intervals"
+    value, (low, high), (least, most) = mean.value - typical.value, mean.interval, typical.interval
+    below, above = np.hypot(mean.value - low, most - typical.value), np.hypot(high - mean.value, typical.value - least)
+    return Derived(mean.method, value, (value - below, value + above))
 
 
 def compose(
@@ -91,7 +108,7 @@ def compose(
     value = plan.terms.value
     before, area = identity(memory), area_body(columns, value)
     derived, memory = post_process(plan, bodies, memory, area)
-    remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if SMOOTHED in derived else {}
+    remembered: Body = {"memory": {"before": before, "after": identity(memory)}} if "mean" in derived else {}
     if remembered and (typical := plan.terms.speed.typical) is not None:
         remembered["memory"]["typical"] = typical + value.lower
     if derived:
@@ -217,12 +234,11 @@ def _window_text(plan: Plan) -> dict[str, str]:
 
 
 def _cut_short(plan: Plan) -> list[str]:
-    """Steps that were left out because public counts made them too costly: those of the plan, shrinkage, distributions.
+    """Steps that were left out because public counts made them too costly: those of the plan, distributions.
     Markers name them.
     """
     planned = () if plan.values is None else plan.values.cut_short
-    left_out = {"empirical-bayes": too_costly(plan), CDF: too_large(plan)}
-    return [*planned, *(name for name, out in left_out.items() if out)]
+    return [*planned, *([CDF] if too_large(plan) else [])]
 
 
 def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Columns], bodies: list[Body]) -> None:

@@ -80,23 +80,18 @@ def widening_after(plan: Plan, bodies: Sequence[dict[str, Any]], memory: Memory 
     return widened(widening_of(memory, plan.cells), clipped, response, half, deviation * response.gain)
 
 
-def with_what_clipping_leaves_open(plan: Plan, derived: dict[str, Derived]) -> dict[str, Derived]:
-    """``derived`` with intervals that include what the correction for clipping leaves open; the same without residual
-    clipping.
+def with_what_clipping_leaves_open(plan: Plan, mean: Derived) -> Derived:
+    """The modelled ``mean`` with an interval that includes what the correction for clipping leaves open; the same
+    without residual clipping.
 
     That error is alike from window to window, so smoothing does not average it out as it does noise.
     """
     if (response := response_of(plan)) is None:
-        return derived
+        return mean
+    assert mean.interval is not None, "modelled means have intervals"
     left, top = OPEN_REACH * response.open * QUANTUM, plan.terms.speed.upper
-    wider = {}
-    for name, column in derived.items():
-        assert column.interval is not None, "modelled means have intervals"
-        low, high = (np.hypot(end - column.value, left) for end in column.interval)
-        wider[name] = replace(
-            column, interval=(np.maximum(column.value - low, 0), np.minimum(column.value + high, top))
-        )
-    return wider
+    low, high = (np.hypot(end - mean.value, left) for end in mean.interval)
+    return replace(mean, interval=(np.maximum(mean.value - low, 0), np.minimum(mean.value + high, top)))
 
 
 def response_of(plan: Plan) -> Response | None:

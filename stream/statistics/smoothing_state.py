@@ -21,22 +21,20 @@ import numpy.typing as npt
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import CLASSES, Calibration
 from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy
-from dpcore.shrinkage import Shrunken
-from dpcore.smoothing import CALIBRATION_HOURS, Foretold, Releases, Smoothed, SmoothingState, foretell, smooth
+from dpcore.smoothing import Foretold, Releases, Smoothed, SmoothingState, foretell, smooth
 from stream.messages.message import cell_text
 from stream.statistics.columns import Derived
 from stream.statistics.observed_means import ObservedMeans, observed_means
 from stream.statistics.plan import Due
-from stream.statistics.shrinkage import shrink_releases
 from stream.windows import Window
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-VERSION = 6
+VERSION = 7
 """Version of the stored form. A memory of another version is not used."""
-SMOOTHED = "mean_smoothed"
-"""Name of the smoothed mean under ``post_processed``."""
+TYPICAL = "typical"
+"""Name of the typical mean under ``post_processed``."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +49,15 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     places: bytes
     precision: bytes
     shift: bytes
+    passing: bytes
+    passing_variance: bytes
     trend: bytes
     trend_covariance: bytes
     profile: bytes
     profile_variance: bytes
     hours: float
     calibration: bytes
-    shrinkage: bytes
-    """Evidence on how wide intervals must be, of smoothed and of shrunk means: see
-    :mod:`dpcore.interval_calibration`."""
+    """Evidence on how wide intervals must be: see :mod:`dpcore.interval_calibration`."""
     seen: bytes = b""
     low: bytes = b""
     high: bytes = b""
@@ -86,7 +84,6 @@ def decode_memory(blob: bytes | None) -> Memory | None:
     try:
         memory = msgspec.msgpack.decode(blob, type=Memory)
         _state(memory)
-        _calibration(memory.shrinkage)
         counted = _occupancy(memory).total
         ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
         wide = np.frombuffer(memory.widening, "<f8")
@@ -103,15 +100,6 @@ def identity(memory: Memory | None) -> str | None:
     return None if memory is None else f"sha256:{hashlib.sha256(encode_memory(memory)).hexdigest()}"
 
 
-def shrunk(bodies: Sequence[dict[str, Any]], upper: float) -> dict[str, Derived]:
-    """The shrunk mean of each body, shape (C,), by name, from the bodies of this window alone, as published."""
-    observed = observed_means(bodies, None, upper / 2, upper)
-    if not len(observed.places):
-        return {}
-    columns = shrink_releases(observed.releases, upper, Calibration())
-    return {"mean": _derived("empirical-bayes", columns, observed.places, len(bodies))}
-
-
 def step(
     memory: Memory | None,
     bodies: Sequence[dict[str, Any]],
@@ -120,13 +108,12 @@ def step(
     upper: float,
     lower: float = 0.0,
     timezone: str,
-    shrinking: bool,
     typical: float | None = None,
     area: dict[str, Any] | None = None,
     clipped: FloatArray | None = None,
 ) -> tuple[Memory, dict[str, Derived]]:
-    """The memory after ``window``, and the smoothed mean of each body, shape (C,), by name, from the bodies and the
-    ``area``'s users and mean as published; with ``shrinking`` also the shrunk mean.
+    """The memory after ``window``, and the modelled mean of each body, shape (C,), from the bodies and the ``area``'s
+    users and mean as published; beside it what is typical, unless there is no memory of earlier releases.
 
     ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,).
     ``upper``: U, from ``lower`` on. After a change of either, smoothing starts anew, because earlier means were
@@ -135,8 +122,8 @@ def step(
     usable = memory if memory is not None and (memory.lower, memory.upper) == (lower, upper) else None
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
-    before, shrinkage = (None, Calibration()) if usable is None else (_state(usable), _faded_shrinkage(usable, hours))
-    observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper, area)
+    before = None if usable is None else _state(usable)
+    observed = _observed(bodies, usable, hours, upper / 3 if typical is None else typical, upper, area)
     state, smoothed = smooth(
         before,
         observed.releases,
@@ -146,12 +133,11 @@ def step(
         typical=typical,
         dynamics=observed.dynamics,
     )
-    derived = {SMOOTHED: _derived("kalman", smoothed, observed.places, len(bodies))}
-    if shrinking and len(observed.places):
-        columns = shrink_releases(observed.releases, upper, shrinkage)
-        shrinkage = columns.calibration
-        derived = {"mean": _derived("empirical-bayes", columns, observed.places, len(bodies))} | derived
-    return _memory(state, shrinkage, observed, smoothed, window, (lower, upper), clipped), derived
+    ends = {"mean": (smoothed.value, smoothed.low, smoothed.high)}
+    if before is not None:
+        ends[TYPICAL] = (smoothed.typical.value, *smoothed.typical.interval(upper))
+    derived = {name: _derived(columns, observed.places, len(bodies)) for name, columns in ends.items()}
+    return _memory(state, observed, smoothed, window, (lower, upper), clipped), derived
 
 
 def foretold_of(
@@ -167,7 +153,9 @@ def foretold_of(
     usable = memory if memory is not None and (memory.lower, memory.upper) == bounds else None
     places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in cells.tolist()], dtype=np.float64).reshape(-1, 2)
     nothing = np.zeros(len(cells)), np.full(len(cells), np.inf)
-    at = Releases(cells, places, *nothing, events.astype(np.float64), np.log(events / users)[:, None])
+    at = Releases(
+        cells, places, *nothing, events.astype(np.float64), users.astype(np.float64), np.log(events / users)[:, None]
+    )
     return foretell(
         None if usable is None else _state(usable),
         at,
@@ -208,11 +196,11 @@ def _observed(
     return observed_means(bodies, known, float(np.frombuffer(memory.trend, "<f8")[0]), upper, area)
 
 
-def _derived(method: str, columns: Smoothed | Shrunken, places: npt.NDArray[np.int64], bodies: int) -> Derived:
-    """A column's (C,) estimates at the ``places`` of their bodies; 0 for bodies without a release."""
+def _derived(columns: tuple[FloatArray, FloatArray, FloatArray], places: IntArray, bodies: int) -> Derived:
+    """(Value, low, high), (C,) each, at the ``places`` of their bodies; 0 for bodies without a release."""
     value, low, high = np.zeros((3, bodies))
-    value[places], low[places], high[places] = columns.value, columns.low, columns.high
-    return Derived(method, value, (low, high))
+    value[places], low[places], high[places] = columns
+    return Derived("kalman", value, (low, high))
 
 
 def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray, FloatArray]:
@@ -234,6 +222,8 @@ def _state(memory: Memory) -> SmoothingState:
         np.frombuffer(memory.places, "<f8").reshape(-1, 2),
         np.frombuffer(memory.precision, "<f8"),
         np.frombuffer(memory.shift, "<f8"),
+        np.frombuffer(memory.passing, "<f8"),
+        np.frombuffer(memory.passing_variance, "<f8"),
         trend,
         np.frombuffer(memory.trend_covariance, "<f8").reshape(len(trend), len(trend)),
         np.frombuffer(memory.profile, "<f8"),
@@ -251,14 +241,8 @@ def _calibration(stored: bytes) -> Calibration:
     return Calibration(np.frombuffer(stored, "<f8").reshape(len(CLASSES), -1))
 
 
-def _faded_shrinkage(memory: Memory, hours: float) -> Calibration:
-    """What earlier windows said about the intervals of shrunk means, as much of it as counts at ``hours``."""
-    return _calibration(memory.shrinkage).faded(float(np.exp((memory.hours - hours) / CALIBRATION_HOURS)))
-
-
 def _memory(
     state: SmoothingState,
-    shrinkage: Calibration,
     observed: ObservedMeans,
     smoothed: Smoothed,
     window: Window,
@@ -275,13 +259,14 @@ def _memory(
         places=state.places.astype("<f8").tobytes(),
         precision=state.precision.astype("<f8").tobytes(),
         shift=state.shift.astype("<f8").tobytes(),
+        passing=state.passing.astype("<f8").tobytes(),
+        passing_variance=state.passing_variance.astype("<f8").tobytes(),
         trend=state.trend.astype("<f8").tobytes(),
         trend_covariance=state.trend_covariance.astype("<f8").tobytes(),
         profile=state.profile.astype("<f8").tobytes(),
         profile_variance=state.profile_variance.astype("<f8").tobytes(),
         hours=state.hours,
         calibration=state.calibration.evidence.astype("<f8").tobytes(),
-        shrinkage=shrinkage.evidence.astype("<f8").tobytes(),
         seen=observed.releases.cells.astype("<u8").tobytes(),
         low=smoothed.low.astype("<f8").tobytes(),
         high=smoothed.high.astype("<f8").tobytes(),

@@ -9,7 +9,7 @@ from stream.terms import ValueTerms
 
 Body = dict[str, Any]
 
-_LIKE_A_VALUE = ("mean", "mean_smoothed", *PERCENTS)
+_LIKE_A_VALUE = ("mean", "typical", *PERCENTS)
 """Statistics that move with the values; variances and numbers of events and users do not."""
 _DIGITS = 6
 

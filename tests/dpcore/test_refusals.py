@@ -29,7 +29,6 @@ from dpcore.noise import Noise
 from dpcore.pair_sums import PairSums
 from dpcore.participation import Layout, PublicCells, integers
 from dpcore.scales import LaplaceScales, noise_ratio
-from dpcore.shrinkage import shrink
 from dpcore.single_cell.grouping import bestfit
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
@@ -109,7 +108,6 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     | _case(
         ParameterError,
         group=lambda: Contributions.group(ONE.astype(np.uint64), ONE.astype(np.uint64), ONE, ONE, upper=-1),
-        shrink=lambda: shrink(np.ones(1), np.ones(1), ONE, upper=-1.0),
     ),
     "upper bound NaN": {
         name: (DPError, lambda make=make: make(math.nan).plan(ints(2, 1), MICRO))  # type: ignore[arg-type]
@@ -132,7 +130,6 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
     | _case(
         ParameterError,
         posterior=lambda: laplace_posterior(np.eye(1), np.array([math.nan]), np.ones(1)),
-        shrink=lambda: shrink(np.array([math.nan]), np.ones(1), ONE, upper=1.0),
     ),
     "other values than planned": {
         name: (ParameterError, lambda make=make: make(U).release(ints(1, 2, 3), make(U).plan(ints(2), MICRO), Noise()))

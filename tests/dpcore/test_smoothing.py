@@ -11,6 +11,7 @@ import pytest
 
 from dpcore._smoothing_fit import Window, fit_of, prior_of, unseen_sites
 from dpcore.errors import ParameterError
+from dpcore.interval_calibration import class_of
 from dpcore.smoothing import (
     MOST_CELLS,
     OLDEST_HOURS,
@@ -18,6 +19,7 @@ from dpcore.smoothing import (
     Dynamics,
     Releases,
     SmoothingState,
+    foretell,
     smooth,
 )
 
@@ -31,7 +33,8 @@ def step(
 ):
     """One window at hour ``t`` with no covariate."""
     size = len(CELLS[cells])
-    wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in (means, scales, events)]
+    columns = (means, scales, events, events)
+    wide = [np.broadcast_to(np.asarray(column, dtype=np.float64), (size,)) for column in columns]
     releases = Releases(CELLS[cells], PLACES[cells], *wide, np.zeros((size, 1)))
     return smooth(state, releases, hours=t, hour_of_day=t % 24 if hour_of_day is None else hour_of_day, upper=UPPER)
 
@@ -102,14 +105,29 @@ def test_yesterdays_hour_informs_the_level():
     assert after > before + 0.3
 
 
+def test_windows_of_one_hour_do_not_read_the_profile_that_they_wrote():
+    """Four windows a quarter of an hour apart that release nothing know no more of the level than one."""
+    state, sure = None, []
+    for quarter in range(4):
+        state, _ = smooth(state, unreleased(), hours=5 + quarter / 4, hour_of_day=5, upper=UPPER)
+        sure.append(state.trend_covariance[0, 0])
+    assert np.all(np.diff(sure) >= 0), sure
+
+
+def unreleased() -> Releases:
+    """A window of 40 cells of which nothing was released."""
+    columns = (np.zeros(40), np.full(40, np.inf), *2 * [np.full(40, 50.0)], np.zeros((40, 1)))
+    return Releases(CELLS, PLACES, *columns)
+
+
 def test_the_state_is_bounded_and_forgets_what_no_longer_says_anything():
     n = MOST_CELLS + 500
     ids = np.arange(n, dtype=np.uint64)
     places = np.random.default_rng(4).uniform([30.1, -97.9], [30.5, -97.5], (n, 2))
-    releases = Releases(ids, places, np.full(n, 30.0), np.linspace(1, 20, n), np.full(n, 50.0), np.zeros((n, 1)))
+    releases = Releases(ids, places, np.full(n, 30.0), np.linspace(1, 20, n), *2 * [np.full(n, 50.0)], np.zeros((n, 1)))
     state, _ = smooth(None, releases, hours=0, hour_of_day=0, upper=UPPER)
     assert len(state.cells) == MOST_CELLS
-    empty = Releases(ids[:0], places[:0], *(np.zeros(0) for _ in range(3)), np.zeros((0, 1)))
+    empty = Releases(ids[:0], places[:0], *(np.zeros(0) for _ in range(4)), np.zeros((0, 1)))
     later, much_later = (
         smooth(state, empty, hours=hours, hour_of_day=0, upper=UPPER)[0] for hours in (150, OLDEST_HOURS + 1)
     )
@@ -140,6 +158,7 @@ def test_unseen_sites_have_the_variance_of_their_laplace_noise_and_the_unrelease
         np.array([5.0, 7.0, 0.0]),
         np.array([2.0, 0.5, np.inf]),
         np.ones(3),
+        np.ones(3),
         np.zeros((3, 0)),
     )
     precision, shift = unseen_sites(releases, 65.0)
@@ -157,6 +176,8 @@ def window_beside_a_past() -> tuple[SmoothingState, Window]:
         PLACES[:5],
         rng.uniform(0.05, 2.0, 5),
         rng.normal(size=5),
+        rng.normal(size=5),
+        rng.uniform(0.5, 4.0, 5),
         np.array([35.0, 2.0]),
         np.diag([30.0, 9.0]),
         np.zeros(24),
@@ -165,7 +186,8 @@ def window_beside_a_past() -> tuple[SmoothingState, Window]:
     )
     scales = np.array([3.0, 1.0, np.inf, 8.0, 0.5, 2.0])
     events = np.array([5.0, 40.0, 7.0, 90.0, 1.0, 300.0])
-    releases = Releases(CELLS[2:8], PLACES[2:8], rng.uniform(20, 50, 6), scales, events, rng.normal(size=(6, 1)))
+    columns = (rng.uniform(20, 50, 6), scales, events, np.ceil(events / 3), rng.normal(size=(6, 1)))
+    releases = Releases(CELLS[2:8], PLACES[2:8], *columns)
     return past, Window.of(past, releases, 3, UPPER, Dynamics())
 
 
@@ -178,9 +200,17 @@ def joint(window: Window, past: SmoothingState, field: float, length: float) -> 
     near = np.exp(-np.linalg.norm(at[:, None] - at[None], axis=2) / length)
     lasting = UPPER**2 * (field**2 * near + d.own**2 * (cells[:, None] == cells[None]))
     gain = lasting[5:, :5] @ np.linalg.inv(lasting[:5, :5] + np.diag(1 / past.precision))
-    mean = window.design @ past.trend + gain @ (past.shift / past.precision)
+    passing, variance = np.zeros(6), np.full(6, (d.passing * UPPER) ** 2)
+    passing[:3], variance[:3] = past.passing[2:], past.passing_variance[2:]
+    mean = window.design @ past.trend + gain @ (past.shift / past.precision) + passing
     covariance = lasting[5:, 5:] - gain @ lasting[:5, 5:] + window.design @ past.trend_covariance @ window.design.T
-    return mean, covariance + (d.passing * UPPER) ** 2 * near[5:, 5:]
+    return mean, covariance + (d.shared * UPPER) ** 2 * near[5:, 5:] + np.diag(variance)
+
+
+def sampling(window: Window, event: float) -> np.ndarray:
+    """Covariance of the means of the window's cells by their events and users."""
+    releases = window.releases
+    return UPPER**2 * np.diag(event**2 / releases.events + Dynamics().user ** 2 / releases.users)
 
 
 def test_what_the_past_says_of_a_window_is_the_conditional_normal_distribution():
@@ -192,13 +222,54 @@ def test_what_the_past_says_of_a_window_is_the_conditional_normal_distribution()
     assert prior.covariance == pytest.approx(covariance[:, window.seen])
 
 
+def test_a_forecast_is_what_the_past_says_averaged_over_the_grid_and_reads_no_release():
+    """By the joint normal distribution of every member of the grid; the widest single event decides the deviation."""
+    past, window = window_beside_a_past()
+    releases, d = window.releases, Dynamics()
+    members = [joint(window, past, field, 4.0) for field in d.field]
+    value = np.mean([mean for mean, _ in members], axis=0)
+    wide = [np.diag(cov + sampling(window, max(d.event))) + np.square(mean - value) for mean, cov in members]
+    other = replace(releases, means=releases.means + 30.0, scales=releases.scales / 7)
+    for read in (releases, other):
+        foretold = foretell(past, read, hours=0.0, hour_of_day=3, upper=UPPER)
+        assert foretold.value == pytest.approx(value)
+        factors = past.calibration.factors[class_of(releases.events)]
+        assert foretold.deviation == pytest.approx(np.sqrt(np.mean(wide, axis=0) * factors))
+    low, high = foretold.interval(UPPER)
+    assert (low + high)[(low > 0) & (high < UPPER)] == pytest.approx((2 * value)[(low > 0) & (high < UPPER)])
+
+
+def test_what_is_typical_is_the_forecast_without_passing_deviations_and_sampling():
+    past, window = window_beside_a_past()
+    still = replace(past, passing=np.zeros(5))
+    _, smoothed = smooth(past, window.releases, hours=0.0, hour_of_day=3, upper=UPPER)
+    wanted = foretell(still, window.releases, hours=0.0, hour_of_day=3, upper=UPPER)
+    assert smoothed.typical.value == pytest.approx(wanted.value)
+    assert np.all(smoothed.typical.deviation < wanted.deviation)
+
+
+def test_a_deviation_of_one_cell_fades_within_hours_and_leaves_the_typical_mean_nearly_as_it_was():
+    """A jam of an hour in one cell: it is shown, foretold for the next window, and forgotten three hours later."""
+    state = None
+    for hour in range(48):
+        state, _ = step(state, np.full(40, 30.0), 1.0, 1000, t=hour)
+    jam = np.where(CELLS == 5, 15.0, 30.0)
+    state, shown = step(state, jam, 1.0, 1000, t=48)
+    _, next_one = step(state, 0.0, np.inf, 1000, t=49)
+    _, later = step(state, 0.0, np.inf, 1000, t=54)
+    assert shown.value[5] < 25
+    assert shown.value[5] < next_one.value[5] < 29
+    assert later.value[5] > next_one.value[5] + 0.2
+    assert next_one.typical.value[5] > 27
+
+
 def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
     """The released cells' sites, as Gaussian observations of the joint distribution, give cells and trend."""
     past, window = window_beside_a_past()
     mean, covariance = joint(window, past, 0.06, 4.0)
     fit = fit_of(window, prior_of(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics())
     posterior, seen = fit.posterior, window.seen
-    covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
+    covariance = covariance + sampling(window, 0.3)
     gain = covariance[:, seen] @ np.linalg.inv(
         covariance[np.ix_(seen, seen)] + np.diag(1 / posterior.site_precision[seen])
     )
@@ -223,7 +294,7 @@ def test_the_area_is_one_more_normal_observation_of_the_weighted_sum_of_the_mean
     window = replace(window, releases=replace(window.releases, normal=True, area=AreaMean(31.0, 1.5, weights)))
     posterior = fit_of(window, prior_of(window, 0.06, 4.0, Dynamics()), 0.3, Dynamics()).posterior
     mean, covariance = joint(window, past, 0.06, 4.0)
-    covariance = covariance + np.diag((0.3 * UPPER) ** 2 / (window.releases.events + (0.3 / 0.5) ** 2))
+    covariance = covariance + sampling(window, 0.3)
     design, level = window.design, past.trend_covariance
     # Level and effect, the six cells, and cell 2 as the area sees it; then what is observed of them.
     with_trend, seen_by_area = design @ level, np.append(covariance[:, [0, 1, 3, 4, 5]], np.zeros((6, 1)), axis=1)
@@ -252,7 +323,7 @@ def weighted_bias(area: AreaMean | None) -> float:
     rng, state, truth = np.random.default_rng(7), None, np.where(BUSY > 10, 15.0, 35.0)
     for hour in range(24):
         scales = 300 / BUSY
-        columns = (truth + rng.laplace(size=40) * scales, scales, BUSY, np.zeros((40, 1)))
+        columns = (truth + rng.laplace(size=40) * scales, scales, BUSY, BUSY, np.zeros((40, 1)))
         releases = Releases(CELLS, PLACES, *columns, normal=True, area=area)
         state, posterior = smooth(state, releases, hours=hour, hour_of_day=hour, upper=UPPER)
     return float(BUSY @ (posterior.value - truth) / BUSY.sum())
@@ -269,7 +340,7 @@ def test_cells_that_do_not_inform_count_in_the_area(monkeypatch: pytest.MonkeyPa
     """Ten of 40 cells inform the others; the area's exact mean is 50, where cells say nothing."""
     monkeypatch.setattr("dpcore._smoothing_fit.MOST_INFORMATIVE", 10)
     area = AreaMean(50.0, 0.0, np.full(40, 1 / 40))
-    columns = (np.full(40, 20.0), np.full(40, 1e4), np.full(40, 5.0), np.zeros((40, 1)))
+    columns = (np.full(40, 20.0), np.full(40, 1e4), *2 * [np.full(40, 5.0)], np.zeros((40, 1)))
     releases = Releases(CELLS, PLACES, *columns, normal=True, area=area)
     _, posterior = smooth(None, releases, hours=0, hour_of_day=0, upper=UPPER)
     assert posterior.value.mean() == pytest.approx(50.0, abs=1.0)
@@ -285,6 +356,6 @@ def test_cells_that_do_not_inform_count_in_the_area(monkeypatch: pytest.MonkeyPa
     ids=["weights", "mean", "shape"],
 )
 def test_an_area_that_does_not_fit_its_cells_is_refused(area: AreaMean):
-    columns = (np.full(40, 20.0), np.ones(40), np.ones(40), np.zeros((40, 1)))
+    columns = (np.full(40, 20.0), *3 * [np.ones(40)], np.zeros((40, 1)))
     with pytest.raises(ParameterError, match="area"):
         Releases(CELLS, PLACES, *columns, area=area)

@@ -1242,10 +1242,10 @@ ALERTS = (
 )
 AREAS = (
     Bug(
-        "readers: the shrunk mean leads where a smoothed one is there",
+        "readers: the released mean leads where a modelled one is there",
         "stream/messages/estimate.py",
-        "modelled.get(name + SMOOTHED) or modelled.get(name)",
-        "modelled.get(name) or modelled.get(name + SMOOTHED)",
+        "modelled.get(name) or _released(body, name)",
+        "_released(body, name) or modelled.get(name)",
         "tests/stream/serve/test_estimate.py",
         "leads_then",
     ),
@@ -1549,7 +1549,7 @@ PLANNER = (
     Bug(
         "totals: clamped counts are added",
         "stream/messages/tables.py",
-        'self._total += row[f"{name}_raw"] if noisy else row[name]',
+        'self._total += row[f"{name}{TO_ADD}"] if noisy else row[name]',
         "self._total += row[name]",
         "tests/stream/messages/test_tables.py",
         "total_of_its_window",

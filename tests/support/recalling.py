@@ -16,9 +16,8 @@ def recalled(bodies: Sequence[dict[str, Any]], marker: dict[str, Any], memory: M
     """The memory after a window whose messages say ``bodies`` and ``marker``."""
     ends = [int(datetime.fromisoformat(marker["window"][end]).timestamp()) for end in ("start", "end")]
     upper, timezone = marker["clipping"]["upper"], marker["period"]["timezone"]
-    shrinking = any("mean" in body.get("post_processed", {}) for body in bodies)
     typical = marker["memory"].get("typical")
-    named = {"upper": upper, "timezone": timezone, "shrinking": shrinking, "typical": typical}
+    named = {"upper": upper, "timezone": timezone, "typical": typical}
     return step(memory, bodies, Window(*ends), **named, area=marker.get("area"))[0]
 
 

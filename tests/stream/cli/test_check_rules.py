@@ -106,13 +106,12 @@ def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
         "speed.min_users": ("a window", 1, "users", False),
         "pairs": ("a window", 200_000, "pairs", True),
         "suppression": ("a window", 2_000_000, "evaluations", True),
-        "shrinkage": ("a window", 20_000, "cells", True),
     }
 
 
 def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_list_are_there() -> None:
     by_key = rules(RIDERS)
-    assert not by_key.keys() & {"speed.min_users", "pairs", "suppression", "shrinkage"}
+    assert not by_key.keys() & {"speed.min_users", "pairs", "suppression"}
     assert by_key["participation.cells_per_user"]["value"] == 8
     assert by_key["public cells"]["value"] == 20_000
     assert by_key["window.publication_margin"]["value"] == 60

@@ -26,7 +26,7 @@ from rich.console import Console
 from dpcore.relation import NeighbouringRelation
 from stream.cli.demo_city import report
 from stream.cli.demo_services import Feeding, Setup
-from stream.cli.demo_view import Releases, WindowView
+from stream.cli.demo_view import DemoWindow, Releases
 from stream.cli.options import choose_config, read_config
 from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
@@ -34,9 +34,6 @@ from tests.stream.serve.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS
 from tests.support.fetching import fetched
 
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
-
-
-_MODELLED = (("kalman", 20.0), ("empirical-bayes", 21.0))
 
 
 def _statistic(value: float, low: float, high: float, unit: str = "km/h") -> dict[str, object]:
@@ -80,8 +77,7 @@ def test_the_modelled_mean_leads_and_the_raw_one_follows() -> None:
     releases = Releases(ZoneInfo("America/Chicago"))
     releases.add(WINDOW, {"ce_id": b"m"}, _marker(1))
     cell = json.loads(_cell("87283472bffffff", 40, 23.0, 14.0))
-    smoothed, shrunk = ({"method": m, "value": v, "interval": [v - 3, v + 3], "unit": "km/h"} for m, v in _MODELLED)
-    cell["post_processed"] = {"mean": shrunk, "mean_smoothed": smoothed}
+    cell["post_processed"] = {"mean": {"method": "kalman", "value": 20.0, "interval": [17.0, 23.0], "unit": "km/h"}}
     releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, json.dumps(cell).encode())
     (line,) = releases.lines()
     assert "modelled mean 20.0 (17–23) km/h  all cells (median) ± 3.0, by events ± 3.0" in line
@@ -352,7 +348,7 @@ def test_the_report_counts_events_near_the_truth_and_the_drop_that_an_incident_l
         with truth.open("a") as file:
             file.write(json.dumps(line) + "\n")
         views.append(
-            WindowView(start, start.replace(":00Z", ":20Z"), means={"a": shown, "c": 5.0}, arrived=number * 20)
+            DemoWindow(start, start.replace(":00Z", ":20Z"), means={"a": shown, "c": 5.0}, arrived=number * 20)
         )
     said = report(views, truth)
     assert "one every 20.0 s, 20.0 s at most" in said

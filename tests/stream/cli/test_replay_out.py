@@ -76,7 +76,7 @@ def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(
     assert len(rows) == 4
     assert len({(str(row["window_start"]), row["cell"]) for row in rows}) == 4
     assert {row["relation"] for row in rows} == {"values"}
-    assert "post_processed_mean_smoothed" in rows[0]
+    assert "post_processed_mean" in rows[0]
     assert {path.name for path in tmp_path.iterdir()} == {"day.ndjson", f"releases.{suffix}"}
 
 

@@ -276,7 +276,7 @@ def test_wrong_usage_is_refused_with_the_choices(
 
 
 def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, shared_data: Path) -> None:
-    """Mean only, ε = 2, U = 80, 07:00 of 2017-03-21: S14 with shrinkage 5.7 km/h and 61 % of events useful."""
+    """Mean only, ε = 2, U = 80, 07:00 of 2017-03-21: S14 beside a model 5.7 km/h and 61 % of events useful."""
     from stream.diagnosis.reading import read_recording
     from stream.offline import split_by_slot
 
@@ -284,8 +284,8 @@ def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, share
     rows, _ = read_recording(config, shared_data / "capmetro" / "2017-03-21.csv.gz", "capmetro")
     windows = {SLOT: split_by_slot(rows, config)[SLOT]}
     scores = {score.estimator: score for score in evaluate(config, windows, 30)}
-    assert scores["empirical-bayes"].mae < 3.8
-    assert scores["empirical-bayes"].useful_coverage > 0.78
+    assert scores["kalman"].mae < 3.8
+    assert scores["kalman"].useful_coverage > 0.78
 
 
 def test_variants_are_configurations_of_the_service(tmp_path: Path) -> None:

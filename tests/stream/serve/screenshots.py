@@ -1,5 +1,7 @@
 """The pictures of the documents: ``python -m tests.stream.serve.screenshots WORK [FOLDER]`` or ``make pictures``.
 
+Of a running demo, ``dashboard-live.png``: its address instead of WORK.
+
 WORK keeps what :mod:`tests.stream.serve.pictured_city` makes, so that a second run only takes the pictures. FOLDER:
 where they are written, by default docs/images. To the page it is five minutes after the end of the newest window.
 Pictures keep 256 colours, which makes them a third as large. The newest window is beside the day before it.
@@ -45,7 +47,7 @@ PICTURES = [
     Picture("light", LAPTOP, "light", "colours=now", "point", "shipped"),
     Picture("day", LAPTOP, "light", DAY, "point"),
     Picture("phone", PHONE, "light", "colours=now", "none", "shipped"),
-    Picture("phone-usual", PHONE, "dark", "colours=usual&values=raw"),
+    Picture("phone-difference", PHONE, "dark", "colours=difference", "none", "shipped"),
     Picture("phone-day", PHONE, "light", DAY),
     Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),
 ]
@@ -70,6 +72,13 @@ async def take(made: City, folder: Path) -> None:
                     save(await page.screenshot(), folder / f"dashboard-{picture.name}.png")
 
 
+async def take_live(address: str, folder: Path) -> None:
+    """The picture of a demo that is running at ``address``: its newest window."""
+    async with chromium() as browser, opened(browser, address.rstrip("/"), size=LAPTOP, color_scheme="light") as page:
+        await page.wait_for_timeout(2 * SETTLED_MS)
+        save(await page.screenshot(), folder / "dashboard-live.png")
+
+
 async def compose(page: Page, picture: Picture, busiest: str) -> None:
     """What each picture shows besides the map."""
     await page.wait_for_timeout(SETTLED_MS)
@@ -85,6 +94,11 @@ def save(picture: bytes, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    work, *folder = [Path(argument) for argument in sys.argv[1:]]
-    work.mkdir(parents=True, exist_ok=True)
-    asyncio.run(take(city(work), folder[0] if folder else Path("docs/images")))
+    where, *folder = sys.argv[1:]
+    pictures = Path(*folder[:1] or ["docs/images"])
+    if where.startswith("http://"):
+        asyncio.run(take_live(where, pictures))
+    else:
+        work = Path(where)
+        work.mkdir(parents=True, exist_ok=True)
+        asyncio.run(take(city(work), pictures))

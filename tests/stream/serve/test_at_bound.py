@@ -33,8 +33,8 @@ MOTORWAY = {**USUAL_DAY, UNCERTAIN: Cell(6, 2, 85.0)}
 
 
 def motorway(tmp_path: Path) -> list[Message]:
-    """Means that are shrunk towards those of the other cells, of which one is on a motorway."""
-    config = city_config(tmp_path, **{"speed.post_processing": ["empirical-bayes"]})
+    """Modelled means, of which one is on a motorway."""
+    config = city_config(tmp_path, **{"speed.post_processing": ["kalman"]})
     return released(config, rows_of_city(0, MOTORWAY), Noise(np.random.default_rng(2).bytes))
 
 
@@ -46,7 +46,7 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
         assert body.get("mean", {}).get("at_bound", False) == (cell == UNCERTAIN), body
     leading = estimates_of(bodies[UNCERTAIN])
     assert leading is not None
-    assert (leading["mean"]["method"], leading["mean"]["at_bound"]) == ("empirical-bayes", True)
+    assert (leading["mean"]["method"], leading["mean"]["at_bound"]) == ("kalman", True)
     (row,) = (row for row in csv.DictReader(io.StringIO(table_of(values, "csv").decode())) if row["cell"] == UNCERTAIN)
     assert row["estimate_mean_at_bound"] == row["mean_at_bound"] == "true"
     flags = parquet.read_table(io.BytesIO(table_of(values, "parquet"))).column("estimate_mean_at_bound").to_pylist()

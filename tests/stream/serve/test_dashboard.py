@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -52,14 +52,12 @@ from tests.stream.serve.city import (
     STEADY,
     UNCERTAIN,
     USUAL_DAY,
-    Cell,
     bodies,
     city_config,
     window,
     windows,
 )
 from tests.stream.serve.made_windows import histogram_message
-from tests.stream.serve.many_cells import clear, of_usual
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.tapes import recording
 
@@ -67,8 +65,6 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 READING = re.compile(r"^[\d.]+ km/h, 95 % interval [\d.]+–[\d.]+, noise from privacyas released$")
 """A displayed number, and the symbol that says what kind of number it is."""
-WEEK = 7 * 24
-"""Hours."""
 VIRIDIS_20_25 = (0x26, 0x82, 0x8E)
 
 
@@ -254,55 +250,10 @@ async def test_a_cell_that_is_not_published_is_hatched(shown: Shown) -> None:
         assert (max(light) - min(light) > 100) == hatched
 
 
-def weeks(config: Config, *now: Mapping[str, Cell], before: int = 4) -> list[Message]:
-    """Usual Tuesdays at 12:00 UTC, then the cities of ``now``, a week apart."""
-    cities = [*([USUAL_DAY] * before), *now]
-    return [message for week, there in enumerate(cities) for message in window(config, week * WEEK, there)]
-
-
-def median_pixel(seen: list[tuple[int, int, int]]) -> tuple[int, int, int]:
-    return sorted(seen, key=sum)[len(seen) // 2]
-
-
-async def test_slower_than_usual_is_red_and_what_noise_explains_has_no_colour(browser: Browser, config: Config) -> None:
-    """The test computes from the released numbers which cells differ by more than the noise, so no draw can make it
-    fail.
-    """
-    slow = {**JAM, UNCERTAIN: Cell(2, 1, 29.0)}
-    async with city(browser, config, weeks(config, slow, before=3), "#colours=usual") as (page, client):
-        await page.wait_for_selector('html[data-window="2017-04-11T12:00:00Z"]')
-        await expect(page.get_by_role("radio", name="Usual")).to_be_checked()
-        await expect(page.locator("#legend")).to_contain_text("Compared with usual on Tuesday at 07:00")
-        usual = await (await client.get("/dashboard/usual?window=2017-04-11T12:00:00Z")).json()
-        assert (usual["days"], usual["earlier_windows"]) == ("weekday", 3)
-        now = await (await client.get("/api/v1/hexagons")).json()
-        means = {cell["cell"]: cell["mean"] for cell in now["hexagons"] if "mean" in cell}
-        known = {cell["cell"]: cell["raw"]["mean"] for cell in usual["cells"]}
-        chances = {
-            cell: of_usual(means[cell]["value"] - one["value"], means[cell]["scale"], one["deviation"])
-            for cell, one in known.items()
-        }
-        coloured = clear(chances, len(means))
-        assert BUSY in coloured
-        for cell in known:
-            seen = median_pixel(await pixels(page, cell))
-            assert (max(seen) - min(seen) < 24) == (cell not in coloured), (cell, seen)
-        assert median_pixel(await pixels(page, BUSY))[0] > 180 > median_pixel(await pixels(page, BUSY))[1]
-        await page.mouse.move(*await place_of(page, BUSY))
-        tip = page.locator("#tooltip")
-        await expect(tip).to_contain_text(re.compile(r"(3[89]|4[012]) % slower than usual: −8\.[0-9] ± 0\.[0-9] km/h"))
-        await expect(tip).to_contain_text(
-            re.compile(
-                r"Usual on Tuesday at 07:00: 2[12]\.\d km/h, which (varied by 0\.\d km/h|did not vary beyond the "
-                r"noise) over 3"
-            )
-        )
-
-
-async def test_other_hours_say_nothing_of_what_is_usual(day: Shown) -> None:
-    await revisit(day.page, "")
+async def test_a_first_window_says_nothing_of_what_is_typical(day: Shown) -> None:
+    await revisit(day.page, "#colours=typical")
     await shows(day.page, 4)
-    await expect(day.page.get_by_role("radio", name="Usual")).to_be_disabled()
+    await expect(day.page.get_by_role("radio", name="Typical", exact=True)).to_be_disabled()
     await expect(day.page.get_by_role("radio", name="Now", exact=True)).to_be_checked()
 
 
@@ -333,7 +284,7 @@ async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_p
         await choose(page, "Spread: standard deviation of the values")
         spread = released[STEADY]["variance"]["value"] ** 0.5
         await expect(page.locator("#details .reading")).to_contain_text(f"{spread:.1f} km/h")
-        await expect(page.get_by_role("radio", name="Usual")).to_be_disabled()
+        await expect(page.get_by_role("radio", name="Typical")).to_be_disabled()
 
 
 async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(
@@ -352,7 +303,7 @@ async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval
         await expect(reading.locator(".chip")).to_have_text("modelled")
         await expect(page.locator("#details table")).to_contain_text("clipped-normal")
         await expect(page.locator("#details figcaption")).to_contain_text("No interval is given")
-        await expect(page.get_by_role("radio", name="Usual")).to_be_disabled()
+        await expect(page.get_by_role("radio", name="Typical")).to_be_disabled()
         await expect(page.get_by_role("radio", name="As released")).to_be_disabled()
         await expect(page.locator("#legend")).to_contain_text("Every cell is faint")
 
@@ -679,7 +630,7 @@ async def test_everything_can_be_done_by_keyboard(day: Shown) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
     """A page with a cell whose mean is modelled."""
-    changed = {"speed.post_processing": ["empirical-bayes"]}
+    changed = {"speed.post_processing": ["kalman"]}
     config, messages = new_city(lambda made: windows(made, [USUAL_DAY] * 4), **changed)
     async with city(browser, config, messages) as (page, _):
         yield page
@@ -694,7 +645,7 @@ async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colo
     await revisit(page, f"#cell={BUSY}")
     await expect(page.locator("html")).to_have_attribute("data-theme", colours)
     await expect(page.locator("#details figcaption")).to_contain_text("4 windows")
-    await expect(page.locator("#details table")).to_contain_text("empirical-bayes")
+    await expect(page.locator("#details table")).to_contain_text("kalman")
     await no_violation(page)
     await page.locator("#details-close").click()
     await page.get_by_role("button", name="Cells as a table").click()

@@ -15,7 +15,7 @@ SOURCES = REPO_ROOT / "stream" / "serve" / "dashboard"
 TEXTS = SOURCES / "src" / "texts"
 LANGUAGES = sorted(path.stem for path in TEXTS.glob("*.json"))
 PUT_TOGETHER = re.compile(
-    r"(mean|moving|p50|p85|spread)\.(short|name|title)|chip\..+|kind\..+|legend\.(modelled|raw)|(legend\.against|usual)\..+|download\.(from|to)|area\.(box|polygon|refused\..+)"
+    r".+\.value|(mean|moving|p50|p85|spread)\.(short|name|title)|chip\..+|kind\..+|legend\.(modelled|raw|typical|difference)|legend\.against\..+|download\.(from|to)|area\.(box|polygon|refused\..+)"
     r"|comparison\.((day|scheduled)\.)?(same|slower|faster|within)|day\.(no|cell)\..+|table\.day\..+"
     r"|(reason|about\.relation|about\.noise|about\.speeds)\..+|limit\..+|(empty|gone|withheld|unknown)\.(title|text)"
     r"|route\.(minutes|speed|now|typical|mean|scheduled|(from|to)(-end)?)|over\.(any|workday|saturday|sunday|weekend)"

@@ -80,7 +80,7 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         await page.locator("#map canvas").focus()
         await page.keyboard.press("d")
         await painted(page, before)
-        await expect(page.get_by_role("radio", name="Other day")).to_be_checked()
+        await expect(page.get_by_role("radio", name="Difference")).to_be_checked()
         legend = page.locator("#legend")
         await expect(legend.locator("h3")).to_have_text("Compared with Tue, 14 Mar 2017, 07:00–08:00")
         await expect(legend).to_contain_text("no difference beyond the noise")
@@ -243,7 +243,7 @@ async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leave
         )
         await expect(title).not_to_contain_text("Compared with Mon")
         await page.unroute("**/other-day*")
-        await page.get_by_role("radio", name="Other day").check(force=True)
+        await page.get_by_role("radio", name="Difference").check(force=True)
         await expect(title).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
 
 

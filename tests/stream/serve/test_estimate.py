@@ -48,21 +48,20 @@ def few_riders(tmp_path: Path) -> tuple[Config, list[Message]]:
     return config, released(config, rows_of_city(0, CROWDED), Noise(np.random.default_rng(SEED).bytes))
 
 
-def test_the_smoothed_mean_leads_then_the_modelled_one_then_the_released_one() -> None:
+def test_the_modelled_mean_leads_then_the_released_one() -> None:
     drawn = {"value": 30.0, "raw": 30.0, "interval": [20.0, 40.0], "unit": "km/h", "scale": 3.0, "clamped": False}
     modelled = {"method": "m", "value": 25.0, "interval": [22.0, 28.0], "unit": "km/h"}
     body: dict[str, Any] = {"status": "published", "users": 5, "mean": drawn, "p50": drawn}
     leading = []
     for models in (
         {},
-        {"mean": modelled | {"method": "shrunk"}},
-        {"mean": modelled, "mean_smoothed": modelled | {"method": "smoothed", "value": 24.0}},
+        {"mean": modelled},
     ):
         estimates = estimates_of(body | {"post_processed": models})
         assert estimates is not None
         leading.append((estimates["mean"]["method"], estimates["mean"]["value"]))
         assert estimates["p50"] == {"value": 30.0, "interval": [20.0, 40.0], "unit": "km/h", "method": "released"}
-    assert leading == [("released", 30.0), ("shrunk", 25.0), ("smoothed", 24.0)]
+    assert leading == [("released", 30.0), ("m", 25.0)]
     assert estimates_of(body | {"status": "suppressed"}) is None
 
 
@@ -83,7 +82,7 @@ async def test_every_reader_holds_the_same_number(tmp_path: Path) -> None:
     expected = {cell: (estimates_of(json.loads(value)) or {}).get("mean") for cell, value in values.items()}
     assert expected[BUSY] is not None
     assert expected[BUSY]["method"] == "kalman"
-    assert expected[BUSY] | {} == json.loads(values[BUSY])["post_processed"]["mean_smoothed"]
+    assert expected[BUSY] | {} == json.loads(values[BUSY])["post_processed"]["mean"]
     assert 0.6 * len(values) < sum(mean is None for mean in expected.values())
     releases = tmp_path / "releases.ndjson"
     releases.write_text("".join(map(line_of, messages)), encoding="utf-8")
@@ -170,7 +169,7 @@ async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobod
         ends = [high for _, high, _ in classes[:-1]]
         indexes = {}
         for cell in CROWDED:
-            smoothed = bodies[cell]["post_processed"]["mean_smoothed"]
+            smoothed = bodies[cell]["post_processed"]["mean"]
             index, low, high = (bisect_right(ends, at) for at in (smoothed["value"], *smoothed["interval"]))
             indexes[cell] = index, bisect_right(ends, bodies[cell]["mean"]["value"])
             colour = [int(part) for part in re.findall(r"\d+", classes[index][2])]

@@ -190,8 +190,9 @@ async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_exp
     async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **options) as (page, _):
         if size == PHONE:
             await page.locator("#controls-fold summary").click()
+        await page.get_by_role("radio", name="Difference").check()
         before = await paint_count(page)
-        await page.get_by_role("radio", name="Schedule").check()
+        await page.get_by_role("combobox", name="Compared with").select_option("scheduled")
         await painted(page, before)
         legend = page.locator("#legend")
         await expect(legend.locator("h3")).to_have_text("Compared with the timetable in these hours")
@@ -238,5 +239,5 @@ async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_
         await expect(page.locator("#legend")).not_to_contain_text("scheduled")
         await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")
         await page.unroute("**/scheduled*")
-        await page.get_by_role("radio", name="Schedule").check()
+        await page.get_by_role("radio", name="Difference").check(force=True)
         await expect(page.locator("#legend h3")).to_have_text("Compared with the timetable in these hours")

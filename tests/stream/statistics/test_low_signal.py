@@ -52,7 +52,7 @@ def smoothed(
     columns = draw(plan, contributions, Noise(np.random.default_rng([seed, hour]).bytes))
     derived, after = post_process(plan, cell_bodies(plan, contributions, columns), memory)
     at = np.searchsorted(plan.cells, contributions.counts.cells)
-    return derived, after, derived["mean_smoothed"].value[at] - SPEED
+    return derived, after, derived["mean"].value[at] - SPEED
 
 
 def bias(config: Config, seed: int) -> float:
@@ -106,5 +106,5 @@ def test_counts_of_users_are_used_after_an_hour_and_not_after_more_than_a_day(
     _, memory, _ = smoothed(weak, 0, 0, None)
     assert memory is not None
     forgotten = msgspec.structs.replace(memory, counted=b"", counted_sums=(0.0, 0.0, 0.0))
-    with_counts, without = (smoothed(weak, 0, gap, before)[0]["mean_smoothed"].value for before in (memory, forgotten))
+    with_counts, without = (smoothed(weak, 0, gap, before)[0]["mean"].value for before in (memory, forgotten))
     assert np.array_equal(with_counts, without) != used

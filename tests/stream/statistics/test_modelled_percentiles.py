@@ -58,7 +58,7 @@ def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path: P
 
 @pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
 def test_nothing_else_changes_when_percentiles_are_modelled(tmp_path: Path, build: Any) -> None:
-    kinds = ["kalman"] if build is not bus_config else ["empirical-bayes", "kalman"]
+    kinds = ["kalman"]
     settings = {"speed.statistics": ["mean", "variance"]}
     with_model = bodies_of(build(tmp_path, **settings, **{"speed.post_processing": [*kinds, "clipped-normal"]}))
     without = bodies_of(build(tmp_path, **settings, **{"speed.post_processing": kinds}))
@@ -82,17 +82,16 @@ def released_alone(bodies: list[dict[str, Any]], upper: float, leading: str | No
     ("build", "kinds", "leading"),
     [
         (bus_config, [], None),
-        (bus_config, ["empirical-bayes"], "mean"),
-        (bus_config, ["empirical-bayes", "kalman"], "mean_smoothed"),
+        (bus_config, ["kalman"], "mean"),
         (riders, [], None),
-        (riders, ["kalman"], "mean_smoothed"),
-        (zcdp_config, ["kalman"], "mean_smoothed"),
+        (riders, ["kalman"], "mean"),
+        (zcdp_config, ["kalman"], "mean"),
     ],
 )
 def test_every_reader_computes_the_same_percentiles_from_the_messages(
     tmp_path: Path, build: Any, kinds: list[str], leading: str | None
 ) -> None:
-    """The smoothed mean counts, else the shrunk, else the released one; means in messages are rounded to 0.001 km/h."""
+    """The modelled mean counts, else the released one; means in messages are rounded to 0.001 km/h."""
     settings = MODELLED | {"speed.post_processing": [*kinds, "clipped-normal"]}
     config = build(tmp_path, **settings)
     bodies = bodies_of(config)

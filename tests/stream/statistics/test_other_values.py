@@ -26,7 +26,7 @@ FIELDS = {name: name for name in ("user", "time", "lat", "lng", "value")}
 DELAY = {"value.name": "delay", "value.unit": "s", "value.lower": LOWER, "value.upper": LOWER + 65.0}
 EVERY = {"speed.statistics": ["mean", "variance", "p50", "cdf"], "speed.post_processing": ["kalman", "clipped-normal"]}
 KINDS: dict[str, Any] = {
-    "values": (bus_config, EVERY | {"speed.post_processing": ["empirical-bayes", "kalman", "clipped-normal"]}),
+    "values": (bus_config, EVERY),
     "participation": (riders_config, EVERY | {"speed.clipping": "none"}),
     "participation, carried": (
         riders_config,
@@ -59,7 +59,10 @@ def moved_by(body: Any, lower: float, key: str = "") -> Any:
             return body
         if body.get("unit") == "(km/h)^2":
             return body | {"unit": "(s)^2"}
-        return {name: "s" if part == "km/h" else moved_by(part, lower, name) for name, part in body.items()}
+        return {
+            name: "s" if part == "km/h" else moved_by(part, 0.0 if name == "deviation" else lower, name)
+            for name, part in body.items()
+        }
     if isinstance(body, list):
         return [moved_by(part, lower, key) for part in body]
     is_value = key in ("value", "raw", "lower", "upper", "interval", "at") and isinstance(body, float)

@@ -220,7 +220,6 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path,
         ("allocation", "exact-loss", "true counts"),
         ("clipping", "joint", "depends on counts"),
         ("sum_cap", "0.7", "counts of all users"),
-        ("post_processing", '["empirical-bayes", "kalman"]', "exact counts"),
         ("min_users", "2", "who was there"),
     ],
 )

@@ -30,7 +30,7 @@ from tests.support.schemas import validate
 from tests.support.stored_rows import store
 
 HOUR = 3600
-KALMAN = {"speed.post_processing": ["empirical-bayes", "kalman"]}
+KALMAN = {"speed.post_processing": ["kalman"]}
 
 
 def planned_at(config: Config, slot: int, rows: np.ndarray) -> tuple[Plan, Contributions]:
@@ -149,22 +149,70 @@ def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_without_kalman_there_is_no_memory_and_nothing_names_one(tmp_path: Path) -> None:
-    (messages,), memory = released(bus_config(tmp_path, **{"speed.post_processing": ["empirical-bayes"]}), [0])
+    (messages,), memory = released(bus_config(tmp_path, **{"speed.post_processing": []}), [0])
     assert memory is None
     assert "memory" not in json.loads(messages[-1].value)
-    assert not any(b"mean_smoothed" in message.value for message in messages)
+    assert not any(b"post_processed" in message.value for message in messages)
 
 
-def test_the_smoothed_mean_stands_beside_the_raw_one_marked_and_with_its_interval(tmp_path: Path) -> None:
+def test_typical_and_deviation_stand_beside_the_mean_once_there_are_earlier_releases(tmp_path: Path) -> None:
     windows, _ = released(bus_config(tmp_path, **KALMAN), [0, 1])
-    for message in windows[1][:-1]:
-        body = json.loads(message.value)
-        assert (message.topic, body["status"]) == (HEXAGON_SPEED, "published")
-        smoothed = body["post_processed"]["mean_smoothed"]
-        assert smoothed["method"] == "kalman"
-        low, high = smoothed["interval"]
-        assert 0 <= low <= smoothed["value"] <= high <= 65
-        assert "raw" in body["mean"]
+    for hour, messages in enumerate(windows):
+        for message in messages[:-1]:
+            body = json.loads(message.value)
+            assert (message.topic, body["status"]) == (HEXAGON_SPEED, "published")
+            models = body["post_processed"]
+            assert list(models) == (["mean", "typical", "deviation"] if hour else ["mean"])
+            assert {each["method"] for each in models.values()} == {"kalman"}
+            assert all(each["interval"][0] <= each["value"] <= each["interval"][1] for each in models.values())
+            assert "raw" in body["mean"]
+            if not hour:
+                continue
+            mean, typical, deviation = (models[name] for name in ("mean", "typical", "deviation"))
+            assert deviation["value"] == pytest.approx(mean["value"] - typical["value"], abs=0.002)
+            assert typical["interval"][0] >= 0
+            for side in (0, 1):
+                both = [mean["interval"][side] - mean["value"], typical["interval"][1 - side] - typical["value"]]
+                assert abs(deviation["interval"][side] - deviation["value"]) == pytest.approx(
+                    np.hypot(*both), abs=0.005
+                )
+
+
+@pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config, area_config])
+def test_the_same_releases_give_the_same_models_whatever_the_raw_data_are(tmp_path: Path, build: Any) -> None:
+    """Values are permuted among the events; under "participation", where counts are no plan's business, all is new."""
+    config = build(tmp_path, **KALMAN)
+    (messages, now), memory = released(config, [0, 1])
+    bodies = [json.loads(message.value) for message in now[:-1]]
+    *_, marker = (json.loads(message.value) for message in now)
+    before = recalled_from([messages])
+    made = []
+    for seed in (2, 3):
+        rows = random_rows(2, 150, slot=SLOT + HOUR)
+        rows["value"] = np.random.default_rng(seed).permutation(rows["value"])
+        if config.participation is not None:
+            rows = random_rows(seed, 90, slot=SLOT + HOUR)
+        plan = planned(config, rows, slot=SLOT + HOUR)[0]
+        made.append(pipeline.post_process(plan, bodies, before, marker.get("area")))
+    (one, after), (other, after_other) = made
+    assert stored(after) == stored(after_other) == stored(memory)
+    assert list(one) == list(other) == ["mean", "typical", "deviation"]
+    for name, column in one.items():
+        columns = [column.value, *column.interval], [other[name].value, *other[name].interval]
+        assert all(np.array_equal(*pair) for pair in zip(*columns, strict=True)), name
+        values = [body["post_processed"][name]["value"] for body in bodies]
+        assert np.round(column.value, 3).tolist() == pytest.approx(values), "what was published"
+
+
+def test_typical_is_what_earlier_releases_say(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **KALMAN)
+    _, memory = released(config, [0, 1])
+    plan, _ = planned_at(config, SLOT + 2 * HOUR, random_rows(3, 150, slot=SLOT + 2 * HOUR))
+    bodies = [json.loads(message.value) for message in released(config, [2], memory)[0][0][:-1]]
+    others = [body | {"mean": body["mean"] | {"raw": 60.0}} for body in bodies]
+    one, other = (pipeline.post_process(plan, each, memory)[0] for each in (bodies, others))
+    assert np.array_equal(one["typical"].value, other["typical"].value)
+    assert other["deviation"].value.mean() > one["deviation"].value.mean()
 
 
 def test_an_empty_window_only_lets_time_pass(tmp_path: Path) -> None:
@@ -187,8 +235,8 @@ def test_a_memory_has_a_largest_size() -> None:
         {"cell": cell, "relation": "values", "mean": {"raw": 30.0, "scale": 5.0 + g / 1000}, "events": 10, "users": 3}
         for g, cell in enumerate(cells)
     ]
-    memory, _ = step(None, bodies, Window(SLOT, SLOT + HOUR), upper=65.0, timezone="America/Chicago", shrinking=False)
-    assert len(encode_memory(memory)) < 40 * MOST_CELLS + 24 * len(cells) + 4000
+    memory, _ = step(None, bodies, Window(SLOT, SLOT + HOUR), upper=65.0, timezone="America/Chicago")
+    assert len(encode_memory(memory)) < 56 * MOST_CELLS + 24 * len(cells) + 4000
 
 
 async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from dpcore.suppression import MAX_EVALUATIONS, Suppression, sweep_chop_user
 from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.protocol.parts import statistics_of
-from stream.statistics import shrinkage
 from stream.statistics.plan import Allowance, Due, PlanError
 from stream.statistics.values import plan as values_plan
 from stream.statistics.window_release import Drawn, WindowStatistics
@@ -240,15 +239,14 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     _, _, marker = planned_and_drawn(statistics_in(tmp_path), rows)
     assert "cut_short" not in marker
     monkeypatch.setattr(values_plan, "MAX_PAIRS", 10)
-    monkeypatch.setattr(shrinkage, "MAX_CELLS", 5)
     plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path), rows)
-    assert marker["cut_short"] == ["suppression", "clipping", "empirical-bayes"]
+    assert marker["cut_short"] == ["suppression", "clipping"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples), "everything is retained"
     plain = {"speed.suppression": "none", "speed.clipping": "none", "speed.post_processing": []}
     assert "cut_short" not in planned_and_drawn(statistics_in(tmp_path, **plain), rows)[2]
     kept = {"speed.keep": "error", "speed.allocation": "uniform", "speed.clipping": "none", "speed.sum_cap": 0}
     plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path, **kept), rows)
-    assert marker["cut_short"] == ["suppression", "empirical-bayes"]
+    assert marker["cut_short"] == ["suppression"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples)

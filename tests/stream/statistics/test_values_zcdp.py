@@ -184,7 +184,7 @@ def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_ope
     response = response_of(plan)
     assert response is not None
     for body, left in zip(bodies(messages), response.open / 100, strict=True):
-        value, (low, high) = (body["post_processed"]["mean_smoothed"][name] for name in ("value", "interval"))
+        value, (low, high) = (body["post_processed"]["mean"][name] for name in ("value", "interval"))
         assert low <= max(value - 2.5 * left + 0.01, 0.0)
         assert high >= min(value + 2.5 * left - 0.01, 65.0)
 
@@ -197,6 +197,6 @@ def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path: Path)
         rows = random_rows(number, 6000, users=3000, places=2, slot=slot)
         rows["value"] = np.clip(rng.normal(speed, 600, len(rows)), 0, 6500)
         _, messages, memory = release(config, rows, memory, slot)
-        shown.append(np.mean([body["post_processed"]["mean_smoothed"]["value"] for body in bodies(messages)]))
+        shown.append(np.mean([body["post_processed"]["mean"]["value"] for body in bodies(messages)]))
     assert shown[3] == pytest.approx(45, abs=3)
     assert shown[7] == pytest.approx(5, abs=5)

@@ -86,7 +86,7 @@ function body(view: View): HTMLElement[] {
     make('p', {}, chip('modelled'), ` ${say('about.modelled')}`),
     make('p', {}, chip('raw'), ` ${say('about.raw')}`),
     make('p', {}, chip('histogram'), ` ${say('about.counted')}`),
-    make('p', {}, say('about.usual')),
+    make('p', {}, say('about.typical')),
     make('p', {}, say('about.day')),
   ];
   if (!marker || !view.window) return [make('p', {}, say('about.none')), ...how];

@@ -5,7 +5,7 @@ import type { Heat } from './heat';
 import { overQuery, type Over } from './over';
 import { say } from './texts';
 import type {
-  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, MeanList, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, Usual, WindowCells, WindowSummary,
+  AlertList, Along, AreaName, AreaStatistics, Box, Hexagon, OtherDay, LineFeature, MeanList, PlaceList, RouteWay, ScheduledSpeeds, Settings, StopFeature, WindowCells, WindowSummary,
 } from './types';
 
 export class ApiError extends Error {
@@ -51,8 +51,6 @@ export const windows = async (feed: string) =>
 
 export const cells = (feed: string, start: string) =>
   get<WindowCells>('api/v1/hexagons', { feed, window: start });
-
-export const usual = (feed: string, start: string) => get<Usual>('dashboard/usual', { feed, window: start });
 
 export const scheduled = async (feed: string, start: string) =>
   (await get<ScheduledSpeeds>(`api/v1/windows/${encodeURIComponent(start)}/scheduled`, { feed })).cells;

@@ -4,6 +4,7 @@ import { byId, chip, make, type Mark } from './dom';
 import { heatLegend } from './heat';
 import { say } from './texts';
 import {
+  COMPARING,
   STATISTICS,
   absoluteLabels,
   isNobody,
@@ -22,6 +23,8 @@ import type { View } from './view';
 export interface Choices {
   statistic(statistic: Statistic): void;
   scheme(scheme: Scheme): void;
+  /** The difference from what was compared with before, or else from the first that there is. */
+  compare(): void;
   /** A local date, or null for a week before and else the day before. */
   day(date: string | null): void;
   kind(kind: Kind): void;
@@ -40,7 +43,8 @@ export function setUpControls(choices: Choices): void {
   const listen = <T extends string>(id: string, then: (value: T) => void) =>
     byId(id).addEventListener('change', (event) => then((event.target as HTMLInputElement).value as T));
   listen<Statistic>('statistics', choices.statistic);
-  listen<Scheme>('schemes', choices.scheme);
+  listen<Scheme>('schemes', (scheme) => (scheme === 'difference' ? choices.compare() : choices.scheme(scheme)));
+  byId('against-choice').addEventListener('change', (event) => choices.scheme((event.target as HTMLSelectElement).value as Scheme));
   byId('day-choice').addEventListener('change', (event) => choices.day((event.target as HTMLSelectElement).value || null));
   listen<Kind>('kinds', choices.kind);
   listen<Unit>('units', choices.unit);
@@ -54,11 +58,12 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
-  check('schemes', view.scheme, (name) => name === 'now' || (view.over ? false : name === 'scheduled' ? view.schedulable : name === 'day' ? view.besideOtherDays : view.comparable));
-  byId('scheduled-choice').hidden = !view.scheduling;
+  const comparing = COMPARING.filter((name) => view.offers(name));
+  check('schemes', view.compares ? 'difference' : view.scheme, (name) => (name === 'difference' ? comparing.length > 0 : view.offers(name as Scheme)));
+  showAgainst(view, comparing);
   showDays(view);
   check('kinds', view.shownKind, (name) => (name === 'raw' ? !view.modelledAlone : true));
-  byId('kinds').hidden = !view.modelled;
+  byId('kinds').hidden = !view.modelled || view.scheme === 'typical' || view.scheme === 'difference';
   check('units', chosenUnit(), () => true);
   byId('units').hidden = otherValue() !== null;
   for (const input of radios('statistics')) if (input.value === 'moving') input.closest('label')!.hidden = otherValue() !== null;
@@ -74,8 +79,17 @@ function comparedWith(view: View): string {
     case 'now': return unit();
     case 'scheduled': return say('legend.against.scheduled');
     case 'day': return view.otherDay!.other ? view.againstDay() : say('day.none');
-    case 'usual': return view.usually('legend.against');
+    case 'typical': return say('legend.title.typical', { unit: unit() });
+    case 'difference': return say('legend.against.typical');
   }
+}
+
+/** Offer what the colours of a difference may compare with. */
+function showAgainst(view: View, comparing: Scheme[]): void {
+  byId('against').hidden = !view.compares || comparing.length < 2;
+  const picker = byId<HTMLSelectElement>('against-choice');
+  for (const option of picker.options) option.hidden = option.disabled = !comparing.includes(option.value as Scheme);
+  if (view.compares) picker.value = view.scheme;
 }
 
 /** Offer the local days of the feed's windows, and that of the address. */
@@ -104,10 +118,10 @@ function check(id: string, chosen: string, enabled: (name: string) => boolean): 
 
 function legend(view: View, looks: Look[]): HTMLElement[] {
   const { scheme } = view;
-  const against = scheme !== 'now';
+  const against = view.compares;
   const title = make('h3', {}, comparedWith(view));
   if (scheme === 'day' && !view.otherDay!.other) return [title, make('p', { class: 'problem' }, view.againstDay())];
-  const labels = against ? relativeLabels(scheme).map((key) => say(key)) : absoluteLabels(view.statistic, view.breaks, topOf(view.statistic, view.upper));
+  const labels = view.compares ? relativeLabels(view.scheme as 'difference').map((key) => say(key)) : absoluteLabels(view.statistic, view.breaks, topOf(view.statistic, view.upper));
   const rows = labels.map((label, index) => row(label, view.colours[index]!));
   const extra = [
     looks.some((look) => look.hatched) && row(say('legend.not-published'), 'hatch'),
@@ -120,7 +134,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
     ...(view.over ? [make('p', { class: 'note' }, view.said)] : []),
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
-    against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),
+    scheme === 'typical' || scheme === 'difference' ? note('modelled', say(`legend.${scheme}`)) : against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),
     ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
     ...derived(view),
     ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),

@@ -7,7 +7,7 @@ import { STATISTICS, comparison, countText, interval, isNobody, isNoisy, reading
 import { decimals, say } from './texts';
 import { when } from './times';
 import { inUnit, unit } from './units';
-import type { Hexagon, UsualValue } from './types';
+import type { Hexagon } from './types';
 import type { Reading, View } from './view';
 
 /** The main line of a reading with a mark of its kind; where there is no reading, why. */
@@ -24,7 +24,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
     ...(now.atBound ? [make('p', { class: 'quiet' }, say('reading.at-bound', { upper: decimals(inUnit(hexagon.clipping?.upper ?? view.upper), 0), unit: unit() }))] : []),
     make('p', { class: 'quiet' }, say(`${view.statistic}.name`), verdict ? `, ${comparison(verdict, view.versus)}` : ''),
-    ...(reading.scheme === 'scheduled' ? [] : beside(view, reading)),
+    ...beside(view, reading),
     ...timetabled(view, cell),
     ...alertsOf(view, cell),
   ];
@@ -34,9 +34,9 @@ export function statement(view: View, cell: string): HTMLElement[] {
 const suppressed = ({ users, relation }: Hexagon) => say(`reason.not-published.${relation}`, { count: isNoisy(users) ? 0 : users });
 
 /** What the value is compared with, or why there is nothing. */
-function beside(view: View, { hexagon, usual, then }: Reading): HTMLElement[] {
+function beside(view: View, { hexagon, typical, then }: Reading): HTMLElement[] {
   const line = (text: string) => [make('p', { class: 'quiet' }, text)];
-  if (then === null) return usual ? line(usually(view, usual)) : [];
+  if (then === null) return typical ? line(say('typical.value', { value: read(typical), unit: unit(), interval: interval(typical) })) : [];
   const { other } = view.otherDay!;
   if (!other || then === 'window') return line(view.againstDay());
   const window = when(other.window, view.zone);
@@ -50,12 +50,6 @@ function beside(view: View, { hexagon, usual, then }: Reading): HTMLElement[] {
 function timetabled(view: View, cell: string): HTMLElement[] {
   const speed = view.scheduled?.get(cell);
   return speed === undefined ? [] : [make('p', { class: 'quiet' }, say('scheduled.value', { value: decimals(inUnit(speed), 1), unit: unit() }))];
-}
-
-/** "Usual on Tuesday at 07:00: 25 km/h, which varied by 1.2 km/h over 4 such windows", or did not, as far as noise lets see. */
-function usually(view: View, { value, spread, windows }: UsualValue): string {
-  const varied = say(inUnit(spread) < 0.05 ? 'varied.not' : 'varied', { spread: decimals(inUnit(spread), 1), unit: unit(), windows });
-  return view.usually('usual', { value: decimals(inUnit(value), 1), unit: unit(), varied });
 }
 
 export function cellCard(view: View, cell: string): HTMLElement[] {

@@ -107,6 +107,7 @@ async function start(): Promise<void> {
   setUpControls({
     statistic: (statistic) => change(() => (view.statistic = statistic)),
     scheme: compareWith,
+    compare: () => compareWith(view.comparison),
     day: (date) => {
       view.day = date;
       compareWith('day');
@@ -276,13 +277,13 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   byId('notice').hidden = true;
   if (window.window.start === view.window?.window.start && !again && !wasMean) return void tell(ready);
   begin('asked');
-  const [cells, usual, alerts, other, scheduled] = await Promise.all([
-    load(window), api.usual(view.feed, window.window.start), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
+  const [cells, alerts, other, scheduled] = await Promise.all([
+    load(window), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
   ]);
   if (mine !== turn) return;
   unread = false;
   took('fetch', 'asked');
-  view.setWindow(cells, usual);
+  view.setWindow(cells);
   view.setOtherDay(other.read.day, other.read.hexagons);
   view.alerts = alerts;
   view.scheduled = scheduled.read && new Map(scheduled.read.map(({ cell, value }) => [cell, value]));
@@ -310,7 +311,7 @@ async function showMean(over: Over): Promise<void> {
   view.alerts = null;
   view.scheduled = null;
   view.setOtherDay(null, []);
-  view.setWindow(windowOf(found, over, newest), { feed: view.feed, window: newest.window, days: 'any', earlier_windows: 0, cells: [] });
+  view.setWindow(windowOf(found, over, newest));
   byId('empty').hidden = true;
   byId('notice').hidden = true;
   if (!placed) fit();

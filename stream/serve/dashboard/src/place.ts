@@ -79,7 +79,7 @@ export function parsePlace(hash: string): Place {
     hexagons: oneOf(fields.get('hexagons'), ['on'] as const),
     heat: oneOf(fields.get('heat'), ['on'] as const),
     statistic: oneOf(fields.get('statistic'), ['mean', 'moving', 'p50', 'p85', 'spread'] as const),
-    colours: oneOf(fields.get('colours'), ['now', 'usual', 'day', 'scheduled'] as const),
+    colours: oneOf(fields.get('colours'), ['now', 'typical', 'difference', 'day', 'scheduled'] as const),
     day: parseDay(fields.get('day') ?? ''),
     large: oneOf(fields.get('large'), ['on'] as const),
     values: oneOf(fields.get('values'), ['estimate', 'raw'] as const),

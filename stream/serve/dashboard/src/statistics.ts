@@ -2,12 +2,14 @@
 
 import { decimals, say, type TextKey } from './texts';
 import { chosenUnit, fromUnit, inUnit, otherValue, unit } from './units';
-import type { Estimate, Hexagon, Measured, UsualCell, UsualValue } from './types';
+import type { Estimate, Hexagon, Measured } from './types';
 
 export type Statistic = 'mean' | 'moving' | 'p50' | 'p85' | 'spread';
 /** The leading estimates, or the values as they were released. */
 export type Kind = 'estimate' | 'raw';
-export type Scheme = 'now' | 'usual' | 'day' | 'scheduled';
+/** What colours show: the window, what is typical of its hour, or how they differ; or, instead, how another day or the timetable differs. */
+export type Scheme = 'now' | 'typical' | 'difference' | 'day' | 'scheduled';
+export const COMPARING: readonly Scheme[] = ['difference', 'day', 'scheduled'];
 
 /** Every statistic with the released number that it is read from. */
 export const STATISTICS: Record<Statistic, Measured> =
@@ -67,18 +69,18 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
   return { ...found, value: root(found.value), low: root(found.low), high: root(found.high) };
 }
 
-/** What a released value is compared with: a usual value, or the value as released on another day. */
+/** What a value is compared with: the typical one, the scheduled one, or the value as released on another day. */
 export type Reference = Pick<Shown, 'value' | 'deviation'> & Partial<Pick<Shown, 'low' | 'high' | 'quantile' | 'outside'>>;
 
 /** Whether something can be said relative to it: it is above 0, and known to within itself. */
 const isKnown = (value: number, low: number, high: number) => value > 0 && high - low <= value;
 
-/** The cell's usual value of that statistic. */
-export function usualOf(cell: UsualCell | undefined, statistic: Statistic): UsualValue | null {
-  const found = cell?.raw[STATISTICS[statistic]];
-  if (!found || statistic === 'spread') return null;
-  const [low, high] = found.interval;
-  return found.windows >= 3 && isKnown(found.value, low, high) ? found : null;
+/** What earlier releases say of the cell's mean at this hour; null where there are none, and of other statistics. */
+export function typicalOf({ estimate }: Hexagon, statistic: Statistic): Shown | null {
+  const typical = statistic === 'mean' ? estimate?.typical : undefined;
+  if (!typical?.interval) return null;
+  const { value, method, interval: [low, high] } = typical;
+  return { value, low, high, deviation: (high - low) / (2 * NORMAL), quantile: NORMAL, method };
 }
 
 /**
@@ -93,8 +95,9 @@ export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' 
 
 const areaOf = ({ excludes = [] }: Hexagon) => [...excludes].sort().join();
 
-/** What a number of the cell is about: equal where two windows measured the same. */
-const settingsOf = ({ relation, weight, clipping }: Hexagon) => [relation, weight, clipping?.lower, clipping?.upper].join();
+/** What a number of the cell is about: equal where two windows measured the same. Ranges of a cell's own follow its traffic, so that
+ * they differ from window to window; what counts is whether there are such ranges. */
+const settingsOf = ({ relation, weight, clipping }: Hexagon) => [relation, weight, Boolean(clipping)].join();
 
 /**
  * What was released of the same area on another day, or why there is nothing to compare with. `overlaps`: whether cells of
@@ -113,7 +116,7 @@ export function thenOf(
 
 /** Upper ends of all classes but the last, as shares of the usual value. */
 export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
-const ALIKE = { usual: 'legend.same', day: 'legend.alike', scheduled: 'legend.on-schedule' } as const;
+const ALIKE = { difference: 'legend.same', day: 'legend.alike', scheduled: 'legend.on-schedule' } as const;
 export const relativeLabels = (scheme: keyof typeof ALIKE): TextKey[] =>
   ['legend.slower', 'legend.bit-slower', ALIKE[scheme], 'legend.bit-faster', 'legend.faster', 'legend.within'];
 
@@ -249,7 +252,7 @@ export interface Verdict {
 export function comparison(verdict: Verdict, versus: Versus): string {
   const { now, reference, clear, error } = verdict;
   const within = say(`${versus.prefix}.within`, { day: versus.day ?? '' });
-  const said = say('comparison.of', {
+  const said = say(versus.prefix === 'comparison' ? 'comparison.of.typical' : 'comparison.of', {
     comparison: clear ? relative(verdict, versus) : within,
     ...margin(verdict),
     unit: unit(),

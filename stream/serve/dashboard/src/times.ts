@@ -66,13 +66,6 @@ export const weekday = (time: string, zone: string) => format(zone, { weekday: '
 export const localDate = (time: string, zone: string) =>
   format(zone, { year: 'numeric', month: '2-digit', day: '2-digit' }, 'en-CA').format(new Date(time));
 
-/** "Tuesday". */
-export const dayOfWeek = (time: string, zone: string) => format(zone, { weekday: 'long' }).format(new Date(time));
-
-/** Whether it is Saturday or Sunday there. */
-export const weekend = (time: string, zone: string) =>
-  ['Sat', 'Sun'].includes(format(zone, { weekday: 'short' }, 'en').format(new Date(time)));
-
 /** "14:00–15:00". */
 export const hours = (window: Bounds, zone: string) => `${clock(window.start, zone)}–${clock(window.end, zone)}`;
 

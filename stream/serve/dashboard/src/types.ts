@@ -45,7 +45,7 @@ export interface Hexagon extends Partial<Record<Measured, Estimate>> {
   events?: number | Estimate;
   users: number | Estimate;
   /** The leading number of each statistic; null where the cell was not published, and where nobody is estimated. */
-  estimate: Partial<Record<Measured, Leading>> | null;
+  estimate: Partial<Record<Measured | 'typical' | 'deviation', Leading>> | null;
   excludes?: string[];
   /** Of a merged cell, the finest resolution of its window; set by the page. */
   finest?: number;
@@ -90,32 +90,6 @@ export interface WindowSummary {
 
 export interface WindowCells extends WindowSummary {
   hexagons: Hexagon[];
-}
-
-export interface UsualValue {
-  value: number;
-  interval: [number, number];
-  /** Standard deviation of the noise in the value. */
-  deviation: number;
-  /** How much the cell varied from window to window beyond noise. */
-  spread: number;
-  windows: number;
-}
-
-/** Which days are usual: of the same day of the week, of working days or of weekends, or of any. */
-export type Days = 'weekday' | 'kind' | 'any';
-
-export interface UsualCell {
-  cell: string;
-  raw: Partial<Record<Measured, UsualValue>>;
-}
-
-export interface Usual {
-  feed: string;
-  window: Bounds;
-  days: Days;
-  earlier_windows: number;
-  cells: UsualCell[];
 }
 
 /** Why no window of another day stands beside the one on display. */

@@ -5,12 +5,13 @@ import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
 import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid, type Over } from './over';
-import { decimals, say, type Values } from './texts';
+import { decimals, say } from './texts';
 import { inUnit, measure, otherValue } from './units';
-import { clock, day, dayOfWeek, localClock, when, weekend } from './times';
+import { clock, day, localClock, when } from './times';
 import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
+  COMPARING,
   RELATIVE_BREAKS,
   STATISTICS,
   absoluteBreaks,
@@ -20,7 +21,7 @@ import {
   shown,
   thenOf,
   scheduledOf,
-  usualOf,
+  typicalOf,
   type Kind,
   type Missing,
   type Reference,
@@ -30,16 +31,16 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { AlertList, Days, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, Usual, UsualCell, UsualValue, WindowCells, WindowSummary } from './types';
+import type { AlertList, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 import type { Shown as Drawn } from './map';
 
 export interface Reading {
   hexagon: Hexagon;
   now: Shown | null;
-  /** The value as released, with which everything is compared. */
-  released: Shown | null;
-  usual: UsualValue | null;
+  /** What is compared: the estimate with what is typical, everything else as it was released. */
+  compared: Shown | null;
+  typical: Shown | null;
   /** The value of the other day, where that is what the map compares with, or why there is none: also for want of a window. */
   then: Shown | Missing | 'window' | null;
   /** The scheduled speed, where that is what the map compares with. */
@@ -50,8 +51,8 @@ export interface Reading {
 }
 
 /** What the chosen colours compare the value with; null where there is nothing. */
-const referenceOf = ({ scheme, scheduled, usual, then }: Omit<Reading, 'verdict'>): Reference | null =>
-  scheme === 'scheduled' ? scheduled : then === null ? usual : typeof then === 'string' ? null : then;
+const referenceOf = ({ scheme, scheduled, typical, then }: Omit<Reading, 'verdict'>): Reference | null =>
+  scheme === 'scheduled' ? scheduled : scheme !== 'day' ? typical : typeof then === 'string' ? null : then;
 
 export class View {
   feed = '';
@@ -92,12 +93,9 @@ export class View {
   /** The histogram that is drawn in place of speeds. */
   heat: Heat | null = null;
   cells = new Map<string, Hexagon>();
-  earlierWindows = 0;
-  days: Days = 'any';
   /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display; null where they could not be read. */
   scheduling = false;
   scheduled: Map<string, number> | null = null;
-  private usual = new Map<string, UsualCell>();
   private others = new Map<string, Hexagon>();
   private overlaps = overlapping(this.others);
   private resolutions: number[] = [];
@@ -112,7 +110,7 @@ export class View {
     this.drawn = { lines: lines && place.lines !== 'off', hexagons: !lines || place.hexagons === 'on', heat: place.heat === 'on' };
   }
 
-  setWindow(window: WindowCells, usual: Usual): void {
+  setWindow(window: WindowCells): void {
     this.window = window;
     const marker = window.marker;
     measure(marker?.value && marker.value !== 'speed' ? { name: marker.value, ...marker.clipping } : null);
@@ -121,9 +119,6 @@ export class View {
     const finest = finestOf(window.hexagons);
     for (const hexagon of window.hexagons) if (hexagon.resolution < finest) hexagon.finest = finest;
     this.resolutions = [...new Set([finest, ...window.hexagons.map((hexagon) => hexagon.resolution)])].sort((a, b) => b - a);
-    this.earlierWindows = usual.earlier_windows;
-    this.days = usual.days;
-    this.usual = new Map(usual.cells.map((cell) => [cell.cell, cell]));
     if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
   }
 
@@ -149,7 +144,6 @@ export class View {
     this.window = null;
     this.alerts = null;
     this.cells.clear();
-    this.usual.clear();
     this.scheduled = null;
     this.setOtherDay(null, []);
   }
@@ -224,9 +218,9 @@ export class View {
     return this.window?.histograms ?? [];
   }
 
-  /** Nothing says what mean of moving reports is usual: ratios of noisy numbers do not average out. */
-  get comparable(): boolean {
-    return this.earlierWindows >= 3 && this.besideOtherDays && this.statistic !== 'moving';
+  /** Whether any cell says what is typical of it. */
+  get typified(): boolean {
+    return this.statistic === 'mean' && this.has.typical;
   }
 
   /** Released values alone are compared with other days, as shares, so none that may be negative. */
@@ -240,18 +234,34 @@ export class View {
     return this.scheduling && this.statistic === 'mean' && !otherValue();
   }
 
+  /** Whether the colours of a scheme can be had of the window. */
+  offers(scheme: Scheme): boolean {
+    if (scheme === 'now' || this.over) return scheme === 'now';
+    return scheme === 'day' ? this.besideOtherDays : scheme === 'scheduled' ? this.schedulable : this.typified;
+  }
+
   get scheme(): Scheme {
-    if (this.chosenScheme === 'day' && this.besideOtherDays && this.otherDay) return 'day';
-    if (this.chosenScheme === 'scheduled' && this.schedulable && this.scheduled) return 'scheduled';
-    return this.comparable && this.chosenScheme === 'usual' ? 'usual' : 'now';
+    const chosen = this.chosenScheme;
+    if (!chosen || !this.offers(chosen)) return 'now';
+    return (chosen === 'day' && !this.otherDay) || (chosen === 'scheduled' && !this.scheduled) ? 'now' : chosen;
+  }
+
+  /** What a difference is from: what was chosen, or else the first that there is. */
+  get comparison(): Scheme {
+    return [this.chosenScheme, ...COMPARING].find((one) => one && COMPARING.includes(one) && this.offers(one)) ?? 'now';
+  }
+
+  /** Whether colours say how the window differs from something. */
+  get compares(): boolean {
+    return COMPARING.includes(this.scheme);
   }
 
   get breaks(): number[] {
-    return this.scheme !== 'now' ? RELATIVE_BREAKS : absoluteBreaks(this.statistic, this.upper);
+    return this.compares ? RELATIVE_BREAKS : absoluteBreaks(this.statistic, this.upper);
   }
 
   get colours(): string[] {
-    return this.scheme !== 'now' ? [...RD_YL_BU, WITHIN_NOISE[this.theme]] : viridis(this.breaks.length + 1, this.theme);
+    return this.compares ? [...RD_YL_BU, WITHIN_NOISE[this.theme]] : viridis(this.breaks.length + 1, this.theme);
   }
 
   read(hexagon: Hexagon): Reading {
@@ -261,24 +271,26 @@ export class View {
   /** What is written on a cell: the number that is shown, or by how much it differs where noise does not explain that. */
   numberOf(hexagon: Hexagon): string {
     const { now, verdict, scheme } = this.read(hexagon);
-    if (scheme === 'now') return now ? `${now.atBound ? '≥ ' : ''}${decimals(inUnit(now.value), 0)}` : '';
+    if (scheme === 'now' || scheme === 'typical') return now ? `${now.atBound ? '≥ ' : ''}${decimals(inUnit(now.value), 0)}` : '';
     if (!verdict?.clear) return '';
     const percent = Math.round(100 * (verdict.now.value / verdict.reference.value - 1));
     return `${percent > 0 ? '+' : '−'}${Math.abs(percent)} %`;
   }
 
   private compare(hexagon: Hexagon): Omit<Reading, 'verdict'> {
-    const now = shown(hexagon, this.statistic, this.shownKind);
+    const { scheme } = this;
+    const typical = typicalOf(hexagon, this.statistic);
+    const now = scheme === 'typical' ? typical : shown(hexagon, this.statistic, this.shownKind);
     const released = shown(hexagon, this.statistic, 'raw');
-    const usual = usualOf(this.usual.get(hexagon.cell), this.statistic);
-    const then = released && this.scheme === 'day' ? this.then(hexagon) : null;
+    const compared = scheme === 'day' || scheme === 'scheduled' ? released : shown(hexagon, this.statistic, 'estimate');
+    const then = released && scheme === 'day' ? this.then(hexagon) : null;
     const scheduled = scheduledOf(this.scheduled?.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
-    return { hexagon, now, released, usual, then, scheduled, scheme: this.scheme };
+    return { hexagon, now, compared, typical, then, scheduled, scheme };
   }
 
-  private judge(compared: Omit<Reading, 'verdict'>): Reading {
-    const [{ released }, reference] = [compared, referenceOf(compared)];
-    return { ...compared, verdict: released && reference && judge(released, reference, this.level) };
+  private judge(reading: Omit<Reading, 'verdict'>): Reading {
+    const [{ compared }, reference] = [reading, referenceOf(reading)];
+    return { ...reading, verdict: compared && reference && judge(compared, reference, this.level) };
   }
 
   private then = (hexagon: Hexagon) =>
@@ -310,14 +322,6 @@ export class View {
     return reason ? say(`day.no.${reason}`, values) : '';
   }
 
-  /** "Compared with usual on Tuesday at 07:00", or what is usual there of one cell. */
-  usually(prefix: 'legend.against' | 'usual', values: Values = {}): string {
-    const { start } = this.window!.window;
-    const kind = weekend(start, this.zone) ? 'kind.weekend' : 'kind.workday';
-    const days = this.days === 'kind' ? (kind as 'kind.weekend' | 'kind.workday') : this.days;
-    return say(`${prefix}.${days}`, { weekday: dayOfWeek(start, this.zone), time: localClock(start, this.zone), ...values });
-  }
-
   /** Cells that rules name, for their outlines. */
   alertingCells(): Shape[] {
     const named = [...new Set(this.alerts?.alerts.map((alert) => alert.cell))];
@@ -335,14 +339,14 @@ export class View {
 
   /** How the cells look, and from now on which of their differences are clear. */
   looks(): Look[] {
-    const { breaks, scheme } = this;
+    const { breaks, compares } = this;
     const compared = [...this.cells.values()].map((hexagon) => this.compare(hexagon));
-    this.level = levelOf(compared.flatMap((one) => (one.released ? [[one.released, referenceOf(one)]] : [])));
+    this.level = levelOf(compared.flatMap((one) => (one.compared ? [[one.compared, referenceOf(one)]] : [])));
     return compared.map((one): Look => {
       const { hexagon, now } = one;
       if (isNobody(hexagon)) return { hexagon, index: -1, opacity: 0, hatched: false };
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
-      if (scheme !== 'now') {
+      if (compares) {
         const { verdict } = this.judge(one);
         return { hexagon, hatched: false, ...(verdict ? against(verdict) : { index: -1, opacity: 0.3 }) };
       }
@@ -352,11 +356,12 @@ export class View {
   }
 }
 
-/** The statistics of which any cell has a leading number of a model, one without an interval, and a released value. */
-function contentsOf(hexagons: Hexagon[]): Record<'modelled' | 'unbounded' | 'released', Set<string>> {
-  const has = { modelled: new Set<string>(), unbounded: new Set<string>(), released: new Set<string>() };
+/** The statistics of which any cell has a leading number of a model, one without an interval, and a released value; and whether any has a typical mean. */
+function contentsOf(hexagons: Hexagon[]): Record<'modelled' | 'unbounded' | 'released', Set<string>> & { typical: boolean } {
+  const has = { modelled: new Set<string>(), unbounded: new Set<string>(), released: new Set<string>(), typical: false };
   for (const hexagon of hexagons) {
     for (const name of Object.values(STATISTICS)) if (hexagon[name]) has.released.add(name);
+    has.typical ||= Boolean(hexagon.estimate?.typical);
     for (const [name, leading] of Object.entries(hexagon.estimate ?? {})) {
       if (leading.method !== 'released') has.modelled.add(name);
       if (!leading.interval) has.unbounded.add(name);

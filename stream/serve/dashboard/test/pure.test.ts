@@ -12,11 +12,11 @@ import { Names } from '../src/names';
 import { MAP_COLOURS, WITHIN_NOISE, viridis } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
-import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, interval, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, usualOf, type Reference, type Shown } from '../src/statistics';
+import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, interval, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, typicalOf, type Reference, type Shown } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
 import { say } from '../src/texts';
 import { choose, measure } from '../src/units';
-import type { Estimate, Hexagon, Usual, WindowCells } from '../src/types';
+import type { Estimate, Hexagon, WindowCells } from '../src/types';
 import { View } from '../src/view';
 
 const WINDOW = { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' };
@@ -68,11 +68,9 @@ test('a percentile that is modelled alone is shown without an interval, whatever
   const view = new View();
   view.statistic = 'p50';
   view.kind = 'raw';
-  view.setWindow({ hexagons: [alone], window: WINDOW, marker: { statistics: ['mean', 'variance'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells, {
-    earlier_windows: 9, days: 'any', cells: [],
-  } as unknown as Usual);
+  view.setWindow({ hexagons: [alone], window: WINDOW, marker: { statistics: ['mean', 'variance'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells);
   assert.deepEqual(view.statistics(), ['mean', 'p50', 'spread']);
-  assert.deepEqual([view.statistic, view.shownKind, view.comparable, view.scheme], ['p50', 'estimate', false, 'now']);
+  assert.deepEqual([view.statistic, view.shownKind, view.typified, view.scheme], ['p50', 'estimate', false, 'now']);
   assert.equal(view.read(alone).now!.value, 21.4);
   assert.equal(view.read(alone).verdict, null);
 });
@@ -93,32 +91,35 @@ test('a cell is full only while its interval stays in one class, and fades with 
   assert.equal(new Set(strengths).size, 4);
 });
 
-test('usual is compared only where it is known to within itself over three windows', () => {
-  const now = shown(hexagon(), 'mean', 'raw')!;
-  const usual = (windows: number, low: number, high: number) =>
-    usualOf({ cell: '', raw: { mean: { value: 25, interval: [low, high], deviation: 0.1, spread: 1, windows } } }, 'mean');
-  assert.equal(comparison(verdict(now, usual(14, 23, 27)!, false), { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 4.0 km/h as released, the error being noise');
-  const certain = shown(hexagon({ mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!;
-  assert.equal(comparison(verdict(certain, usual(14, 23, 27)!, false), { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 1.5 km/h as released, the error being noise. Considering all cells of the window, that is not enough to tell it from noise.');
-  assert.equal(comparison(verdict(certain, usual(14, 23, 27)!, true), { prefix: 'comparison' }), '8 % slower than usual: −2.0 ± 1.5 km/h as released, the error being noise');
-  assert.equal(usual(2, 23, 27), null);
-  assert.equal(usual(14, 5, 45), null);
+/** A cell with an estimate and what is typical of it, each give or take so much. */
+const typified = (cell: string, value: number, off: number, typical: number, typicalOff: number) =>
+  hexagon({ cell, estimate: { mean: led(value, value - off, value + off), typical: led(typical, typical - typicalOff, typical + typicalOff) } });
+
+test('a difference from what is typical has the errors of both, and none is said of other statistics', () => {
+  const cell = typified('88489e3421fffff', 23, 3, 25, 4);
+  const typical = typicalOf(cell, 'mean')!;
+  const now = shown(cell, 'mean', 'estimate')!;
+  assert.ok(Math.abs(difference(now, typical).error - 5) < 1e-9);
+  assert.equal(comparison(verdict(now, typical, false), { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 5.0 km/h');
+  assert.equal(comparison(verdict(now, typical, true), { prefix: 'comparison' }), '8 % slower than usual: −2.0 ± 5.0 km/h');
+  assert.equal(typicalOf(cell, 'p50'), null);
+  assert.equal(typicalOf(hexagon(), 'mean'), null, 'the first window of a feed');
 });
 
-test('what is compared is the released value, whatever a model makes of it', () => {
-  const modelled = (value: number) => ({ estimate: { mean: led(value, value - 0.1, value + 0.1) } });
-  const [noisy, slower] = [hexagon({ cell: '88489e3421fffff', mean: estimate(23, 13, 33, 5), ...modelled(15) }), hexagon({ mean: estimate(15, 14.8, 15.2, 0.1), ...modelled(25) })];
-  const usual = { mean: { value: 25, interval: [24.8, 25.2] as [number, number], deviation: 0.1, spread: 1, windows: 9 } };
+test('three views: the estimate, what is typical, and of their difference only what noise does not explain', () => {
+  const cells = [typified('88489e3421fffff', 18, 6, 25, 6), typified('88489e3423fffff', 12, 2, 25, 2)];
   const view = new View();
-  view.setWindow({ hexagons: [noisy, slower], window: { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' } } as WindowCells, {
-    earlier_windows: 9, days: 'any', cells: [noisy, slower].map(({ cell }) => ({ cell, raw: usual })),
-  } as unknown as Usual);
-  assert.equal(view.scheme, 'now');
-  view.chosenScheme = 'usual';
+  view.setWindow({ hexagons: cells, window: WINDOW } as WindowCells);
+  assert.equal(view.scheme, 'now', 'it opens on what is now');
+  assert.deepEqual(view.looks().map(({ index }) => view.breaks[index]), [20, 15]);
+  view.chosenScheme = 'typical';
+  assert.deepEqual(view.looks().map(({ index }) => view.breaks[index]), [30, 30]);
+  view.chosenScheme = 'difference';
   const [within, clear] = view.looks();
-  assert.deepEqual([within!.index, clear!.index], [RELATIVE_BREAKS.length + 1, 0], 'the noisy one is within the noise, the other slower');
-  assert.equal(view.read(noisy).now!.value, 15);
-  assert.equal(view.read(slower).verdict!.now.value, 15);
+  assert.deepEqual([within!.index, clear!.index], [RELATIVE_BREAKS.length + 1, 0], 'noise explains the first, the other is slower');
+  assert.equal(view.read(cells[1]!).verdict!.now.value, 12);
+  view.setWindow({ hexagons: [hexagon()], window: WINDOW } as WindowCells);
+  assert.equal(view.scheme, 'now', 'where nothing is typical, nothing is compared');
 });
 
 test('a mean is compared with the timetable by the noise of the mean alone, and not where speeds end below the scheduled one', () => {
@@ -176,12 +177,13 @@ test('what cannot be compared with another day says why', () => {
   assert.equal(difference(shown(hexagon({ accounting: 'zcdp', mean: estimate(23, 22, 24, 0.5) }), 'mean', 'raw')!, other).error / Math.hypot(0.5102, 0.7071) > 2.1, true);
 });
 
-test('a cell of another relation, weight or clipping is not compared, and the public reason of a suppressed one comes first', () => {
+test('a cell of another relation, weight or way of clipping is not compared, and the public reason of a suppressed one comes first', () => {
   const bounds = { lower: 5, upper: 25, unit: 'km/h' };
   const clipped = hexagon({ relation: 'participation', weight: 'sample', clipping: bounds });
   const then = (more: Partial<Hexagon>) => thenOf(clipped, { ...clipped, ...more }, 'mean', () => false);
   assert.ok(typeof then({}) !== 'string');
-  for (const more of [{ relation: 'values' as const }, { weight: 'share' as const }, { weight: undefined }, { clipping: { ...bounds, upper: 80 } }, { clipping: { ...bounds, lower: 0 } }, { clipping: undefined }])
+  assert.ok(typeof then({ clipping: { ...bounds, upper: 80 } }) !== 'string', 'ranges of their own follow traffic');
+  for (const more of [{ relation: 'values' as const }, { weight: 'share' as const }, { weight: undefined }, { clipping: undefined }])
     assert.equal(then(more), 'settings', JSON.stringify(more));
   assert.equal(then({ status: 'suppressed', weight: 'share' }), 'suppressed');
 });
@@ -531,7 +533,7 @@ test('what a window holds is looked up once and not for every cell', () => {
     return Object.defineProperty(one, 'estimate', { get: () => ((asked += 1), estimate), enumerable: true });
   });
   const view = new View();
-  view.setWindow({ hexagons: cells, window: WINDOW, marker: { statistics: ['mean'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells, { earlier_windows: 9, days: 'any', cells: [] } as unknown as Usual);
+  view.setWindow({ hexagons: cells, window: WINDOW, marker: { statistics: ['mean'], clipping: { lower: 0, upper: 65, unit: 'km/h' } } } as unknown as WindowCells);
   view.looks();
   cells.forEach((one) => view.read(one));
   assert.ok(asked < 20 * cells.length, `${asked} for ${cells.length} cells`);
