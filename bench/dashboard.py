@@ -184,9 +184,9 @@ async def measure(page: Page, session: CDPSession, bootstrap: str, sizes: Sizes)
         await publish(bootstrap, window_of(week, sizes.hexagons))
         await page.wait_for_selector(f'html[data-window="{utc_text(START + week * WEEK)}"]', timeout=120_000)
         milliseconds["update_processor"].append(spent(before, await processors(session)))
-        for choice in ("typical", "now"):
+        for choice in ("mph", "km/h"):  # classes are round in the unit, so colours change
             painted = await page.evaluate("document.documentElement.dataset.painted")
-            await page.locator(f"input[value={choice}]").check(force=True)
+            await page.locator(f"input[value='{choice}']").check(force=True)
             await page.wait_for_function("before => document.documentElement.dataset.painted !== before", arg=painted)
         await page.wait_for_timeout(200)
         for kind in ("update", "fetch", "change"):
