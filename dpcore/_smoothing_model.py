@@ -24,16 +24,16 @@ HOURS_OF_DAY = 24
 class Dynamics:
     """Parameters of the model. Standard deviations are shares of the range U; a tuple is a grid that is averaged over.
 
-    ``level``, ``effect``: of the area's level and of each covariate's effect, before any window; ``typical``: of the
-    level, as a share of the typical one, where one is given; ``level_drift``, ``effect_drift``: of their walk in one
-    hour; ``profile_drift``: of the level at one hour of the day, from day to day. ``field``: of the lasting deviation
-    that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the part that is the cell's own.
-    ``shared``: of the deviation of one window, correlated like the field; ``passing``: of the cell's own deviation,
-    which fades to 1/e in ``passing_hours``. After ``memory_hours`` the past of a cell has faded to 1/e. ``event``: of
-    one event around its user's mean in the cell; ``user``: of the latter around the cell's mean.
+    ``level``, ``effect``: of the area's level, which is as large, and of each covariate's effect, before any window;
+    ``typical``: of the level, as a share of the typical one, where one is given; ``level_drift``, ``effect_drift``: of
+    their walk in one hour; ``profile_drift``: of the level at one hour of the day, from day to day. ``field``: of the
+    lasting deviation that neighbours share, with the correlation length ``length_km`` in km; ``own``: of the part that
+    is the cell's own. ``shared``: of the deviation of one window, correlated like the field; ``passing``: of the cell's
+    own deviation, which fades to 1/e in ``passing_hours``. After ``memory_hours`` the past of a cell has faded to 1/e.
+    ``event``: of one event around its user's mean in the cell; ``user``: of the latter around the cell's mean.
     """
 
-    level: float = 0.5
+    level: float = 1 / 3
     typical: float = 0.25
     level_drift: float = 0.01
     profile_drift: float = 0.05

@@ -94,8 +94,8 @@ def smooth(
     """One Kalman step with the releases of one window: the new state and the smoothed means.
 
     ``hours``: the window's time on any continuous clock, not before the state's; ``hour_of_day``: its hour of the local
-    day, 0..23; ``upper``: U; ``typical``: the level that is expected before any window, None: U/2, as little as is
-    known. Raises :class:`ParameterError`.
+    day, 0..23; ``upper``: U; ``typical``: the level that is expected before any window, None: U/3, give or
+    take as much. Raises :class:`ParameterError`.
     """
     d = dynamics or Dynamics()
     _validate(state, releases, hours, hour_of_day, upper)
@@ -192,7 +192,7 @@ def _aged(
 ) -> SmoothingState:
     """The state at ``hours`` before anything of then is known: deviations faded, level and effect walked on."""
     if state is None or hours - state.hours > OLDEST_HOURS:
-        level, deviation = (upper / 2, d.level * upper) if typical is None else (typical, d.typical * typical)
+        level, deviation = (d.level * upper, d.level * upper) if typical is None else (typical, d.typical * typical)
         return SmoothingState(
             np.zeros(0, dtype=np.uint64),
             np.zeros((0, 2)),

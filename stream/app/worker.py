@@ -18,6 +18,7 @@ from faust.sensors.prometheus import setup_prometheus_sensors
 from faust.web import Request, Response, View
 from redis.exceptions import RedisError
 
+from stream.app.operator_page import page
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.http_server import BoundedRunner
@@ -87,6 +88,10 @@ class Worker:
         @app.page("/healthz")
         async def healthz(view: View, request: Request) -> Response:
             return view.json({"status": "ok"})
+
+        @app.page("/operator")
+        async def operator(view: View, request: Request) -> Response:
+            return view.html(page(self.metrics.registry, config.feed.name))
 
         @app.page("/readyz")
         async def readyz(view: View, request: Request) -> Response:

@@ -262,7 +262,10 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
     from stream.diagnosis.suggestion import configuration
 
     if not lines:
-        stop("nothing to suggest, because no fix can be used", USAGE)
+        stop(
+            "nothing to suggest, because no fix can be used: set what the faults say in a configuration, --config",
+            USAGE,
+        )
     try:
         path.write_text(
             configuration(template(relation).read_text(encoding="utf-8"), lines, relation), encoding="utf-8"

@@ -155,7 +155,8 @@ def _judge_means(
         if name == "mean" and estimate.interval is not None:
             interval = np.clip(estimate.interval, 0.0, plan.terms.speed.upper)[:, at]
             verdicts = tables[name, estimate.method].verdicts
-            verdicts.add(cells[shown], events[shown], estimate.value[at], interval, truths)
+            lower = plan.terms.value.lower
+            verdicts.add(cells[shown], events[shown], estimate.value[at] + lower, interval + lower, truths + lower)
 
 
 def _judged(plan: Plan) -> tuple[str, ...]:
@@ -165,8 +166,8 @@ def _judged(plan: Plan) -> tuple[str, ...]:
 
 
 def _by_statistic(derived: Mapping[str, Derived]) -> Iterator[tuple[str, Derived]]:
-    """Post-processed statistics with the name of what each estimates: however a mean is modelled, it is a mean."""
-    return ((name if name in PERCENTS else "mean", estimate) for name, estimate in derived.items())
+    """Post-processed statistics that estimate what is released; what is typical, and how far from it, is neither."""
+    return ((name, estimate) for name, estimate in derived.items() if name == "mean" or name in PERCENTS)
 
 
 def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatArray:

@@ -123,7 +123,7 @@ def step(
     hours = window.start / 3600
     hour = datetime.fromtimestamp(window.start, ZoneInfo(timezone)).hour
     before = None if usable is None else _state(usable)
-    observed = _observed(bodies, usable, hours, upper / 2 if typical is None else typical, upper, area)
+    observed = _observed(bodies, usable, hours, upper / 3 if typical is None else typical, upper, area)
     state, smoothed = smooth(
         before,
         observed.releases,

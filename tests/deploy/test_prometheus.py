@@ -210,6 +210,11 @@ async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_s
         ages = [prometheus.greatest(panel.expression, SECONDS) for panel in panels() if "time()" in panel.expression]
         assert all(age is not None and age < time.time() - SLOT for age in ages), f"counted from 1970: {ages}"
         assert rule_problems(prometheus) == []
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{ports['hexveil-worker']}/operator", timeout=20) as answer:
+            said = answer.read().decode()
+        assert answer.headers.get_content_type() == "text/html"
+        assert re.search(r"not-json</th><td>\d+</td>", said), said
+        assert f"Feed {topic_name}" in said
         for old, new in RENAMED.items():
             planted = renamed([*panels(), *selected(alerts())], old, new)
             assert planted

@@ -1549,7 +1549,7 @@ PLANNER = (
     Bug(
         "totals: clamped counts are added",
         "stream/messages/tables.py",
-        'self._total += row[f"{name}_raw"] if noisy else row[name]',
+        'self._total += row[f"{name}{TO_ADD}"] if noisy else row[name]',
         "self._total += row[name]",
         "tests/stream/messages/test_tables.py",
         "total_of_its_window",

@@ -39,7 +39,7 @@ async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_
 ) -> None:
     file = tmp_path / "histograms.toml"
     file.write_text(
-        uncommented(hourly.BUS, ["euler"]).replace("rows = 64", "rows = 16", 1),
+        uncommented(hourly.BUS, euler=True).replace("rows = 64", "rows = 16", 1),
         encoding="utf-8",
     )
     key = {"privacy.user_key_file": str(tmp_path / "user.key")}

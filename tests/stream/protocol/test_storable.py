@@ -24,7 +24,7 @@ from tests.support.participating import riders
 from tests.support.releasing import released
 from tests.support.stored_rows import fill
 
-ALL = ["mean", "variance", "p15", "p50", "p85"]
+ALL = ["mean", "moving_mean", "variance", "p15", "p50", "p85"]
 
 
 @pytest.mark.parametrize(

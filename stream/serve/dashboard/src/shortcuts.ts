@@ -46,7 +46,7 @@ export function setUpShortcuts(canvas: HTMLElement, actions: Actions): void {
     t: () => actions.press('table-button'),
     w: () => actions.press('large-button'),
     '?': () => actions.press('about-button'),
-    ...Object.fromEntries([0, 1, 2, 3].map((index) => [String(index + 1), () => actions.statistic(index)])),
+    ...Object.fromEntries([0, 1, 2, 3, 4].map((index) => [String(index + 1), () => actions.statistic(index)])),
   };
   canvas.addEventListener('keydown', (event) => {
     const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
