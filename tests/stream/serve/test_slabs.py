@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
-from stream.serve import slabs
+from stream.serve import received
 from stream.serve.received import MAX_ROW, SLAB, is_histogram
 from tests.stream.serve.made_windows import histogram_message
 
@@ -57,7 +57,7 @@ def test_no_check_of_a_large_histogram_is_of_more_values_than_a_slab_and_a_row(
             most.append(max(sum(len(row) if isinstance(row, list) else 1 for row in array) for array in arrays))
             return bool(validator(SPATIAL_HISTOGRAM).is_valid(body))
 
-    monkeypatch.setattr(slabs, "validator", lambda _: Counting())
+    monkeypatch.setattr(received, "validator", lambda _: Counting())
     assert is_histogram(body_of(structure))
     assert len(most) > 1
     assert max(most) <= SLAB + MAX_ROW
