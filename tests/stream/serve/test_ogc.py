@@ -139,7 +139,7 @@ async def test_gdal_reads_through_nginx_below_a_path(client: TestClient, tmp_pat
 async def test_the_documented_commands_of_ogr2ogr_write_the_newest_window_and_a_box_of_all_windows(
     client: TestClient, tmp_path: Path
 ) -> None:
-    (documented,) = (block for block in blocks(REPO_ROOT / "docs" / "gis.md") if "ogr2ogr" in block.text)
+    (documented,) = (block for block in blocks(REPO_ROOT / "docs" / "gis.md") if "OAPIF" in block.text)
     for command in documented.text.splitlines():
         words = shlex.split(command.replace("http://127.0.0.1:8080/ogc", str(client.make_url("/ogc"))))
         process = await asyncio.create_subprocess_exec(*words, cwd=tmp_path, stderr=subprocess.PIPE)
