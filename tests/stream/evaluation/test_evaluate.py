@@ -4,9 +4,11 @@ private.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -292,3 +294,26 @@ def test_variants_are_configurations_of_the_service(tmp_path: Path) -> None:
     config = bus_config(tmp_path)
     for name, chosen in variants(config, list(VARIANTS)):
         assert chosen.privacy == config.privacy, name
+
+
+def test_a_folder_and_several_files_are_one_recording_in_time_order(tmp_path: Path) -> None:
+    def json_of(*command: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, list(command), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return dict(json.loads(done.stdout)) if "--json" in command else {}
+
+    whole, folder = tmp_path / "whole.ndjson", tmp_path / "days"
+    simulated = ["--vehicles", "20", "--start", "2026-03-02T12:00:00Z", "--duration", "2h", "--pace", "max"]
+    json_of("simulate", "--config", BUS, *simulated, "--out", str(whole))
+    lines, given = whole.read_text().splitlines(keepends=True), ["--config", BUS, "--trials", "1", "--json"]
+    folder.mkdir()
+    first, second = folder / "b.ndjson.gz", folder / "a.ndjson"
+    first.write_bytes(gzip.compress("".join(lines[: len(lines) // 2]).encode()))
+    second.write_text("".join(lines[len(lines) // 2 :]))
+    (want, *_) = json_of("evaluate", str(whole), *given)["scores"]
+    assert want["windows"] == 1
+    for files in ([str(folder)], [str(second), str(first)]):
+        (found, *_) = json_of("evaluate", *files, *given)["scores"]
+        for name in ("windows", "cells", "charges", "noise", "worst_error"):
+            assert found[name] == want[name]
+        assert sum(cell["events"] for cell in found["map"]) == sum(cell["events"] for cell in want["map"]) > 3_000
