@@ -311,7 +311,7 @@ def test_a_folder_and_several_files_are_one_recording_in_time_order(tmp_path: Pa
     first.write_bytes(gzip.compress("".join(lines[: len(lines) // 2]).encode()))
     second.write_text("".join(lines[len(lines) // 2 :]))
     (want, *_) = json_of("evaluate", str(whole), *given)["scores"]
-    assert want["windows"] == 1
+    assert want["windows"] == 2
     for files in ([str(folder)], [str(second), str(first)]):
         (found, *_) = json_of("evaluate", *files, *given)["scores"]
         for name in ("windows", "cells", "charges", "noise", "worst_error"):
