@@ -28,6 +28,7 @@ _TAGS = {
     "Feeds": "Whose releases are here.",
     "Windows": "Timeslots and whether they are complete.",
     "Hexagons": "Speed statistics of cells, as they were released.",
+    "Series": "Leading means as series, for Prometheus and tables.",
     "Histograms": "Spatial histograms and range queries over them.",
     "Alerts": "Cells whose released means support a rule of the operator, with a bound on false alarms.",
     "Stream": "News of finished windows and of alerts.",

@@ -63,13 +63,21 @@ def read_by_the_schema(
     if structure["kind"] == "euler":
         x0, x1 = math.floor(qx0 + 1e-9), math.ceil(qx1 - 1e-9)
         y0, y1 = math.floor(qy0 + 1e-9), math.ceil(qy1 - 1e-9)
-        total = drawn = 0
-        for i in range(2 * x0, 2 * x1 - 1):
-            for j in range(2 * y0, 2 * y1 - 1):
-                total += (-1) ** (i + j) * structure["components"][i][j]
-                drawn += (-1) ** (i + j) * structure.get("drawn", structure["components"])[i][j]
-        deviation = math.sqrt((2 * (x1 - x0) - 1) * (2 * (y1 - y0) - 1) * structure["variance"])
-        return total, (max(0, drawn - reach(deviation)), max(0, drawn) + reach(deviation)), deviation
+        answers = structure.get("ordered", structure["components"])
+        shown, drawn = (
+            sum((-1) ** (i + j) * of[i][j] for i in range(2 * x0, 2 * x1 - 1) for j in range(2 * y0, 2 * y1 - 1))
+            for of in (answers, structure.get("drawn", structure["components"]))
+        )
+        b = (2 * (x1 - x0) - 1) * (2 * (y1 - y0) - 1)
+        variance, left = b * structure["variance"], structure.get("total")
+        if left:
+            every = structure["components"]
+            whole = sum((-1) ** (i + j) * count for i, row in enumerate(every) for j, count in enumerate(row))
+            c = len(every) * len(every[0]) + left["variance"] / structure["variance"]
+            shown, drawn = (sum_ + b * (left["value"] - whole) / c for sum_ in (shown, drawn))
+            variance *= 1 - b / c
+        deviation = math.sqrt(variance)
+        return shown, (max(0, drawn - reach(deviation)), max(0, drawn) + reach(deviation)), deviation
     blocks = blocks_of(structure)
     total = inner = outer = 0.0
     inside, touched = [], []
