@@ -313,7 +313,7 @@ def test_a_folder_and_several_files_are_one_recording_in_time_order(tmp_path: Pa
     (want, *_) = json_of("evaluate", str(whole), *given)["scores"]
     assert want["windows"] == 2
     for files in ([str(folder)], [str(second), str(first)]):
-        (found, *_) = json_of("evaluate", *files, *given)["scores"]
+        (scored, *_) = json_of("evaluate", *files, *given)["scores"]
         for name in ("windows", "cells", "charges", "worst_error"):
-            assert found[name] == want[name]
-        assert sum(cell["events"] for cell in found["map"]) == sum(cell["events"] for cell in want["map"]) > 3_000
+            assert scored[name] == want[name]
+        assert sum(cell["events"] for cell in scored["map"]) == sum(cell["events"] for cell in want["map"]) > 3_000
