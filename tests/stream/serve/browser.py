@@ -186,9 +186,11 @@ def _mercator(lat: float) -> float:
     return math.asinh(math.tan(math.radians(lat)))
 
 
-async def pixels(page: Page, cell: str, side: int = 16) -> list[tuple[int, int, int]]:
-    """Colours of a square of pixels around the centre of a cell, as they are on the screen."""
+async def pixels(page: Page, cell: str, side: int = 16, below: int = 0) -> list[tuple[int, int, int]]:
+    """Colours of a square of pixels so far ``below`` the centre of a cell, where a number may be, as they are on the
+    screen."""
     x, y = await place_of(page, cell)
+    y += below
     square = {"x": round(x) - side // 2, "y": round(y) - side // 2, "width": side, "height": side}
     picture = Image.open(io.BytesIO(await page.screenshot(clip=square))).convert("RGB")  # type: ignore[arg-type]
     return [tuple(colour) for colour in np.asarray(picture).reshape(-1, 3).tolist()]
