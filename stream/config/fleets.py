@@ -50,7 +50,7 @@ class FleetMap(NamedTuple):
             "privacy.accounting": "zcdp",
             "privacy.delta": DELTA,
             "privacy.admission": "rolling",
-            "hexagons.merge_until_km_h": None,
+            "hexagons.merge_until": None,
             "hexagons.coarsest_resolution": 0,
             "speed.clipping": "residual",
             "speed.sum_cap": 0.0,

@@ -73,7 +73,7 @@ def test_no_import_climbs_to_a_higher_floor() -> None:
     assert not climbs, "\n".join(sorted(climbs))
 
 
-MOST_ROOMS, MOST_ARROWS = 22, 109
+MOST_ROOMS, MOST_ARROWS = 22, 107
 """As measured; a change that lowers them lowers these numbers, too."""
 
 
@@ -136,7 +136,7 @@ def test_nothing_imports_research() -> None:
             assert not any(name.split(".")[0] == "research" for name in imports_of(path)), path
 
 
-MOST_KEYS = 135
+MOST_KEYS = 126
 """Keys of a configuration, with those of a rule on alerts."""
 
 

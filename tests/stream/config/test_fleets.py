@@ -38,6 +38,7 @@ def test_a_live_map_is_fresh_within_a_minute_and_its_budget_lasts(relation, row,
         assert 2 * 3 * config.privacy.epsilon <= 1.5, "two half-hours touch three windows each at most"
     else:
         assert (config.privacy.accounting, config.privacy.admission) == ("zcdp", "rolling")
+        assert (config.hexagons.merge_until, config.speed.clipping, config.speed.sum_cap) == (None, "residual", 0.0)
 
 
 @pytest.mark.parametrize(
