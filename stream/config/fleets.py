@@ -19,7 +19,7 @@ PAID_WINDOWS = 16
 class FleetMap(NamedTuple):
     """The live map of fleets of at least ``vehicles`` on the road: H3 resolution and timeslot, and what was measured.
 
-    ``within``: share of events within ±5 km/h of the truth; ``half_width``: median over events of the 95 % intervals, in
+    ``within``: share of events within ±5 km/h of the truth; ``half_width``: median over events of the 95 % intervals,
     km/h.
     """
 
