@@ -46,6 +46,17 @@ async def test_without_webgl_the_page_says_so_and_everything_but_the_map_works(
         assert await page.locator("#empty").is_hidden()
 
 
+LOSE = "document.querySelector('#map canvas').getContext('webgl2').getExtension('WEBGL_lose_context').loseContext()"
+"""A graphics processor that is gone for good: nobody restores the context."""
+
+
+async def test_a_map_that_lost_its_graphics_for_good_says_so(browser: Browser, tmp_path: Path) -> None:
+    async with page_of(browser, city_config(tmp_path), window(city_config(tmp_path), 0)) as (page, _):
+        await shows(page, 0)
+        await page.evaluate(LOSE)
+        await expect(page.locator("#notice")).to_contain_text("graphics processor did not come back", timeout=60_000)
+
+
 async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_looked_at(
     browser: Browser, tmp_path: Path
 ) -> None:
