@@ -1,10 +1,12 @@
 import './significance';
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import type { FeatureCollection, MultiPolygon, Position } from 'geojson';
 import { cellToChildren, cellToParent, gridDisk, latLngToCell } from 'h3-js';
 import { areaFile, boxFrom, cornerLines, cornersSoFar, counted, linesWith, parseCorners, parseRing, ringText, type Area } from '../src/area';
 import { gridOf, VERTEX_NUMBERS } from '../src/grid';
 import { boundsOf, cellAt, centre, cornersOf, overlapping, shapeOf } from '../src/hexagons';
+import { land } from '../src/land';
 import { piecesOf, placesIn } from '../src/lines';
 import { meshOf, type Mesh } from '../src/mesh';
 import { WORLD, east, south } from '../src/world';
@@ -537,4 +539,24 @@ test('what a window holds is looked up once and not for every cell', () => {
   view.looks();
   cells.forEach((one) => view.read(one));
   assert.ok(asked < 20 * cells.length, `${asked} for ${cells.length} cells`);
+});
+
+/** Whether a place, or the same a turn further, is inside of polygons, by even and odd crossings of their rings. */
+function isLand(lng: number, lat: number, polygons: Position[][][]): boolean {
+  let inside = false;
+  for (const ring of polygons.flat())
+    for (const [at, [x, y]] of ring.entries()) {
+      const [nextX, nextY] = ring[(at + 1) % ring.length]! as [number, number];
+      if (y! > lat !== nextY > lat && lng < x! + ((lat - y!) / (nextY - y!)) * (nextX - x!)) inside = !inside;
+    }
+  return inside;
+}
+
+test('land is land, also where rings cross 180° or go around a pole', () => {
+  const { data } = land(MAP_COLOURS.light, 5).sources['land'] as { data: FeatureCollection<MultiPolygon> };
+  const polygons = data.features.flatMap(({ geometry }) => geometry.coordinates);
+  const places = { Norway: [9, 61], Austin: [-97.7, 30.3], Chukotka: [175, 66.5], SouthPole: [0, -85], Fiji: [178, -17.8] };
+  const seas = { NorthSea: [3, 57], Atlantic: [-40, 30], Pacific: [-150, 10], Arctic: [0, 85] };
+  for (const [name, [lng, lat]] of Object.entries(places)) assert.ok([-360, 0, 360].some((turn) => isLand(lng! + turn, lat!, polygons)), name);
+  for (const [name, [lng, lat]] of Object.entries(seas)) assert.ok(![-360, 0, 360].some((turn) => isLand(lng! + turn, lat!, polygons)), name);
 });
