@@ -12,6 +12,7 @@ from rich.table import Table
 
 from stream.cli.evaluate import progress_bars
 from stream.cli.options import USAGE, stop
+from stream.config.durations import duration_text
 from stream.config.rewriting import toml
 from stream.evaluation.evaluate import NOT_PRIVATE
 
@@ -67,7 +68,7 @@ def drop_report(
 
 
 def _grid(resolution: int, slot: timedelta) -> dict[str, Any]:
-    return {"resolution": resolution, "slot": toml(slot).strip('"')}
+    return {"resolution": resolution, "slot": duration_text(slot)}
 
 
 def _written(trial: DropTrial) -> dict[str, str]:
@@ -92,7 +93,7 @@ def print_drop_tuning(tuning: DropTuning, want: DropWant, budget: float) -> None
         verdict = "chosen" if trial is tuning.chosen else "reaches" if trial.reaches else ""
         table.add_row(
             str(trial.grid[0]),
-            toml(trial.grid[1])[1:-1],
+            duration_text(trial.grid[1]),
             trial.way,
             f"{trial.budget:.3g}",
             *(f"{share:.0%}" for share in (trial.seen, trial.flagged, trial.covered)),
@@ -101,7 +102,7 @@ def print_drop_tuning(tuning: DropTuning, want: DropWant, budget: float) -> None
     Console(width=None if Console().is_terminal else 140).print(table)
     for reason in sorted(set(tuning.skipped.values())):
         places = [place for place, why in tuning.skipped.items() if why == reason]
-        grids = "; ".join(f"H3 {r}, {toml(slot)[1:-1]}{way and f', {way}'}" for (r, slot), way in places)
+        grids = "; ".join(f"H3 {r}, {duration_text(slot)}{way and f', {way}'}" for (r, slot), way in places)
         typer.echo(f"Not tried, because {reason}: {grids}")
     if tuning.chosen is not None:
         typer.echo(f"\nThe least budget to {want}: {tuning.chosen.budget:.3g} a period, with {tuning.chosen.way}.")
@@ -110,10 +111,8 @@ def print_drop_tuning(tuning: DropTuning, want: DropWant, budget: float) -> None
         return
     typer.echo(f"\nNothing reaches the wish to {want} within a budget of {budget:g} a period.")
     if (near := tuning.nearest) is not None:
-        typer.echo(
-            f"The nearest: H3 {near.grid[0]}, {toml(near.grid[1])[1:-1]}, {near.way}: {near.flagged:.0%} of cells show "
-            "it."
-        )
+        where = f"H3 {near.grid[0]}, {duration_text(near.grid[1])}, {near.way}"
+        typer.echo(f"The nearest: {where}: {near.flagged:.0%} of cells show it.")
     typer.echo("Raise --budget, want less, or add coarser hexagons with --resolutions and other --slots.")
 
 

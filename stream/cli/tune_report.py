@@ -14,6 +14,7 @@ from rich.table import Table
 
 from stream.cli.options import USAGE, stop
 from stream.config import Config
+from stream.config.durations import duration_text
 from stream.config.rewriting import toml
 from stream.evaluation.evaluate import NOT_PRIVATE
 from stream.evaluation.tuning import EPSILONS, HONEST, Grid, Trial, Tuning
@@ -42,7 +43,7 @@ def report(
         "recording": source,
         "want": {"half_width": want.half_width, "unit": want.unit, "share": want.share},
         "budget": budget,
-        "period": toml(config.privacy.period).strip('"'),
+        "period": duration_text(config.privacy.period),
         "relation": config.relation,
         "draws": draws,
         "seed": seed,
@@ -57,7 +58,7 @@ def report(
 
 
 def _of_grid(grid: Grid, trial: Trial | None) -> dict[str, Any]:
-    return {"resolution": grid[0], "slot": toml(grid[1]).strip('"'), "least": _facts(trial)}
+    return {"resolution": grid[0], "slot": duration_text(grid[1]), "least": _facts(trial)}
 
 
 def _facts(trial: Trial | None) -> dict[str, Any] | None:
@@ -66,7 +67,7 @@ def _facts(trial: Trial | None) -> dict[str, Any] | None:
     setting, outcome = trial.setting, trial.outcome
     return {
         "resolution": setting.resolution,
-        "slot": toml(setting.slot).strip('"'),
+        "slot": duration_text(setting.slot),
         "statistics": list(setting.statistics),
         "clipping": setting.clipping,
         "suppression": setting.suppression,
@@ -89,7 +90,7 @@ def print_tuning(tuning: Tuning, want: Want, budget: float, config: Config, keys
     Console(width=None if Console().is_terminal else 160).print(_table(tuning, want))
     for reason in sorted(set(tuning.skipped.values())):
         grids = "; ".join(
-            f"H3 {grid[0]}, {toml(grid[1])[1:-1]}" for grid, why in tuning.skipped.items() if why == reason
+            f"H3 {grid[0]}, {duration_text(grid[1])}" for grid, why in tuning.skipped.items() if why == reason
         )
         typer.echo(f"Not tried, because {reason}: {grids}")
     if tuning.chosen is not None:
@@ -101,12 +102,12 @@ def print_tuning(tuning: Tuning, want: Want, budget: float, config: Config, keys
             typer.echo(f"{what}: {_sentence(trial, want)}")
     if tuning.beyond is None and tuning.costed is not None:
         resolution, slot = tuning.costed
-        typer.echo(f"No ε up to {EPSILONS[-1]:g} suffices on H3 {resolution}, {toml(slot)[1:-1]}.")
+        typer.echo(f"No ε up to {EPSILONS[-1]:g} suffices on H3 {resolution}, {duration_text(slot)}.")
     typer.echo("Raise --budget, want less, or add a coarser grid with --resolutions and --slots.")
 
 
 def _per_period(config: Config) -> str:
-    period = toml(config.privacy.period)[1:-1]
+    period = duration_text(config.privacy.period)
     return "a day" if period == "1d" else f"per {period}"
 
 
@@ -126,7 +127,7 @@ def _say_chosen(chosen: Trial, want: Want, config: Config, keys: Mapping[str, An
 def _sentence(trial: Trial, want: Want) -> str:
     outcome = trial.outcome
     return (
-        f"budget {outcome.budget:.3g}, ε {outcome.epsilon:g}, H3 {trial.grid[0]}, {toml(trial.grid[1])[1:-1]}, "
+        f"budget {outcome.budget:.3g}, ε {outcome.epsilon:g}, H3 {trial.grid[0]}, {duration_text(trial.grid[1])}, "
         f"{trial.setting.words}: {outcome.share:.1%} of events within ±{want.half_width:g} {want.unit}, "
         f"{want.share:.0%} within "
         f"±{outcome.half_width:.1f}; the interval holds the truth for {outcome.covered:.1%}"
@@ -145,7 +146,7 @@ def _table(tuning: Tuning, want: Want) -> Table:
         outcome = trial.outcome
         table.add_row(
             str(trial.grid[0]),
-            toml(trial.grid[1])[1:-1],
+            duration_text(trial.grid[1]),
             trial.setting.words,
             f"{outcome.epsilon:g}",
             f"{outcome.budget:.3g}",
@@ -213,7 +214,7 @@ def _plot(tuning: Tuning, want: Want, path: Path) -> None:
     for (resolution, slot), trials in sorted(lines.items()):
         first = min((trial for trial in trials if trial.reaches), key=_rank, default=trials[0]).setting
         points = sorted((trial.outcome.budget, 100 * trial.outcome.share) for trial in trials if trial.setting == first)
-        axes.plot(*zip(*points, strict=True), marker="o", label=f"H3 {resolution}, {toml(slot)[1:-1]}")
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"H3 {resolution}, {duration_text(slot)}")
     axes.axhline(100 * want.share, color="grey", linestyle="--")
     axes.set(
         xscale="log",

@@ -25,6 +25,13 @@ def parse_duration(text: object) -> timedelta:
     return timedelta(microseconds=microseconds)
 
 
+def duration_text(span: timedelta) -> str:
+    """Whole seconds as an operator writes them, in the largest unit that divides them: ``"90s"``, ``"5m"``."""
+    seconds = span // timedelta(seconds=1)
+    unit = next(unit for unit in "dhms" if seconds * 1_000_000 % _DURATION_UNITS[unit] == 0)
+    return f"{seconds * 1_000_000 // _DURATION_UNITS[unit]}{unit}"
+
+
 def _positive(span: timedelta) -> timedelta:
     if span <= timedelta(0):
         raise ValueError("must be longer than zero")

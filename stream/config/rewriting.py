@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from stream.config.deployment import ConfigError
+from stream.config.durations import duration_text
 
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]|\{[^}\n]*\}|[^#\s]+)"
 
@@ -45,10 +46,7 @@ def rewritten(text: str, changes: Mapping[str, Any], reason: str) -> str:
 def toml(value: Any) -> str:
     """A string, number, duration or list of these as TOML."""
     if isinstance(value, timedelta):
-        seconds = value // timedelta(seconds=1)
-        per_unit = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-        unit = next(unit for unit, size in per_unit.items() if seconds % size == 0)
-        return f'"{seconds // per_unit[unit]}{unit}"'
+        return f'"{duration_text(value)}"'
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml(item) for item in value) + "]"
     return json.dumps(value, ensure_ascii=False)  # numbers and basic strings of TOML are written as in JSON

@@ -36,3 +36,9 @@ class CloseMarker(msgspec.Struct):
 def marker_of(window: WindowView) -> CloseMarker | None:
     """The window's close marker; None before it arrived."""
     return None if window.marker is None else msgspec.json.decode(window.marker, type=CloseMarker)
+
+
+def bounds_of(window: WindowView) -> Bounds:
+    """The bounds of the window's values; any number of 0 or more before its close marker arrived."""
+    marker = marker_of(window)
+    return Bounds(0.0, float("inf")) if marker is None else marker.clipping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 from functools import partial
 
@@ -14,6 +14,7 @@ from stream.messages.estimate import with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
+from stream.serve.city.areas import Area
 from stream.serve.other_day import other_day
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
@@ -43,6 +44,13 @@ def known_window(view: View, start: str | None, feed: str) -> WindowView:
         which = "complete window" if start is None else f"window {start}"
         raise Problem(404, f"no {which} of feed {feed!r}", "see /api/v1/windows for the starts that are known")
     return window
+
+
+def known_area(areas: Mapping[str, Area], name: str) -> Area:
+    """The area of this name; 404 if there is none."""
+    if name not in areas:
+        raise Problem(404, f"there is no area {name[:80]!r}", "see /api/v1/areas for the names that are known")
+    return areas[name]
 
 
 def complete_window(view: View, start: str, feed: str) -> WindowView:

@@ -12,8 +12,9 @@ from aiohttp import web
 
 from stream.config.geojson import Position
 from stream.serve.city.areas import Area, PolygonArea
-from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.combining import CellNumbers, combined, inside, numbers_of
 from stream.serve.close_marker import Bounds, CloseMarker, marker_of
+from stream.serve.hexagons import known_area
 from stream.serve.local_time import local_start
 from stream.serve.ranges import MAX_RANGE_BYTES, MAX_WAITING
 from stream.serve.responses import JSON, Answers, Problem, key_of
@@ -54,16 +55,15 @@ class Means:
         ring: list[Position] | None,
     ) -> web.Response:
         """Means over the complete windows that begin in [first, last), on such days and in such local hours."""
-        if area is not None and area not in self._areas:
-            raise Problem(404, f"there is no area {area[:80]!r}", "see /api/v1/areas for the names that are known")
+        named = None if area is None else known_area(self._areas, area)
         of = Range(feed, first, last, days, hours)
         windows, within = chosen(self._view, of)
         if ring is not None and area is not None:
             raise Problem(400, "area and ring are both given", "give one of them")
-        inside = self._areas[area] if area is not None else PolygonArea("", [[ring]]) if ring is not None else None
+        where = PolygonArea("", [[ring]]) if ring is not None else named
 
         def make() -> bytes:
-            return msgspec.json.encode(of.said(windows) | _means(windows, inside, within))
+            return msgspec.json.encode(of.said(windows) | _means(windows, where, within))
 
         key = key_of("means", [window.tag for window in windows], first, last, area, ring)
         return await self._turns.answer(self._answers, request, key, make, JSON)
@@ -118,10 +118,8 @@ def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Rele
     releases: Releases = defaultdict(list)
     for window in windows:
         cells = numbers_of(window.in_order())
-        inside = None if area is None else set(area.holds((cell.cell, cell.excludes) for cell in cells))
-        for cell in cells:
-            if inside is None or cell.cell in inside:
-                releases[cell.cell, tuple(sorted(cell.excludes))].append(cell)
+        for cell in cells if area is None else inside(area, cells):
+            releases[cell.cell, tuple(sorted(cell.excludes))].append(cell)
     return releases
 
 

@@ -16,12 +16,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from stream.serve.city.areas import Area
-from stream.serve.city.combining import CellNumbers, combined, numbers_of
-from stream.serve.close_marker import Bounds, marker_of
+from stream.serve.city.combining import CellNumbers, combined, inside, numbers_of
+from stream.serve.close_marker import bounds_of
+from stream.serve.hexagons import known_area
 from stream.serve.means import Range, chosen
 from stream.serve.parameter_texts import MOST_NAMES
 from stream.serve.ranges import MAX_WAITING
-from stream.serve.responses import JSON, Answers, Problem, key_of
+from stream.serve.responses import JSON, Answers, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
@@ -40,8 +41,7 @@ class Named(NamedTuple):
     def of(self, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
         """Those of the released cells that it is made of."""
         if self.area is not None:
-            inside = set(self.area.holds((cell.cell, cell.excludes) for cell in cells))
-            return [cell for cell in cells if cell.cell in inside]
+            return inside(self.area, cells)
         return [cell for cell in cells if self.kind == ALL or cell.cell == self.name]
 
 
@@ -74,24 +74,23 @@ class Series:
 
     def _named(self, names: list[str] | None) -> list[Named]:
         """What was asked for; by default all cells, and as many areas and routes as are allowed."""
-        areas = [Named(area.kind, area.name, area) for area in self._areas.values()]
-        if names is None:
-            return [Named(ALL, ALL), *areas][:MOST_NAMES]
-        known = {one.name: one for one in [*areas, Named(ALL, ALL)]}
-        return [known.get(name) or _cell(name) for name in dict.fromkeys(names)]
+        if names is not None:
+            return [self._one(name) for name in dict.fromkeys(names)]
+        areas = (Named(area.kind, area.name, area) for area in self._areas.values())
+        return [Named(ALL, ALL), *areas][:MOST_NAMES]
 
-
-def _cell(name: str) -> Named:
-    if len(name) == 15 and set(name) <= set("0123456789abcdef"):
-        return Named("cell", name)
-    raise Problem(404, f"there is no area {name[:80]!r}", "see /api/v1/areas for the names that are known")
+    def _one(self, name: str) -> Named:
+        if name == ALL:
+            return Named(ALL, ALL)
+        if name not in self._areas and len(name) == 15 and set(name) <= set("0123456789abcdef"):
+            return Named("cell", name)
+        area = known_area(self._areas, name)
+        return Named(area.kind, name, area)
 
 
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:
     """Of each name with an estimate, what is said of it."""
-    cells, marker = numbers_of(window.in_order()), marker_of(window)
-    within = Bounds(0.0, float("inf")) if marker is None else marker.clipping
-    rows = []
+    cells, within, rows = numbers_of(window.in_order()), bounds_of(window), []
     for one in named:
         if estimate := combined(one.of(cells), within)["estimate"]:
             low, high = estimate["interval"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from stream.config.value import SPEED
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
-from stream.serve.city.combining import CellNumbers, combined, numbers_of
+from stream.serve.city.combining import combined, inside, numbers_of
 from stream.serve.city.files import read_bytes
 from stream.serve.city.places import read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
-from stream.serve.close_marker import Bounds, marker_of
-from stream.serve.hexagons import complete_window, known_window
-from stream.serve.responses import CSV, GEOJSON, JSON, Answers, Problem, key_of
+from stream.serve.close_marker import bounds_of, marker_of
+from stream.serve.hexagons import complete_window, known_area, known_window
+from stream.serve.responses import CSV, GEOJSON, JSON, Answers, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
@@ -155,9 +155,7 @@ class City:
 
     async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
         """The released statistics of the cells of one area in one window."""
-        area = self.by_name.get(name)
-        if area is None:
-            raise Problem(404, f"there is no area {name[:80]!r}", "see /api/v1/areas for the names that are known")
+        area = known_area(self.by_name, name)
         known = known_window(self._view, window, feed)
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
         make = partial(_statistics, area, named, known, known.in_order(), known.summary())
@@ -184,24 +182,14 @@ class City:
 def _statistics(
     area: Area, named: dict[str, str], window: WindowView, values: list[bytes], summary: dict[str, Any]
 ) -> bytes:
-    inside = _inside(area, numbers_of(values))
+    belonging = inside(area, numbers_of(values))
     said = {name: summary[name] for name in ("feed", "window", "complete")}
     return msgspec.json.encode(
         named
         | said
-        | combined(inside, _bounds(window))
-        | {"hexagons": [cell.cell for cell in inside], "geometry": area.geometry()}
+        | combined(belonging, bounds_of(window))
+        | {"hexagons": [cell.cell for cell in belonging], "geometry": area.geometry()}
     )
-
-
-def _inside(area: Area, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
-    belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
-    return [cell for cell in cells if cell.cell in belonging]
-
-
-def _bounds(window: WindowView) -> Bounds:
-    marker = marker_of(window)
-    return Bounds(0.0, float("inf")) if marker is None else marker.clipping
 
 
 _ENDS = ("", "_low", "_high")
@@ -215,11 +203,11 @@ AREA_COLUMNS = (
 
 
 def _areas_csv(areas: Iterable[Area], values: list[bytes], window: WindowView) -> bytes:
-    cells, within, rows = numbers_of(values), _bounds(window), []
+    cells, within, rows = numbers_of(values), bounds_of(window), []
     for area in areas:
         row: Row = {"feed": window.feed, "window_start": window.start, "window_end": window.end}
         row |= {"area": area.name, "kind": area.kind}
-        for name, together in combined(_inside(area, cells), within).items():
+        for name, together in combined(inside(area, cells), within).items():
             flatten(row, "estimate_mean" if name == "estimate" else name, together)
         rows.append({name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()})
     out = io.BytesIO()

@@ -31,6 +31,7 @@ from dpcore.bernstein import MEAN_OF
 from dpcore.cdf import ONE_SIDED
 from stream.config.value import QUANTUM
 from stream.messages.estimate import RELEASED, estimates_of
+from stream.serve.city.areas import Area
 from stream.serve.close_marker import Bounds
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
@@ -88,6 +89,12 @@ class CellNumbers(msgspec.Struct):
 def numbers_of(values: Iterable[bytes]) -> list[CellNumbers]:
     """Released cells, as far as they are needed here."""
     return [_numbers(msgspec.json.decode(value)) for value in values]
+
+
+def inside(area: Area, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
+    """Those of the released cells that belong to an area."""
+    belonging = set(area.holds((cell.cell, cell.excludes) for cell in cells))
+    return [cell for cell in cells if cell.cell in belonging]
 
 
 def _numbers(body: dict[str, Any]) -> CellNumbers:

@@ -28,6 +28,9 @@ def written(path: Path, relation: NeighbouringRelation, vehicles: int) -> str:
 @pytest.mark.parametrize(("relation", "row"), ROWS)
 def test_a_live_map_is_fresh_within_a_minute_and_its_budget_lasts(relation, row, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Under "values" grants roll to the end of the day; under "participation" a budget of 4 pays for four hours."""
+    template = (REPO_ROOT / "config" / f"{'bus-fleet' if relation == VALUES else 'riders'}.toml").read_text("utf-8")
+    for key, value in row.keys(relation).items():
+        assert value is not None or f"\n{key.rpartition('.')[2]} = " in template, "what is taken out was there"
     written(tmp_path / "mine.toml", relation, row.vehicles + 1)
     config = load_config(tmp_path / "mine.toml")
     margin = config.window.publication_margin
