@@ -16,11 +16,11 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.config import Config, load_config
+from stream.config import Config
 from stream.config.public_cells import public_cells
-from stream.local import REPO_ROOT
 from stream.storage.ledger import Ledger
 from stream.windows import Horizon, Slotting
+from tests.support.builders import riders_config
 
 DAY, START = 86_400, 1_490_572_800
 """2017-03-27 00:00 UTC, on which a block of 28 days begins."""
@@ -30,8 +30,9 @@ NIGHTS = 28
 WORKER = np.array([7], dtype=np.uint64)
 
 
-def shipped(folder: Path) -> Config:
-    return load_config(REPO_ROOT / "config" / "riders.toml", **{"privacy.user_key_file": str(folder / "user.key")})
+def loud(folder: Path) -> Config:
+    """Windows of four hours over 312 hexagons, each at ε = 2 of 12 a day: little noise beside a single user."""
+    return riders_config(folder, **{"window.slot": "4h", "privacy.budget": 12.0, "speed.statistics": ["mean"]})
 
 
 async def nights_paid(redis: Redis, config: Config, horizon: Horizon | None) -> list[bool]:
@@ -64,7 +65,7 @@ def ranks(config: Config, paid: list[bool]) -> np.ndarray:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return shipped(tmp_path)
+    return loud(tmp_path)
 
 
 async def test_without_a_horizon_a_few_nights_find_the_worker(config: Config, redis: Redis) -> None:

@@ -112,11 +112,11 @@ def test_retention_is_what_the_code_keeps(tmp_path: Path) -> None:
 
 def test_the_command_writes_the_sheet(hexveil: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "promise.html"
-    config = str(REPO_ROOT / "config" / "riders.toml")
+    config = str(REPO_ROOT / "config" / "riders-live.toml")
     done = subprocess.run(
         [*hexveil, "check", "-c", config, "--sheet", str(file)], capture_output=True, text=True, check=True
     )
-    assert "a day ε 12, a week ε 84, 28 days ε 336, a year ε 4380" in done.stdout
+    assert "a day ε 4, a week ε 12.3, 28 days ε 29.41, a year ε 190.5" in done.stdout
     assert file.read_text(encoding="utf-8").startswith("<!doctype html>")
     refused = subprocess.run(
         [*hexveil, "check", "-c", config, "--sheet", "promise.pdf"], capture_output=True, text=True, check=False

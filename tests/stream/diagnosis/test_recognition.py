@@ -18,7 +18,7 @@ from stream.cli import app
 from stream.local import REPO_ROOT
 from tests.support.builders import SLOT
 
-BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders-live.toml"))
 DAY = ("--from", "2017-03-21T04:00", "--until", "2017-03-21T08:00")
 EVENT = {"user": "bus-17", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
 

@@ -167,7 +167,7 @@ def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path:
 
 def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
     return load_config(
-        REPO_ROOT / "config" / "riders.toml", **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides)
+        REPO_ROOT / "config" / "riders-live.toml", **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides)
     )
 
 
