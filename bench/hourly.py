@@ -59,7 +59,8 @@ def hourly_text(name: str) -> str:
 def hourly_config(name: str, **settings: Any) -> Config:
     """The hourly configuration ``name`` with further ``settings``, by dotted keys."""
     unmerged = {f"hexagons.{key}": UNMERGED[key] for key in _MERGING.findall(_shipped(name))}
-    return load_config(REPO_ROOT / "config" / FILES[name], **(unmerged | dict(SETTINGS[name]) | settings))
+    given = unmerged | dict(SETTINGS[name]) | {"privacy.accounting": "pure"}
+    return load_config(REPO_ROOT / "config" / FILES[name], **(given | settings))
 
 
 def _shipped(name: str) -> str:

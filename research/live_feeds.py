@@ -65,7 +65,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "and residual": ROLLING | {"speed.clipping": "residual"},
 }
 """Mechanisms under "values", each beside the one before (S14, S15, S17, S16)."""
-PURE: dict[str, Any] = {"privacy.accounting": None, "privacy.delta": None, "privacy.windows": None}
+PURE: dict[str, Any] = {"privacy.accounting": "pure", "privacy.delta": None, "privacy.windows": None}
 PARTICIPATION: dict[str, dict[str, Any]] = {
     "Laplace": PURE | {"privacy.epsilon": 12 / 96, "speed.clipping": "none"},
     "and carried": PURE | {"privacy.epsilon": 12 / 96, "speed.clipping": "carried"},

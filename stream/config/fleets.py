@@ -70,7 +70,7 @@ FLEET_MAPS = {
         FleetMap(0, 5, _QUARTER, 0.91, 1.7, 16),
         FleetMap(1_200, 6, _QUARTER, 0.98, 2.5, 12),
         FleetMap(4_000, 7, _QUARTER, 0.96, 3.3, 8),
-        FleetMap(10_000, 8, _QUARTER, 0.92, 5.4, 6),
+        FleetMap(10_000, 8, _QUARTER, 0.92, 4.7, 6),
     ),
 }
 """By relation; by vehicles, ascending. Measured with 285, 736, 1 642 and 3 022 buses on the road, and with 318, 1 270,
