@@ -80,7 +80,6 @@ class Smoothed:
     typical: Foretold
 
 
-# long: one step, from the aged state to the new one and what is shown
 def smooth(
     state: SmoothingState | None,
     releases: Releases,
@@ -227,7 +226,6 @@ def _aged(
     )
 
 
-# long: columns of the past and of the window are joined one by one
 def _remembered(
     past: SmoothingState, window: Window, posterior: Posterior, d: Dynamics
 ) -> tuple[IdArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:

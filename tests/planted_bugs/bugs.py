@@ -549,7 +549,7 @@ DRAW = (
         "done = ~(negative & (magnitude == 0))",
         "done = negative | ~negative",
         "tests/dpcore/test_noise.py",
-        "mass_at_zero",
+        "discrete_laplace_has",
     ),
     Bug(
         "Gaussian: the acceptance forgets its cross term",
@@ -1087,7 +1087,7 @@ HISTOGRAMS = (
         "noisy_counts(true, for_components, sensitivity, noise)",
         "noisy_counts(true, for_components, sensitivity // self.regions_per_user, noise)",
         "tests/stream/statistics/test_corners.py",
-        "finds_no_more_than_epsilon",
+        "noise_of_as_many_regions",
     ),
     Bug(
         "histograms: declared regions count, and the noise of their number is that of one of a user",
