@@ -19,7 +19,8 @@ from dpcore.mean import Mean, clipping_bias, sum_caps
 from dpcore.moving_mean import MovingMean
 from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales
-from dpcore.variance import Variance
+from dpcore.variance import Variance, worst_change
+from dpcore.variance import clipping_bias as variance_bias
 from tests.dpcore.worst_changes import group, worst_changes
 from tests.support.tapes import tape
 
