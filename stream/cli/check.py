@@ -320,39 +320,35 @@ def _write_sheet(settings: Config, file: Path) -> None:
         stop(f"{file} cannot be written ({error.strerror}); name a file that you may write", USAGE)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-
-    @app.command("check")
-    def check(
-        recording: Annotated[
-            list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
-        ] = None,
-        config: ConfigFile = None,
-        users_are_events: UsersAreEvents = False,
-        as_json: AsJson = False,
-        sheet: Annotated[
-            Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
-        ] = None,
-    ) -> None:
-        """Check the configuration without any server, and say what it promises; with a recording, also whether it
-        fits."""
-        if sheet is not None and sheet.suffix not in (".html", ".md"):
-            stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
-        chosen = choose_config(config)
-        settings = read_config(chosen)
-        if recording:
-            rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
-            typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)
-        released = _participation(settings)
-        histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
-        rules = rules_of(settings)
-        if sheet is not None:
-            _write_sheet(settings, sheet)
-        if as_json:
-            report = {"config": str(chosen.file)} | _report(settings, released, histogram)
-            typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))
-            return
-        typer.echo(f"{chosen.file}: sound")
-        for line in (*_sentences(settings, released, histogram), *text_of(rules)):
-            typer.echo(line)
+def command(
+    recording: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
+    ] = None,
+    config: ConfigFile = None,
+    users_are_events: UsersAreEvents = False,
+    as_json: AsJson = False,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
+    ] = None,
+) -> None:
+    """Check the configuration without any server, and say what it promises; with a recording, also whether it
+    fits."""
+    if sheet is not None and sheet.suffix not in (".html", ".md"):
+        stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
+    chosen = choose_config(config)
+    settings = read_config(chosen)
+    if recording:
+        rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
+        typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)
+    released = _participation(settings)
+    histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
+    rules = rules_of(settings)
+    if sheet is not None:
+        _write_sheet(settings, sheet)
+    if as_json:
+        report = {"config": str(chosen.file)} | _report(settings, released, histogram)
+        typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))
+        return
+    typer.echo(f"{chosen.file}: sound")
+    for line in (*_sentences(settings, released, histogram), *text_of(rules)):
+        typer.echo(line)

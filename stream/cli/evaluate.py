@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     Windows = dict[int, npt.NDArray[np.void]]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("evaluate")(evaluate_recording)
-
-
-def evaluate_recording(
+def command(
     files: Recordings,
     config: ConfigFile = None,
     relation: ExpectedRelation = None,

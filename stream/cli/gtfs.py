@@ -24,12 +24,7 @@ from stream.sources.scheduled_speed import scheduled_speeds
 from stream.sources.timetable import Timetable, read_timetable
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("gtfs")(gtfs)
-
-
-def gtfs(
+def command(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.zip", help="GTFS schedule, the archive as the agency publishes it.")
     ],

@@ -31,13 +31,8 @@ if TYPE_CHECKING:
     from stream.sources.live import Sink
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("hfp")(hfp)
-
-
 # long: one argument for each option
-def hfp(
+def command(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="The broker: mqtts://HOST[:PORT], or mqtt:// without TLS.")
     ],

@@ -30,12 +30,7 @@ NOT_PRIVATE = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("inspect")(inspect_feed)
-
-
-def inspect_feed(
+def command(
     sources: Annotated[
         list[str],
         typer.Argument(

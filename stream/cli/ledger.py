@@ -125,24 +125,17 @@ async def _state_budget(config: Config) -> None:
         await shared.state_budget(config.privacy.ledger_budget)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    ledger = typer.Typer(
-        help="Show and adopt the ledger of budgets. Never publish what these commands print.", no_args_is_help=True
-    )
-    app.add_typer(ledger, name="ledger")
-    ledger.callback()(group)
-    ledger.command("show")(show)
-    ledger.command("adopt")(adopt)
-    ledger.command("retry")(retry)
-    ledger.command("leave")(leave)
-    ledger.command("budget")(budget)
+command = typer.Typer(
+    help="Show and adopt the ledger of budgets. Never publish what these commands print.", no_args_is_help=True
+)
 
 
+@command.callback()
 def group() -> None:
     """Show and adopt the ledger of budgets. Never publish what these commands print."""
 
 
+@command.command("show")
 def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show the number of users charged and the sum of charges in each ledger period."""
     settings = read_config(choose_config(config))
@@ -171,6 +164,7 @@ def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
         typer.echo(f"{period}  {row['users']:>8} users  sum of charges {row[unit] / per_one:.6f} {symbol}")
 
 
+@command.command("adopt")
 def adopt(
     config: ConfigFile = None,
     since: Annotated[
@@ -205,6 +199,7 @@ def adopt(
     typer.echo(f"The ledger of feed '{settings.feed.name}' releases windows of periods from {utc_text(birth)} on.")
 
 
+@command.command("retry")
 def retry(
     window: Annotated[
         str | None,
@@ -250,6 +245,7 @@ def _list(aside: dict[str, tuple[int, str]], as_json: bool) -> None:
         typer.echo(f"{window}  {reason}")
 
 
+@command.command("leave")
 def leave(
     feed: Annotated[str, typer.Argument(help="Name of a feed that shares the configured ledger.")],
     config: ConfigFile = None,
@@ -273,6 +269,7 @@ def leave(
     typer.echo(f"Feed '{feed}' left ledger '{settings.shared_ledger}'.")
 
 
+@command.command("budget")
 def budget(
     config: ConfigFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="No worker of this feed runs with a lower budget.")] = False,

@@ -20,12 +20,7 @@ from stream.sources.pushed import PATH, PushAllowance, PushIntake, application, 
 _SHORTEST_TOKEN = 20
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("push")(push_command)
-
-
-def push_command(
+def command(
     token_file: Annotated[
         Path, typer.Option(help="File with the token that senders give; at least 20 characters, and nothing else.")
     ],

@@ -24,48 +24,44 @@ _TOPIC = f'"{SPATIAL_HISTOGRAM}"'.encode()
 _STRUCTURE = b'"structure"'
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
+def command(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="File of releases from replay --offline, one JSON object per line, plain or .gz; '-': stdin."
+        ),
+    ],
+    bbox: Annotated[
+        list[str],
+        typer.Option(help="Range as west,south,east,north in degrees; repeat the option for several ranges."),
+    ],
+    window: Annotated[
+        str | None,
+        typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z; default: all."),
+    ] = None,
+    mechanism: Annotated[str | None, typer.Option(help="Only histograms of this mechanism; default: all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
+    from dpcore.errors import ParameterError
+    from stream.messages.range_query import count_in, parse_box, read_histogram
 
-    @app.command("query")
-    def query(
-        file: Annotated[
-            Path,
-            typer.Argument(
-                help="File of releases from replay --offline, one JSON object per line, plain or .gz; '-': stdin."
-            ),
-        ],
-        bbox: Annotated[
-            list[str],
-            typer.Option(help="Range as west,south,east,north in degrees; repeat the option for several ranges."),
-        ],
-        window: Annotated[
-            str | None,
-            typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z; default: all."),
-        ] = None,
-        mechanism: Annotated[str | None, typer.Option(help="Only histograms of this mechanism; default: all.")] = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
-        from dpcore.errors import ParameterError
-        from stream.messages.range_query import count_in, parse_box, read_histogram
-
-        try:
-            boxes = [parse_box(text) for text in bbox]
-            chosen = _chosen(list(_histograms(file)), window, mechanism)
-            answers = [
-                count_in(release, box, histogram)
-                for release, histogram in ((release, read_histogram(release)) for release in chosen)
-                for box in boxes
-            ]
-        except (ParameterError, LineError) as error:
-            stop(str(error), USAGE)
-        except (OSError, EOFError, zlib.error) as error:
-            stop(f"cannot read {file}: {error}", USAGE)
-        if as_json:
-            typer.echo(json.dumps({"answers": answers}, allow_nan=False))
-            return
-        _print(answers)
+    try:
+        boxes = [parse_box(text) for text in bbox]
+        chosen = _chosen(list(_histograms(file)), window, mechanism)
+        answers = [
+            count_in(release, box, histogram)
+            for release, histogram in ((release, read_histogram(release)) for release in chosen)
+            for box in boxes
+        ]
+    except (ParameterError, LineError) as error:
+        stop(str(error), USAGE)
+    except (OSError, EOFError, zlib.error) as error:
+        stop(f"cannot read {file}: {error}", USAGE)
+    if as_json:
+        typer.echo(json.dumps({"answers": answers}, allow_nan=False))
+        return
+    _print(answers)
 
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:

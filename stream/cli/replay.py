@@ -23,13 +23,8 @@ from stream.sources.standard_input import STDIN
 from stream.windows import SpanError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command()(replay)
-
-
 # long: one argument for each option
-def replay(
+def command(
     files: Recordings,
     file_format: Annotated[
         str | None,

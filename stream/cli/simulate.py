@@ -28,13 +28,8 @@ from stream.sources.simulate import VEHICLE_POSITIONS, Faults, Simulation, simul
 from stream.windows import EARLIEST_S, LATEST_S
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("simulate")(simulate_command)
-
-
 # long: one argument for each option
-def simulate_command(
+def command(
     vehicles: Annotated[int, typer.Option(min=1, help="Number of vehicles.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same feed.")] = 1,
     pace: Annotated[

@@ -50,8 +50,8 @@ MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation],
 
 
 # long: it holds the command, which is long
-def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
-    """The command that feeds the service with snapshots of one format."""
+def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
+    """The command that feeds the service with snapshots of one format. ``what``: its help."""
 
     # long: one argument for each option
     def feed_snapshots(
@@ -149,6 +149,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             report.summary()
         report.end(len(files))
 
+    feed_snapshots.__doc__ = what
     return feed_snapshots
 
 

@@ -33,13 +33,8 @@ _EXPECTED_TRIALS = 60
 """Length of the progress bar; a search rarely needs more."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("tune")(tune_recording)
-
-
 # long: one argument for each option
-def tune_recording(
+def command(
     files: Recordings,
     want: Annotated[
         str,
