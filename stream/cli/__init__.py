@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpcore import __version__
-from stream.cli.options import FAILED, USAGE, stop
+from stream.cli.options import FAILED, stop
 from stream.logs import configure_logs, log_clients
 
 SUBJECTS = (
@@ -73,7 +73,7 @@ class Commands(TyperGroup):
 
             if not isinstance(error, ConfigError):
                 raise
-            stop(str(error), USAGE)
+            stop(error)
 
 
 def _command_of(subject: str) -> Any:

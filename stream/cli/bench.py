@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, stop
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, stop
 
 BENCHMARKS = {
     "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its "
@@ -68,13 +68,13 @@ def command(
     find.
     """
     if name not in BENCHMARKS:
-        stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}", USAGE)
+        stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}")
     try:
         module = import_module(f"bench.{name}")
     except ModuleNotFoundError as error:
         if error.name in ("bench", f"bench.{name}"):
-            stop("the benchmarks are in the source tree only: run this from a clone with 'pip install -e .'", USAGE)
-        stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'", USAGE)
+            stop("the benchmarks are in the source tree only: run this from a clone with 'pip install -e .'")
+        stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'")
     chosen = {"target": target, "seconds": seconds, "rate": rate}
     figures = _measured(name, module, quick, {key: value for key, value in chosen.items() if value is not None})
     if "skipped" in figures:
@@ -89,12 +89,12 @@ def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> d
 
     for option in options:
         if f"--{option}" not in BENCHMARKS[name]:
-            stop(f"benchmark {name!r} has no --{option}; leave it out", USAGE)
+            stop(f"benchmark {name!r} has no --{option}; leave it out")
     targets = getattr(module, "TARGETS", ())
     if options.get("target", next(iter(targets), None)) not in (targets or (None,)):
-        stop(f"benchmark {name!r} has no target {options['target']!r}; choose one of {', '.join(targets)}", USAGE)
+        stop(f"benchmark {name!r} has no target {options['target']!r}; choose one of {', '.join(targets)}")
     try:
         figures: dict[str, Any] = module.run(quick, **options)
     except LocalServerError as error:
-        stop(str(error), UNREACHABLE)
+        stop(error, UNREACHABLE)
     return figures

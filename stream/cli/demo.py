@@ -31,7 +31,7 @@ from stream.cli.demo_services import (
 )
 from stream.cli.demo_view import Releases
 from stream.cli.interrupts import HANDLED, Interrupts, stopped_by_signals
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import FAILED, UNREACHABLE, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
 from stream.embedded import EmbeddedError
 from stream.local import LocalServerError, free_port, tail
@@ -67,7 +67,7 @@ def command(
     if is_agency:
         _require_bindings()
     elif feed is not None and not Path(feed).is_file():
-        stop(f"{feed}: no such file", USAGE)
+        stop(f"{feed}: no such file")
     chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
     settings = read_config(chosen)
     named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
@@ -84,7 +84,7 @@ def command(
                 feeding = Feeding(None, "canonical", agency_port, vehicles=fleet or Feeding.vehicles)
             code = _run(Setup(chosen, settings.relation, named, feeding, scratch), seconds, kafka, interrupts)
     except (FeedingError, RecordingError) as error:
-        stop(str(error), USAGE)
+        stop(error)
     except LocalServerError as error:
         stop(f"{error}\nWithout Kafka: hexveil demo --no-kafka", UNREACHABLE)
     except (EmbeddedError, LedgerError, RedisError) as error:
@@ -101,7 +101,7 @@ def _require_bindings() -> None:
     try:
         import google.transit.gtfs_realtime_pb2  # noqa: F401 - asks only whether it is there
     except ModuleNotFoundError:
-        stop("--feed gtfs-rt needs the bindings of GTFS-realtime: pip install 'hexveil[gtfs]'", USAGE)
+        stop("--feed gtfs-rt needs the bindings of GTFS-realtime: pip install 'hexveil[gtfs]'")
 
 
 def _run(setup: Setup, seconds: float | None, kafka: bool | None, interrupts: Interrupts) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import FAILED, UNREACHABLE, USAGE
+from stream.cli.options import FAILED, UNREACHABLE, stop
 from stream.config import Config
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
     from stream.sources.delivery import Pacer, Progress  # slow to import; what is released offline does not need it
-
-
-def refuse(message: object, code: int = USAGE) -> typer.Exit:
-    """Print ``message`` to stderr; the caller raises the exit that this returns."""
-    typer.echo(f"hexveil: {message}", err=True)
-    return typer.Exit(code)
 
 
 def refusals(refused: Counter[str]) -> str:
@@ -100,9 +94,9 @@ def feed_kafka(
     try:
         interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress, limit, share_read))
     except TooLateError as error:
-        raise refuse(error) from None
+        stop(error)
     except DeliveryError as error:
-        raise refuse(error, UNREACHABLE) from None
+        stop(error, UNREACHABLE)
     except RecordingError as error:
         failure = error
     seconds = time.monotonic() - began
@@ -128,7 +122,7 @@ def feed_kafka(
             f"in {seconds:.1f} s ({rate}/s){span}{unread}"
         )
     if failure is not None:
-        raise refuse(failure, FAILED)
+        stop(failure, FAILED)
 
 
 async def _deliver(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.feeding import refuse
+from stream.cli.options import stop
 from stream.cli.snapshots import snapshot_command
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.sources.snapshot_events import SnapshotEvents
@@ -16,9 +16,7 @@ def _reader(
     try:
         from stream.sources.gtfs_rt import GtfsRealtime
     except ModuleNotFoundError as error:
-        raise refuse(
-            f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'"
-        ) from None
+        stop(f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'")
     return GtfsRealtime(feed, slotting, speeds, relation)
 
 

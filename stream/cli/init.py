@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.options import USAGE, stop
+from stream.cli.options import stop
 from stream.config.search import LOCAL, template
 
 
@@ -26,14 +26,14 @@ def command(
 ) -> None:
     """Write a complete configuration with comments."""
     if path.exists() and not force:
-        stop(f"{path} exists; choose another name or pass --force", USAGE)
+        stop(f"{path} exists; choose another name or pass --force")
     text = template(relation).read_text(encoding="utf-8")
     if vehicles is not None:
         text = _for_fleet(text, relation, vehicles)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        stop(f"{path}: {error.strerror}; name a file in a folder that you may write to", USAGE)
+        stop(f"{path}: {error.strerror}; name a file in a folder that you may write to")
     named = "" if path == LOCAL else f" --config {path}"
     typer.echo(f"{path} written. Set feed, epsilon and budget in it, then run: hexveil check{named}")
 

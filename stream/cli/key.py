@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import FAILED, ConfigFile, asked, choose_config, read_config, stop
 from stream.config import Config
-from stream.config.addresses import redacted
 
 command = typer.Typer(help="Make and replace keys.", no_args_is_help=True)
 
@@ -24,14 +22,14 @@ def signing(
     from stream.messages.chain import Signer, SigningKeyError, new_signer
 
     if not renew and file.exists():
-        stop(f"{file} exists; with --renew its key endorses a new one and is replaced", USAGE)
+        stop(f"{file} exists; with --renew its key endorses a new one and is replaced")
     try:
         signer = Signer.load(file).renewed() if renew else new_signer()
         signer.write(file)
     except SigningKeyError as error:
-        stop(str(error), USAGE)
+        stop(error)
     except OSError as error:
-        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write", USAGE)
+        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write")
     typer.echo(f"{file}: {signer.public}")
 
 
@@ -39,13 +37,8 @@ def signing(
 def signing_lost(config: ConfigFile = None) -> None:
     """Let the next close marker be signed by a key that the last one did not endorse. Every reader will see the
     break."""
-    from redis.exceptions import RedisError
-
     settings = read_config(choose_config(config))
-    try:
-        forgotten = asyncio.run(_forget_signer(settings))
-    except (RedisError, OSError) as error:
-        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    forgotten = asked(settings, _forget_signer(settings))
     if not forgotten:
         stop("the last close marker was not signed, or a window was committed meanwhile; nothing was changed", FAILED)
     typer.echo("The next close marker may be signed by any key, or by none.")

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stream.cli.options import USAGE, AsJson, stop
+from stream.cli.options import AsJson, stop
 from stream.messages.lines import LineError, lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
@@ -55,9 +55,9 @@ def command(
             for box in boxes
         ]
     except (ParameterError, LineError) as error:
-        stop(str(error), USAGE)
+        stop(error)
     except (OSError, EOFError, zlib.error) as error:
-        stop(f"cannot read {file}: {error}", USAGE)
+        stop(f"cannot read {file}: {error}")
     if as_json:
         typer.echo(json.dumps({"answers": answers}, allow_nan=False))
         return
@@ -83,20 +83,19 @@ def _histograms(file: Path) -> Iterable[dict[str, Any]]:
         except ParameterError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote", USAGE)
+            stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote")
         key = (body["window"]["start"], body["feed"], body["mechanism"])
         if bodies.setdefault(key, body) != body:
             stop(
                 f"line {number} of {file} releases histogram {key[2]} of window {key[0]} again, with other numbers; "
-                "give a file with the releases of one run",
-                USAGE,
+                "give a file with the releases of one run"
             )
     return [bodies[key] for key in sorted(bodies)]
 
 
 def _chosen(releases: list[dict[str, Any]], window: str | None, mechanism: str | None) -> list[dict[str, Any]]:
     if not releases:
-        stop("these releases contain no spatial histogram; configure [histogram] and release again", USAGE)
+        stop("these releases contain no spatial histogram; configure [histogram] and release again")
     if window is not None:
         releases = _only(releases, "window", _utc(window), lambda release: release["window"]["start"])
     if mechanism is not None:
@@ -111,7 +110,7 @@ def _only(
     if not chosen:
         known = sorted({value_of(release) for release in releases})
         shown = ", ".join(known[:6]) + (f", … {known[-1]}" if len(known) > 6 else "")
-        stop(f"no histogram has {what} {asked!r}; there are: {shown}", USAGE)
+        stop(f"no histogram has {what} {asked!r}; there are: {shown}")
     return chosen
 
 

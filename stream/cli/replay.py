@@ -8,8 +8,8 @@ from typing import Annotated, cast
 
 import typer
 
-from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release
+from stream.cli.feeding import feed_kafka, parse_pace
+from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release, stop
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import ConfigError, load_config
@@ -112,19 +112,19 @@ def command(
         try:
             blocks = recognised(blocks, settings, file, "canonical", accepted=accepted, note=_note)
         except RecordingError as error:
-            raise refuse(error if events.tally.events else f"{file}: {why_no_event(events)}") from None
+            stop(error if events.tally.events else f"{file}: {why_no_event(events)}")
         send(blocks, reading=report.facts)
         if not as_json:
             report.summary()
     except (ConfigError, RecordingError, SpanError) as error:
-        raise refuse(error) from None
+        stop(error)
 
 
 def _one(files: list[Path]) -> Path:
     try:
         return together(files)
     except (OSError, RecordingError) as error:
-        raise refuse(error) from None
+        stop(error)
 
 
 def _note(sentence: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.options import USAGE, AsJson, stop
+from stream.cli.options import AsJson, stop
 
 ASYNCAPI = "asyncapi.json"
 
@@ -44,6 +44,6 @@ def export(
         for name, content in contents.items():
             (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        stop(f"{folder} cannot be written to ({error.strerror}); name a folder that you may write to", USAGE)
+        stop(f"{folder} cannot be written to ({error.strerror}); name a folder that you may write to")
     written = [str(folder / name) for name in contents]
     typer.echo(json.dumps(written) if as_json else "\n".join(written))

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import typer
 
-from stream.cli.feeding import refusals, refuse
-from stream.cli.options import FAILED, USAGE
+from stream.cli.feeding import refusals
+from stream.cli.options import FAILED, USAGE, stop
 from stream.sources.snapshot_events import SnapshotEvents
 
 _SHOWN = 5
@@ -76,13 +76,13 @@ class SnapshotReport:
                 raise typer.Exit(code if events else USAGE)
             return
         for problem in self.problems[:_SHOWN]:
-            typer.echo(f"hexveil: {problem}", err=True)
+            typer.echo(problem, err=True)
         if not events:
-            raise refuse(
+            stop(
                 f"{files} file(s), {len(self.problems)} of them unreadable, gave no event: {why_no_event(self._reader)}"
             )
         if code:
-            raise refuse(f"{len(self.problems)} of {files} files are not snapshots", code)
+            stop(f"{len(self.problems)} of {files} files are not snapshots", code)
 
 
 def why_no_event(reader: SnapshotEvents) -> str:

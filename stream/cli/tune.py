@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stream.cli.evaluate import choose_settings, progress_bars, read_rows
+from stream.cli.evaluate import choose_settings, read_rows
 from stream.cli.options import (
     FAILED,
-    USAGE,
     AsJson,
     ConfigFile,
     ExpectedRelation,
     FileFormat,
     Recordings,
     UsersAreEvents,
+    progress_bars,
     stop,
 )
 
@@ -79,7 +79,7 @@ def command(
     from stream.evaluation.wants import DropWant
 
     if not math.isfinite(budget):
-        stop(f"--budget {budget} is not a number; write one like 12", USAGE)
+        stop(f"--budget {budget} is not a number; write one like 12")
     if write is not None:
         check_target(write, force=force)
     if figure is not None:
@@ -93,7 +93,7 @@ def command(
     rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     if isinstance(wanted, DropWant):
         if figure is not None:
-            stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot", USAGE)
+            stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot")
         search = DropSearch(chosen_file.file, rows, wanted, budget, draws, seed)
         live = grids[0], grids[1] if slots else live_slots(settings)
         result = search_drop(search, live, finest=finest)
@@ -133,8 +133,7 @@ def _check_no_horizon(settings: Config) -> None:
         stop(
             "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, "
             "put it back "
-            "with at least the budget that tune chooses, and see by hexveil evaluate what it costs",
-            USAGE,
+            "with at least the budget that tune chooses, and see by hexveil evaluate what it costs"
         )
 
 
@@ -142,13 +141,13 @@ def _wanted(text: str, settings: Config) -> Want | DropWant:
     from stream.evaluation.wants import DropWant, Want
 
     if "mean" not in settings.speed.statistics:
-        stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it", USAGE)
+        stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it")
     try:
         value = settings.value
         drop = DropWant.parse(text, value.upper) if value.is_speed else None
         return Want.parse(text, value.upper - value.lower, value.unit) if drop is None else drop
     except ValueError as error:
-        stop(f"--want: {error}", USAGE)
+        stop(f"--want: {error}")
 
 
 def _resolutions(text: str | None, settings: Config) -> list[int]:
@@ -158,7 +157,7 @@ def _resolutions(text: str | None, settings: Config) -> list[int]:
         return [resolution for resolution in range(configured - 1, configured + 2) if 0 <= resolution <= 15]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 2 and int(part) <= 15 for part in parts):
-        stop(f"--resolutions {text!r} must be whole numbers from 0 to 15; write them like 6,7,8", USAGE)
+        stop(f"--resolutions {text!r} must be whole numbers from 0 to 15; write them like 6,7,8")
     return sorted({int(part) for part in parts})
 
 
@@ -176,13 +175,12 @@ def _slots(text: str | None, settings: Config) -> list[timedelta]:
     try:
         given = {parse_duration(part.strip()) for part in text.split(",")}
     except ValueError as error:
-        stop(f"--slots: {error}", USAGE)
+        stop(f"--slots: {error}")
     for slot in given:
         if slot <= least or slot.microseconds or period % slot:
             stop(
                 f"--slots: {slot} must be whole seconds, divide privacy.period {period} and be longer than "
-                f"feed.quality.frozen; write them like 30m,1h,2h",
-                USAGE,
+                f"feed.quality.frozen; write them like 30m,1h,2h"
             )
     return sorted(given)
 
@@ -204,4 +202,4 @@ def _search(
             return begin(advance).run(*grids, finest=finest)
         except ConfigError as error:
             bars.stop()
-            stop(str(error), USAGE)
+            stop(error)

@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stream.cli.evaluate import progress_bars
-from stream.cli.options import USAGE, stop
+from stream.cli.options import progress_bars, stop
 from stream.config.durations import duration_text
 from stream.config.rewriting import toml
 from stream.evaluation.evaluate import NOT_PRIVATE
@@ -44,7 +43,7 @@ def search_drop(search: DropSearch, grids: tuple[Sequence[int], Sequence[timedel
             return search.run(*grids, advance, finest=finest)
         except ConfigError as error:
             bars.stop()
-            stop(str(error), USAGE)
+            stop(error)
 
 
 def drop_report(

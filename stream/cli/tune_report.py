@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stream.cli.options import USAGE, stop
+from stream.cli.options import stop
 from stream.config import Config
 from stream.config.durations import duration_text
 from stream.config.rewriting import toml
@@ -184,9 +184,9 @@ def _rank(trial: Trial) -> tuple[bool, float]:
 def check_plot(path: Path) -> None:
     """Exit 2 if no plot can be drawn into ``path``, before anything is computed for it."""
     if find_spec("matplotlib") is None:
-        stop(_NO_MATPLOTLIB, USAGE)
+        stop(_NO_MATPLOTLIB)
     if path.suffix.lower() not in {".png", ".svg", ".pdf"} or path.is_dir() or not path.parent.is_dir():
-        stop(f"cannot write {path}; name a .png, .svg or .pdf in a folder that exists", USAGE)
+        stop(f"cannot write {path}; name a .png, .svg or .pdf in a folder that exists")
 
 
 def write_plot(tuning: Tuning, want: Want, path: Path) -> None:
@@ -195,9 +195,9 @@ def write_plot(tuning: Tuning, want: Want, path: Path) -> None:
     try:
         _plot(tuning, want, path)
     except ImportError:
-        stop(_NO_MATPLOTLIB, USAGE)
+        stop(_NO_MATPLOTLIB)
     except (OSError, ValueError) as error:
-        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists", USAGE)
+        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists")
 
 
 def _plot(tuning: Tuning, want: Want, path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, ConfigFile, stop
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, stop
 
 if TYPE_CHECKING:
     from stream.messages.verification import Record, Verification
@@ -52,7 +52,7 @@ def command(
     try:
         trusted = [load_public(path) for path in key or ()]
     except SigningKeyError as error:
-        stop(str(error), USAGE)
+        stop(error)
     verification = Verification(trusted, holding or ())
     if releases == TOPIC:
         _take_topics(verification, config)
@@ -61,9 +61,9 @@ def command(
             for record in _records(releases):
                 verification.take(record)
         except LineError as error:
-            stop(str(error), USAGE)
+            stop(error)
         except (OSError, EOFError, zlib.error) as error:
-            stop(f"cannot read {releases}: {error}", USAGE)
+            stop(f"cannot read {releases}: {error}")
     report = verification.finish()
     typer.echo(json.dumps(report) if as_json else "\n".join(_text(report, trusted)))
     if not report["sound"]:
@@ -78,7 +78,7 @@ def _records(file: str) -> Iterator[Record]:
         try:
             line = read_line(text)
         except LineError:
-            stop(f"line {number} of {file} is not a message; give a file that 'hexveil replay --offline' wrote", USAGE)
+            stop(f"line {number} of {file} is not a message; give a file that 'hexveil replay --offline' wrote")
         yield Record(line.topic, line.headers, bytes(line.value), f"line {number}")
 
 
