@@ -30,8 +30,17 @@ from stream.cli.demo_services import (
     why_no_kafka,
 )
 from stream.cli.demo_view import Releases
-from stream.cli.interrupts import HANDLED, Interrupts, stopped_by_signals
-from stream.cli.options import FAILED, UNREACHABLE, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import (
+    FAILED,
+    HANDLED,
+    UNREACHABLE,
+    ConfigFile,
+    Interrupts,
+    choose_config,
+    read_config,
+    stop,
+    stopped_by_signals,
+)
 from stream.config import Config
 from stream.embedded import EmbeddedError
 from stream.local import LocalServerError, free_port, tail

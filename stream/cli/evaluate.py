@@ -13,7 +13,7 @@ import typer
 from rich.progress import Progress
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.evaluate_tables import print_histogram_scores, print_scores
+from stream.cli.evaluate_report import print_histogram_scores, print_scores
 from stream.cli.options import (
     AsJson,
     ConfigFile,
@@ -204,7 +204,7 @@ def _judge(
 def _judge_live(
     runs: list[tuple[str, Config]], windows: Windows, draws: int, source: str, figure: Path | None, as_json: bool
 ) -> None:
-    from stream.cli.evaluate_live import live_report, plot_live, print_live_scores
+    from stream.cli.evaluate_report import live_report, plot_live, print_live_scores
     from stream.evaluation.evaluate import NOT_PRIVATE
     from stream.evaluation.live import evaluate_live
     from stream.evaluation.living import exact_windows
@@ -279,7 +279,7 @@ def _at(epsilon: float, change: Callable[[Config, float], Config], settings: Con
 
 
 def _write_plot(scores: list[Score], path: Path) -> None:
-    from stream.cli.evaluate_plot import plot
+    from stream.cli.evaluate_report import plot
 
     if all(score.mae is None for score in scores):
         stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users")

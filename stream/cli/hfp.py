@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stream.cli.feeding import SnapshotReport
 from stream.cli.live import (
     EventsFile,
     ForceOffline,
@@ -21,7 +22,6 @@ from stream.cli.live import (
     speed_source,
 )
 from stream.cli.options import ConfigFile, choose_config, load_to_release, secret_text, stop
-from stream.cli.snapshot_report import SnapshotReport
 from stream.config import ConfigError, load_config
 from stream.sources.hfp import EVERY_POSITION, HighFrequencyPositions
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import FAILED, UNREACHABLE, stop
+from stream.cli.options import FAILED, UNREACHABLE, stop, stopped_by_signals
 from stream.config import Config
 from stream.config.feed import FeedConfig, SpeedSource, derived_speed_note
 from stream.sources.delivery import DeliveryError

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import structlog
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     from stream.config import Chosen, Config
     from stream.config.servers import SurfaceConfig
-
 T = TypeVar("T")
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
@@ -32,8 +33,7 @@ ConfigFile = Annotated[
         "--config",
         "-c",
         help="Configuration file (TOML). Environment variables HEXVEIL_SECTION__KEY override its keys. Default: the "
-        "first that "
-        "exists of HEXVEIL_CONFIG, ./hexveil.toml, ./config/, and the shipped template.",
+        "first that exists of HEXVEIL_CONFIG, ./hexveil.toml, ./config/, and the shipped template.",
         show_default=False,
     ),
 ]
@@ -178,3 +178,31 @@ def read_config(chosen: Chosen, **overrides: Any) -> Config:
         return load_to_release(chosen, **overrides)
     except ConfigError as error:
         stop(error)
+
+
+HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """From its creation on, SIGINT and SIGTERM raise KeyboardInterrupt in whatever the main thread runs.
+
+    Python ignores exceptions in what it calls around a fork, so an interrupt that arrives while a process is started
+    can be lost: ``asked`` says that there was one.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in HANDLED:
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+
+def stopped_by_signals() -> asyncio.Event:
+    """An event of the running loop that SIGINT and SIGTERM set from now on, instead of ending the process."""
+    stopping = asyncio.Event()
+    for number in HANDLED:
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping

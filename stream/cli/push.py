@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import UNREACHABLE, ConfigFile, choose_config, secret_text, stop
+from stream.cli.options import UNREACHABLE, ConfigFile, choose_config, secret_text, stop, stopped_by_signals
 from stream.config import Config, ConfigError, load_config
 from stream.local import LOOPBACK
 from stream.sources.delivery import DeliveryError

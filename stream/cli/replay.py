@@ -8,10 +8,9 @@ from typing import Annotated, cast
 
 import typer
 
-from stream.cli.feeding import feed_kafka, parse_pace
+from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
 from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release, stop
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
-from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import ConfigError, load_config
 from stream.config.feed import derived_speed_note
 from stream.diagnosis.recognition import Accepted, recognised

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service
+from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service, stopped_by_signals
 from stream.config import Config, ConfigError, load_config
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import Annotated
 import typer
 
 from stream.cli.feeding import feed_kafka, parse_pace
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import FAILED, ConfigFile, choose_config, stop
+from stream.cli.options import FAILED, ConfigFile, choose_config, stop, stopped_by_signals
 from stream.config import ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.ingestion.formats import time_us

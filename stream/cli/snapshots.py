@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.feeding import feed_kafka, parse_pace
+from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
 from stream.cli.live import (
     EventsFile,
     Feed,
@@ -27,7 +27,6 @@ from stream.cli.live import (
 )
 from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release, secret_text, stop
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
-from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import Config, ConfigError, load_config
 from stream.config.addresses import redacted
 from stream.config.durations import parse_duration

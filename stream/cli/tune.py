@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -26,8 +26,9 @@ from stream.cli.options import (
 
 if TYPE_CHECKING:
     from stream.config import Config
-    from stream.evaluation.tuning import Search, Trial, Tuning
     from stream.evaluation.wants import DropWant, Want
+
+T = TypeVar("T")
 
 _EXPECTED_TRIALS = 60
 """Length of the progress bar; a search rarely needs more."""
@@ -70,8 +71,16 @@ def command(
 ) -> None:
     """Find the least budget and the settings whose map is as good as wanted. The output is NOT private: do not publish
     it."""
-    from stream.cli.tune_drop import drop_report, expected_of, live_slots, print_drop_tuning, search_drop
-    from stream.cli.tune_report import check_plot, print_tuning, report, write_plot
+    from stream.cli.tune_report import (
+        check_plot,
+        drop_report,
+        expected_of,
+        live_slots,
+        print_drop_tuning,
+        print_tuning,
+        report,
+        write_plot,
+    )
     from stream.cli.tune_writing import check_target, keys_for, write_chosen
     from stream.evaluation.drop_tuning import DropSearch
     from stream.evaluation.evaluate import NOT_PRIVATE
@@ -96,7 +105,11 @@ def command(
             stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot")
         search = DropSearch(chosen_file.file, rows, wanted, budget, draws, seed)
         live = grids[0], grids[1] if slots else live_slots(settings)
-        result = search_drop(search, live, finest=finest)
+        result = _searched(
+            len(live[0]) * len(live[1]) * (len(list(search.ways())) + 1),
+            lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, {trial.way}, budget {trial.budget:.3g}",
+            lambda advance: search.run(*live, advance, finest=finest),
+        )
         if as_json:
             typer.echo(json.dumps(drop_report(result, wanted, budget, recording, draws, seed), allow_nan=False))
         else:
@@ -107,8 +120,10 @@ def command(
         if write is not None:
             write_chosen(write, source, result.chosen.keys, expected_of(result.chosen), wanted, force=force)
         return
-    tuning = _search(
-        lambda on_trial: Search(settings, rows, wanted, budget, draws, seed, on_trial), grids, finest=finest
+    tuning = _searched(
+        _EXPECTED_TRIALS,
+        lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
+        lambda advance: Search(settings, rows, wanted, budget, draws, seed, advance).run(*grids, finest=finest),
     )
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
@@ -185,21 +200,14 @@ def _slots(text: str | None, settings: Config) -> list[timedelta]:
     return sorted(given)
 
 
-def _search(
-    begin: Callable[[Callable[[Trial], None]], Search], grids: tuple[list[int], list[timedelta]], *, finest: bool
-) -> Tuning:
-    """Run the search with a bar on a terminal; exit 2 if no grid can be released."""
+def _searched(total: int, described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
+    """What a search finds, with a bar on a terminal; exit 2 if no grid can be tried."""
     from stream.config import ConfigError
 
     with progress_bars() as bars:
-        task = bars.add_task("tuning", total=_EXPECTED_TRIALS)
-
-        def advance(trial: Trial) -> None:
-            resolution, slot = trial.grid
-            bars.update(task, advance=1, description=f"H3 {resolution}, {slot}, ε {trial.outcome.epsilon:g}")
-
+        task = bars.add_task("tuning", total=total)
         try:
-            return begin(advance).run(*grids, finest=finest)
+            return run(lambda trial: bars.update(task, advance=1, description=described(trial)))
         except ConfigError as error:
             bars.stop()
             stop(error)

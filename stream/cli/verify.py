@@ -86,7 +86,7 @@ def _take_topics(verification: Verification, config: Path | None) -> None:
     from aiokafka.errors import KafkaError
 
     from stream.cli.options import choose_config, read_config
-    from stream.protocol.released import each_released
+    from stream.protocol.markers import each_released
 
     settings = read_config(choose_config(config))
 

@@ -23,12 +23,12 @@ from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCEN
 from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.histograms.histograms import DrawnHistogram, histogram_body
 from stream.statistics.merging import excluded
-from stream.statistics.modelled_percentiles import modelled_percentiles
+from stream.statistics.observed_means import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
-from stream.statistics.stating import from_lower_bound, unit_of
+from stream.statistics.window_release import from_lower_bound, unit_of
 from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTerms
 from stream.windows import utc_text
 

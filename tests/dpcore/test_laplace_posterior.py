@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpcore._tilted_normal import truncated
 from dpcore.errors import ParameterError
-from dpcore.laplace_posterior import laplace_posterior
+from dpcore.laplace_posterior import laplace_posterior, truncated
 
 
 @pytest.mark.parametrize("observed", [-30.0, -2.0, 0.0, 0.5, 7.0, 200.0])

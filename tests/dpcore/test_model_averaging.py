@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpcore.model_averaging import EvidenceWeights, average, evidence_shares
+from dpcore._smoothing_fit import EvidenceWeights, average, evidence_shares
 
 LOGS = [-1000.0, -1000.0 + np.log(3.0)]
 VALUES = [np.array([10.0, 40.0]), np.array([30.0, 40.0])]

@@ -351,7 +351,7 @@ CHARGE = (
     ),
     Bug(
         "budgets: an allowance is rounded up",
-        "dpcore/_whole_units.py",
+        "dpcore/budget.py",
         "math.ceil(scaled) if round_up else math.floor(scaled)",
         "math.ceil(scaled)",
         "tests/dpcore/test_mean.py",
@@ -1051,7 +1051,7 @@ HISTOGRAMS = (
     ),
     Bug(
         "histograms: the sums inside a range and around it are bounded as if they were one",
-        "dpcore/spatial/intervals.py",
+        "dpcore/spatial/range_noise.py",
         "up = np.where(inner.parts == outer.parts, inner.tails.up, inner.tails.down)",
         "up = inner.tails.up",
         "tests/dpcore/spatial/test_intervals.py",
@@ -1141,7 +1141,7 @@ MODELLED = (
     ),
     Bug(
         "modelled percentiles: the interval of another number stands beside them",
-        "stream/statistics/modelled_percentiles.py",
+        "stream/statistics/observed_means.py",
         "name: Derived(CLIPPED_NORMAL, column) for",
         "name: Derived(CLIPPED_NORMAL, column, (column, column)) for",
         "tests/stream/statistics/test_modelled_percentiles.py",
@@ -1175,7 +1175,7 @@ SMOOTHING = (
     ),
     Bug(
         "another value: the ends of intervals stay where values count from the lower bound",
-        "stream/statistics/stating.py",
+        "stream/statistics/window_release.py",
         '{"interval": [_sum(end, lower) for end in part["interval"]]} if "interval" in part else {}',
         "{}",
         "tests/stream/statistics/test_other_values.py",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpcore.spatial import Auto, Domain, GridHistogram, PartitionHistogram, Singular, SparseHierarchy
-from dpcore.spatial.auto import SMALL_CELLS
+from dpcore.spatial.hierarchy import SMALL_CELLS
 from tests.dpcore.silence import Silence
 
 SMALL, LARGE = Domain.unit_cells(16, 16), Domain.unit_cells(17, 16)

@@ -34,11 +34,11 @@ from dpcore.spatial import (
 )
 from dpcore.spatial.domain import DomainError
 from dpcore.spatial.e2epriv import QUANTUM as E2E_QUANTUM
+from dpcore.spatial.grids import haar, inverse_haar
 from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs, split_sensitivity
 from dpcore.spatial.mechanism import choose, noisy_counts
 from dpcore.spatial.partition import image_of, simplex
 from dpcore.spatial.trees import Candidates, height_of
-from dpcore.spatial.wavelet import haar, inverse_haar
 from tests.audit.blackbox import Pooled
 from tests.dpcore.spatial.mechanisms import every_mechanism
 from tests.support.tapes import tape

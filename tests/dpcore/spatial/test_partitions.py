@@ -9,14 +9,13 @@ from dpcore.errors import DPError
 from dpcore.noise import Noise
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.e2epriv import E2EPriv
-from dpcore.spatial.grids import AdaptiveGrid, Singular, Uniform, UniformGrid
+from dpcore.spatial.grids import AdaptiveGrid, Privlet, Singular, Uniform, UniformGrid, haar, inverse_haar
 from dpcore.spatial.hierarchy import SparseHierarchy
 from dpcore.spatial.htf import HTF, QUANTUM, RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import LevelDraws, grow, image_of, split_boxes, whole
 from dpcore.spatial.queries import Rectangles, answer, integral_image
 from dpcore.spatial.release import histogram_from_release
 from dpcore.spatial.trees import Candidates, KdTree, QuadTree, median_costs
-from dpcore.spatial.wavelet import Privlet, haar, inverse_haar
 
 DOMAIN = Domain.unit_cells(16, 16)
 BLOCKS = Rectangles.of_cells(np.array([[0, 15, 0, 15], [0, 7, 0, 7], [8, 15, 4, 11], [2, 9, 3, 12]]))
