@@ -4,11 +4,11 @@ Array averages concentrate, so a small part of the budget buys a narrow range, a
 
 To be proved: if all values of one user change, they lose at most their ``charges`` in the plan. Proof: all their values
 lie in one array, so one entry of the averages changes. Its range costs ``range_micro``, by the exact exponential
-mechanism on integer columns, each entry of which belongs to one unit of protection. Given a range of width w the clipped sum moves by at most min(w, c), c their
-sensitivity, under noise for min(w, max c); the charge takes the width at which that ratio is largest, the narrowest
-that can be drawn. Both draws add up. Which mechanism :class:`AutoMean` takes follows from public counts. Tested:
-tests/dpcore/single_cell/test_range_mean.py (charges at every range), tests/audit/single_cell/test_exact_mean_audit.py
-(exactly), tests/audit/single_cell/test_mean_audit.py (on samples).
+mechanism on integer columns, each entry of which belongs to one unit of protection. Given a range of width w the
+clipped sum moves by at most min(w, c), c their sensitivity, under noise for min(w, max c); the charge takes the width
+at which that ratio is largest, the narrowest that can be drawn. Both draws add up. Which mechanism :class:`AutoMean`
+takes follows from public counts. Tested: tests/dpcore/single_cell/test_range_mean.py (charges at every range),
+tests/audit/single_cell/test_exact_mean_audit.py (exactly), tests/audit/single_cell/test_mean_audit.py (on samples).
 
 Neighbours differ in the values of one user; counts are public. Source: [M] arXiv 2401.15906, mechanisms S5, S6.
 """

@@ -1,15 +1,17 @@
-"""Flat baselines, uniform and adaptive grids, and Privlet: noise on the 2-D Haar coefficients. Relation "participation", s points per user.
+"""Flat baselines, uniform and adaptive grids, and Privlet, noise on the 2-D Haar coefficients.
 
-To be proved: each draw is ε-DP. Proof of grids: the blocks of a grid are disjoint, so their counts change by at most s in L1,
-and a grid at ε′ costs ε′ (:mod:`dpcore.spatial.mechanism`). UG and AG spend a share on the total N̂ first; AG spends
-the rest on two grids, the second of which depends on the first one's draws alone. The shares add up to ε. Tested:
-tests/audit/test_spatial_audit.py and, for the paths of AG, tests/dpcore/spatial/test_partitions.py. Source: [G], with
-N̂ paid for from the budget.
+Relation "participation", s points per user.
 
-Proof of Privlet: one point changes :meth:`Privlet.sensitivity` coefficients, each by exactly 1, so
-the coefficients change by s times that in L1, and have noise of that scale over ε. Tested:
-tests/dpcore/spatial/test_mechanisms.py (by brute force), tests/audit/test_spatial_audit.py. Source: Xiao, Wang and
-Gehrke, "Differential Privacy via Wavelet Transforms" (2011), as [H]'s baseline.
+To be proved: each draw is ε-DP. Proof of grids: the blocks of a grid are disjoint, so their counts change by at most s
+in L1, and a grid at ε′ costs ε′ (:mod:`dpcore.spatial.mechanism`). UG and AG spend a share on the total N̂ first; AG
+spends the rest on two grids, the second of which depends on the first one's draws alone. The shares add up to ε.
+Tested: tests/audit/test_spatial_audit.py and, for the paths of AG, tests/dpcore/spatial/test_partitions.py. Source:
+[G], with N̂ paid for from the budget.
+
+Proof of Privlet: one point changes :meth:`Privlet.sensitivity` coefficients, each by exactly 1, so the coefficients
+change by s times that in L1, and have noise of that scale over ε. Tested: tests/dpcore/spatial/test_mechanisms.py (by
+brute force), tests/audit/test_spatial_audit.py. Source: Xiao, Wang and Gehrke, "Differential Privacy via Wavelet
+Transforms" (2011), as [H]'s baseline.
 """
 
 from __future__ import annotations

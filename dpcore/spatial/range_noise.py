@@ -4,10 +4,11 @@ A released count is the truth plus noise X. Intervals need three quantiles of X,
 exact for sums of equal independent draws, and bounds for other sums. Everything here is computed from what a release
 says about its own noise: no privacy depends on it.
 
-A 95 % interval is what the blocks inside a range hold at least, and those it touches at most. A release says nothing about where inside a block its points lie. A range that cuts blocks holds at least the points of
-the blocks inside it and at most those of the blocks that it touches, however unevenly they lie. Both are sums of
-released counts whose noise is known. So an interval holds the truth in 95 % of draws or more, for every data set,
-whatever reading of the draws is shown beside it. It is wide where blocks are large.
+A 95 % interval is what the blocks inside a range hold at least, and those it touches at most. A release says nothing
+about where inside a block its points lie. A range that cuts blocks holds at least the points of the blocks inside it
+and at most those of the blocks that it touches, however unevenly they lie. Both are sums of released counts whose noise
+is known. So an interval holds the truth in 95 % of draws or more, for every data set, whatever reading of the draws is
+shown beside it. It is wide where blocks are large.
 """
 
 from __future__ import annotations

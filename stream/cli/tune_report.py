@@ -285,14 +285,13 @@ def print_drop_tuning(tuning: DropTuning, want: DropWant, budget: float) -> None
         table.add_column(name, justify="right")
     decisive = _best(tuning.trials, tuning.chosen, lambda trial: (trial.grid, trial.way), _drop_rank)
     for trial in sorted(decisive, key=lambda trial: (*trial.grid, _drop_rank(trial))):
-        verdict = "chosen" if trial is tuning.chosen else "reaches" if trial.reaches else ""
         table.add_row(
             str(trial.grid[0]),
             duration_text(trial.grid[1]),
             trial.way,
             f"{trial.budget:.3g}",
             *(f"{share:.0%}" for share in (trial.seen, trial.flagged, trial.covered)),
-            verdict,
+            "chosen" if trial is tuning.chosen else "reaches" if trial.reaches else "",
         )
     Console(width=None if Console().is_terminal else 140).print(table)
     for reason in sorted(set(tuning.skipped.values())):

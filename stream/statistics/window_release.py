@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from dpcore.arrays import IdArray
 from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from stream.messages.message import Message
-from stream.statistics.columns import MOVING, PERCENTS, Columns
+from stream.statistics.columns import Columns
 from stream.statistics.histograms.histograms import DrawnHistogram, Histograms
 from stream.statistics.pipeline import compose, compose_withheld
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan, PlanError
@@ -26,7 +25,7 @@ from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
 from stream.statistics.storable import require_storable
 from stream.statistics.window_rows import WindowRows
-from stream.terms import Terms, ValueTerms
+from stream.terms import Terms
 from stream.windows import Window, utc_text
 
 
@@ -117,43 +116,3 @@ def plan_window(
     asked = Histograms(due.terms.histogram).plan(rows.fixes, rows.counts.users)
     plan = speed_of(due.terms, cells).plan(rows.counts, due, allowance, asked.charges, memory)
     return msgspec.structs.replace(plan, fixes_digest=asked.fixes_digest)
-
-
-Body = dict[str, Any]
-
-_LIKE_A_VALUE = ("mean", "typical", *PERCENTS)
-"""Statistics that move with the values; variances and numbers of events and users do not."""
-_DIGITS = 6
-
-
-def unit_of(name: str, value: ValueTerms) -> str:
-    """The unit of statistic ``name``."""
-    if name in ("events", "users", MOVING):
-        return "1"
-    return f"({value.unit})^2" if name == "variance" else value.unit
-
-
-def from_lower_bound(body: Body, value: ValueTerms) -> Body:
-    """A body whose values count from the lower bound, as it is published."""
-    if not value.lower_quanta:
-        return body
-    moved = {name: _moved(part, value.lower) for name, part in body.items() if name in _LIKE_A_VALUE}
-    if "post_processed" in body:
-        moved["post_processed"] = {
-            name: _moved(part, value.lower) if name in _LIKE_A_VALUE else part
-            for name, part in body["post_processed"].items()
-        }
-    if "clipping" in body:
-        moved["clipping"] = _moved(body["clipping"], value.lower)
-    if "cdf" in body:
-        moved["cdf"] = body["cdf"] | {"at": [_sum(end, value.lower) for end in body["cdf"]["at"]]}
-    return body | moved
-
-
-def _moved(part: Body, lower: float) -> Body:
-    ends = {"interval": [_sum(end, lower) for end in part["interval"]]} if "interval" in part else {}
-    return part | {key: _sum(part[key], lower) for key in ("value", "raw", "lower", "upper") if key in part} | ends
-
-
-def _sum(number: float, lower: float) -> float:
-    return round(number + lower, _DIGITS)

@@ -1175,7 +1175,7 @@ SMOOTHING = (
     ),
     Bug(
         "another value: the ends of intervals stay where values count from the lower bound",
-        "stream/statistics/window_release.py",
+        "stream/statistics/columns.py",
         '{"interval": [_sum(end, lower) for end in part["interval"]]} if "interval" in part else {}',
         "{}",
         "tests/stream/statistics/test_other_values.py",
