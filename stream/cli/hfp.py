@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stream.sources.live import Sink
 
 
-# long: one argument for each option
 def command(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="The broker: mqtts://HOST[:PORT], or mqtt:// without TLS.")

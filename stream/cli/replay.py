@@ -22,7 +22,6 @@ from stream.sources.standard_input import STDIN
 from stream.windows import SpanError
 
 
-# long: one argument for each option
 def command(
     files: Recordings,
     file_format: Annotated[

@@ -27,7 +27,6 @@ from stream.sources.simulate import VEHICLE_POSITIONS, Faults, Simulation, simul
 from stream.windows import EARLIEST_S, LATEST_S
 
 
-# long: one argument for each option
 def command(
     vehicles: Annotated[int, typer.Option(min=1, help="Number of vehicles.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same feed.")] = 1,

@@ -34,8 +34,7 @@ _EXPECTED_TRIALS = 60
 """Length of the progress bar; a search rarely needs more."""
 
 
-# long: one argument for each option
-def command(
+def command(  # noqa: PLR0915
     files: Recordings,
     want: Annotated[
         str,
