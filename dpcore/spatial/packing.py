@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dpcore.spatial.domain import FloatArray
+from dpcore.arrays import FloatArray
 
 MOST_LISTED = 1 << 16
 """Blocks of the largest grid whose counts are rows of numbers; those of a larger one are packed."""
