@@ -110,8 +110,7 @@ def _without_distributions(due: Due, samples: IntArray) -> tuple[Due, IntArray]:
 
 
 def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
-    """The most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``samples``: (P,) that
-    count."""
+    """The most that one user adds to Σx of each cell, in quanta, (C,); None without. ``samples``: (P,) that count."""
     speed = terms.speed
     if speed.sum_cap == 0 or speed.mean_mechanism != "allocated":
         return None
@@ -120,8 +119,7 @@ def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
 
 
 def _mean_half_width(counts: Counts, granted: IntArray, terms: Terms) -> FloatArray:
-    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without
-    samples."""
+    """Predicted half width of each cell's 95 % interval, km/h, without clipping; infinite without samples."""
     speed = terms.speed
     statistics = cell_statistics(speed.statistics, speed, _caps(counts, counts.samples, terms))
     allocation = solve(counts, counts.samples, granted, statistics, speed)
@@ -202,8 +200,7 @@ def _suppressed_statistics(names: Sequence[str]) -> list[Statistic]:
 
 
 def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppression:
-    """The sweep of least predicted error, as plans are compared by. ``part``: the pairs of ``plain`` (P,) with
-    samples."""
+    """The sweep of least predicted error, as for plans. ``part``: the pairs of ``plain`` (P,) with samples."""
     return sweep_chop_user(
         part,
         public.allowance,
@@ -225,8 +222,7 @@ def _clipped(part: Counts, public: PublicWindow) -> IntArray:
 
 
 def duality_gap(plan: Plan, counts: Counts) -> float | None:
-    """Relative distance of the planned scales' objective to its proved lower bound; None without an allocation
-    program."""
+    """Relative distance of the planned scales' objective to its proved lower bound; None without a program."""
     speed, part = plan.terms.speed, plan.values
     if (
         part is None
