@@ -18,7 +18,7 @@ from dpcore.arrays import FloatArray
 from dpcore.spatial.range_noise import Tails
 
 _HAIR = 1e-6
-"""Of a count: released counts are rounded, and sums of many of them in floating point."""
+"""Tolerance in counts: released counts are rounded, and sums of many of them in floating point."""
 
 
 @dataclass(frozen=True)

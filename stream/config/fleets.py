@@ -72,8 +72,8 @@ FLEET_MAPS = {
         FleetMap(10_000, 8, _QUARTER, 0.83, 7.1),
     ),
 }
-"""By relation; by vehicles, ascending. Measured with 285, 736, 1 642 and 3 022 buses on the road, and with 228, 1 217
-and 10 000 users (the last by ``make demo``)."""
+"""The maps of each relation, in order of vehicles. Measured with 285, 736, 1 642 and 3 022 buses on the road, and with
+228, 1 217 and 10 000 users (the last by ``make demo``)."""
 
 
 def fleet_map(relation: NeighbouringRelation, vehicles: int) -> FleetMap:

@@ -13,7 +13,7 @@ import numpy as np
 from dpcore.arrays import FloatArray, IdArray, IntArray
 
 Means = tuple[int, IdArray, FloatArray, FloatArray]
-"""Of a window: its start in epoch seconds; ids, events and exact means of its cells, (H,) each."""
+"""A window: its start in epoch seconds; ids, events and exact means of its cells, (H,) each."""
 
 
 @dataclass(frozen=True)

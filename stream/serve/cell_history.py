@@ -80,7 +80,7 @@ class Earlier(NamedTuple):
 _RELEASED = ("mean", "variance", "p15", "p50", "p85")
 
 Columns = dict[str, tuple[CellArray, FloatArray]]
-"""For each statistic: cells, and (2, C) values as released and standard deviations."""
+"""Cells of each statistic, with (2, C) values as released and standard deviations."""
 Rests = dict[int, frozenset[str]]
 """The finer cells that each merged cell of a window excludes; cells without such are left out."""
 

@@ -28,7 +28,7 @@ short."""
 
 
 class _Place(msgspec.Struct):
-    """Of a release, its cell and the smaller ones that were released apart from it."""
+    """The cell of a release, and the smaller ones that were released apart from it."""
 
     cell: str
     excludes: list[str] = []

@@ -110,7 +110,7 @@ def _settings(marker: CloseMarker) -> tuple[Any, ...]:
 
 
 Releases = dict[tuple[str, tuple[str, ...]], list[CellNumbers]]
-"""Of each cell and what it excludes, what windows released."""
+"""What windows released of each cell and the cells that it excludes."""
 
 
 def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Releases:

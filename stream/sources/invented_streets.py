@@ -56,7 +56,7 @@ def street_map(domain: BoundingBox, seed: int, said: str = ATTRIBUTION) -> bytes
 
 
 def _zooms(site: Site) -> range:
-    """From where the city is small to where a tile is about a third of its radius wide."""
+    """Zoom levels, from one at which the city is small to one at which a tile is about a third of its radius wide."""
     across = _EQUATOR_KM * math.cos(math.radians(site.lat)) / (site.radius_km / 3)
     closest = min(max(math.floor(math.log2(across)), 0), _CLOSEST)
     return range(max(closest - _CLOSER, 0), closest + 1)

@@ -1,4 +1,4 @@
-"""What of a window can be stored: plan and committed bytes are one value of Redis each, so both are bounded before the
+"""Whether a window can be stored: plan and committed bytes are one value of Redis each, so both are bounded before the
 charge."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ second."""
 
 
 OTHER_KEY = "OTHERKEY"
-"""With this word Redis's error begins if the feed is bound to another user key."""
+"""The word with which the script's error begins if the feed is bound to another user key."""
 
 
 class LastFixes:

@@ -117,7 +117,7 @@ def _stroke(points: Sequence[_Pixel], at: _Pixel, closed: bool = False) -> list[
 
 
 def _steps(points: Sequence[_Pixel], at: _Pixel) -> list[int]:
-    """From ``at`` to each of the points in turn, as parameters of commands."""
+    """Moves from ``at`` to each of the points in turn, as parameters of commands."""
     return [_zigzag(b[axis] - a[axis]) for a, b in pairwise([at, *points]) for axis in (0, 1)]
 
 
