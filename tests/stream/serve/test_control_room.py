@@ -115,6 +115,7 @@ async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as
         await expect(page.locator("#play")).to_have_accessible_name("Play the windows")
 
 
+@pytest.mark.nightly
 async def test_a_move_by_hand_stops_the_playing_and_a_range_without_windows_cannot_be_played(
     browser: Browser, config: Config
 ) -> None:
@@ -159,6 +160,7 @@ async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(
         await expect(picker).to_have_value("night-bus")
 
 
+@pytest.mark.nightly
 async def test_a_page_that_is_opened_while_serve_still_reads_offers_the_feeds_that_were_read(
     browser: Browser, config: Config, tmp_path: Path
 ) -> None:
@@ -178,6 +180,7 @@ async def test_a_page_that_is_opened_while_serve_still_reads_offers_the_feeds_th
         await expect(page.locator("#feed option")).to_have_text(["day-bus", "night-bus"])
 
 
+@pytest.mark.nightly
 async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_named_as_such(
     browser: Browser, config: Config
 ) -> None:
@@ -318,6 +321,7 @@ LEGEND = "(({ scrollHeight, clientHeight }) => [scrollHeight, clientHeight])(doc
 CHOOSERS = ("#statistics", "#schemes", "#kinds", "#units", "#day")
 
 
+@pytest.mark.nightly
 async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(
     browser: Browser, config: Config
 ) -> None:
