@@ -22,7 +22,7 @@ from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config,
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_but
 from tests.support.tapes import recording
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -205,7 +205,7 @@ STALE = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=STALE)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=nightly_but(["de"], STALE))
 async def translated(
     request: pytest.FixtureRequest, browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[str, Page]]:
@@ -297,7 +297,7 @@ SMALLEST_LETTERS = """() => {
     ("place", "letters", "screens"),
     [
         ("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (LAPTOP, "light"), (LAPTOP, "dark")]),
-        ("&large=on", 17, [(WALL, "light"), (HIGH_WALL, "dark")]),
+        nightly("&large=on", 17, [(WALL, "light"), (HIGH_WALL, "dark")]),
     ],
     ids=["390-1024-and-1280", "3840"],
 )
