@@ -25,8 +25,7 @@ from dpcore.errors import ParameterError
 MEAN_SHARES = (0.001, 0.999)
 """Means below or above these shares of U are read as these."""
 VARIANCE_SHARES = (0.001, 0.98)
-"""Variances below or above these shares of m(U − m) are read as these: speeds hardly differ, or nearly all are 0 or
-U."""
+"""Variances beyond these shares of m(U − m) are read as these: speeds hardly differ, or nearly all are 0 or U."""
 BLOCK = 10_000
 """Cells that are solved at a time, so that memory does not grow with the cells."""
 _WIDEST = 100.0
