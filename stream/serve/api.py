@@ -166,7 +166,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)
-    add_pages(app, config, service.view, service.answers, service.usual, service.city, basemap)
+    add_pages(app, config, service.view, service.answers, service.city, basemap)
     app.on_response_prepare.append(guards.headers(origins))
     app.on_response_prepare.append(bound_every_answer)
     app.cleanup_ctx.append(service.lifetime)

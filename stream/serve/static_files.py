@@ -8,7 +8,7 @@ import hashlib
 import mimetypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -20,13 +20,9 @@ from aiohttp import web
 from stream.config import Config
 from stream.messages.tables import can_write_parquet
 from stream.serve.byte_ranges import part_of
-from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
 from stream.serve.clients import client_of
-from stream.serve.hexagons import known_window
-from stream.serve.parameters import WINDOW_QUERY, feed, read_all
-from stream.serve.responses import JSON, Answers, Problem, accepts_gzip, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import JSON, Answers, Problem, accepts_gzip
 from stream.serve.window_store import View
 
 LIMITS: tuple[dict[str, str | None], ...] = (
@@ -128,15 +124,12 @@ def has_vectors(archive: Path) -> bool:
 class Pages:
     """Handlers for the page, and for what it requests besides the read API."""
 
-    def __init__(
-        self, config: Config, view: View, answers: Answers, usual: Usual, city: City, basemap: Path | None
-    ) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers, city: City, basemap: Path | None) -> None:
         self._assets = read_assets()
         self._view, self._answers, self._basemap = view, answers, basemap
         self._feed = config.feed.name
         self._security = security_headers(config.public.frame_ancestors)
         self._reading = asyncio.Semaphore(MOST_READ)
-        self._usual, self._usual_turns = usual, Turns("usual values", MOST_WAITING)
         domain = config.feed.domain
         self._settings: dict[str, Any] = {
             "build": self._assets["index.html"].tag,
@@ -178,15 +171,6 @@ class Pages:
         body = msgspec.json.encode(self._settings | {"feeds": feeds})
         return await self._answers.ready(request, body, JSON)
 
-    async def usual(self, request: web.Request) -> web.Response:
-        """Usual values of the cells before a window."""
-        asked = read_all(request, (feed(self._feed), WINDOW_QUERY))
-        window = known_window(self._view, asked["window"], asked["feed"])
-        days, earlier = self._usual.earlier(self._view, window)
-        key = key_of("usual", window.tag, days, [other.tag for other in earlier])
-        make = partial(self._usual.over, window, days, earlier)
-        return await self._usual_turns.answer(self._answers, request, key, make, JSON)
-
     async def tiles(self, request: web.Request) -> web.Response:
         """The basemap by byte ranges, or as a whole where it is small."""
         if self._basemap is None:
@@ -211,15 +195,13 @@ def add_pages(
     config: Config,
     view: View,
     answers: Answers,
-    usual: Usual,
     city: City,
     basemap: Path | None = None,
 ) -> None:
     """Add routes for the dashboard at ``/`` and for what it needs besides the read API."""
-    pages = Pages(config, view, answers, usual, city, basemap)
+    pages = Pages(config, view, answers, city, basemap)
     app.router.add_get("/", pages.asset)
     app.router.add_get("/licences.md", pages.asset)
     app.router.add_get("/assets/{name}", pages.asset)
     app.router.add_get("/dashboard/settings", pages.settings)
-    app.router.add_get("/dashboard/usual", pages.usual)
     app.router.add_get("/dashboard/basemap.pmtiles", pages.tiles)

@@ -115,7 +115,7 @@ def chain(view: View, window: WindowView, usual: Usual, rules: Sequence[AlertRul
     while len(windows) <= max((rule.windows for rule in rules), default=0) and windows[-1].start in ends:
         windows.append(ends[windows[-1].start])
     compared = 1 + max((rule.windows for rule in rules if rule.relative), default=-1)
-    before = [earlier.windows for earlier in usual.earlier_of_each(view, windows[:compared])]
+    before = usual.earlier_of_each(view, windows[:compared])
     return [Judged(one, before[n] if n < len(before) else ()) for n, one in enumerate(windows)]
 
 
@@ -168,7 +168,7 @@ def _named(rule: AlertRule, judged: Judged, usual: Usual) -> dict[_Area, _Named]
     shown = np.clip(values, marker.clipping.lower, marker.clipping.upper)
     rows = zip(shown[sure].tolist(), limits[sure].tolist(), usuals[sure].tolist(), strict=True)
     named = (_Named(value, limit, None if math.isnan(average) else average) for value, limit, average in rows)
-    return dict(zip(_areas(cells[sure], usual.rests(window)), named, strict=True))
+    return dict(zip(_areas(cells[sure], usual.decoded(window).rests), named, strict=True))
 
 
 def _numbers(cells: Sequence[str]) -> CellArray:
@@ -187,9 +187,10 @@ def _has_laplace_noise(marker: CloseMarker) -> bool:
 
 def _released(window: WindowView, usual: Usual) -> tuple[CellArray, FloatArray, FloatArray]:
     """Cells, released means before clamping, and their Laplace scales, shape (C,) each, in order of cell."""
-    cells, table = usual.released(window, "mean")
-    order = np.argsort(cells)
-    return cells[order], table[0][order], table[1][order] / np.sqrt(2.0)
+    decoded = usual.decoded(window)
+    order = np.argsort(decoded.cells)
+    values, deviations = decoded.means[:, order]
+    return decoded.cells[order], values, deviations / np.sqrt(2.0)
 
 
 def _against_usual(
@@ -216,7 +217,7 @@ def _earlier(
         theirs, means, widths = _released(window, usual)
         _, here, there = np.intersect1d(cells, theirs, assume_unique=True, return_indices=True)
         values[row, here], scales[row, here] = means[there], widths[there]
-        scales[row, np.isin(cells, other_areas(usual.rests(judged), usual.rests(window)))] = 0.0
+        scales[row, np.isin(cells, other_areas(usual.decoded(judged).rests, usual.decoded(window).rests))] = 0.0
     return values, scales
 
 

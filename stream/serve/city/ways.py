@@ -17,7 +17,7 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.geojson import Position
 from stream.config.value import SPEED
-from stream.serve.cell_history import ENOUGH, Earlier, Usual
+from stream.serve.cell_history import ENOUGH, Usual
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.places import Places
 from stream.serve.city.routes import Span, Speeds, along, estimates, pieces_of, stops_along, travel
@@ -78,7 +78,7 @@ class Ways:
             lines = self._along(route, {cell.cell for cell in cells}, kinds, planned, (from_stop, to_stop))
             return _written(said, lines, form)
 
-        others = [other.tag for other in earlier.windows]
+        others = [other.tag for other in earlier]
         key = key_of("route", route, from_stop, to_stop, form, known.tag, others)
         return await self._turns.answer(self._answers, request, key, make, KINDS[form])
 
@@ -125,13 +125,12 @@ class Ways:
             if name is not None and name not in self._stops_at:
                 raise Problem(404, f"there is no stop {name[:80]!r}", "see /api/v1/stops for the names that are known")
 
-    def _typical(self, window: WindowView, earlier: Earlier, cells: Collection[CellNumbers]) -> Speeds:
+    def _typical(self, window: WindowView, earlier: list[WindowView], cells: Collection[CellNumbers]) -> Speeds:
         """What the messages call typical or, where they do not, the mean of earlier releases at the same local time."""
         released = estimates(cells, "typical")
-        if released or len(earlier.windows) < ENOUGH:
+        if released or len(earlier) < ENOUGH:
             return released
-        usual = self._usual.means(window, earlier.windows)
-        return {cell: Span(mean.value, *mean.interval) for cell, mean in usual.items()}
+        return {cell: Span(*mean) for cell, mean in self._usual.means(window, earlier).items()}
 
     def _planned(self, windows: Collection[WindowView], cells: Iterable[tuple[str, Any]]) -> Mapping[str, float]:
         """Scheduled km/h of released cells in the hours of the windows."""

@@ -34,7 +34,7 @@ from stream.serve.alerts.watching import WAITING as JUDGED_LATER
 from stream.serve.alerts.watching import Alerts
 from stream.serve.alerts.webhook import WAITING, Delivery, Webhook
 from stream.serve.api import SERVICE
-from stream.serve.cell_history import Earlier, Usual
+from stream.serve.cell_history import Usual
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window
@@ -362,7 +362,7 @@ async def test_what_a_window_is_judged_with_is_put_together_once(
         searches: list[str] = []
         earlier_of_each = service.usual.earlier_of_each
 
-        def counted(view: View, windows: Sequence[WindowView]) -> list[Earlier]:
+        def counted(view: View, windows: Sequence[WindowView]) -> list[list[WindowView]]:
             searches.extend(window.start for window in windows)
             return earlier_of_each(view, windows)
 

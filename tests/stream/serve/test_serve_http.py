@@ -147,9 +147,6 @@ REFUSED = [
     "/api/v1/hexagons?window=" + START + "&window=" + START,
     "/api/v1/hexagons?limit=1",
     f"/api/v1/histograms/{START}/UG",
-    "/dashboard/usual?window=never",
-    "/dashboard/usual?feed=BUS",
-    "/dashboard/usual?feed=" + "a" * 5000,
 ]
 ABSENT = [
     "/api/v1",
