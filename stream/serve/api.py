@@ -71,6 +71,7 @@ class Service:
             self.broadcast,
             self.alerts,
             self.city,
+            self.city.ways,
             Features(config.feed.name, config.feed.domain, self.view, selections, openapi.DESCRIBED),
         )
         self._described = openapi.document(self.operations)

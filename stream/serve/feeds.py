@@ -9,6 +9,7 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.feed import derived_speed_note
+from stream.serve.operations import get
 from stream.serve.responses import JSON, Answers
 from stream.serve.window_store import View
 
@@ -24,8 +25,9 @@ class Feeds:
             config.feed.name, config.feed.derivation, derived_speed_note(config.relation, config.feed.speeds)
         )
 
+    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
     async def listed(self, request: web.Request) -> web.Response:
-        """The configured feed, and all that have windows, by name."""
+        """Feeds, and which of their speeds are derived from positions."""
         names = sorted({self._configured} | self._view.feeds())
         feeds = [self._described if name == self._configured else _description(name, None, None) for name in names]
         body = msgspec.json.encode({"feeds": feeds})

@@ -14,7 +14,9 @@ from stream.messages.estimate import with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
+from stream.serve import parameters as p
 from stream.serve.city.areas import Area
+from stream.serve.operations import files, get
 from stream.serve.other_day import other_day
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
@@ -70,24 +72,34 @@ class Hexagons:
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
         self._lists = Turns("lists", MOST_WAITING)
 
+    @get("/windows", "listWindows", {JSON: "WindowList"}, p.FEED, p.limit(100, 1000), tag="Windows")
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
-        """All windows, newest first."""
+        """Windows, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
         key, summaries = key_of("windows", [one.tag for one in chosen]), [one.summary for one in chosen]
         make = partial(_joined, b'{"windows":[', summaries)
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
+    @get("/windows/{window}", "getWindow", {JSON: "Window"}, p.WINDOW_PATH, p.FEED, tag="Windows", errors=(404,))
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """One window with its marker."""
+        """One window and its close marker."""
         known = known_window(self._view, window, feed)
         return await self._answers.ready(request, known.described().summary, JSON)
 
+    @get(
+        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, p.WINDOW_PATH, p.FEED, p.DAY,
+        tag="Windows", errors=(404,),
+    )  # fmt: skip
     async def other_day(self, request: web.Request, feed: str, window: str, day: date | None) -> web.Response:
-        """The window of another day that begins at the same local time."""
+        """The window of another day at the same local time, or the reason why there is none."""
         body = msgspec.json.encode(other_day(self._view, known_window(self._view, window, feed), day).body())
         # There are as many bodies as dates, which would push out those of hexagons.
         return self._answers.once(request, body, JSON)
 
+    @get(
+        "/hexagons", "listHexagons", {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
+        p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
+    )  # fmt: skip
     async def hexagons(
         self,
         request: web.Request,
@@ -97,7 +109,7 @@ class Hexagons:
         resolution: int | None,
         shape: str,
     ) -> web.Response:
-        """Cells of one window in ascending order."""
+        """Releases of the cells of one window."""
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
@@ -116,8 +128,9 @@ class Hexagons:
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
         return await turns.answer(answers, request, key, make, kind)
 
+    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, p.CELL_PATH, p.FEED, p.limit(1000, 10_000), tag="Hexagons")
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
-        """The newest releases of one cell, oldest first."""
+        """Past releases of one cell, oldest first."""
         windows = self._view.ordered(feed)
         limit = min(limit, len(windows))
         key = key_of("cell", cell, feed, self._view.generation, limit)
@@ -128,6 +141,10 @@ class Hexagons:
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
+    @files(
+        "/windows/{window}/download", "download", "A complete window as {}", FILES, p.WINDOW_PATH, p.FEED,
+        errors=(404, 409),
+    )  # fmt: skip
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
         known = complete_window(self._view, window, feed)

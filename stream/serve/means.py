@@ -11,11 +11,13 @@ import msgspec
 from aiohttp import web
 
 from stream.config.geojson import Position
+from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea
 from stream.serve.city.combining import CellNumbers, combined, inside, numbers_of
 from stream.serve.close_marker import Bounds, CloseMarker, marker_of
 from stream.serve.hexagons import known_area
 from stream.serve.local_time import local_start
+from stream.serve.operations import get
 from stream.serve.ranges import MAX_RANGE_BYTES, MAX_WAITING
 from stream.serve.responses import JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
@@ -43,6 +45,10 @@ class Means:
         self._view, self._answers, self._areas = view, answers, areas
         self._turns = Turns("means", MAX_WAITING, 30)
 
+    @get(
+        "/means", "listMeans", {JSON: "MeanList"},
+        p.FEED, p.FROM, p.TO, p.DAYS, p.HOURS, p.AREA_QUERY, p.RING_QUERY, tag="Hexagons", errors=(404, 413),
+    )  # fmt: skip
     async def answer(
         self,
         request: web.Request,
@@ -54,7 +60,7 @@ class Means:
         area: str | None,
         ring: list[Position] | None,
     ) -> web.Response:
-        """Means over the complete windows that begin in [first, last), on such days and in such local hours."""
+        """Means of the cells over the windows of a range, and of an area's cells together."""
         named = None if area is None else known_area(self._areas, area)
         of = Range(feed, first, last, days, hours)
         windows, within = chosen(self._view, of)

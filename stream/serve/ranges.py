@@ -5,7 +5,9 @@ from __future__ import annotations
 from aiohttp import web
 
 from stream.messages.tables import ParquetMissingError, table_of
+from stream.serve import parameters as p
 from stream.serve.hexagons import FILES, no_parquet
+from stream.serve.operations import files
 from stream.serve.responses import Answers, Problem, key_of
 from stream.serve.turns import Turns
 from stream.serve.window_store import View
@@ -24,6 +26,10 @@ class Ranges:
         self._answers = answers
         self._turns = Turns("ranges", MAX_WAITING, 30)
 
+    @files(
+        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
+        p.FROM, p.TO, p.FEED, errors=(404, 413),
+    )  # fmt: skip
     async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
         """The cells of every complete window that begins in [first, last), oldest first."""
         windows = [

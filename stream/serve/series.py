@@ -15,11 +15,13 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from stream.serve import parameters as p
 from stream.serve.city.areas import Area
 from stream.serve.city.combining import CellNumbers, combined, inside, numbers_of
 from stream.serve.close_marker import bounds_of
 from stream.serve.hexagons import known_area
 from stream.serve.means import Range, chosen
+from stream.serve.operations import get
 from stream.serve.parameter_texts import MOST_NAMES
 from stream.serve.ranges import MAX_WAITING
 from stream.serve.responses import JSON, Answers, key_of
@@ -52,16 +54,20 @@ class Series:
         self._view, self._answers, self._areas = view, answers, areas
         self._newest_turns, self._turns = Turns("newest estimates", MOST_WAITING), Turns("series", MAX_WAITING, 30)
 
+    @get("/series/newest", "scrapeSeries", {TEXT: None}, p.FEED, p.NAMES, tag="Series", errors=(404,))
     async def newest(self, request: web.Request, feed: str, names: list[str] | None) -> web.Response:
-        """The newest complete window in Prometheus' text format; nothing before the first one."""
+        """The same of the newest complete window, in the text format of Prometheus."""
         named, window = self._named(names), self._view.find(None, feed)
         key = key_of("newest series", feed, names, None if window is None else window.tag)
         return await self._newest_turns.answer(self._answers, request, key, lambda: _text(feed, named, window), TEXT)
 
+    @get(
+        "/series", "listSeries", {JSON: "SeriesList"}, p.FEED, p.FROM, p.TO, p.NAMES, tag="Series", errors=(404, 413),
+    )  # fmt: skip
     async def rows(
         self, request: web.Request, feed: str, first: str, last: str, names: list[str] | None
     ) -> web.Response:
-        """A row for each name and complete window of a range, oldest first."""
+        """Leading means of areas, routes and cells in the windows of a range, a row for each."""
         named, of = self._named(names), Range(feed, first, last, None, None)
         windows, _ = chosen(self._view, of)
 

@@ -15,12 +15,14 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.alerts import AlertRule
+from stream.serve import parameters as p
 from stream.serve.alerts.rules import Alert, Judged, alerts, chain, judged_cells, unit_of
 from stream.serve.alerts.webhook import Delivery, Webhook
 from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
 from stream.serve.hexagons import known_window
 from stream.serve.metrics import PublicMetrics
+from stream.serve.operations import get
 from stream.serve.responses import JSON, Answers, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
@@ -175,8 +177,9 @@ class Alerts:
             if self._webhook is not None:
                 self._webhook.offer(Delivery(identifier, body))
 
+    @get("/alerts", "listAlerts", {JSON: "AlertList"}, p.FEED, p.WINDOW_QUERY, tag="Alerts", errors=(404,))
     async def answer(self, request: web.Request, feed: str, window: str | None) -> web.Response:
-        """The rules, and the cells that they name in one window."""
+        """The operator's rules, and the cells that they name in one window."""
         known = known_window(self._view, window, feed)
         if known.complete and feed == self._feed and self._rules:
             rules, (windows, key) = self._rules, self._chain(known)

@@ -19,6 +19,7 @@ from stream.config import Config, ConfigError
 from stream.config.geojson import Position, lines_of, shapes
 from stream.config.value import SPEED
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
+from stream.serve import parameters as p
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside, numbers_of
@@ -28,6 +29,7 @@ from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
 from stream.serve.close_marker import bounds_of, marker_of
 from stream.serve.hexagons import complete_window, known_area, known_window
+from stream.serve.operations import get
 from stream.serve.responses import CSV, GEOJSON, JSON, Answers, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
@@ -106,16 +108,19 @@ class City:
         """Whether there are areas."""
         return bool(self.by_name)
 
+    @get("/places", "listPlaces", {JSON: "PlaceList"}, tag="Places")
     async def places(self, request: web.Request) -> web.Response:
-        """Names and routes of cells."""
+        """Names of cells, and the routes that cross them."""
         return await self._answer(request, self._places, JSON)
 
+    @get("/routes", "listRoutes", {GEOJSON: "RouteFeatures"}, tag="Places")
     async def routes(self, request: web.Request) -> web.Response:
-        """Lines of the routes."""
+        """Lines of the routes, simplified."""
         return await self._answer(request, self._routes, GEOJSON)
 
+    @get("/streets", "listStreets", {GEOJSON: "StreetFeatures"}, tag="Places")
     async def streets(self, request: web.Request) -> web.Response:
-        """Lines of streets, and points of sensors."""
+        """Lines of streets, and points of sensors, which carry the colours of the map."""
         return await self._answer(request, self._streets, GEOJSON)
 
     def _is_timed(self, window: WindowView) -> bool:
@@ -123,17 +128,22 @@ class City:
         marker = marker_of(window)
         return window.feed == self._feed and (marker is None or marker.value == SPEED)
 
+    @get("/stops", "listStops", {GEOJSON: "StopFeatures"}, tag="Places")
     async def stops(self, request: web.Request) -> web.Response:
         """Stops."""
         return await self._answer(request, self._stops, GEOJSON)
 
+    @get("/scheduled", "listScheduledSpeeds", {JSON: "ScheduledTable"}, tag="Places")
     async def scheduled(self, request: web.Request) -> web.Response:
-        """Scheduled speeds by cell, kind of day and local hour."""
+        """Scheduled speeds of cells by kind of day and local hour."""
         return await self._answer(request, self._scheduled, JSON)
 
+    @get(
+        "/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, p.WINDOW_PATH, p.FEED,
+        tag="Places", errors=(404,),
+    )  # fmt: skip
     async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """The scheduled speeds of the released cells of one window in its hours; none of feeds that the timetable was
-        not made for."""
+        """Scheduled speeds of the released cells of one window, in its hours."""
         known = known_window(self._view, window, feed)
         key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
 
@@ -146,15 +156,20 @@ class City:
 
         return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
 
+    @get("/areas", "listAreas", {JSON: "AreaList"}, tag="Areas")
     async def areas(self, request: web.Request) -> web.Response:
-        """Every area without its statistics."""
+        """Named areas: polygons, then corridors of routes."""
         return await self._answer(request, self._list, JSON)
 
     async def _answer(self, request: web.Request, body: bytes, kind: str) -> web.Response:
         return await self._answers.ready(request, body, kind, self._keys[body])
 
+    @get(
+        "/areas/{name}", "getArea", {JSON: "AreaStatistics"}, p.AREA_PATH, p.FEED, p.WINDOW_QUERY,
+        tag="Areas", errors=(404,),
+    )  # fmt: skip
     async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
-        """The released statistics of the cells of one area in one window."""
+        """Released statistics of the cells of an area in one window, together."""
         area = known_area(self.by_name, name)
         known = known_window(self._view, window, feed)
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
@@ -162,17 +177,25 @@ class City:
         # A restart may bring other areas, so the answer is not immutable even for a complete window.
         return await self._turns.answer(answers, request, key, make, JSON)
 
+    @get(
+        "/windows/{window}/areas.csv", "downloadAreas", {CSV: None}, p.WINDOW_PATH, p.FEED,
+        tag="Downloads", errors=(404, 409),
+    )  # fmt: skip
     async def areas_file(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """The statistics of every area in one complete window as CSV."""
+        """Every named area in a complete window as csv: sums and means of its cells, with their errors."""
         known = complete_window(self._view, window, feed)
         make = partial(_areas_csv, self.by_name.values(), known.in_order(), known)
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}-areas.csv"
         return await self._turns.answer(self._answers, request, key_of("areas file", known.tag), make, CSV, name)
 
+    @get(
+        "/area", "measureArea", {JSON: "DrawnAreaStatistics"}, p.RING, p.FEED, p.WINDOW_QUERY,
+        tag="Areas", errors=(404,),
+    )  # fmt: skip
     async def drawn_area(
         self, request: web.Request, ring: list[Position], feed: str, window: str | None
     ) -> web.Response:
-        """The same of an area that somebody drew."""
+        """Released statistics of the cells of a drawn area in one window, together."""
         known = known_window(self._view, window, feed)
         key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
         make = partial(_statistics, area, {}, known, known.in_order(), known.summary())

@@ -17,6 +17,7 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.geojson import Position
 from stream.config.value import SPEED
+from stream.serve import parameters as p
 from stream.serve.cell_history import ENOUGH, Usual
 from stream.serve.city.combining import CellNumbers, combined, numbers_of
 from stream.serve.city.places import Places
@@ -25,6 +26,7 @@ from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.close_marker import marker_of
 from stream.serve.hexagons import known_window
 from stream.serve.means import Range, chosen, releases_of
+from stream.serve.operations import get
 from stream.serve.responses import CSV, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
@@ -53,6 +55,10 @@ class Ways:
         self._pieces = lru_cache(MOST_CUT)(lambda route, at, finest: pieces_of(self._lines[route][at], finest))
         self._stops = lru_cache(MOST_CUT)(lambda route, at: stops_along(self._lines[route][at], self._stops_at))
 
+    @get(
+        "/routes/{route}/speed", "getRouteSpeed", {JSON: "RouteSpeed", CSV: None},
+        p.ROUTE_PATH, p.FEED, p.WINDOW_QUERY, p.FROM_STOP, p.TO_STOP, p.TABLE, tag="Places", errors=(404,),
+    )  # fmt: skip
     async def speed(
         self,
         request: web.Request,
@@ -63,7 +69,8 @@ class Ways:
         to_stop: str | None,
         form: str,
     ) -> web.Response:
-        """Now, typically, and by the timetable."""
+        """Speed and travel time along each line of a route in one window, by the estimates of the cells that it
+        crosses."""
         self._check(route, from_stop, to_stop)
         known = known_window(self._view, window, feed)
         _require_speeds(known)
@@ -82,6 +89,11 @@ class Ways:
         key = key_of("route", route, from_stop, to_stop, form, known.tag, others)
         return await self._turns.answer(self._answers, request, key, make, KINDS[form])
 
+    @get(
+        "/routes/{route}/means", "getRouteMeans", {JSON: "RouteMeans", CSV: None},
+        p.ROUTE_PATH, p.FEED, p.FROM, p.TO, p.DAYS, p.HOURS, p.FROM_STOP, p.TO_STOP, p.TABLE,
+        tag="Places", errors=(404, 413),
+    )  # fmt: skip
     async def means(
         self,
         request: web.Request,
@@ -95,7 +107,7 @@ class Ways:
         to_stop: str | None,
         form: str,
     ) -> web.Response:
-        """By the means of the cells over the windows of a range, as released, and by the timetable then."""
+        """The same by the means of the cells over the windows of a range."""
         self._check(route, from_stop, to_stop)
         of = Range(feed, first, last, days, hours)
         windows, within = chosen(self._view, of)
