@@ -142,6 +142,8 @@ class Pages:
             "places": city.named,
             "lines": city.drawn or (basemap is not None and has_vectors(basemap)),
             "network": city.drawn,
+            "street_names": city.writes_names,
+            "attribution": city.attribution,
             "areas": city.divided,
             "scheduled": city.timed,
             "limits": LIMITS,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -23,7 +23,7 @@ from stream.serve import parameters as p
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside, numbers_of
-from stream.serve.city.files import read_bytes
+from stream.serve.city.files import check_name, read_bytes
 from stream.serve.city.places import read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
@@ -40,31 +40,36 @@ MOST_POINTS = 500_000
 """Points of all lines together."""
 
 
-def read_streets(path: Path | None) -> list[list[list[Position]]]:
-    """Of each feature its lines; the points of sensors are lines of one position. Without a file there are none.
+class Streets(NamedTuple):
+    """``features``: GeoJSON of lines and sensors, with their names where they have some. ``attribution``: what the page
+    says about them."""
 
-    Raises :class:`ConfigError`.
-    """
+    features: Sequence[dict[str, Any]] = ()
+    attribution: str | None = None
+
+
+def read_streets(path: Path | None) -> Streets:
+    """Lines, points and names of the file; without one there are none. Raises :class:`ConfigError`."""
     if path is None:
-        return []
-    body = read_bytes(path, "streets", LARGEST)
+        return Streets()
     try:
-        features = [lines_of(shape, where) for where, shape in shapes(json.loads(body.decode("utf-8")))]
-        points = sum(len(line) for lines in features for line in lines)
+        document = json.loads(read_bytes(path, "streets", LARGEST).decode("utf-8"))
+        features, points = [], 0
+        for (where, shape), described in zip(shapes(document), document.get("features", [document]), strict=True):
+            lines = lines_of(shape, where)
+            points += sum(len(line) for line in lines)
+            name = (described.get("properties") or {}).get("name")
+            named = {"name": check_name(name, f"the name of {where}")} if isinstance(name, str) and name.strip() else {}
+            features.append({"type": "Feature", "geometry": _shape(lines), "properties": named})
         if points > MOST_POINTS:
             raise ValueError(f"it has {points} points, more than {MOST_POINTS}; leave out minor streets")
+        said = document.get("attribution")
+        return Streets(features, check_name(said, "its attribution") if isinstance(said, str) else None)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"public.streets {path} is no file of streets: {error}; write a GeoJSON FeatureCollection of lines or "
             "points"
         ) from None
-    return features
-
-
-def street_features(features: list[list[list[Position]]]) -> bytes:
-    """Answer of ``/api/v1/streets``: GeoJSON."""
-    listed = [{"type": "Feature", "geometry": _shape(lines), "properties": {}} for lines in features]
-    return msgspec.json.encode({"type": "FeatureCollection", "features": listed})
 
 
 def _shape(lines: list[list[Position]]) -> dict[str, Any]:
@@ -92,9 +97,11 @@ class City:
         self.by_name = read_areas(config.public.areas, places)
         self._feed, self._zone = config.feed.name, config.feed.timezone
         streets = read_streets(config.public.streets)
-        self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops or streets)
+        self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops or streets.features)
         self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
-        self._streets = street_features(streets)
+        self._streets = msgspec.json.encode({"type": "FeatureCollection", "features": streets.features})
+        self.attribution = streets.attribution
+        self.writes_names = any("name" in feature["properties"] for feature in streets.features)
         listed = [{"name": area.name, "kind": area.kind} for area in self.by_name.values()]
         self._list = msgspec.json.encode({"areas": listed})
         self._service = ScheduledService(places.scheduled, places.resolution)
