@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
+from dpcore._smoothing_model import Dynamics, Releases, SmoothingState
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.earth import local_kilometres
 from dpcore.interval_calibration import Prediction
 from dpcore.laplace_posterior import laplace_posterior, normal_posterior

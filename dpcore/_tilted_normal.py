@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
-FloatArray = npt.NDArray[np.float64]
+from dpcore.arrays import FloatArray
 
 
 def tilted(

@@ -19,11 +19,11 @@ import scipy
 
 from dpcore._allocation_program import Program
 from dpcore._recent import Recent, key_of
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import Counts, IntArray
+from dpcore.contributions import Counts
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 
-FloatArray = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.integer[Any]]
 
 _T = TypeVar("_T", np.int64, np.float64)

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.allocation import Allocation, Sensitivities, allocate
-from dpcore.contributions import Counts, IntArray
+from dpcore.arrays import FloatArray, IntArray
+from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpcore.contributions import IntArray
+from dpcore.arrays import IntArray
 from dpcore.errors import BudgetError
 
 

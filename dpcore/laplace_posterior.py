@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from dpcore._tilted_normal import tilted
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
-
-FloatArray = npt.NDArray[np.float64]
 
 MOST_SWEEPS = 30
 """Most rounds over all observations; a handful is usual."""

@@ -25,17 +25,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore._whole_numbers import whole_number
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.bernstein import Ratio, ratio_of
-from dpcore.contributions import Contributions, Counts, IntArray
+from dpcore.contributions import Contributions, Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import clipping_bias
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

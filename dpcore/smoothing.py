@@ -24,16 +24,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged, fits_of, priors_of, typical_of
-from dpcore._smoothing_model import (
-    HOURS_OF_DAY,
-    AreaMean,
-    Dynamics,
-    FloatArray,
-    IdArray,
-    IntArray,
-    Releases,
-    SmoothingState,
-)
+from dpcore._smoothing_model import HOURS_OF_DAY, AreaMean, Dynamics, Releases, SmoothingState
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import Observed, class_of
 

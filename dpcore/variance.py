@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore._whole_numbers import whole_number
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import MAX_TOTAL, Counts, IntArray
+from dpcore.arrays import FloatArray, IntArray
+from dpcore.contributions import MAX_TOTAL, Counts
 from dpcore.errors import ParameterError
 from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from dpcore.arrays import IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import MAX_TOTAL, IntArray
+from dpcore.contributions import MAX_TOTAL
 from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.noise import Noise, interval_half_width
 from dpcore.single_cell.estimate import Estimate

@@ -21,8 +21,8 @@ from functools import cached_property
 
 import numpy as np
 
+from dpcore.arrays import IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpcore.arrays import IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import IntArray
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.scales import checked_micro, checked_upper

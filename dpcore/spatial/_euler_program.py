@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
-from dpcore.spatial.domain import FloatArray, IntGrid
-
-IntArray = npt.NDArray[np.int64]
+from dpcore.arrays import FloatArray, IntArray
+from dpcore.spatial.domain import IntGrid
 
 INTEGRAL_WITHIN = 1e-6
 ROUNDING_SECONDS = 10.0

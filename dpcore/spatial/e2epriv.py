@@ -21,10 +21,11 @@ from typing import Literal
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid, cuts
+from dpcore.spatial.domain import Domain, IntGrid, cuts
 from dpcore.spatial.grids import noisy_grid, noisy_total, require_share
 from dpcore.spatial.histogram import GridHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, choose

@@ -26,11 +26,12 @@ from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
 from dpcore.spatial._euler_program import signs
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.euler_inference import Grade, Inference, infer, truncated, whole_of
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.intervals import Intervals, NoisySums, between

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid, block_sums, cuts
+from dpcore.spatial.domain import Domain, IntGrid, block_sums, cuts
 from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, laplace_variance, noisy_counts
-from dpcore.spatial.partition import IntArray, LevelDraws, Tree, draw_counts, grow, image_of, split_boxes
+from dpcore.spatial.partition import LevelDraws, Tree, draw_counts, grow, image_of, split_boxes
 
 
 def require_share(name: str, share: float) -> None:

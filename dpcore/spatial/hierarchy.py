@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpcore.arrays import IntArray
 from dpcore.budget import BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
@@ -24,17 +25,7 @@ from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism
-from dpcore.spatial.partition import (
-    IntArray,
-    LevelDraws,
-    Tree,
-    areas,
-    combine,
-    draw_counts,
-    grow,
-    image_of,
-    split_boxes,
-)
+from dpcore.spatial.partition import LevelDraws, Tree, areas, combine, draw_counts, grow, image_of, split_boxes
 from dpcore.spatial.posterior import Goal, require_goal, sparse_reading
 
 

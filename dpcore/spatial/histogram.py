@@ -11,15 +11,14 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import BoolArray, FloatArray
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray, IndexGrid, IntGrid
+from dpcore.spatial.domain import Domain, IndexGrid, IntGrid
 from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.queries import Rectangles, answer, integral_image
 from dpcore.spatial.range_noise import PartNoise, TreeNoise, haar_share, independent_tails, spread_tails
 
-BoolArray = npt.NDArray[np.bool_]
 GridNoise = Literal["independent", "haar"]
 PAIRS_PER_CHUNK = 2**22
 """Overlaps of queries and parts that are computed at once."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from dpcore.spatial.range_noise import Tails
-
-FloatArray = npt.NDArray[np.float64]
 
 _HAIR = 1e-6
 """Of a count: released counts are rounded, and sums of many of them in floating point."""

@@ -13,12 +13,9 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 LEVEL = 0.95
 """Coverage that an interval promises."""

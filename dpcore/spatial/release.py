@@ -7,8 +7,9 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray
+from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import EulerHistogram
 from dpcore.spatial.histogram import (
     GridHistogram,

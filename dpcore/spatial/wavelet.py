@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.histogram import GridHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, laplace_variance, noisy_counts
 

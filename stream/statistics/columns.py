@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from dpcore.arrays import FloatArray
 
 VARIANCE_GRID = 100
 """Output grid of the variance in quanta²: 0.01 (km/h)²."""

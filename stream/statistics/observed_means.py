@@ -15,12 +15,10 @@ import h3
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
 from dpcore.smoothing import AreaMean, Dynamics, Releases
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 _UNSURE = 0.1
 """How far the mean of a cell lies from the level, as a share of U: it weighs only what is not known of the number of

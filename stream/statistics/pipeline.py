@@ -12,9 +12,9 @@ from typing import Any
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.accounting import NANO
+from dpcore.arrays import FloatArray
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.estimate import is_anybody
@@ -33,7 +33,6 @@ from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTer
 from stream.windows import utc_text
 
 Body = dict[str, Any]
-FloatArray = npt.NDArray[np.float64]
 
 DEVIATION = "deviation"
 """Name, under ``post_processed``, of the difference between the modelled mean and the typical one."""

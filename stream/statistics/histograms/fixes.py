@@ -22,17 +22,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import BoolArray, FloatArray, IdArray, IntArray
 from dpcore.event_order import first_of_equal, indexed, ordered, since_earliest
 from dpcore.spatial import Domain
 from dpcore.spatial.declared import MAX_DECLARED_CORNERS, declared_regions
 from dpcore.spatial.regions import Regions
 from stream.statistics.histograms.sorted_rows import DEGREES, in_degrees, same_as_before
 from stream.terms import Box
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
+from dpcore.arrays import FloatArray, IntArray
 
 DEGREES = 1e-7
 """Unit of a row's lat and lng."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.clipping import choose_clipping
 from dpcore.contributions import Counts
 from dpcore.mean import sum_caps
@@ -33,9 +34,6 @@ from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_dige
 from stream.statistics.values.cell_statistics import cell_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, program, solve
 from stream.terms import QUANTUM, SpeedTerms, Terms
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 MAX_PAIRS = 200_000
 """(cell, user) pairs up to which more than the plain candidate is tried: beyond, each of the others takes seconds."""

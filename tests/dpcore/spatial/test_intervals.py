@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpcore.arrays import IntArray
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, GridHistogram, PartitionHistogram, QuadTree, Rectangles, histogram_from_release
 from dpcore.spatial.euler import Euler
@@ -19,7 +20,7 @@ from dpcore.spatial.euler_inference import infer
 from dpcore.spatial.histogram import Histogram, HistogramError
 from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import laplace_variance
-from dpcore.spatial.partition import IntArray, Tree, image_of
+from dpcore.spatial.partition import Tree, image_of
 from dpcore.spatial.queries import answer, axis_overlaps
 from dpcore.spatial.range_noise import TreeNoise, TreeNoiseError, haar_share, independent_tails, spread_tails
 from dpcore.spatial.regions import Regions
