@@ -43,8 +43,7 @@ from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.servers.connection import kafka_options
 from stream.sources.delivery import Pacer, Progress
-from stream.sources.invented_schedule import invented_schedule
-from stream.sources.invented_streets import ATTRIBUTION, streets
+from stream.sources.invented_city import ATTRIBUTION, invented_schedule, streets
 from stream.sources.live_city import LiveCity, Truth
 from stream.sources.messages import Messages
 from stream.sources.places import as_area, as_table, places

@@ -12,8 +12,8 @@ import numpy as np
 
 from stream.config.section import BoundingBox
 from stream.sources.fleet import Fixes
+from stream.sources.live_city import Traffic
 from stream.sources.network import RED_LIGHTS_PER_S, RINGS, Network, main_roads, ring_road, site_in
-from stream.sources.traffic import Traffic
 
 LONGEST_DRIVE = timedelta(hours=3, minutes=45)
 """With timeslots of a quarter of an hour a vehicle is in at most sixteen, which last four hours."""

@@ -17,8 +17,8 @@ from datetime import datetime
 from pathlib import Path
 
 from stream.config import Config, load_config
-from stream.sources.invented_streets import crossing
-from stream.sources.invented_streets import streets as invented
+from stream.sources.invented_city import crossing
+from stream.sources.invented_city import streets as invented
 from stream.sources.network import Network, site_in
 from stream.sources.simulate import Simulation, simulated_fleet
 
