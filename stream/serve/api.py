@@ -19,20 +19,16 @@ from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
-from stream.serve.feeds import Feeds
-from stream.serve.hexagons import Hexagons
+from stream.serve.hexagons import Feeds, Hexagons, Ranges
 from stream.serve.histograms import Histograms
-from stream.serve.means import Means
+from stream.serve.means import Means, Series
 from stream.serve.metrics import PublicMetrics
 from stream.serve.ogc.features import ROOT, Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
-from stream.serve.ranges import Ranges
-from stream.serve.reading.intake import Intake, Source
-from stream.serve.reading.topics import TopicSource
+from stream.serve.reading.intake import Intake, Source, TopicSource
 from stream.serve.responses import JSON, Answers
 from stream.serve.sending import bound_every_answer
-from stream.serve.series import Series
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View, WindowView
 

@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import FloatArray
-from stream.serve.close_marker import marker_of
 from stream.serve.local_time import local_start, zone_of
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import View, WindowView, marker_of
 
 EARLIER = 28
 """Largest number of earlier windows that are used."""

@@ -10,9 +10,9 @@ from stream.messages.tables import FIRST
 from stream.serve import schema_parts as s
 from stream.serve.alerts.watching import MOST_TOLD
 from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule, schemas_of_series
+from stream.serve.hexagons import REASONS
 from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
-from stream.serve.other_day import REASONS
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
 

@@ -1225,7 +1225,7 @@ ALERTS = (
     ),
     Bug(
         "alerts: usual has no noise",
-        "stream/serve/alerts/significance.py",
+        "stream/serve/alerts/rules.py",
         "np.vstack([now[1][None, :], share * weights * scales])",
         "np.vstack([now[1][None, :], 0 * weights * scales])",
         "tests/stream/serve/test_alert_significance.py",
@@ -1233,7 +1233,7 @@ ALERTS = (
     ),
     Bug(
         "alerts: the level is not divided by the number of cells",
-        "stream/serve/alerts/significance.py",
+        "stream/serve/alerts/rules.py",
         "seconds / _DAY / max(cells, 1), 0.5)",
         "seconds / _DAY, 0.5)",
         "tests/stream/serve/test_alert_significance.py",
@@ -1267,7 +1267,7 @@ AREAS = (
     ),
     Bug(
         "readers: the interval of a travel time is half as wide as its cells' errors together make it",
-        "stream/serve/city/routes.py",
+        "stream/serve/city/ways.py",
         "fastest = _stated(metres, {cell: speeds[cell].high for cell in metres})",
         "fastest = _stated(metres, {cell: (speeds[cell].value + speeds[cell].high) / 2 for cell in metres})",
         "tests/stream/serve/test_routes_and_means.py",

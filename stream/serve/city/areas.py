@@ -16,8 +16,7 @@ import numpy.typing as npt
 from stream.config import ConfigError
 from stream.config.geojson import Polygon, by_number, polygons_of, shown
 from stream.messages.shapes import centre_of
-from stream.serve.city.files import check_name, read_bytes
-from stream.serve.city.places import Places
+from stream.serve.city.places import Places, check_name, read_bytes
 
 LARGEST = 8 << 20
 """Bytes of the file of polygons."""

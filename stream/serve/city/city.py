@@ -23,16 +23,14 @@ from stream.serve import parameters as p
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside, numbers_of
-from stream.serve.city.files import check_name, read_bytes
-from stream.serve.city.places import read_places
+from stream.serve.city.places import check_name, read_bytes, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
-from stream.serve.close_marker import bounds_of, marker_of
 from stream.serve.hexagons import complete_window, known_area, known_window
 from stream.serve.operations import get
 from stream.serve.responses import CSV, GEOJSON, JSON, Answers, key_of
 from stream.serve.turns import MOST_WAITING, Turns
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import View, WindowView, bounds_of, marker_of
 
 LARGEST = 32 << 20
 """Bytes of the file."""

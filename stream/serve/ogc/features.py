@@ -19,8 +19,7 @@ from stream.messages.shapes import Place, parts_of, places_of, ring_of
 from stream.messages.tables import feature, rows_of
 from stream.serve import parameters as p
 from stream.serve.addresses import base_of
-from stream.serve.ogc.extent import bounds_of, extent_of
-from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
+from stream.serve.ogc.selection import Bounds, Interval, bounds_of, extent_of, is_during, item_id, meets
 from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns

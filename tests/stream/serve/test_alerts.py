@@ -28,11 +28,10 @@ from stream.config.alerts import AlertRule, WebhookConfig
 from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.message import Message
-from stream.serve.alerts import webhook as delivering
+from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Judged, alerts
+from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
 from stream.serve.alerts.watching import WAITING as JUDGED_LATER
-from stream.serve.alerts.watching import Alerts
-from stream.serve.alerts.webhook import WAITING, Delivery, Webhook
 from stream.serve.api import SERVICE
 from stream.serve.cell_history import Usual
 from stream.serve.metrics import PublicMetrics

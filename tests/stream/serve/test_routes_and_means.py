@@ -21,7 +21,7 @@ from stream.messages.lines import line_of
 from stream.serve.api import SERVICE
 from stream.serve.cell_history import Usual
 from stream.serve.city.combining import numbers_of
-from stream.serve.city.routes import along, estimates, pieces_of, travel
+from stream.serve.city.ways import along, estimates, pieces_of, travel
 from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, UNCERTAIN, city_config, window
 from tests.stream.serve.made_places import STOP, city_files

@@ -27,7 +27,7 @@ from stream.local import REPO_ROOT, KafkaServer
 from stream.messages.topics import create_topics
 from stream.serve.api import SERVICE, make_app
 from stream.serve.guards import worth_a_log
-from stream.serve.reading.topics import TopicSource
+from stream.serve.reading.intake import TopicSource
 from stream.serve.window_store import View
 from tests.stream.serve.made_windows import START, windows_of, with_histograms
 from tests.stream.serve.serving import publish, released, serving

@@ -68,7 +68,7 @@ function twoLaplace(x: number, one: number, other: number): number {
  * Bound on P(|X + Y| > x) of Laplace noise X and any independent sum Y of Laplace and Gaussian noise whose variance is that of
  * Laplace noise of scale `rest`. Since the product of 1 − uᵢ is at least 1 − Σ uᵢ, and exp(u) at most 1/(1 − u), E exp(λY) is at
  * most 1/(1 − λ²·rest²). So P(X + Y > x) ≤ ½ exp(−x/scale) E exp(Y/scale), and Chernoff's bound, as in the server's alerts
- * (stream/serve/alerts/significance.py); the least of them. Each bound is a factor times exp(−rate·x).
+ * (stream/serve/alerts/rules.py); the least of them. Each bound is a factor times exp(−rate·x).
  */
 function withRest(x: number, scale: number, rest: number): number {
   let least = 1;
