@@ -171,7 +171,7 @@ def vehicle_name(descriptor: Any) -> str | None:
 
 
 def parse_feed(body: bytes) -> tuple[Any, int]:
-    """The decoded message, from protobuf, JSON or text, with what is read of it, and how many entities could not be read.
+    """The decoded message, from protobuf, JSON or text, with what is read of it, and how many entities were unreadable.
 
     Raises :class:`SnapshotError`, also for a message whose parts would take more memory than a city's.
     """

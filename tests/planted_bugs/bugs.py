@@ -1564,7 +1564,7 @@ PLANNER = (
     ),
     Bug(
         "evaluate: what a block has spent is forgotten",
-        "stream/evaluation/accounts.py",
+        "stream/evaluation/living.py",
         "left = np.minimum(left, self._left(block.key, block.budget, users))",
         "left = left",
         "tests/stream/evaluation/test_evaluate.py",
