@@ -10,7 +10,7 @@ import typer
 
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
-from stream.config.addresses import redacted
+from stream.config.servers import redacted
 
 
 def register(app: typer.Typer) -> None:

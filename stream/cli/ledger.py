@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, read_config, stop
 from stream.config import Config
-from stream.config.addresses import redacted
+from stream.config.servers import redacted
 from stream.storage.client import redis_client
 
 

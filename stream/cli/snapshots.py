@@ -29,10 +29,10 @@ from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import Config, ConfigError, load_config
-from stream.config.addresses import redacted
-from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.config.secret_files import OpenSecretError, read_secret
+from stream.config.section import parse_duration
+from stream.config.servers import redacted
 from stream.diagnosis.recognition import Accepted
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer

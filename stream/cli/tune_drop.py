@@ -12,8 +12,8 @@ from rich.table import Table
 
 from stream.cli.evaluate import progress_bars
 from stream.cli.options import USAGE, stop
-from stream.config.durations import duration_text
 from stream.config.rewriting import toml
+from stream.config.section import duration_text
 from stream.evaluation.evaluate import NOT_PRIVATE
 
 if TYPE_CHECKING:

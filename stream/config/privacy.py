@@ -14,9 +14,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.budget import MICRO, from_micro, to_micro
 from dpcore.errors import BudgetError, DPError
-from stream.config.durations import PositiveDuration
 from stream.config.feed import FeedName
-from stream.config.section import Section
+from stream.config.section import PositiveDuration, Section
 
 MAX_DELTA = 1e-5
 """Largest delta that a release may state."""

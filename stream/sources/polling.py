@@ -20,7 +20,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from stream.config.addresses import redacted
+from stream.config.servers import redacted
 
 log = structlog.get_logger()
 

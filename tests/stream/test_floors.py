@@ -9,7 +9,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from stream.config import Config
-from stream.config.problems import fields_of, section_of
+from stream.config.loading import fields_of, section_of
 from stream.local import REPO_ROOT
 
 FLOORS = (
