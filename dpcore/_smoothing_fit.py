@@ -213,7 +213,6 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
     return Prior(typical + window.passing, variance + passing, covariance, typical, variance)
 
 
-# long: one solve, of which cells, level and passing deviations are read
 def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of
     U)."""

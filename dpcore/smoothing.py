@@ -72,7 +72,6 @@ class Smoothed:
     typical: Foretold
 
 
-# long: one step, from the aged state to the new one and what is shown
 def smooth(
     state: SmoothingState | None,
     releases: Releases,
@@ -219,7 +218,6 @@ def _aged(
     )
 
 
-# long: columns of the past and of the window are joined one by one
 def _remembered(
     past: SmoothingState, window: Window, posterior: Posterior, d: Dynamics
 ) -> tuple[IdArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:

@@ -98,7 +98,6 @@ def config_of(setting: str, folder: Path) -> Config:
     return load_config(REPO_ROOT / "config" / f"{file}.toml", **wanted)
 
 
-# long: a whole city
 @cache
 def made(name: str, seed: int) -> Rows:
     """All fixes of a made city, in cells of :data:`RESOLUTION`. Streets are squares of 700 m."""

@@ -6,7 +6,7 @@ is its mean error over what one point can change in it, in integers of 1/:data:`
 counts. By weighted error a point in cell c changes R_t − d_t of query t by A_t(c) − B_t(c), the shares of its block and
 of its cell that the query covers, and the noise term not at all. So the mean moves by at most Σ_t |A_t(c) − B_t(c)|/w_t
 over the number of queries (:meth:`E2EPriv.point_changes`), for the worst cell and size: a function of public numbers
-and of N̂. Tested: tests/dpcore/spatial/test_mechanisms.py and test_e2epriv.py (by brute force),
+and of N̂. Tested: tests/dpcore/spatial/test_mechanisms.py and test_errata.py (by brute force),
 tests/audit/test_spatial_audit.py.
 
 Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; the others are in

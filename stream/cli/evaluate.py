@@ -151,7 +151,6 @@ def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) ->
     return windows
 
 
-# long: imports that other commands do not wait for
 def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
     """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
     from stream.diagnosis.observations import InspectionError

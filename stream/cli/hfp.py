@@ -36,7 +36,6 @@ def register(app: typer.Typer) -> None:
     app.command("hfp")(hfp)
 
 
-# long: one argument for each option
 def hfp(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="The broker: mqtts://HOST[:PORT], or mqtt:// without TLS.")

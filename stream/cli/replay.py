@@ -28,7 +28,6 @@ def register(app: typer.Typer) -> None:
     app.command()(replay)
 
 
-# long: one argument for each option
 def replay(
     files: Recordings,
     file_format: Annotated[

@@ -33,7 +33,6 @@ def register(app: typer.Typer) -> None:
     app.command("simulate")(simulate_command)
 
 
-# long: one argument for each option
 def simulate_command(
     vehicles: Annotated[int, typer.Option(min=1, help="Number of vehicles.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same feed.")] = 1,

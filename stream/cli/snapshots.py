@@ -48,11 +48,9 @@ MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation],
 """Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
 
 
-# long: it holds the command, which is long
 def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
     """The command that feeds the service with snapshots of one format."""
 
-    # long: one argument for each option
     def feed_snapshots(
         sources: Annotated[
             list[str],

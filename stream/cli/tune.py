@@ -38,8 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("tune")(tune_recording)
 
 
-# long: one argument for each option
-def tune_recording(
+def tune_recording(  # noqa: PLR0915
     files: Recordings,
     want: Annotated[
         str,

@@ -153,7 +153,6 @@ def _decoded(values: Iterable[bytes], reader: FeedFormat) -> FixColumns:
     return FixColumns(list(user), times_us(list(moments)), *places, np.array(speed, dtype=float), none, none)
 
 
-# long: one local for each column
 def _taken(
     config: Config,
     parts: list[FixColumns],

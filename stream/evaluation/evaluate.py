@@ -77,7 +77,6 @@ def _measured(rows: WindowRows) -> Contributions:
     return WindowRows.of(rows.rows, unbounded).contributions
 
 
-# long: one pass over the windows adds up everything that the report states
 def evaluate(
     config: Config,
     windows: dict[int, npt.NDArray[np.void]],

@@ -33,6 +33,7 @@ from stream.sources.lines import RecordingError
 from tests.support.builders import SLOT
 from tests.support.feeding import create_topic
 from tests.support.inspecting import CONFIG, inspected, problems
+from tests.support.nightly import nightly_but
 
 STEP_S, VEHICLES, FIXES = 30, 8, 120
 NORTH = 10 / 111_195
@@ -299,9 +300,11 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
     assert len(rows) == 960
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|", " ", "^", "~", ":", "\x01", "/"])
-@pytest.mark.parametrize("names", [("vehicle", "ts", "lat", "lon", "speed"), ("bus-id", "when", "y", "x", "v")])
-def test_any_one_character_may_separate_columns(separator: str, names: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "separator", nightly_but(["\t", " ", ":", "\x01"], [",", ";", "\t", "|", " ", "^", "~", ":", "\x01", "/"])
+)
+def test_any_one_character_may_separate_columns(separator: str, tmp_path: Path) -> None:
+    names = ("bus-id", "when", "y", "x", "v") if separator in ":/" else ("vehicle", "ts", "lat", "lon", "speed")
     day, path, runner = tmp_path / "day.txt", tmp_path / "mine.toml", CliRunner()
     rows = zip(SEEN.user.tolist(), (SEEN.time_us // 1000).tolist(), SEEN.lat.tolist(), strict=True)
     table = [names, *((f"b{user}", ms, lat, -97.7, 36.0) for user, ms, lat in rows)]

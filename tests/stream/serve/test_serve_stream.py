@@ -216,6 +216,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(
         assert received.startswith(b"retry: ")
 
 
+@pytest.mark.nightly
 def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
     figures = sse.streams(sse.Sizes(readers=3, stalled=0, windows=1, cells=5, pause=0.0))
     assert figures["readers"] == 3
