@@ -85,8 +85,7 @@ def _whole_seconds(slot: timedelta) -> timedelta:
     if slot.microseconds or not _SHORTEST_SLOT <= slot <= _LONGEST_SLOT:
         raise ValueError(
             f"{slot.total_seconds():g} s is not a whole number of seconds from 1s to 31d (workers look once per second "
-            "for "
-            "windows to close, and all rows of a window must fit into memory); write a length like '1h'"
+            "for windows to close, and all rows of a window must fit into memory); write a length like '1h'"
         )
     return slot
 
@@ -121,8 +120,7 @@ def derived_speed_note(relation: NeighbouringRelation, speeds: SpeedSource) -> s
         return None
     return (
         "Under relation 'values' positions and times are public, so a derived speed is public as well and is not "
-        "protected. "
-        "To protect derived speeds, use relation 'participation'."
+        "protected. To protect derived speeds, use relation 'participation'."
     )
 
 
@@ -182,8 +180,7 @@ class FeedFields(Section):
         if self.timezone is not None and self.time_format in TIME_UNIT_US:
             raise ValueError(
                 f"timezone is for texts without an offset, but time_format is {self.time_format!r}, whose numbers "
-                "count from "
-                "1970 in UTC; remove timezone, or set feed.times_zone if they count local time"
+                "count from 1970 in UTC; remove timezone, or set feed.times_zone if they count local time"
             )
         return self
 
@@ -234,8 +231,7 @@ class FeedConfig(Section):
         elif self.fields is not None and self.fields.value is None:
             raise ValueError(
                 "[feed.fields] names no value; name it, or set format to 'canonical' and speeds to 'derived', which "
-                "takes speeds "
-                "from positions"
+                "takes speeds from positions"
             )
         return self
 
@@ -281,8 +277,7 @@ class WindowConfig(Section):
         if self.publication_margin is not None and self.lateness == "event-time":
             raise ValueError(
                 "publication_margin is for live feeds: the windows of a recording ended long ago and are published at "
-                "once; "
-                "leave it out, or set lateness to 'append-time'"
+                "once; leave it out, or set lateness to 'append-time'"
             )
         return self
 

@@ -253,8 +253,7 @@ def _not_json(config: type[BaseModel], environment: Mapping[str, str]) -> list[s
             shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
             lines.append(
                 f"{given}: found {shown!r}, which is not JSON; write {wanted(compound[given.upper()])} as JSON, or set "
-                "single "
-                "keys, like HEXVEIL_PRIVACY__EPSILON=1.5"
+                "single keys, like HEXVEIL_PRIVACY__EPSILON=1.5"
             )
     return lines
 

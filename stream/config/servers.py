@@ -72,8 +72,7 @@ def check_apart(ours: Sequence[Address], servers: Sequence[Address]) -> None:
         if one.port == other.port != 0 and _one_machine(one.host, other.host):
             raise ValueError(
                 f"{one.key} and {other.key} both take port {one.port} of this machine, where only one server can "
-                "listen; "
-                "choose another port for one of them"
+                "listen; choose another port for one of them"
             )
 
 
@@ -173,8 +172,7 @@ class KafkaConfig(ServerConfig):
         if self.authenticated != (self.username is not None and self.password_file is not None):
             raise ValueError(
                 f"security_protocol {self.security_protocol} {'needs' if self.authenticated else 'takes no'} username "
-                "and "
-                "password_file; give both with SASL_SSL or SASL_PLAINTEXT, neither otherwise"
+                "and password_file; give both with SASL_SSL or SASL_PLAINTEXT, neither otherwise"
             )
         self.check_tls_files(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
         return self

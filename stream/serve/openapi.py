@@ -47,12 +47,10 @@ _ERRORS = {
 }
 _NO_OTHER = (
     "Why there is none. same: the day is that of the window; gone: it was here, but is no longer kept; withheld: "
-    "nothing "
-    "was published about it, which follows from public counts; incomplete: its messages have not all arrived, or the "
-    "close marker of the window itself has not; later: it lies after the newest window; settings: it has another "
-    "length, "
-    "another relation or other bounds of clipping; clocks: no window begins and ends at the same local times, and the "
-    "clocks changed on one of the two days; none: no such window is here."
+    "nothing was published about it, which follows from public counts; incomplete: its messages have not all arrived, "
+    "or the close marker of the window itself has not; later: it lies after the newest window; settings: it has "
+    "another length, another relation or other bounds of clipping; clocks: no window begins and ends at the same local "
+    "times, and the clocks changed on one of the two days; none: no such window is here."
 )
 _ABOVE_0 = s.NUMBER | {"exclusiveMinimum": 0}
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
@@ -161,8 +159,7 @@ def _feed_schemas() -> s.Schema:
     """Components for the feeds."""
     derived = (
         "Which speeds the configuration says are derived from two positions of a vehicle: those that are missing, or "
-        "all. Null "
-        "where it says of none, and for another feed than the configured one."
+        "all. Null where it says of none, and for another feed than the configured one."
     )
     feed = {
         "feed": s.TEXT,

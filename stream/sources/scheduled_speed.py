@@ -157,8 +157,7 @@ class ScheduledSpeeds:
         if known.sum() > MOST_HOURS or cells > MOST_CELLS:
             raise ScheduleError(
                 f"{known.sum()} hours of {cells} cells have a service, more than {MOST_HOURS} or {MOST_CELLS}; choose "
-                "a coarser "
-                "resolution"
+                "a coarser resolution"
             )
         rows = []
         for number, cell in sorted(enumerate(self.cells), key=lambda item: item[1]):

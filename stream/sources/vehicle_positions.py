@@ -337,8 +337,7 @@ def _check_numbered(message: Any) -> None:
 def _unknown_incrementality(value: str) -> SnapshotError:
     return SnapshotError(
         f"header.incrementality is {value[:40]!r}, neither FULL_DATASET nor DIFFERENTIAL, so what its entities mean is "
-        "unknown; "
-        "ask the agency for one of these"
+        "unknown; ask the agency for one of these"
     )
 
 

@@ -267,9 +267,8 @@ def _problem(partitions: dict[str, set[int]]) -> str | None:
         return f"{', '.join(missing)} do not exist; run: hexveil topics create"
     if len(partitions[WINDOW]) > 1:
         return (
-            f"{WINDOW} has {len(partitions[WINDOW])} partitions, which have no common order; create "
-            "it "
-            "again with 1 partition"
+            f"{WINDOW} has {len(partitions[WINDOW])} partitions, which have no common order; create it again with 1 "
+            "partition"
         )
     return None
 
