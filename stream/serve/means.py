@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -30,7 +30,6 @@ from stream.serve.responses import JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import Clipping, CloseMarker, View, WindowView, bounds_of, marker_of
 
-DayKind = Literal["workday", "saturday", "sunday", "weekend"]
 DAY_KINDS: dict[str, frozenset[int]] = {
     "workday": frozenset(range(5)),
     "saturday": frozenset({5}),

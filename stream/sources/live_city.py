@@ -48,11 +48,10 @@ EVERY_HOURS = 4.0
 
 @dataclass(frozen=True)
 class Incident:
-    """One incident: its place (x, y) in km, and its first and last moment in µs."""
+    """One incident: its place (x, y) in km, and its first moment in µs."""
 
     place: tuple[float, float]
     start_us: int
-    end_us: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Traffic:
             return None
         x, y = self.places[number % len(self.places)].tolist()
         start_us = self.start_us + round((self.first_hours + number * EVERY_HOURS) * HOUR_US)
-        return Incident((x, y), start_us, start_us + round(INCIDENT_HOURS * HOUR_US))
+        return Incident((x, y), start_us)
 
     def factors(self, places: FloatArray, road_class: npt.NDArray[np.int64], now_us: int) -> FloatArray:
         """The share of the free speed that is driven at ``places`` (n, 2) on roads of ``road_class`` (n,)."""

@@ -317,7 +317,7 @@ async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_t
     rows = random_rows(6, 120)
     await store(redis, config, rows)
     victim = str(int(rows["user"][0]))
-    budget = config.privacy.budget_micro
+    budget = config.privacy.ledger_budget
     seen: list[str] = []
 
     async def spend(step: str) -> None:
