@@ -25,11 +25,14 @@ def archive(path: Path, roads: Sequence[Road], zooms: range, attribution: str = 
         path, np.array(shapely.to_wkb(lines), dtype=object), columns, np.array(["name", "kind"]), layer="roads",
         geometry_type="LineString", crs="EPSG:4326", driver="PMTiles", MINZOOM=zooms[0], MAXZOOM=zooms[-1],
     )  # fmt: skip
-    # GDAL writes no attribution: the metadata with one stand at the end, and the header says so.
+    # GDAL writes no attribution: the metadata with one stand at the end, and the header says so. The page refuses a box
+    # without area, which GDAL writes of one straight road.
     body = bytearray(path.read_bytes())
     start, length = struct.unpack_from("<2Q", body, 24)
     metadata = json.loads(gzip.decompress(body[start : start + length])) | {"attribution": attribution}
     told = gzip.compress(json.dumps(metadata).encode())
     struct.pack_into("<2Q", body, 24, len(body), len(told))
+    west, south, east, north = struct.unpack_from("<4i", body, 102)
+    struct.pack_into("<4i", body, 102, west - 10, south - 10, east + 10, north + 10)
     path.write_bytes(body + told)
     return path
