@@ -30,9 +30,9 @@ from bench.cities import KINDS, rows_of, timetable
 from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
-from dpcore._tilted_normal import tilted
 from dpcore.arrays import FloatArray
 from dpcore.interval_calibration import CLASSES, class_of
+from dpcore.laplace_posterior import tilted
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.diagnosis.reading import read_recording

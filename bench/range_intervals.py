@@ -1,7 +1,7 @@
 """Measures how often 95 % intervals of range counts contain the true number, by class of true counts, and their widths.
 
-No part of the intervals was chosen on data; they are right by construction (``dpcore.spatial.intervals``). Ranges reach
-from one cell to the whole box, anywhere and beside points, with at most a fixed number of each class.
+No part of the intervals was chosen on data; they are right by construction (``dpcore.spatial.range_noise``). Ranges
+reach from one cell to the whole box, anywhere and beside points, with at most a fixed number of each class.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ The typical mean is the sum of level, effects and lasting deviation before the w
 The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation,
 which fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`);
 noise of ratios of several noisy numbers is read as normal. Parameters that nobody knows are averaged over a fixed grid
-(:mod:`dpcore.model_averaging`). Each release tests what the model says without it, which calibrates the intervals
+(:mod:`dpcore._smoothing_fit`). Each release tests what the model says without it, which calibrates the intervals
 (:mod:`dpcore.interval_calibration`). The caller keeps the state between windows. Source: Durbin and Koopman, *Time
 Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; Rasmussen and Williams, *Gaussian
 Processes for Machine Learning* (2006), section 2.2, for the spatial field.

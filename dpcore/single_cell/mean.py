@@ -23,8 +23,7 @@ from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
-from dpcore.single_cell.cell import checked_samples, checked_values, losses, noisy_estimate, retained_values
-from dpcore.single_cell.estimate import Estimate
+from dpcore.single_cell.cell import Estimate, checked_samples, checked_values, losses, noisy_estimate, retained_values
 from dpcore.single_cell.grouping import Grouping, bestfit_within, lower_median
 
 USER_SHARE, SAMPLE_SHARE = 0.03, 0.15

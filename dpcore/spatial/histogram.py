@@ -1,7 +1,7 @@
 """Released spatial histograms: answer any rectangle with an interval, become JSON and come back.
 
 A histogram is a partition of the count grid into rectangles with noisy counts. Answers take points to lie evenly inside
-each; intervals do not (:mod:`dpcore.spatial.intervals`).
+each; intervals do not (:mod:`dpcore.spatial.range_noise`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,17 @@ import numpy as np
 from dpcore.arrays import BoolArray, FloatArray
 from dpcore.errors import ParameterError
 from dpcore.spatial.domain import Domain, IndexGrid, IntGrid
-from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.queries import Rectangles, answer, integral_image
-from dpcore.spatial.range_noise import PartNoise, TreeNoise, haar_share, independent_tails, spread_tails
+from dpcore.spatial.range_noise import (
+    Intervals,
+    NoisySums,
+    PartNoise,
+    TreeNoise,
+    between,
+    haar_share,
+    independent_tails,
+    spread_tails,
+)
 
 GridNoise = Literal["independent", "haar"]
 PAIRS_PER_CHUNK = 2**22

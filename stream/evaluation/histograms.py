@@ -16,7 +16,7 @@ from dpcore.budget import from_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.euler import EulerHistogram
-from dpcore.spatial.intervals import Intervals
+from dpcore.spatial.range_noise import Intervals
 from dpcore.spatial.regions import Footprints
 from dpcore.spatial.release import Released
 from stream.config import Config

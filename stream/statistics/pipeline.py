@@ -19,16 +19,25 @@ from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.estimate import is_anybody
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
-from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, Columns, Derived
+from stream.statistics.columns import (
+    CDF,
+    DECIMALS,
+    MOVING,
+    MOVING_MEAN,
+    PERCENTS,
+    Columns,
+    Derived,
+    from_lower_bound,
+    unit_of,
+)
 from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.histograms.histograms import DrawnHistogram, histogram_body
 from stream.statistics.merging import excluded
-from stream.statistics.modelled_percentiles import modelled_percentiles
+from stream.statistics.observed_means import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
-from stream.statistics.stating import from_lower_bound, unit_of
 from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTerms
 from stream.windows import utc_text
 

@@ -49,7 +49,7 @@ def pins(lock: Path) -> set[str]:
     return set(_PIN.findall(lock.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", nightly_but(PLATFORMS[:1], PLATFORMS))
 @pytest.mark.parametrize("python", nightly_but(PYTHONS[:1], PYTHONS))
 def test_the_lock_installs_from_wheels_by_their_hashes_on_every_python_that_is_claimed(
     index: None, repo_root: Path, tmp_path: Path, python: str, platform: str

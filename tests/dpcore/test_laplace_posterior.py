@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dpcore._tilted_normal import truncated
+from dpcore._smoothing_fit import EvidenceWeights, average, evidence_shares
 from dpcore.errors import ParameterError
-from dpcore.laplace_posterior import laplace_posterior
-from dpcore.model_averaging import EvidenceWeights, average, evidence_shares
+from dpcore.laplace_posterior import laplace_posterior, truncated
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 
 

@@ -25,8 +25,10 @@ from dpcore.single_cell.range_mean import (
     Levy,
     PooledMinimax,
     RangePlan,
+    range_bins,
+    select_quantiles,
+    select_range,
 )
-from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
 from tests.dpcore.silence import Silence
 from tests.support.nightly import nightly_but
 from tests.support.tapes import tape

@@ -22,7 +22,7 @@ from dpcore.spatial import (
     Singular,
     SparseHierarchy,
 )
-from dpcore.spatial.auto import SMALL_CELLS
+from dpcore.spatial.hierarchy import SMALL_CELLS
 from dpcore.spatial.histogram import Histogram, HistogramError
 from dpcore.spatial.not_private import best_non_private, leaky
 from dpcore.spatial.queries import answer, integral_image

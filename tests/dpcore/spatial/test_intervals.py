@@ -17,15 +17,23 @@ from dpcore.noise import Noise
 from dpcore.spatial import Domain, GridHistogram, PartitionHistogram, QuadTree, Rectangles, histogram_from_release
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.euler_inference import infer
+from dpcore.spatial.grids import inverse_haar
 from dpcore.spatial.histogram import Histogram, HistogramError
-from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import laplace_variance
 from dpcore.spatial.partition import Tree, image_of
 from dpcore.spatial.queries import answer, axis_overlaps
-from dpcore.spatial.range_noise import TreeNoise, TreeNoiseError, haar_share, independent_tails, spread_tails
+from dpcore.spatial.range_noise import (
+    Intervals,
+    NoisySums,
+    TreeNoise,
+    TreeNoiseError,
+    between,
+    haar_share,
+    independent_tails,
+    spread_tails,
+)
 from dpcore.spatial.regions import Regions
 from dpcore.spatial.release import rounded
-from dpcore.spatial.wavelet import inverse_haar
 from tests.dpcore.spatial.mechanisms import every_mechanism
 from tests.support.nightly import nightly_but
 from tests.support.tapes import Geometric, tape

@@ -31,11 +31,11 @@ from dpcore.spatial import (
     histogram_from_release,
 )
 from dpcore.spatial.domain import DomainError
+from dpcore.spatial.grids import haar, inverse_haar
 from dpcore.spatial.htf import QUANTUM, RankedCells, search, split_costs
 from dpcore.spatial.mechanism import choose, noisy_counts
 from dpcore.spatial.partition import image_of, simplex
 from dpcore.spatial.trees import Candidates, height_of
-from dpcore.spatial.wavelet import haar, inverse_haar
 from tests.dpcore.spatial.mechanisms import every_mechanism
 from tests.support.tapes import tape
 

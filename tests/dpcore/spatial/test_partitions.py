@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from dpcore.spatial.domain import Domain
+from dpcore.spatial.grids import haar, inverse_haar
 from dpcore.spatial.htf import QUANTUM, RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import LevelDraws, grow, image_of, split_boxes, whole
 from dpcore.spatial.trees import Candidates, median_costs
-from dpcore.spatial.wavelet import haar, inverse_haar
 
 DOMAIN = Domain.unit_cells(16, 16)
 

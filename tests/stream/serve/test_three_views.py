@@ -28,6 +28,7 @@ from tests.stream.serve.browser import (
 from tests.stream.serve.city import BUSY, CELLS, JAM, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, rows_of_city
 from tests.stream.serve.pages import page_of
 from tests.support.builders import SLOT
+from tests.support.nightly import nightly
 from tests.support.releasing import build_messages, planned
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -52,7 +53,7 @@ async def shades(page: Page, cell: str) -> int:
     return max(middle) - min(middle)
 
 
-@pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), (LAPTOP, "light"), (WIDE, "dark")])
+@pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), nightly(LAPTOP, "light"), nightly(WIDE, "dark")])
 async def test_three_views_and_of_the_difference_only_what_noise_does_not_explain_has_a_colour(
     browser: Browser, tmp_path: Path, size: dict[str, int], colours: str
 ) -> None:
