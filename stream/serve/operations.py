@@ -62,9 +62,9 @@ def files(
         for suffix, kind in formats.items():
             content = {kind: "DownloadFeatures" if suffix == "geojson" else None}
             refused = (*errors, 501) if suffix == "parquet" else errors
-            named, told = f"{name}{suffix.capitalize()}", summary.format(suffix)
+            identifier, title = f"{name}{suffix.capitalize()}", summary.format(suffix)
             bound = partial(method, suffix=suffix)
-            one = Operation(f"{BASE}{path}.{suffix}", named, told, bound, parameters, content, "Downloads", refused)
+            one = Operation(f"{BASE}{path}.{suffix}", identifier, title, bound, parameters, content, "Downloads", refused)
             _DECLARED.setdefault(method, []).append(one)
         return method
 

@@ -30,9 +30,9 @@ def archive(path: Path, roads: Sequence[Road], zooms: range, attribution: str = 
     body = bytearray(path.read_bytes())
     start, length = struct.unpack_from("<2Q", body, 24)
     metadata = json.loads(gzip.decompress(body[start : start + length])) | {"attribution": attribution}
-    told = gzip.compress(json.dumps(metadata).encode())
-    struct.pack_into("<2Q", body, 24, len(body), len(told))
+    described = gzip.compress(json.dumps(metadata).encode())
+    struct.pack_into("<2Q", body, 24, len(body), len(described))
     west, south, east, north = struct.unpack_from("<4i", body, 102)
     struct.pack_into("<4i", body, 102, west - 10, south - 10, east + 10, north + 10)
-    path.write_bytes(body + told)
+    path.write_bytes(body + described)
     return path
