@@ -63,8 +63,8 @@ def files(
             content = {kind: "DownloadFeatures" if suffix == "geojson" else None}
             refused = (*errors, 501) if suffix == "parquet" else errors
             identifier, title = f"{name}{suffix.capitalize()}", summary.format(suffix)
-            bound = partial(method, suffix=suffix)
-            one = Operation(f"{BASE}{path}.{suffix}", identifier, title, bound, parameters, content, "Downloads", refused)
+            place, handler = f"{BASE}{path}.{suffix}", partial(method, suffix=suffix)
+            one = Operation(place, identifier, title, handler, parameters, content, "Downloads", refused)
             _DECLARED.setdefault(method, []).append(one)
         return method
 

@@ -147,7 +147,7 @@ def test_a_merged_cell_is_compared_with_releases_of_the_same_area_only(tmp_path:
     """The same id is the whole hexagon in some windows and what finer neighbours leave of it in others."""
     one, other = STEADY, LONELY
     areas: list[dict[str, Any]] = [{}, {"excludes": [one]}, {"excludes": [other, one]}, {"excludes": [one, other]}]
-    made = [released(tmp_path, day * DAY, 10.0 * (1 + day % 4), 1.0, **areas[day % 4]) for day in range(12)]
+    made = [released(tmp_path, week * WEEK, 10.0 * (1 + week % 4), 1.0, **areas[week % 4]) for week in range(12)]
     assert usual_in(view_of(*made))[BUSY].value == 34.0, "the order of excludes says nothing"
-    view = view_of(*made, released(tmp_path, 12 * DAY, 50.0, 1.0))
+    view = view_of(*made, released(tmp_path, 12 * WEEK, 50.0, 1.0))
     assert usual_in(view)[BUSY].value == 10.0
