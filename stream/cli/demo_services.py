@@ -57,8 +57,7 @@ _IDLE_TIMEOUT = "8s"
 _PACE = 1200
 """Simulated seconds per second, so that a window of three hours closes every nine seconds."""
 _AGENCY_PACE = 720
-"""The same of the simulated agency, which is polled every second: a fix of a vehicle every twelve minutes, and a window
-in 15 s."""
+"""The same of the simulated agency, polled every second: a fix of a vehicle in twelve minutes, a window in 15 s."""
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
 _PLACES, _STREETS, _AREA = "places.json", "streets.geojson", "city.geojson"
@@ -146,8 +145,7 @@ def _morning_us(timezone: str) -> int:
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of a demo. ``named``: options with which a child process in this folder chooses the same
-    configuration."""
+    """Settings of a demo. ``named``: options with which a child in this folder chooses the same configuration."""
 
     chosen: Chosen
     relation: NeighbouringRelation
@@ -206,8 +204,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Demo:
-    """A running demo. ``follow`` passes releases to the view until cancelled; ``end`` stops all processes except the
-    servers."""
+    """A running demo. ``follow`` passes releases to the view until cancelled; ``end`` stops all but the servers."""
 
     config: Config
     scratch: Path
@@ -259,8 +256,7 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
 
 
 def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
-    """Run source and service in this process, close windows in another one, and start the dashboard over the file of
-    releases."""
+    """Run source and service in this process, closing in another, and the dashboard over the file of releases."""
     redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
     settings = setup.config(redis)
     file = setup.scratch / "releases.ndjson"
@@ -320,8 +316,7 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
 
 
 async def _start_ledger(config: Config) -> None:
-    """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end
-    with it."""
+    """Start a ledger that releases every time. There is no other ledger: the demo's servers are new."""
     async with redis_client(config.redis) as redis:
         await Ledger.of(redis, config).start_generation(birth=0)
 

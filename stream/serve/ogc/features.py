@@ -23,7 +23,7 @@ from stream.serve.ogc.selection import Bounds, Interval, bounds_of, extent_of, i
 from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import View, WindowView, marker_of
 
 ROOT = "/ogc"
 NEWEST, ALL = "newest", "all"
@@ -227,11 +227,13 @@ def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView], e
     name = f"{feed}.{kind}"
     path = f"{here}{ROOT}/collections/{name}"
     which = "the newest complete window" if kind == NEWEST else "all complete windows that are kept, newest first"
+    marker = marker_of(windows[0]) if windows else None
+    value = "speed" if marker is None else f"{marker.value} ({marker.clipping.unit})"
     span: list[str | None] = [windows[-1].start, windows[0].end] if windows else [None, None]
     return {
         "id": name,
         "title": f"{feed}: {'newest window' if kind == NEWEST else 'all windows'}",
-        "description": f"Speed statistics of H3 hexagons with their 95 % intervals, as released: {which}.",
+        "description": f"Statistics of {value} in H3 hexagons with their 95 % intervals, as released: {which}.",
         "itemType": "feature",
         "crs": [_CRS],
         "extent": {"spatial": {"bbox": [extent], "crs": _CRS}, "temporal": {"interval": [span]}},

@@ -87,7 +87,7 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
             assert (low * high > 0) == clear, "the message says the same"
         await page.locator("#table-button").click()
         row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
-        await expect(row).to_contain_text(re.compile(r"\d\d % slower than usual"))
+        await expect(row).to_contain_text(re.compile(r"\d\d % slower than typical"))
         await row.locator("button").click()
         value = body[BUSY]["post_processed"]["typical"]["value"]
         await expect(page.locator("#details")).to_contain_text(f"Typical at this hour: {value:.0f} km/h")
