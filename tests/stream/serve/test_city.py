@@ -278,6 +278,7 @@ async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until
 
 
 @needs_chromium
+@pytest.mark.nightly
 async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, config: Config) -> None:
     place = f"?area={quote('<script>document.title=1</script>')}"
     async with (

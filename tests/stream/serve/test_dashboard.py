@@ -479,6 +479,7 @@ async def test_downloads_are_linked_and_are_the_window(shown: Shown) -> None:
         assert "attachment" in answer.headers["Content-Disposition"]
 
 
+@pytest.mark.nightly
 async def test_parquet_is_offered_only_where_the_server_can_write_it(
     browser: Browser, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,6 +576,7 @@ async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_
         await no_violation(page)
 
 
+@pytest.mark.nightly
 async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_where_speeds_come_from(
     browser: Browser, config: Config
 ) -> None:
@@ -638,7 +640,7 @@ async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
 
 @pytest.mark.parametrize(
     ("size", "colours"),
-    [(PHONE, "dark"), (DESKTOP, "light"), nightly(DESKTOP, "dark"), nightly(PHONE, "light")],
+    [(PHONE, "dark"), nightly(DESKTOP, "light"), nightly(DESKTOP, "dark"), nightly(PHONE, "light")],
     ids=["phone-dark", "desktop-light", "desktop-dark", "phone-light"],
 )
 async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colours: Literal["light", "dark"]) -> None:
@@ -724,6 +726,7 @@ async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
         assert (land > 600) == (colours == "dark"), "the map changes its theme though the server does not answer"
 
 
+@pytest.mark.nightly
 async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_font_of_the_server(
     browser: Browser, config: Config, tmp_path: Path
 ) -> None:
