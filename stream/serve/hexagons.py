@@ -58,7 +58,7 @@ class OtherDay:
     """Starts of the oldest and the newest complete window of the feed."""
 
     def body(self) -> dict[str, Any]:
-        """As the API answers."""
+        """The object that the API answers with."""
         oldest, newest = self.kept or (None, None)
         return {
             "feed": self.window.feed,

@@ -220,7 +220,7 @@ class Series:
 
 
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:
-    """Of each name with an estimate, what is said of it."""
+    """The rows of each name that has an estimate."""
     cells, within, rows = numbers_of(window.in_order()), bounds_of(window), []
     for one in named:
         if estimate := combined(one.of(cells), within)["estimate"]:
