@@ -49,7 +49,7 @@ CLASSES = (1, 4, 12, 40, 120, 400)
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 13))
 """Candidate factors on the model's variance."""
 USUAL = (0.5, 1.0, 0.3, -0.5, -0.6, -0.2)
-"""Prior mean of log₂ of the factor of each class: models know less than they say of cells with few events, some of which
+"""Prior mean of log₂ of the factor of each class: models know less than they say of cells of few events, of which some
 are motorways, and more of busy ones. Chosen on CapMetro's 2017-03-16 and 2017-03-21, by windows of an hour and of a
 quarter."""
 PRIOR_SPREAD = 1.0
