@@ -102,7 +102,7 @@ def alternatives(setting: Setting, config: Config, half_width: float | None) -> 
     """
     speed = config.speed
     if config.relation == NeighbouringRelation.VALUES:
-        if speed.mean_mechanism != "allocated" or speed.keep != "epsilon":
+        if speed.mean_mechanism != "allocated":
             return
         if speed.allocation == "exact-loss":
             yield replace(setting, clipping="none" if setting.clipping == "joint" else "joint")

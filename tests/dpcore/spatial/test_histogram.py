@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +33,9 @@ from dpcore.spatial.euler import Euler
 from dpcore.spatial.histogram import HistogramError, SparseReading, paint
 from dpcore.spatial.partition import split_boxes, whole
 from dpcore.spatial.queries import QueryError, answer, integral_image, overlap_norms
+from dpcore.spatial.range_noise import independent_tails
 from dpcore.spatial.regions import Footprints, RegionError, Regions
+from dpcore.spatial.release import rounded
 from tests.dpcore.silence import Silence
 
 
@@ -122,6 +127,54 @@ def test_parts_that_do_not_tile_the_grid_are_refused(boxes: list[list[int]]) -> 
 def test_a_document_that_is_no_histogram_is_refused(document: dict[str, object]) -> None:
     with pytest.raises((HistogramError, DomainError)):
         histogram_from_release(document)
+
+
+def fine(counts: np.ndarray) -> GridHistogram:
+    domain = Domain.unit_cells(*counts.shape)
+    edges = [np.arange(length + 1) for length in counts.shape]
+    return GridHistogram(domain, edges[0], edges[1], counts.astype(np.float64), 2.0)
+
+
+def test_a_grid_of_many_cells_is_packed_and_comes_back_and_what_is_none_is_refused_in_little_memory() -> None:
+    counts = np.random.default_rng(4).integers(-40, 300, (257, 256))
+    counts[0, :2] = -(2**31), 2**31 - 1
+    document = fine(counts).to_release()
+    back = histogram_from_release(document)
+    assert isinstance(back, GridHistogram)
+    assert np.array_equal(back.counts, counts)
+    bomb = base64.b64encode(zlib.compress(bytes(1 << 28))).decode()
+    cut = document["structure"]["counts"]["planes"][:400]
+    tracemalloc.start()
+    for planes in (bomb, cut, "", "no base64!", base64.b64encode(b"not compressed").decode()):
+        document["structure"]["counts"] = {"least": 0, "planes": planes}
+        with pytest.raises(HistogramError):
+            histogram_from_release(document)
+    document["structure"]["x_edges"] = list(range(200_000))  # more blocks than cells
+    with pytest.raises(HistogramError):
+        histogram_from_release(document)
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
+
+
+def test_blocks_are_joined_only_where_packed_counts_are_too_long_and_keep_sums_and_intervals() -> None:
+    """Joined blocks at the last edge of an odd number have fewer draws than are claimed, so intervals must not shrink
+    as draws are added."""
+    rng = np.random.default_rng(5)
+    quiet, loud = fine(rng.integers(0, 9, (701, 803))), fine(rng.integers(0, 2**20, (701, 803)))
+    assert rounded(quiet).to_release() == quiet.to_release()
+    joined = rounded(loud)
+    assert isinstance(joined, GridHistogram)
+    assert joined.counts.shape == (351, 402)
+    assert np.array_equal(joined.counts, block_sums(loud.counts, joined.x_edges, joined.y_edges))
+    assert (joined.draws, joined.variances) == (4, 8.0)
+    every = Rectangles(*np.array([[0.0], [701.0], [0.0], [803.0]]))
+    ours, theirs = joined.intervals(every), loud.intervals(every)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.low <= theirs.low <= theirs.high <= ours.high
+    for variance in (0.01, 2.0, 200.0):
+        tails = independent_tails(np.arange(1, 40), variance)
+        assert all((np.diff(tail) >= -1e-9).all() for tail in (tails.alone, tails.up, tails.down))
 
 
 def test_block_sums_keep_the_total_and_follow_the_cuts() -> None:

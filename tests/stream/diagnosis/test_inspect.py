@@ -9,8 +9,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,7 @@ from stream.diagnosis.measures import measure
 from stream.diagnosis.observations import InspectionError, Observations
 from stream.diagnosis.observing import observe_file, observe_messages
 from stream.diagnosis.suggestion import suggested_feed
+from stream.diagnosis.times import time_form
 from stream.diagnosis.topic import TopicUnreachableError, newest_messages
 from stream.sources.lines import RecordingError
 from tests.support.builders import SLOT
@@ -348,6 +351,34 @@ def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_
     summary = json.loads(released.stdout)
     assert (summary["refused"], summary["notes"]) == ({}, [])
     assert summary["windows"]
+
+
+@pytest.mark.parametrize(
+    ("offset", "zone"), [("+05:30", "Asia/Kolkata"), ("-05:00", "Etc/GMT+5"), ("+00:00", "UTC"), ("Z", "UTC")]
+)
+def test_the_zone_suggested_has_the_offset_of_the_times_and_is_said_not_to_be_the_only_one(
+    offset: str, zone: str, tmp_path: Path
+) -> None:
+    rows = [itms(minute, bus, f"2021-05-08T08:{minute:02}:00{offset}") for minute in range(50) for bus in range(6)]
+    day = tmp_path / "day.ndjson"
+    day.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (line,) = (line for line in inspected(day).suggestions if line.key == "timezone")
+    assert line.value == json.dumps(zone)
+    assert ("several zones share" in line.reason) == (zone != "UTC")
+
+
+def test_every_offset_that_clocks_show_today_has_a_zone_that_shows_it() -> None:
+    moments = [datetime(2026, month, 15, tzinfo=UTC) for month in (1, 7)]
+    for name in available_timezones() - {"localtime", "Factory"}:
+        for moment in moments:
+            local = moment.astimezone(ZoneInfo(name))
+            form = time_form([local.isoformat()])
+            assert form is not None
+            if form.offset is None:
+                assert not local.utcoffset(), name
+            else:
+                assert form.zone is not None, name
+                assert local.utcoffset() in {one.astimezone(ZoneInfo(form.zone)).utcoffset() for one in moments}, name
 
 
 @pytest.mark.parametrize(("speed", "wanted"), [("absent", "missing"), ("some", "missing"), ("zero", "derived")])
