@@ -96,7 +96,10 @@
         <Rule>
           <Title>fainter: perhaps nobody, the 95 % interval reaches 0</Title>
           <ogc:Filter>
-          <ogc:PropertyIsLessThanOrEqualTo><ogc:PropertyName>low</ogc:PropertyName><ogc:Literal>0</ogc:Literal></ogc:PropertyIsLessThanOrEqualTo>
+          <ogc:And>
+            <ogc:PropertyIsGreaterThanOrEqualTo><ogc:PropertyName>density</ogc:PropertyName><ogc:Literal>1</ogc:Literal></ogc:PropertyIsGreaterThanOrEqualTo>
+            <ogc:PropertyIsLessThanOrEqualTo><ogc:PropertyName>low</ogc:PropertyName><ogc:Literal>0</ogc:Literal></ogc:PropertyIsLessThanOrEqualTo>
+          </ogc:And>
           </ogc:Filter>
           <PolygonSymbolizer><Fill>
             <CssParameter name="fill">#ffffff</CssParameter>
