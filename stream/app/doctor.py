@@ -11,8 +11,8 @@ from redis.exceptions import RedisError
 
 from stream.app.kafka_findings import Finding, kafka_findings
 from stream.config import Config
-from stream.config.addresses import redacted
 from stream.config.secret_files import readers
+from stream.config.servers import redacted
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
 from stream.servers.version import NEEDED, REMEDY, ServerVersion

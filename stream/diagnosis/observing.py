@@ -314,8 +314,7 @@ def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
         return f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
     if is_row(set().union(*sample.trees[:50])):
         return (
-            "its first line has numbers, so it is no header: write the names of its columns before it, "
-            "like "
+            "its first line has numbers, so it is no header: write the names of its columns before it, like "
             "user,time,lat,lng,speed"
         )
     return (

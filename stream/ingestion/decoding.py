@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.config.feed import MAX_FUTURE
-from stream.config.quality import ORIGIN_DEGREES
+from stream.config.feed import MAX_FUTURE, ORIGIN_DEGREES
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
