@@ -36,8 +36,8 @@ def sql(part: Xml.Element) -> str:
 
 def rules(name: str) -> dict[str, str]:
     """The colour of each rule, and for which features it is, in SQL."""
-    found = Xml.parse(REPO_ROOT / "config" / "gis" / f"{name}.sld").iter(f"{SLD}Rule")
-    return {str(rule.findtext(f".//{SLD}CssParameter")): sql(rule.find(f"{OGC}Filter/*")) for rule in found}  # type: ignore[arg-type]
+    listed = Xml.parse(REPO_ROOT / "config" / "gis" / f"{name}.sld").iter(f"{SLD}Rule")
+    return {str(rule.findtext(f".//{SLD}CssParameter")): sql(rule.find(f"{OGC}Filter/*")) for rule in listed}  # type: ignore[arg-type]
 
 
 def ramp(name: str) -> list[str]:
