@@ -23,6 +23,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "hexagons.resolution": 7,
         "speed.statistics": ["mean", "variance"],
         "speed.sum_cap": 0.7,
+        "speed.clipping": "none",
         "speed.suppression": "chop-user",
     },
     "riders": {

@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from dpcore.allocation import Sensitivities, checked_retained
+from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.contributions import Counts, IntArray
 from dpcore.errors import ParameterError
+from dpcore.mean import clipping_bias
 from dpcore.pair_sums import Summable
-from dpcore.scales import check_clipped, checked_upper
+from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -85,6 +86,19 @@ class ResidualMean:
         kept = np.maximum(counts.by_cell(retained) * self.top, 1)
         weight = counts.by_cell(counts.samples) / (kept * self.gain)
         return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
+
+    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
+        """µε of each user for Laplace noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term
+        rounded up."""
+        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
+
+    def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
+        """Integers in the full range U of the undone mean of each cell, shape (C,)."""
+        return np.maximum(counts.by_cell(retained) * self.top * self.gain, 1.0)
+
+    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
+        """Worst-case bias of a mean over n of N samples, in ranges U, shape (C,), beside what ranges add."""
+        return clipping_bias(total, retained)
 
     def integers(self, kept: Summable) -> IntArray:
         """Σ of the clipped sums per cell, shape (C,): what noise is added to; never to be shown.

@@ -289,7 +289,7 @@ class Search:
     def _price(self, best: Trial) -> None:
         """Try the configured statistics beside ``best``, so that what they cost is known."""
         statistics = self._config.speed.statistics
-        clipping = "none" if best.setting.clipping == "carried" else best.setting.clipping
+        clipping = "none" if "variance" in statistics else best.setting.clipping
         configured = replace(best.setting, statistics=statistics, clipping=clipping)
         if statistics != best.setting.statistics and "mean" in statistics:
             self.least(configured, best.level + 3, math.inf)

@@ -20,7 +20,7 @@ from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_QUANTA, SpeedTerms
 
 IntArray = npt.NDArray[np.int64]
-CellStatistic = Mean | MovingMean | Variance | Distribution
+CellStatistic = Mean | ResidualMean | MovingMean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, moving mean, variance, one distribution for itself and
 all percentiles."""
