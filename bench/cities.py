@@ -15,13 +15,13 @@ import h3.api.numpy_int as h3
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
 from stream.sources.fleet import Fleet
 from stream.sources.network import build_network
 from stream.storage.row_store import ROW
 
-FloatArray = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
 Traffic = Callable[[FloatArray, FloatArray, float], FloatArray]
 """Usual speed in km/h at (x, y) in km from the south-west corner, (V,) each, at an hour of the day."""

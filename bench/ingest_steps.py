@@ -80,7 +80,6 @@ async def limits_of(config: Config) -> Any:
     return BoundedConsumer(config.kafka, None).kafka._value_deserializer
 
 
-# long: one entry for each step, and what the steps share
 def steps(config: Config, values: list[bytes], limits: Any) -> dict[str, Callable[[], Any]]:
     """The steps of ingestion until a batch is ready for Redis, and other ways of three of them."""
     form, pseudonyms, decoder = feed_format(config.feed), Pseudonyms(_KEY), Decoder(config, _KEY)

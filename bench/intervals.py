@@ -30,8 +30,9 @@ from bench.cities import KINDS, rows_of, timetable
 from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
-from dpcore._tilted_normal import tilted
+from dpcore.arrays import FloatArray
 from dpcore.interval_calibration import CLASSES, class_of
+from dpcore.laplace_posterior import tilted
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.diagnosis.reading import read_recording
@@ -45,7 +46,6 @@ from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 
-FloatArray = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
 Columns = defaultdict[str, list[FloatArray]]
 """By estimator: events, width, whether covered, absolute error, scale of the noise, cell, (6, C) of each window and

@@ -1,7 +1,7 @@
 """Measures how often 95 % intervals of range counts contain the true number, by class of true counts, and their widths.
 
-No part of the intervals was chosen on data; they are right by construction (``dpcore.spatial.intervals``). Ranges reach
-from one cell to the whole box, anywhere and beside points, with at most a fixed number of each class.
+No part of the intervals was chosen on data; they are right by construction (``dpcore.spatial.range_noise``). Ranges
+reach from one cell to the whole box, anywhere and beside points, with at most a fixed number of each class.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from bench.progress import shown
 from bench.recordings import absent, path_of_day, recordings
 from bench.spatial import GRIDS, mechanisms, path_of, tuning_queries
+from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Histogram, Rectangles, SparseHierarchy, SpatialMechanism
 from dpcore.spatial.euler import Euler, EulerHistogram
@@ -31,7 +32,6 @@ from stream.sources.fleet import Fleet
 from stream.sources.network import build_network
 
 Counts = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 CLASSES = (("0", 0, 0), ("1-5", 1, 5), ("6-20", 6, 20), ("21-100", 21, 100), ("more", 101, 10**12))
 """Name, least and greatest true count."""

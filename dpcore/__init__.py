@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "accounting",
     "allocation",
+    "arrays",
     "bernstein",
     "budget",
     "cdf",
@@ -33,7 +34,6 @@ __all__ = [
     "laplace_posterior",
     "level_tree",
     "mean",
-    "model_averaging",
     "modelled_percentiles",
     "moving_mean",
     "noise",

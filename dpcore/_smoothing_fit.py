@@ -1,19 +1,64 @@
-"""One window beside the past, and its posterior under each member of the grid of :class:`dpcore.smoothing.Dynamics`."""
+"""One window beside the past, and its posterior under each member of the grid of :class:`dpcore.smoothing.Dynamics`.
+
+The parameters of the model are not known, so the posterior is computed under every candidate of a small public grid and
+averaged; each weighs as much as its evidence. Source: Hoeting et al., "Bayesian Model Averaging: A Tutorial" (1999),
+equations 1 to 4.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
-from dpcore._smoothing_model import Dynamics, FloatArray, IntArray, Releases, SmoothingState
+from dpcore._smoothing_model import Dynamics, Releases, SmoothingState
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.earth import local_kilometres
 from dpcore.interval_calibration import Prediction
 from dpcore.laplace_posterior import laplace_posterior, normal_posterior
-from dpcore.model_averaging import EvidenceWeights, average
+
+
+@dataclass(frozen=True)
+class EvidenceWeights:
+    """Weights of M candidates, each set adding up to 1. ``shares``: (M,), of all candidates, for means; ``cautious``:
+    (M,), of the cautious candidates alone, for variances.
+    """
+
+    shares: FloatArray
+    cautious: FloatArray
+
+    @classmethod
+    def of(cls, log_evidence: Sequence[float], cautious: Sequence[bool]) -> EvidenceWeights:
+        """Weights from the natural logarithms of the evidence, (M,). Only the ``cautious`` candidates, (M,), enter
+        variances: busy cells say more about the spread of events than quiet ones do, and would make the intervals of
+        the quiet ones too short.
+        """
+        return cls(evidence_shares(np.array(log_evidence)), evidence_shares(np.where(cautious, log_evidence, -np.inf)))
+
+    def mixture(self, candidates: Iterable[tuple[FloatArray, FloatArray]]) -> tuple[FloatArray, FloatArray]:
+        """(Mean, variance) of C quantities, (C,) each, from those of every candidate. The variance includes how far the
+        candidates' means lie from the average.
+        """
+        means, variances = zip(*candidates, strict=True)
+        value = average(self.shares, means)
+        spread = [variance + np.square(mean - value) for mean, variance in zip(means, variances, strict=True)]
+        return value, average(self.cautious, spread)
+
+
+def evidence_shares(log_evidence: FloatArray) -> FloatArray:
+    """Weights in proportion to the evidence, shape (M,), from its natural logarithms; -inf leaves a candidate out."""
+    share = np.exp(log_evidence - log_evidence.max())
+    return np.asarray(share / share.sum())
+
+
+def average(shares: FloatArray, columns: Sequence[FloatArray]) -> FloatArray:
+    """Average of M arrays of one shape by their ``shares`` (M,)."""
+    return np.asarray(np.tensordot(shares, np.array(columns), axes=1))
+
 
 MOST_INFORMATIVE = 400
 """Most cells of the window, and most of the past, that inform the others; the noisier ones are only predicted."""
@@ -212,7 +257,6 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
     return Prior(typical + window.passing, variance + passing, covariance, typical, variance)
 
 
-# long: one solve, of which cells, level and passing deviations are read
 def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
     """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of
     U)."""

@@ -9,12 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from dpcore.arrays import FloatArray, IdArray
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import Calibration
-
-FloatArray = npt.NDArray[np.float64]
-IdArray = npt.NDArray[np.uint64]
-IntArray = npt.NDArray[np.int64]
 
 HOURS_OF_DAY = 24
 """Entries of the daily profile of the area's level."""

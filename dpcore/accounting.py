@@ -19,10 +19,10 @@ import numpy as np
 import scipy
 
 from dpcore._whole_numbers import is_whole_number, whole_number, whole_numbers
-from dpcore._whole_units import Amount, exact_amount, whole_units
-from dpcore.budget import MICRO, from_micro
+from dpcore.arrays import IntArray
+from dpcore.budget import MICRO, Amount, exact_amount, from_micro, whole_units
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
-from dpcore.noise import MAX_SCALE_NUMERATOR, IntArray
+from dpcore.noise import MAX_SCALE_NUMERATOR
 from dpcore.scales import checked_sensitivity
 
 NANO = 1_000_000_000

@@ -8,22 +8,61 @@ within every allowance: the guarantee never rests on convergence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
 from dpcore._allocation_program import Program
-from dpcore._recent import Recent, key_of
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import Counts, IntArray
+from dpcore.contributions import Counts
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 
-FloatArray = npt.NDArray[np.float64]
+_Kept = TypeVar("_Kept")
+
+
+class Recent(Generic[_Kept]):
+    """At most ``count`` results of at most ``size`` bytes together; those asked for longest ago go first.
+
+    Threads may share it: two that ask for the same at once both compute it.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self._count, self._size = count, size
+        self._kept: dict[bytes, tuple[_Kept, int]] = {}
+
+    def get(self, key: bytes, compute: Callable[[], tuple[_Kept, int]]) -> _Kept:
+        """The result of ``key``: ``compute`` gives it, and its bytes, unless it is kept."""
+        entry = self._kept.pop(key, None) or compute()
+        self._kept[key] = entry
+        self._forget()
+        return entry[0]
+
+    def _forget(self) -> None:
+        kept = list(self._kept.items())
+        total = sum(size for _, (_, size) in kept)
+        for position, (key, (_, size)) in enumerate(kept):
+            if total <= self._size and len(kept) - position <= self._count:
+                return
+            self._kept.pop(key, None)
+            total -= size
+
+
+def key_of(*columns: npt.NDArray[Any], **numbers: float) -> bytes:
+    """A digest of columns, with their types and lengths, and of numbers: equal only for equal ones."""
+    digest = hashlib.blake2b(digest_size=32)
+    digest.update(repr([(column.dtype.str, column.shape) for column in columns] + sorted(numbers.items())).encode())
+    for column in columns:
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.digest()
+
+
 Positions = npt.NDArray[np.integer[Any]]
 
 _T = TypeVar("_T", np.int64, np.float64)

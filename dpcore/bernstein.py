@@ -12,12 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.contributions import IntArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import OverflowBoundError, ParameterError
-
-FloatArray = npt.NDArray[np.float64]
 
 MEAN_OF = (np.array([0.0]), np.array([0.0, 1.0]), np.array([0.0, 0.5, 1.0]))
 """Σx/U as a linear form of the sums, by degree."""

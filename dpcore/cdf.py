@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from dpcore.contributions import IntArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
-from dpcore.level_tree import LEAST_ERROR, FloatArray, LevelTree, TreeShape, consistent_leaves
+from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, consistent_leaves
 from dpcore.scales import checked_upper
 
 DRAWS, QUANTILE = 4000, 0.96

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import IdArray, IntArray
 from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.event_order import indexed, ordered, since_earliest
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 MAX_TOTAL = 2**62
 """Every integer sum of values must stay below this."""

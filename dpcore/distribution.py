@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.cdf import CDFs, bin_edges, bin_tree, consistent_cells
-from dpcore.contributions import Contributions, Counts, IntArray
-from dpcore.level_tree import LEAST_ERROR, FloatArray, LevelTree, TreeShape, noisy_levels
+from dpcore.contributions import Contributions, Counts
+from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, noisy_levels
 from dpcore.mean import clipping_bias
 from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales, check_clipped

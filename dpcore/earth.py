@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from dpcore.arrays import FloatArray
 
 EARTH_M = 6_371_008.8
 """Mean radius in metres (IUGG)."""

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
+from dpcore.arrays import IdArray, IntArray
 
 _KEY = 63
 """Bits of a key."""

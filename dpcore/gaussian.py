@@ -14,8 +14,9 @@ import numpy as np
 import scipy
 
 from dpcore._whole_numbers import whole_numbers
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.errors import ParameterError
-from dpcore.noise import BoolArray, FloatArray, IntArray, Noise
+from dpcore.noise import Noise
 
 
 def half_square_fraction(noise: Noise, r: IntArray, t: IntArray) -> BoolArray:

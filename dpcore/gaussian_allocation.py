@@ -16,15 +16,12 @@ mechanism S15; Boyd and Vandenberghe, *Convex Optimization*, chapter 5.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from dpcore.accounting import MAX_RHO, NANO
 from dpcore.allocation import MAX_CHARGE, MAX_NUMERATOR, AllocatedScales, Sensitivities
-from dpcore.contributions import IntArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import BudgetError, OverflowBoundError
-
-FloatArray = npt.NDArray[np.float64]
 
 STEPS = 200
 """Dual steps: by then the objective is within a thousandth of its bound; what is left is scaled to fit."""

@@ -4,7 +4,7 @@ come.
 To be proved: if every window charges at most its grant, a user's charges of a period never exceed their budget, and the
 grant depends on that user's own past charges and on public facts only, as the individual filter demands (Feldman and
 Zrnic 2021). Proof: the grant is at most budget − spent; its arguments are one user's own. Tested: over random periods,
-with a grant of another user's ledger planted, in ``tests/dpcore/test_grants.py``.
+with a grant of another user's ledger planted, in ``tests/dpcore/test_participation.py``.
 
 Relation "values" only: there charges are functions of public counts, earlier releases and the ledger.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpcore.contributions import IntArray
+from dpcore.arrays import IntArray
 from dpcore.errors import BudgetError
 
 

@@ -40,10 +40,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpcore._tilted_normal import tilted, tilted_quantile
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
-
-FloatArray = npt.NDArray[np.float64]
+from dpcore.laplace_posterior import tilted, tilted_quantile
 
 CLASSES = (1, 4, 12, 40, 120, 400)
 """Least number of events of a cell in each class."""

@@ -14,14 +14,11 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.contributions import IntArray
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.noise import Noise
 from dpcore.scales import LaplaceScales, checked_micro
-
-FloatArray = npt.NDArray[np.float64]
 
 MAX_BRANCHING = 16
 """Largest branching of a tree with more than one level."""

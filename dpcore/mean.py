@@ -17,15 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import MAX_TOTAL, Counts, IntArray
+from dpcore.arrays import FloatArray, IntArray
+from dpcore.contributions import MAX_TOTAL, Counts
 from dpcore.errors import ParameterError
 from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

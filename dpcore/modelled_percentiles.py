@@ -17,12 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
-
-FloatArray = npt.NDArray[np.float64]
 
 MEAN_SHARES = (0.001, 0.999)
 """Means below or above these shares of U are read as these."""

@@ -13,7 +13,7 @@ Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ where
 a change of |s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <= 2Δ. Γ samples: the triangle inequality. Noise of
 scale b on two integers that move by (d, e) costs (|d| + |e|)/b, Gaussian noise (d² + e²)/(2σ²), and cells' noises are
 independent, so costs add up. So the number costs nothing beside the sum; alone, S would need the same noise.
-Tested: by brute force in ``tests/dpcore/test_moving_mean.py``, on the shipped path in
+Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in
 ``tests/audit/test_values_audit.py`` and ``tests/audit/test_values_zcdp_audit.py``.
 
 Neighbours differ in the values of one user; Γ and the scales are functions of public counts, and v is a constant. Which
@@ -25,17 +25,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore._whole_numbers import whole_number
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.bernstein import Ratio, ratio_of
-from dpcore.contributions import Contributions, Counts, IntArray
+from dpcore.contributions import Contributions, Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import clipping_bias
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

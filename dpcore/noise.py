@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from dpcore._inversion import PART, PARTS, WHOLE
 from dpcore._whole_numbers import whole_number, whole_numbers
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.errors import OverflowBoundError, ParameterError
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,6 @@ class Groups:
         return np.searchsorted(self.cumulative, self.base[group] + drawn, side="right") - 1
 
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 EntropySource = Callable[[int], bytes]
 """n -> n uniformly random bytes."""
 

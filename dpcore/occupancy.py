@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
-
-FloatArray = npt.NDArray[np.float64]
 
 MEMORY_HOURS = 12.0
 """After so many hours a window counts 1/e beside a new one in the lasting number of users."""

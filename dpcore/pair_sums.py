@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.contributions import Contributions, Counts, IdArray, IntArray, check_squares, check_values, numbered_pairs
+from dpcore.arrays import IdArray, IntArray
+from dpcore.contributions import Contributions, Counts, check_squares, check_values, numbered_pairs
 from dpcore.errors import ParameterError
 from dpcore.event_order import indexed
 

@@ -28,20 +28,19 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.accounting import gaussian_ratio, square_losses
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.bernstein import polynomials
 from dpcore.budget import MICRO
 from dpcore.cdf import bin_edges, bin_tree
-from dpcore.contributions import Contributions, Counts, IdArray, IntArray, stretches
+from dpcore.contributions import Contributions, Counts, stretches
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.level_tree import LEAST_ERROR, LevelTree, TreeShape, split_budget
 from dpcore.noise import Noise
 from dpcore.scales import check_clipped, check_total, noise_ratio
 
-FloatArray = npt.NDArray[np.float64]
 Weight = Literal["sample", "user", "share"]
 """What has the weight 1: a sample, a user in a cell, or a user in the window."""
 

@@ -20,17 +20,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import Counts, IntArray
+from dpcore.arrays import FloatArray, IntArray
+from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
 from dpcore.mean import clipping_bias
 from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
-
-FloatArray = npt.NDArray[np.float64]
 
 KAPPAS = (0.25, 0.4, 0.6, 0.85, 1.2, 1.7, 2.4, np.inf)
 """Candidate half ranges, in spreads of users; the last is no clipping."""

@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from dpcore.contributions import Counts, IntArray
+from dpcore.arrays import FloatArray, IdArray, IntArray
+from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
-
-FloatArray = npt.NDArray[np.float64]
-IdArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore._whole_numbers import is_whole_number
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import MAX_TOTAL, IntArray
+from dpcore.contributions import MAX_TOTAL
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 from dpcore.noise import MAX_SCALE_NUMERATOR, Noise, interval_half_width
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

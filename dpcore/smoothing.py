@@ -11,7 +11,7 @@ The typical mean is the sum of level, effects and lasting deviation before the w
 The method: one Kalman step per window. The past is kept as one Gaussian observation of each cell's lasting deviation,
 which fades with time. The window's Laplace noise is read by expectation propagation (:mod:`dpcore.laplace_posterior`);
 noise of ratios of several noisy numbers is read as normal. Parameters that nobody knows are averaged over a fixed grid
-(:mod:`dpcore.model_averaging`). Each release tests what the model says without it, which calibrates the intervals
+(:mod:`dpcore._smoothing_fit`). Each release tests what the model says without it, which calibrates the intervals
 (:mod:`dpcore.interval_calibration`). The caller keeps the state between windows. Source: Durbin and Koopman, *Time
 Series Analysis by State Space Methods* (2012), chapter 4, for the Kalman step; Rasmussen and Williams, *Gaussian
 Processes for Machine Learning* (2006), section 2.2, for the spatial field.
@@ -24,16 +24,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged, fits_of, priors_of, typical_of
-from dpcore._smoothing_model import (
-    HOURS_OF_DAY,
-    AreaMean,
-    Dynamics,
-    FloatArray,
-    IdArray,
-    IntArray,
-    Releases,
-    SmoothingState,
-)
+from dpcore._smoothing_model import HOURS_OF_DAY, AreaMean, Dynamics, Releases, SmoothingState
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import Observed, class_of
 
@@ -80,7 +72,6 @@ class Smoothed:
     typical: Foretold
 
 
-# long: one step, from the aged state to the new one and what is shown
 def smooth(
     state: SmoothingState | None,
     releases: Releases,
@@ -227,7 +218,6 @@ def _aged(
     )
 
 
-# long: columns of the past and of the window are joined one by one
 def _remembered(
     past: SmoothingState, window: Window, posterior: Posterior, d: Dynamics
 ) -> tuple[IdArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:

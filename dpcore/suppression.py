@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore import mean, variance
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import Counts, IntArray
+from dpcore.contributions import Counts
 from dpcore.errors import BudgetError, ParameterError
 from dpcore.suppression_levels import (
     Bound,
@@ -32,7 +32,6 @@ from dpcore.suppression_levels import (
     weighted_by_events,
 )
 
-FloatArray = npt.NDArray[np.float64]
 Statistic = Literal["mean", "variance"]
 Objective = Callable[[IntArray], float]
 """Retained samples (P,) -> predicted error of a plan that retains them."""

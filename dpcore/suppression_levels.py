@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore.contributions import Counts, IntArray
+from dpcore.arrays import IntArray
+from dpcore.contributions import Counts
 
 MOST_SCANNED = 48
 """Cells of one user up to which all errors are compared each time; above, a queue is quicker (measured: 30 to 60)."""

@@ -6,7 +6,7 @@ To be proved: if all values of one user change, the integer V = ⌊(n·Σx² −
 Laplace noise of scale b_g in each cell they lose at most Σ_g Δ/b_g, and :meth:`Variance.charges` is never below that.
 Proof: the variance is convex in every value, so it is extreme where their values are 0 or U; with i of them at U and
 the others' best placed it moves by at most U²·j(n−j)/n². Rounding down: |⌊a⌋ − ⌊b⌋| <= ⌈|a − b|⌉. Costs of cells add up
-as in :mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_variance.py``, on the shipped path in
+as in :mod:`dpcore.mean`. Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in
 ``tests/audit/test_values_audit.py``.
 
 Neighbours differ in the values of one user; counts are public. Source: [C] arXiv 2405.06261, mechanisms S7 (its
@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore._whole_numbers import whole_number
 from dpcore.allocation import Sensitivities, checked_retained, exact_charges
-from dpcore.contributions import MAX_TOTAL, Counts, IntArray
+from dpcore.arrays import FloatArray, IntArray
+from dpcore.contributions import MAX_TOTAL, Counts
 from dpcore.errors import ParameterError
 from dpcore.pair_sums import Summable
 from dpcore.scales import LaplaceScales, check_clipped, checked_upper
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

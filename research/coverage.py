@@ -23,6 +23,7 @@ import numpy.typing as npt
 from bench.cities import KM_PER_DEGREE, SOUTH, TIMEZONE, WEST
 from bench.progress import shown
 from bench.recordings import absent, path_of_day, recordings
+from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from research.live_feeds import LIVE, ROLLING
 from stream.config import Config, load_config
@@ -40,7 +41,6 @@ from stream.statistics.values.draw import exact_values
 from stream.storage.row_store import ROW
 from stream.terms import QUANTUM
 
-FloatArray = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
 Windows = dict[int, Rows]
 
@@ -98,7 +98,6 @@ def config_of(setting: str, folder: Path) -> Config:
     return load_config(REPO_ROOT / "config" / f"{file}.toml", **wanted)
 
 
-# long: a whole city
 @cache
 def made(name: str, seed: int) -> Rows:
     """All fixes of a made city, in cells of :data:`RESOLUTION`. Streets are squares of 700 m."""

@@ -63,9 +63,9 @@ VALUES: dict[str, dict[str, Any]] = {
 """Mechanisms under "values", each beside the one before (S14, S15, S17, S16)."""
 PARTICIPATION: dict[str, dict[str, Any]] = {
     "Laplace": {"privacy.epsilon": 12 / 96, "speed.clipping": "none"},
-    "and carried": {"privacy.epsilon": 12 / 96, "speed.clipping": "carried"},
+    "and residual": {"privacy.epsilon": 12 / 96, "speed.clipping": "residual"},
     "Gaussian": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "none"},
-    "Gaussian, carried": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "carried"},
+    "Gaussian, residual": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "residual"},
 }
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import h3.api.numpy_int as h3
 import numpy as np
-import numpy.typing as npt
 
 from bench.cities import KINDS, rows_of
 from bench.defaults import CITY_SEED, path_of
 from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.speed import CLIPPED_NORMAL
@@ -51,8 +51,6 @@ STANDING = 100
 _ROUNDS = 40
 """Rounds of reweighted least squares, which end in least absolute errors."""
 _LEAST_OFF = 0.2
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 def config_of(statistics: tuple[str, ...], folder: Path) -> Config:

@@ -12,11 +12,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.hourly import hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
+from dpcore.arrays import FloatArray, IdArray
 from dpcore.contributions import Counts
 from dpcore.resolution import Resolution, choose_resolution, regroup
 from stream.diagnosis.reading import read_recording
@@ -24,8 +24,6 @@ from stream.evaluation.evaluate import evaluate
 from stream.offline import split_by_slot
 from stream.statistics import merging
 
-FloatArray = npt.NDArray[np.float64]
-IdArray = npt.NDArray[np.uint64]
 Chooser = Callable[..., Resolution]
 
 RECORDING = "capmetro/2017-03-21.csv.gz"

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from bench.progress import shown
 from bench.recordings import absent
 from bench.spatial import GRIDS, path_of, recorded
+from dpcore.arrays import IntArray
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.spatial.htf import RankedCells, search, split_costs, split_sensitivity
-from dpcore.spatial.partition import IntArray, box_sums, image_of
+from dpcore.spatial.partition import box_sums, image_of
 from dpcore.spatial.trees import Candidates
 
 STOP_COUNT = 20

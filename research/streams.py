@@ -33,20 +33,16 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.accounting import rho_of
 from dpcore.allocation import Sensitivities
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.gaussian_allocation import allocate_gaussian
 from dpcore.grants import rolling_grants
 from dpcore.relation import NeighbouringRelation
 from research.live_feeds import VALUES, config_of, windows_of
 from stream.evaluation.live import LiveScore, evaluate_live, judge
 from stream.evaluation.living import Exact, Shown
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 FEEDS = ("2016-11-26", "2017-03-21", "2017-03-21:10", "city:300")
 UPPER, QUANTUM, TYPICAL = 65.0, 0.01, 20.0

@@ -11,9 +11,11 @@ import errno
 import os
 import resource
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -22,6 +24,8 @@ log = structlog.get_logger()
 
 OTHER_FILES = 256
 """Open files that a process needs besides its connections."""
+_CONTINUE = "100-continue"
+"""What any request may expect of a server (RFC 9110, 10.1.1)."""
 _ONE_SITE = 64
 """Bits of an IPv6 address that are of a site: whoever has one address of it has them all."""
 
@@ -78,6 +82,20 @@ class _Connections:
             del self._of_site[site]
 
 
+def _refusing_expectations(handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> Any:
+    """``handler`` behind a refusal of what a request expects besides 100-continue: aiohttp's own quotes the header, and
+    fails with a traceback in the log where it is not text."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", _CONTINUE).lower() == _CONTINUE:
+            return await handler(request)
+        refusal = web.Response(status=417, text=f"Expect: the server knows {_CONTINUE} only; leave the header out")
+        refusal.force_close()  # whether a body follows is unknown
+        return refusal
+
+    return handle
+
+
 class BoundedRunner(web.AppRunner):
     """Runs an application with at most ``most`` connections, half of them from one address.
 
@@ -98,6 +116,7 @@ class BoundedRunner(web.AppRunner):
         # number.
         server.connection_made = connections.made  # type: ignore[method-assign]
         server.connection_lost = connections.lost  # type: ignore[method-assign]
+        server.request_handler = _refusing_expectations(server.request_handler)
         return server
 
 

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 class OperatorMetrics:
     """All ``hexveil_…`` metrics of the worker, in a registry of their own. docs/metrics.md describes them."""
 
-    # long: one statement for each metric
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         r = self.registry = registry if registry is not None else CollectorRegistry()
         self.events_ingested = Counter("hexveil_events_ingested", "Events that were stored in Redis.", registry=r)

@@ -19,11 +19,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import IdArray, IntArray
 from stream.config import Config
 from stream.config.feed import MAX_CELLS_PER_USER, MAX_EVENTS_PER_USER, MAX_FUTURE
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 DAY = 86_400
 _OLDEST_US = 946_684_800_000_000

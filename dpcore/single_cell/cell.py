@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from dpcore.arrays import IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import MAX_TOTAL, IntArray
+from dpcore.contributions import MAX_TOTAL
 from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.noise import Noise, interval_half_width
-from dpcore.single_cell.estimate import Estimate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One released number. ``raw`` is the mechanism's output; ``value`` is it clamped to the public range.
+
+    ``scale`` is the noise scale b (for Laplace noise the standard deviation is √2·b); ``low`` and ``high`` bound the
+    pre-noise statistic with 95 % confidence, noise only; ``bias_bound`` is the worst-case clipping bias beside it.
+    All in the unit of the statistic.
+    """
+
+    raw: float
+    value: float
+    scale: float
+    low: float
+    high: float
+    clamped: bool
+    bias_bound: float = 0.0
 
 
 def losses(sensitivities: IntArray, numerator: int, denominator: int) -> IntArray:

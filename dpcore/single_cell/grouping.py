@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpcore.contributions import IntArray
+from dpcore.arrays import IntArray
 from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.single_cell.cell import checked_samples
 

@@ -18,17 +18,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
-from dpcore.contributions import IntArray
 from dpcore.noise import Noise
 from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
-from dpcore.single_cell.cell import checked_samples, checked_values, losses, noisy_estimate, retained_values
-from dpcore.single_cell.estimate import Estimate
+from dpcore.single_cell.cell import Estimate, checked_samples, checked_values, losses, noisy_estimate, retained_values
 from dpcore.single_cell.grouping import Grouping, bestfit_within, lower_median
-
-FloatArray = npt.NDArray[np.float64]
 
 USER_SHARE, SAMPLE_SHARE = 0.03, 0.15
 """Standard deviations of users' levels, and of samples around their user's level, as shares of U: typical of speeds."""

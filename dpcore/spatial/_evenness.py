@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from dpcore.spatial.domain import FloatArray
+from dpcore.arrays import FloatArray
 from dpcore.spatial.partition import Tree
 
 UNEVEN_BOX = 3.0

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.spatial._evenness import EVEN, kept_share
-from dpcore.spatial.domain import FloatArray
-from dpcore.spatial.partition import IntArray
-
-BoolArray = npt.NDArray[np.bool_]
 
 SCALES = 2.0 ** np.arange(-3, 6)
 """Means of the S exponential parts of the prior, in units of the count that the parent's density suggests. Arrays of

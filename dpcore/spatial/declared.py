@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.spatial.domain import FloatArray
+from dpcore.arrays import FloatArray
 from dpcore.spatial.regions import RegionError, Regions, outermost
 
 MAX_DECLARED_CORNERS = 4096

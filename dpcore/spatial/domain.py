@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from dpcore.earth import EARTH_M
 from dpcore.errors import ParameterError
 
@@ -20,7 +21,6 @@ IntGrid = npt.NDArray[np.int64]
 IndexGrid = npt.NDArray[np.int32]
 """Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits hold them in half of the
 memory."""
-FloatArray = npt.NDArray[np.float64]
 
 MAX_CELLS = 2**26
 """Cells of the largest count grid: 64 Mi int64 counts are 512 MiB."""

@@ -6,7 +6,7 @@ is its mean error over what one point can change in it, in integers of 1/:data:`
 counts. By weighted error a point in cell c changes R_t − d_t of query t by A_t(c) − B_t(c), the shares of its block and
 of its cell that the query covers, and the noise term not at all. So the mean moves by at most Σ_t |A_t(c) − B_t(c)|/w_t
 over the number of queries (:meth:`E2EPriv.point_changes`), for the worst cell and size: a function of public numbers
-and of N̂. Tested: tests/dpcore/spatial/test_mechanisms.py and test_e2epriv.py (by brute force),
+and of N̂. Tested: tests/dpcore/spatial/test_mechanisms.py and test_errata.py (by brute force),
 tests/audit/test_spatial_audit.py.
 
 Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; the others are in
@@ -21,10 +21,11 @@ from typing import Literal
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid, cuts
+from dpcore.spatial.domain import Domain, IntGrid, cuts
 from dpcore.spatial.grids import noisy_grid, noisy_total, require_share
 from dpcore.spatial.histogram import GridHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, choose

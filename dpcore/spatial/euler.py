@@ -26,17 +26,16 @@ from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
-from dpcore.spatial._euler_program import signs
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-from dpcore.spatial.euler_inference import Grade, Inference, infer, truncated, whole_of
+from dpcore.spatial.domain import Domain, IntGrid
+from dpcore.spatial.euler_inference import Grade, Inference, infer, signs, truncated, whole_of
 from dpcore.spatial.histogram import HistogramError
-from dpcore.spatial.intervals import Intervals, NoisySums, between
 from dpcore.spatial.mechanism import can_draw, laplace_variance, noisy_counts
 from dpcore.spatial.queries import QueryError, Rectangles, integral_image
-from dpcore.spatial.range_noise import independent_tails, spread_tails
+from dpcore.spatial.range_noise import Intervals, NoisySums, between, independent_tails, spread_tails
 from dpcore.spatial.regions import Footprints, Regions
 
 MAX_INFERENCE_CELLS = 128 * 128

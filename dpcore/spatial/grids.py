@@ -1,10 +1,17 @@
-"""Flat baselines, and uniform and adaptive grids. Relation "participation", s points per user.
+"""Flat baselines, uniform and adaptive grids, and Privlet, noise on the 2-D Haar coefficients.
 
-To be proved: each draw is ε-DP. Proof: the blocks of a grid are disjoint, so their counts change by at most s in L1,
-and a grid at ε′ costs ε′ (:mod:`dpcore.spatial.mechanism`). UG and AG spend a share on the total N̂ first; AG spends
-the rest on two grids, the second of which depends on the first one's draws alone. The shares add up to ε. Tested:
-tests/audit/test_spatial_audit.py and, for the paths of AG, tests/dpcore/spatial/test_partitions.py. Source: [G], with
-N̂ paid for from the budget.
+Relation "participation", s points per user.
+
+To be proved: each draw is ε-DP. Proof of grids: the blocks of a grid are disjoint, so their counts change by at most s
+in L1, and a grid at ε′ costs ε′ (:mod:`dpcore.spatial.mechanism`). UG and AG spend a share on the total N̂ first; AG
+spends the rest on two grids, the second of which depends on the first one's draws alone. The shares add up to ε.
+Tested: tests/audit/test_spatial_audit.py and, for the paths of AG, tests/dpcore/spatial/test_partitions.py. Source:
+[G], with N̂ paid for from the budget.
+
+Proof of Privlet: one point changes :meth:`Privlet.sensitivity` coefficients, each by exactly 1, so the coefficients
+change by s times that in L1, and have noise of that scale over ε. Tested: tests/dpcore/spatial/test_mechanisms.py (by
+brute force), tests/audit/test_spatial_audit.py. Source: Xiao, Wang and Gehrke, "Differential Privacy via Wavelet
+Transforms" (2011), as [H]'s baseline.
 """
 
 from __future__ import annotations
@@ -16,13 +23,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid, block_sums, cuts
+from dpcore.spatial.domain import Domain, IntGrid, block_sums, cuts
 from dpcore.spatial.histogram import GridHistogram, PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism, laplace_variance, noisy_counts
-from dpcore.spatial.partition import IntArray, LevelDraws, Tree, draw_counts, grow, image_of, split_boxes
+from dpcore.spatial.partition import LevelDraws, Tree, draw_counts, grow, image_of, split_boxes
 
 
 def require_share(name: str, share: float) -> None:
@@ -130,3 +138,60 @@ def noisy_grid(
     noisy = noisy_counts(block_sums(counts, x_edges, y_edges), epsilon_micro, points_per_user, noise)
     variance = laplace_variance(epsilon_micro, points_per_user)
     return GridHistogram(domain, x_edges, y_edges, noisy.astype(np.float64), variance)
+
+
+@dataclass(frozen=True)
+class Privlet(SpatialMechanism):
+    """Integer Haar transform along both axes; one point moves (1+log₂ rows)(1+log₂ columns) coefficients by 1.
+
+    Coefficients are unscaled sums and differences of halves, so Privlet's weighted noise becomes one scale for all and
+    its generalised sensitivity the L1 sensitivity. Axes are padded with zeros to powers of two.
+    """
+
+    @staticmethod
+    def sensitivity(domain: Domain) -> int:
+        """Coefficients that one point changes, each by exactly 1."""
+        rows, columns = ((cells - 1).bit_length() for cells in domain.shape)
+        return (1 + rows) * (1 + columns)
+
+    def draw(
+        self, counts: IntGrid, domain: Domain, epsilon_micro: int, noise: Noise, points_per_user: int
+    ) -> GridHistogram:
+        """Histogram of all cells at ``epsilon_micro`` µε."""
+        coefficients = haar(counts)
+        scale = self.sensitivity(domain) * points_per_user
+        cells = inverse_haar(noisy_counts(coefficients, epsilon_micro, scale, noise).astype(np.float64))
+        share = 1.0
+        for size in coefficients.shape:
+            levels = size.bit_length() - 1
+            share *= 4.0**-levels + sum(4.0**-k for k in range(1, levels + 1))
+        variance = laplace_variance(epsilon_micro, scale) * share
+        edges = np.arange(domain.rows + 1), np.arange(domain.columns + 1)
+        return GridHistogram(domain, *edges, cells[: domain.rows, : domain.columns], variance, "haar")
+
+
+def haar(counts: IntGrid) -> IntGrid:
+    """Sums and differences of halves along both axes, padded to powers of two; entry [0, 0] is the total."""
+    padded = np.zeros([1 << (size - 1).bit_length() for size in counts.shape], dtype=np.int64)
+    padded[: counts.shape[0], : counts.shape[1]] = counts
+    for _ in range(2):
+        size = padded.shape[0]
+        while size > 1:
+            even, odd = padded[:size:2].copy(), padded[1:size:2].copy()
+            padded[: size // 2], padded[size // 2 : size] = even + odd, even - odd
+            size //= 2
+        padded = np.ascontiguousarray(padded.T)
+    return padded
+
+
+def inverse_haar(coefficients: FloatArray) -> FloatArray:
+    """Cells from :func:`haar`'s coefficients."""
+    cells = coefficients.copy()
+    for _ in range(2):
+        size = 2
+        while size <= cells.shape[0]:
+            total, difference = cells[: size // 2].copy(), cells[size // 2 : size].copy()
+            cells[:size:2], cells[1:size:2] = (total + difference) / 2, (total - difference) / 2
+            size *= 2
+        cells = np.ascontiguousarray(cells.T)
+    return cells

@@ -1,7 +1,7 @@
 """Released spatial histograms: answer any rectangle with an interval, become JSON and come back.
 
 A histogram is a partition of the count grid into rectangles with noisy counts. Answers take points to lie evenly inside
-each; intervals do not (:mod:`dpcore.spatial.intervals`).
+each; intervals do not (:mod:`dpcore.spatial.range_noise`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,23 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import BoolArray, FloatArray
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray, IndexGrid, IntGrid
-from dpcore.spatial.intervals import Intervals, NoisySums, between
+from dpcore.spatial.domain import Domain, IndexGrid, IntGrid
+from dpcore.spatial.packing import MOST_LISTED, MOST_PACKED, packed
 from dpcore.spatial.queries import Rectangles, answer, integral_image
-from dpcore.spatial.range_noise import PartNoise, TreeNoise, haar_share, independent_tails, spread_tails
+from dpcore.spatial.range_noise import (
+    Intervals,
+    NoisySums,
+    PartNoise,
+    TreeNoise,
+    between,
+    haar_share,
+    independent_tails,
+    spread_tails,
+)
 
-BoolArray = npt.NDArray[np.bool_]
 GridNoise = Literal["independent", "haar"]
 PAIRS_PER_CHUNK = 2**22
 """Overlaps of queries and parts that are computed at once."""
@@ -61,7 +69,7 @@ class GridHistogram:
 
     ``counts`` have shape (len(x_edges)-1, len(y_edges)-1), ``variances`` of the noise that shape or one number for
     all. ``noise``: "independent" draws, or "haar" for cells computed from Haar coefficients with independent draws;
-    None if unknown.
+    None if unknown. ``draws``: how many independent draws add up in a block, at most.
     """
 
     domain: Domain
@@ -70,6 +78,7 @@ class GridHistogram:
     counts: FloatArray
     variances: FloatArray | float
     noise: GridNoise | None = "independent"
+    draws: int = 1
 
     def __post_init__(self) -> None:
         for name, edges, cells in (("x", self.x_edges, self.domain.rows), ("y", self.y_edges, self.domain.columns)):
@@ -117,25 +126,49 @@ class GridHistogram:
         low_x, high_x, low_y, high_y = (edge.astype(np.int64) for edge in (x0, x1, y0, y1))
         blocks = (high_x - low_x) * (high_y - low_y)
         if self.noise == "independent":
-            return NoisySums(counts, blocks, independent_tails(blocks, variance))
+            return NoisySums(counts, blocks, independent_tails(blocks * self.draws, variance / self.draws))
         (rows, columns), one = self.counts.shape, (np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
         share = haar_share(rows, low_x, high_x) * haar_share(columns, low_y, high_y)
         of_one = haar_share(rows, *one) * haar_share(columns, *one)
         return NoisySums(counts, blocks, spread_tails(np.where(covers, share / of_one, 0.0) * variance))
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "grid": edges, rows of counts, their variance and kind of noise."""
+        """``kind`` "grid": edges, counts in rows or packed, their variance and kind of noise."""
         many = isinstance(self.variances, np.ndarray)
-        structure = {
+        structure: dict[str, Any] = {
             "kind": "grid",
             "x_edges": self.x_edges.tolist(),
             "y_edges": self.y_edges.tolist(),
-            "counts": _numbers(self.counts),
+            "counts": self._packed or _numbers(self.counts),
             "variances": _numbers(np.asarray(self.variances)) if many else float(self.variances),
         }
         if self.noise is not None:
             structure["noise"] = self.noise
+        if self.draws > 1:
+            structure["draws"] = self.draws
         return {"domain": self.domain.to_release(), "structure": structure}
+
+    @cached_property
+    def _packed(self) -> dict[str, Any] | None:
+        """The counts as one text, where they are whole, many, and of independent noise; else None."""
+        is_packed = self.noise == "independent" and self.counts.size > MOST_LISTED and isinstance(self.variances, float)
+        return packed(self.counts) if is_packed and np.array_equal(self.counts, np.rint(self.counts)) else None
+
+    def fitting(self) -> GridHistogram:
+        """The grid, with neighbouring blocks joined until its packed counts have at most :data:`MOST_PACKED`
+        characters.
+
+        Post-processing of what was drawn. Joined blocks have the noise of four; those at the last edges of an odd
+        number of blocks have less, and intervals that hold more often: draws are symmetric and log-concave, so that a
+        sum of more of them is more spread out.
+        """
+        if self._packed is None or len(self._packed["planes"]) <= MOST_PACKED:
+            return self
+        rows, columns = (np.arange(0, length, 2) for length in self.counts.shape)
+        counts = np.add.reduceat(np.add.reduceat(self.counts, rows, axis=0), columns, axis=1)
+        x_edges, y_edges = (np.append(edges[:-1:2], edges[-1:]) for edges in (self.x_edges, self.y_edges))
+        variance, draws = 4 * float(self.variances), 4 * self.draws
+        return GridHistogram(self.domain, x_edges, y_edges, counts, variance, self.noise, draws).fitting()
 
 
 @dataclass(frozen=True)

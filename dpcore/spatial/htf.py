@@ -19,24 +19,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism
-from dpcore.spatial.partition import (
-    IntArray,
-    LevelDraws,
-    Tree,
-    areas,
-    box_sums,
-    combine,
-    draw_counts,
-    grow,
-    image_of,
-)
+from dpcore.spatial.partition import LevelDraws, Tree, areas, box_sums, combine, draw_counts, grow, image_of
 from dpcore.spatial.posterior import Goal, require_goal, sparse_reading
 from dpcore.spatial.queries import sum_along_both
 from dpcore.spatial.trees import MAX_HEIGHT, Candidates, height_of

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid, cuts
+from dpcore.spatial.domain import Domain, IntGrid, cuts
 from dpcore.spatial.e2epriv import E2EPriv, in_blocks
 from dpcore.spatial.grids import noisy_grid
 from dpcore.spatial.partition import image_of

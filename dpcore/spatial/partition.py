@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.histogram import PartitionHistogram, SparseReading
 from dpcore.spatial.mechanism import laplace_variance
 from dpcore.spatial.queries import integral_image
 from dpcore.spatial.range_noise import PartNoise, TreeNoise
 
-IntArray = npt.NDArray[np.int64]
 TINY = 1e-12
 """Variance of a draw whose noise is 0 in effect; keeps precisions finite."""
 

@@ -17,13 +17,14 @@ from typing import Literal
 
 import numpy as np
 
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.spatial._evenness import even_box, unevenness
-from dpcore.spatial._mixture import BoolArray, Estimates, Nodes, estimates_of
-from dpcore.spatial.domain import FloatArray, IndexGrid
+from dpcore.spatial._mixture import Estimates, Nodes, estimates_of
+from dpcore.spatial.domain import IndexGrid
 from dpcore.spatial.histogram import SparseReading, paint
-from dpcore.spatial.partition import IntArray, Tree, areas
+from dpcore.spatial.partition import Tree, areas
 from dpcore.spatial.queries import integral_image
 
 

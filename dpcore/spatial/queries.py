@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.domain import Domain, IntGrid
 
 SHORT = 64
 """Columns from which on rows are added up faster one by one than by a sum along the first axis."""

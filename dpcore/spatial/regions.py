@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
-
-IntArray = npt.NDArray[np.int64]
+from dpcore.spatial.domain import Domain, IntGrid
 
 MAX_CORNERS = 64
 """Corners of one region: footprints look at every pair."""

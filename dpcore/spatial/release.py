@@ -7,8 +7,9 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
-from dpcore.spatial.domain import Domain, FloatArray
+from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import EulerHistogram
 from dpcore.spatial.histogram import (
     GridHistogram,
@@ -18,6 +19,7 @@ from dpcore.spatial.histogram import (
     PartitionHistogram,
     SparseReading,
 )
+from dpcore.spatial.packing import unpacked
 from dpcore.spatial.range_noise import PartNoise, TreeNoise
 
 Released = GridHistogram | PartitionHistogram | EulerHistogram
@@ -29,7 +31,8 @@ _DIGITS = 6
 
 
 def rounded(histogram: Histogram) -> Released:
-    """Counts on the public granularity, variances to six digits, rounded up: post-processing.
+    """Counts on the public granularity, variances to six digits, rounded up, and no more blocks of a grid than its
+    packed counts have room for: post-processing.
 
     Raises :class:`HistogramError` for a kind without a release format.
     """
@@ -54,7 +57,7 @@ def rounded(histogram: Histogram) -> Released:
             histogram,
             counts=np.round(histogram.counts, DECIMALS) + 0.0,
             variances=variances if variances.ndim else float(variances),
-        )
+        ).fitting()
     raise HistogramError(f"{type(histogram).__name__} has no release format; release a grid, a partition or euler")
 
 
@@ -66,13 +69,15 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
         kind = structure["kind"]
         if kind == "grid":
             variances = structure["variances"]
+            x_edges, y_edges = (np.asarray(structure[name], dtype=np.int64) for name in ("x_edges", "y_edges"))
             return GridHistogram(
                 domain,
-                np.asarray(structure["x_edges"], dtype=np.int64),
-                np.asarray(structure["y_edges"], dtype=np.int64),
-                np.asarray(structure["counts"], dtype=np.float64),
+                x_edges,
+                y_edges,
+                _counts(structure["counts"], domain, (len(x_edges) - 1, len(y_edges) - 1)),
                 np.asarray(variances, dtype=np.float64) if isinstance(variances, list) else float(variances),
                 _grid_noise(structure.get("noise")),
+                int(structure.get("draws", 1)),
             )
         if kind == "partition":
             return PartitionHistogram(
@@ -92,6 +97,14 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
             raise
         raise HistogramError(f"release with an unusable value ({error}); give a spatial histogram's release") from None
     raise HistogramError(f"structure of kind {kind!r}; this version reads grid, partition and euler")
+
+
+def _counts(given: Any, domain: Domain, shape: tuple[int, int]) -> FloatArray:
+    if not isinstance(given, dict):
+        return np.asarray(given, dtype=np.float64)
+    if not 0 < shape[0] * shape[1] <= domain.cells:
+        raise HistogramError(f"{shape[0]} x {shape[1]} packed blocks of {domain.cells} cells; give the edges of a grid")
+    return unpacked(given, shape)
 
 
 def _grid_noise(noise: str | None) -> GridNoise | None:

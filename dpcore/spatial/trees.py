@@ -17,24 +17,15 @@ from typing import Literal
 
 import numpy as np
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO, BudgetSplit
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial.domain import Domain, FloatArray, IntGrid
+from dpcore.spatial.domain import Domain, IntGrid
 from dpcore.spatial.grids import noisy_total, require_share
 from dpcore.spatial.histogram import PartitionHistogram
 from dpcore.spatial.mechanism import SpatialMechanism
-from dpcore.spatial.partition import (
-    IntArray,
-    LevelDraws,
-    Tree,
-    areas,
-    box_sums,
-    draw_counts,
-    grow,
-    image_of,
-    split_boxes,
-)
+from dpcore.spatial.partition import LevelDraws, Tree, areas, box_sums, draw_counts, grow, image_of, split_boxes
 
 MAX_HEIGHT = 26
 """Levels below the root; the largest grid has 2^26 cells."""

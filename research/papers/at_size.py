@@ -17,9 +17,10 @@ import numpy as np
 
 from bench.progress import shown
 from bench.recordings import absences
+from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from dpcore.spatial import Domain
-from dpcore.spatial.domain import FloatArray, IntGrid
+from dpcore.spatial.domain import IntGrid
 from dpcore.spatial.euler import EulerHistogram
 from dpcore.spatial.euler_inference import infer
 from dpcore.spatial.queries import Rectangles

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.progress import shown
 from bench.recordings import absences, absent
 from bench.spatial import path_of, recorded, tuning_queries
+from dpcore.arrays import FloatArray
 from dpcore.budget import MICRO, to_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Rectangles
@@ -33,8 +33,6 @@ from research.papers.e2epriv import FULL as FULL_SETS
 from research.papers.e2epriv import QUICK as QUICK_SETS
 from research.papers.questions import Questions, mixed, squares
 from research.papers.sets import Grid, gaussian
-
-FloatArray = npt.NDArray[np.float64]
 
 FAILURE = 0.05
 """exp(−t): most that the bound of the theorem may fail."""

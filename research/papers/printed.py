@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bench.progress import shown
 from bench.spatial import tuning_queries
+from dpcore.arrays import FloatArray
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.single_cell.grouping import bestfit_within
@@ -29,7 +30,6 @@ from research.papers.e2epriv import QUICK as QUICK_SETS
 from research.papers.e2epriv import sets
 from research.papers.questions import squares
 
-FloatArray = npt.NDArray[np.float64]
 SIZES = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 256, 295, 400, 500, 600, 803, 1024)
 """Grid sizes of Fig. 5."""
 AREAS = (0.01, 0.04, 0.09, 0.16, 0.25, 0.64)

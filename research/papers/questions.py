@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.spatial import Fit
+from dpcore.arrays import FloatArray
 from dpcore.budget import to_micro
 from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from research.papers.sets import Grid
-
-FloatArray = npt.NDArray[np.float64]
 
 SMOOTHING = 20.0
 """[H] divides by max(true count, 20)."""

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.progress import shown
 from bench.recordings import absences
 from bench.spatial import tuning_queries
+from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.e2epriv import Objective
@@ -31,8 +31,6 @@ from research.papers.e2epriv import FULL as FULL_SETS
 from research.papers.e2epriv import QUICK as QUICK_SETS
 from research.papers.questions import Questions, squares
 from research.papers.sets import Grid
-
-FloatArray = npt.NDArray[np.float64]
 
 FLOORS = (0.1, 0.01, 0.001)
 """[E]'s δ for its sets of 8 938, 869 976 and 6 442 841 points."""

@@ -9,8 +9,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.app.finding import Finding
-from stream.app.kafka_findings import kafka_findings
+from stream.app.kafka_findings import Finding, kafka_findings
 from stream.config import Config
 from stream.config.addresses import redacted
 from stream.config.secret_files import readers

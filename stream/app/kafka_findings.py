@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -10,7 +11,6 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 from redis.asyncio import Redis
 
-from stream.app.finding import Finding
 from stream.config import Config
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.message import OUTPUT_TOPICS, WINDOW
@@ -18,6 +18,22 @@ from stream.messages.topics import TopicPlan, durability, replicas_on, topic_pla
 from stream.servers.connection import kafka_options, start_client
 from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: its name, whether it holds, what was found, and a remedy if it does not hold."""
+
+    check: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    unreachable: bool = False
+
+    def as_dict(self) -> dict[str, object]:
+        """The finding as ``--json`` prints it."""
+        return asdict(self)
+
 
 _MARGIN = f"{CLOCK_MARGIN_US / 1e6:.0f} s"
 _MIN_OUTPUT_RETENTION = timedelta(days=1)

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from dpcore import __version__
-from stream.cli.options import FAILED, USAGE, stop
+from stream.cli.options import FAILED, stop
 from stream.logs import configure_logs, log_clients
 
 SUBJECTS = (
@@ -61,9 +61,7 @@ class Commands(TyperGroup):
         suggested."""
         for subject in (cmd_name,) if cmd_name in SUBJECTS else SUBJECTS:
             if subject not in self.commands:
-                alone = typer.Typer()
-                import_module(f"stream.cli.{subject.replace('-', '_')}").register(alone)
-                self.commands.update(typer.main.get_group(alone).commands)
+                self.commands[subject] = _command_of(subject)
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
@@ -75,7 +73,17 @@ class Commands(TyperGroup):
 
             if not isinstance(error, ConfigError):
                 raise
-            stop(str(error), USAGE)
+            stop(error)
+
+
+def _command_of(subject: str) -> Any:
+    """The command or group that the module of ``subject`` calls ``command``."""
+    module, alone = import_module(f"stream.cli.{subject.replace('-', '_')}"), typer.Typer()
+    if isinstance(module.command, typer.Typer):
+        alone.add_typer(module.command, name=subject)
+    else:
+        alone.command(subject, epilog=getattr(module, "EPILOG", None))(module.command)
+    return typer.main.get_group(alone).commands[subject]
 
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, stop
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, stop
 
 BENCHMARKS = {
     "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its "
@@ -40,51 +40,48 @@ BENCHMARKS = {
     "workers": "processor time per million events when 1, 2 and 4 workers share 16 partitions",
 }
 """Name of each benchmark, which is its module in ``bench``, and what it measures."""
+EPILOG = "\n\n".join(f"{name}: {what}" for name, what in BENCHMARKS.items())
 _FAULTS = ("regressions", "violations")
 """Figures that list what must not be."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
+def command(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            envvar="HEXVEIL_BENCH_QUICK",
+            help="Use small sizes, which take seconds. Do not quote these figures.",
+        ),
+    ] = False,
+    target: Annotated[str | None, typer.Option("--target", help="Only this reader (fuzz).")] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.1, help="Length of the run, or of each target (fuzz, soak).")
+    ] = None,
+    rate: Annotated[int | None, typer.Option("--rate", min=1, help="Events per second (soak).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one benchmark and print its figures as JSON.
 
-    @app.command("bench", epilog="\n\n".join(f"{name}: {what}" for name, what in BENCHMARKS.items()))
-    def bench(
-        name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
-        quick: Annotated[
-            bool,
-            typer.Option(
-                "--quick",
-                envvar="HEXVEIL_BENCH_QUICK",
-                help="Use small sizes, which take seconds. Do not quote these figures.",
-            ),
-        ] = False,
-        target: Annotated[str | None, typer.Option("--target", help="Only this reader (fuzz).")] = None,
-        seconds: Annotated[
-            float | None, typer.Option("--seconds", min=0.1, help="Length of the run, or of each target (fuzz, soak).")
-        ] = None,
-        rate: Annotated[int | None, typer.Option("--rate", min=1, help="Events per second (soak).")] = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Run one benchmark and print its figures as JSON.
-
-        Benchmarks that need recordings look for them in the folder named by HEXVEIL_DATA. They skip what they do not
-        find.
-        """
-        if name not in BENCHMARKS:
-            stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}", USAGE)
-        try:
-            module = import_module(f"bench.{name}")
-        except ModuleNotFoundError as error:
-            if error.name in ("bench", f"bench.{name}"):
-                stop("the benchmarks are in the source tree only: run this from a clone with 'pip install -e .'", USAGE)
-            stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'", USAGE)
-        chosen = {"target": target, "seconds": seconds, "rate": rate}
-        figures = _measured(name, module, quick, {key: value for key, value in chosen.items() if value is not None})
-        if "skipped" in figures:
-            typer.secho(f"skipped: {figures['skipped']}", err=True, fg=typer.colors.YELLOW)
-        typer.echo(json.dumps({"benchmark": name, "quick": quick} | figures, indent=None if as_json else 2))
-        if sentences := [sentence for what in _FAULTS for sentence in figures.get(what, [])]:
-            stop("\n".join(sentences), FAILED)
+    Benchmarks that need recordings look for them in the folder named by HEXVEIL_DATA. They skip what they do not
+    find.
+    """
+    if name not in BENCHMARKS:
+        stop(f"there is no benchmark {name!r}; choose one of {', '.join(BENCHMARKS)}")
+    try:
+        module = import_module(f"bench.{name}")
+    except ModuleNotFoundError as error:
+        if error.name in ("bench", f"bench.{name}"):
+            stop("the benchmarks are in the source tree only: run this from a clone with 'pip install -e .'")
+        stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'")
+    chosen = {"target": target, "seconds": seconds, "rate": rate}
+    figures = _measured(name, module, quick, {key: value for key, value in chosen.items() if value is not None})
+    if "skipped" in figures:
+        typer.secho(f"skipped: {figures['skipped']}", err=True, fg=typer.colors.YELLOW)
+    typer.echo(json.dumps({"benchmark": name, "quick": quick} | figures, indent=None if as_json else 2))
+    if sentences := [sentence for what in _FAULTS for sentence in figures.get(what, [])]:
+        stop("\n".join(sentences), FAILED)
 
 
 def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> dict[str, Any]:
@@ -92,12 +89,12 @@ def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> d
 
     for option in options:
         if f"--{option}" not in BENCHMARKS[name]:
-            stop(f"benchmark {name!r} has no --{option}; leave it out", USAGE)
+            stop(f"benchmark {name!r} has no --{option}; leave it out")
     targets = getattr(module, "TARGETS", ())
     if options.get("target", next(iter(targets), None)) not in (targets or (None,)):
-        stop(f"benchmark {name!r} has no target {options['target']!r}; choose one of {', '.join(targets)}", USAGE)
+        stop(f"benchmark {name!r} has no target {options['target']!r}; choose one of {', '.join(targets)}")
     try:
         figures: dict[str, Any] = module.run(quick, **options)
     except LocalServerError as error:
-        stop(str(error), UNREACHABLE)
+        stop(error, UNREACHABLE)
     return figures

@@ -19,7 +19,7 @@ from dpcore.errors import DPError
 from dpcore.relation import NeighbouringRelation
 from stream.cli.check_rules import rules_of, text_of
 from stream.cli.evaluate import read_rows
-from stream.cli.options import USAGE, AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop
+from stream.cli.options import AsJson, ConfigFile, UsersAreEvents, choose_config, read_config, stop
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.promise import NAMES, bounds, one_day_among_others
@@ -50,7 +50,7 @@ def _participation(settings: Config) -> dict[str, Any] | None:
         half = round(count_half_width(Terms.of(settings)), 2)
         return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
     except DPError as error:
-        stop(str(error), USAGE)
+        stop(error)
 
 
 def _promise(settings: Config) -> str:
@@ -317,42 +317,38 @@ def _write_sheet(settings: Config, file: Path) -> None:
     try:
         file.write_text((as_html if file.suffix == ".html" else as_markdown)(settings), encoding="utf-8")
     except OSError as error:
-        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write", USAGE)
+        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-
-    @app.command("check")
-    def check(
-        recording: Annotated[
-            list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
-        ] = None,
-        config: ConfigFile = None,
-        users_are_events: UsersAreEvents = False,
-        as_json: AsJson = False,
-        sheet: Annotated[
-            Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
-        ] = None,
-    ) -> None:
-        """Check the configuration without any server, and say what it promises; with a recording, also whether it
-        fits."""
-        if sheet is not None and sheet.suffix not in (".html", ".md"):
-            stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one", USAGE)
-        chosen = choose_config(config)
-        settings = read_config(chosen)
-        if recording:
-            rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
-            typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)
-        released = _participation(settings)
-        histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
-        rules = rules_of(settings)
-        if sheet is not None:
-            _write_sheet(settings, sheet)
-        if as_json:
-            report = {"config": str(chosen.file)} | _report(settings, released, histogram)
-            typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))
-            return
-        typer.echo(f"{chosen.file}: sound")
-        for line in (*_sentences(settings, released, histogram), *text_of(rules)):
-            typer.echo(line)
+def command(
+    recording: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE|FOLDER...]", help="A recording that is to be read by it.")
+    ] = None,
+    config: ConfigFile = None,
+    users_are_events: UsersAreEvents = False,
+    as_json: AsJson = False,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
+    ] = None,
+) -> None:
+    """Check the configuration without any server, and say what it promises; with a recording, also whether it
+    fits."""
+    if sheet is not None and sheet.suffix not in (".html", ".md"):
+        stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one")
+    chosen = choose_config(config)
+    settings = read_config(chosen)
+    if recording:
+        rows = read_rows(settings, recording, settings.feed.recorded_format, users_are_events=users_are_events)
+        typer.echo(f"{' '.join(map(str, recording))}: {len(rows)} events can be used", err=True)
+    released = _participation(settings)
+    histogram = _histogram(settings, settings.privacy.period // settings.window.slot)
+    rules = rules_of(settings)
+    if sheet is not None:
+        _write_sheet(settings, sheet)
+    if as_json:
+        report = {"config": str(chosen.file)} | _report(settings, released, histogram)
+        typer.echo(json.dumps(report | {"rules": [rule._asdict() for rule in rules]}))
+        return
+    typer.echo(f"{chosen.file}: sound")
+    for line in (*_sentences(settings, released, histogram), *text_of(rules)):
+        typer.echo(line)

@@ -30,8 +30,17 @@ from stream.cli.demo_services import (
     why_no_kafka,
 )
 from stream.cli.demo_view import Releases
-from stream.cli.interrupts import HANDLED, Interrupts, stopped_by_signals
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import (
+    FAILED,
+    HANDLED,
+    UNREACHABLE,
+    ConfigFile,
+    Interrupts,
+    choose_config,
+    read_config,
+    stop,
+    stopped_by_signals,
+)
 from stream.config import Config
 from stream.embedded import EmbeddedError
 from stream.local import LocalServerError, free_port, tail
@@ -44,70 +53,64 @@ _PATIENCE_S = 300.0
 """How much longer than its seconds a demo runs that has not released anything, as on a machine that is busy."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-
-    @app.command("demo")
-    def demo(
-        config: ConfigFile = None,
-        seconds: Annotated[
-            float | None, typer.Option(min=1, help="Stop after so long, once a window is released.")
-        ] = None,
-        feed: Annotated[
-            str | None,
-            typer.Option(
-                metavar="FILE|gtfs-rt",
-                help="Recording to replay, or 'gtfs-rt': a simulated agency that is polled like a real one. Default: "
-                "a live city under 'participation', buses under 'values'.",
-            ),
-        ] = None,
-        fleet: Annotated[int | None, typer.Option(min=1, help="Simulate so many buses, under 'values'.")] = None,
-        file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
-        kafka: Annotated[
-            bool | None,
-            typer.Option("--kafka/--no-kafka", help="Run with or without Kafka. Default: with Kafka if it can run."),
-        ] = None,
-    ) -> None:
-        """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
-        is_agency, is_ours = feed == GTFS_REALTIME, feed is None and fleet is None
-        if is_agency:
-            _require_bindings()
-        elif feed is not None and not Path(feed).is_file():
-            stop(f"{feed}: no such file", USAGE)
-        chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
-        settings = read_config(chosen)
-        named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
-        interrupts = Interrupts()
-        try:
-            with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as folder:
-                scratch = Path(folder)
-                if feed is not None and not is_agency:
-                    feeding = Feeding(Path(feed), file_format or settings.feed.format)
-                elif is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
-                    feeding = Feeding(None, "canonical", vehicles=VEHICLES, truth=scratch / "truth.ndjson")
-                else:
-                    agency_port = free_port() if is_agency else None
-                    feeding = Feeding(None, "canonical", agency_port, vehicles=fleet or Feeding.vehicles)
-                code = _run(Setup(chosen, settings.relation, named, feeding, scratch), seconds, kafka, interrupts)
-        except (FeedingError, RecordingError) as error:
-            stop(str(error), USAGE)
-        except LocalServerError as error:
-            stop(f"{error}\nWithout Kafka: hexveil demo --no-kafka", UNREACHABLE)
-        except (EmbeddedError, LedgerError, RedisError) as error:
-            stop(f"the service ended: {error}", FAILED)
-        except KafkaError as error:
-            stop(f"the demo's Kafka does not answer: {error}", UNREACHABLE)
-        except KeyboardInterrupt:
-            typer.echo("Stopped before the service had started.", err=True)
-            code = 0
-        raise typer.Exit(code)
+def command(
+    config: ConfigFile = None,
+    seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so long, once a window is released.")] = None,
+    feed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|gtfs-rt",
+            help="Recording to replay, or 'gtfs-rt': a simulated agency that is polled like a real one. Default: "
+            "a live city under 'participation', buses under 'values'.",
+        ),
+    ] = None,
+    fleet: Annotated[int | None, typer.Option(min=1, help="Simulate so many buses, under 'values'.")] = None,
+    file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
+    kafka: Annotated[
+        bool | None,
+        typer.Option("--kafka/--no-kafka", help="Run with or without Kafka. Default: with Kafka if it can run."),
+    ] = None,
+) -> None:
+    """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
+    is_agency, is_ours = feed == GTFS_REALTIME, feed is None and fleet is None
+    if is_agency:
+        _require_bindings()
+    elif feed is not None and not Path(feed).is_file():
+        stop(f"{feed}: no such file")
+    chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
+    settings = read_config(chosen)
+    named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
+    interrupts = Interrupts()
+    try:
+        with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as folder:
+            scratch = Path(folder)
+            if feed is not None and not is_agency:
+                feeding = Feeding(Path(feed), file_format or settings.feed.format)
+            elif is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
+                feeding = Feeding(None, "canonical", vehicles=VEHICLES, truth=scratch / "truth.ndjson")
+            else:
+                agency_port = free_port() if is_agency else None
+                feeding = Feeding(None, "canonical", agency_port, vehicles=fleet or Feeding.vehicles)
+            code = _run(Setup(chosen, settings.relation, named, feeding, scratch), seconds, kafka, interrupts)
+    except (FeedingError, RecordingError) as error:
+        stop(error)
+    except LocalServerError as error:
+        stop(f"{error}\nWithout Kafka: hexveil demo --no-kafka", UNREACHABLE)
+    except (EmbeddedError, LedgerError, RedisError) as error:
+        stop(f"the service ended: {error}", FAILED)
+    except KafkaError as error:
+        stop(f"the demo's Kafka does not answer: {error}", UNREACHABLE)
+    except KeyboardInterrupt:
+        typer.echo("Stopped before the service had started.", err=True)
+        code = 0
+    raise typer.Exit(code)
 
 
 def _require_bindings() -> None:
     try:
         import google.transit.gtfs_realtime_pb2  # noqa: F401 - asks only whether it is there
     except ModuleNotFoundError:
-        stop("--feed gtfs-rt needs the bindings of GTFS-realtime: pip install 'hexveil[gtfs]'", USAGE)
+        stop("--feed gtfs-rt needs the bindings of GTFS-realtime: pip install 'hexveil[gtfs]'")
 
 
 def _run(setup: Setup, seconds: float | None, kafka: bool | None, interrupts: Interrupts) -> int:

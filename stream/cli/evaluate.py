@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.evaluate_tables import print_histogram_scores, print_scores
+from stream.cli.evaluate_report import print_histogram_scores, print_scores
 from stream.cli.options import (
-    USAGE,
     AsJson,
     ConfigFile,
     ExpectedRelation,
@@ -24,6 +22,7 @@ from stream.cli.options import (
     Recordings,
     UsersAreEvents,
     choose_config,
+    progress_bars,
     read_config,
     stop,
 )
@@ -38,12 +37,7 @@ if TYPE_CHECKING:
     Windows = dict[int, npt.NDArray[np.void]]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("evaluate")(evaluate_recording)
-
-
-def evaluate_recording(
+def command(
     files: Recordings,
     config: ConfigFile = None,
     relation: ExpectedRelation = None,
@@ -85,7 +79,7 @@ def evaluate_recording(
     """Measure the error of mechanisms on a recording, before going live. The output is NOT private: do not publish
     it."""
     if live and (histograms or window is not None):
-        stop("--live needs the means of all windows; leave out --histograms and --window", USAGE)
+        stop("--live needs the means of all windows; leave out --histograms and --window")
     settings = _settings(config, relation, statistics)
     names = _mechanisms(settings, mechanisms)
     file_format = file_format or settings.feed.recorded_format
@@ -99,7 +93,7 @@ def evaluate_recording(
         else:
             _judge(_runs(settings, names, sweep), windows, trials, source, figure, as_json)
     except ValueError as error:  # an accounting that the configuration does not allow
-        stop(str(error), USAGE)
+        stop(error)
 
 
 def _settings(config: Path | None, relation: NeighbouringRelation | None, statistics: str | None) -> Config:
@@ -114,10 +108,7 @@ def choose_settings(
     chosen = choose_config(config, relation)
     settings = read_config(chosen, **overrides)
     if relation is not None and settings.relation != relation:
-        stop(
-            f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file",
-            USAGE,
-        )
+        stop(f"{chosen.file} has relation {settings.relation.value!r}, not {relation.value!r}; name another file")
     return chosen, settings
 
 
@@ -131,8 +122,7 @@ def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
     if unknown:
         stop(
             f"no mechanism {', '.join(unknown)} under relation '{settings.relation}'; choose from configured, "
-            f"{', '.join(known)}",
-            USAGE,
+            f"{', '.join(known)}"
         )
     return names
 
@@ -147,11 +137,10 @@ def _windows(settings: Config, rows: npt.NDArray[np.void], start: str | None) ->
     if start is not None:
         windows = {slot: part for slot, part in windows.items() if utc_text(slot) == start}
     if not windows:
-        stop(f"no window with events starts at {start}; name the start of one that has events", USAGE)
+        stop(f"no window with events starts at {start}; name the start of one that has events")
     return windows
 
 
-# long: imports that other commands do not wait for
 def read_rows(settings: Config, files: list[Path], file_format: str, *, users_are_events: bool) -> npt.NDArray[np.void]:
     """Rows of the recording, events or snapshots; exit 2 if it cannot be read, has no events, or no users."""
     from stream.diagnosis.observations import InspectionError
@@ -177,7 +166,7 @@ def read_rows(settings: Config, files: list[Path], file_format: str, *, users_ar
         for note in judged(rows, refusals, settings, path, file_format, accepted):
             typer.echo(f"Note: {note}", err=True)
     except (InspectionError, OSError, RecordingError, UserKeyError) as error:
-        stop(str(error), USAGE)
+        stop(error)
     return rows
 
 
@@ -214,15 +203,15 @@ def _judge(
 def _judge_live(
     runs: list[tuple[str, Config]], windows: Windows, draws: int, source: str, figure: Path | None, as_json: bool
 ) -> None:
-    from stream.cli.evaluate_live import live_report, plot_live, print_live_scores
+    from stream.cli.evaluate_report import live_report, plot_live, print_live_scores
     from stream.evaluation.evaluate import NOT_PRIVATE
     from stream.evaluation.live import evaluate_live
     from stream.evaluation.living import exact_windows
 
     if "mean" not in runs[0][1].speed.statistics:
-        stop("speed.statistics has no mean, which --live is about; add it", USAGE)
+        stop("speed.statistics has no mean, which --live is about; add it")
     if not runs[0][1].value.is_speed:
-        stop("--live plants vehicles that slow down, and value.name is no speed; leave --live out", USAGE)
+        stop("--live plants vehicles that slow down, and value.name is no speed; leave --live out")
     with progress_bars() as bars:
         task = bars.add_task("living", total=len(runs) * len(windows) * draws)
         scores = [
@@ -245,7 +234,7 @@ def _judge_histograms(
     from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
 
     if settings.histogram is None:
-        stop("the configuration has no section [histogram]; add one, as the comments in the shipped files show", USAGE)
+        stop("the configuration has no section [histogram]; add one, as the comments in the shipped files show")
     runs = [_at(epsilon, with_histogram_epsilon, settings) for epsilon in _values(sweep, settings.histogram.epsilon)]
     scores: list[HistogramScore] = []
     with progress_bars() as bars:
@@ -265,12 +254,6 @@ def reading_bar(bars: Progress) -> Callable[[int, int], None]:
     return lambda done, size: bars.update(task, completed=done, total=size or None)
 
 
-def progress_bars() -> Progress:
-    """Bars on stderr, on a terminal only."""
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
-
-
 def _values(sweep: str | None, present: float) -> list[float]:
     if sweep is None:
         return [present]
@@ -280,7 +263,7 @@ def _values(sweep: str | None, present: float) -> list[float]:
     except ValueError:
         values = []
     if name != "epsilon" or not values or not all(0 < value < math.inf for value in values):
-        stop(f"cannot sweep {sweep!r}; write epsilon=0.5,1,2,4 with positive numbers", USAGE)
+        stop(f"cannot sweep {sweep!r}; write epsilon=0.5,1,2,4 with positive numbers")
     return values
 
 
@@ -291,14 +274,14 @@ def _at(epsilon: float, change: Callable[[Config, float], Config], settings: Con
     try:
         return change(settings, epsilon)
     except ConfigError as error:
-        stop(f"cannot sweep epsilon={epsilon:g}: {error}", USAGE)
+        stop(f"cannot sweep epsilon={epsilon:g}: {error}")
 
 
 def _write_plot(scores: list[Score], path: Path) -> None:
-    from stream.cli.evaluate_plot import plot
+    from stream.cli.evaluate_report import plot
 
     if all(score.mae is None for score in scores):
-        stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users", USAGE)
+        stop("no cell was released, so there is no error to draw; leave out --plot, or lower speed.min_users")
     _draw_into(path, lambda: plot(scores, path))
 
 
@@ -307,6 +290,6 @@ def _draw_into(path: Path, draw: Callable[[], None]) -> None:
     try:
         draw()
     except ImportError:
-        stop("plots need matplotlib: pip install 'hexveil[plot]'", USAGE)
+        stop("plots need matplotlib: pip install 'hexveil[plot]'")
     except (OSError, ValueError) as error:
-        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists", USAGE)
+        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists")

@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from stream.cli.feeding import refusals, refuse
-from stream.cli.options import FAILED, ConfigFile, choose_config
+from stream.cli.feeding import refusals
+from stream.cli.options import FAILED, ConfigFile, choose_config, stop
 from stream.config import Config, ConfigError, load_config
 from stream.config.public_cells import MAX_CELLS
 from stream.sources.modes import Mode
@@ -24,12 +24,7 @@ from stream.sources.scheduled_speed import scheduled_speeds
 from stream.sources.timetable import Timetable, read_timetable
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("gtfs")(gtfs)
-
-
-def gtfs(
+def command(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.zip", help="GTFS schedule, the archive as the agency publishes it.")
     ],
@@ -68,14 +63,14 @@ def gtfs(
         level = settings.hexagons.resolution if resolution is None else resolution
         chart = places(schedule, settings.feed.domain, level)
     except (ConfigError, ScheduleError) as error:
-        raise refuse(error) from None
+        stop(error)
     if not chart.cells:
-        raise refuse(
+        stop(
             f"{file}: none of its {len(schedule.stops)} stops lies in feed.domain, and no route crosses it; correct "
             "the domain"
         )
     if area is not None and not any(place.routes for place in chart.cells):
-        raise refuse(
+        stop(
             f"{file}: no route crosses feed.domain, so there is no public list; correct the domain, or leave out --area"
         )
     features = out is not None and out.suffix == ".geojson"
@@ -146,7 +141,7 @@ def _check_options(out: Path | None, area: Path | None, *, force: bool, as_json:
         raise typer.BadParameter(f"{area} is the file of --out, too; name another", param_hint="--area")
     for path in (out, area):
         if path is not None and path.exists() and not force:
-            raise refuse(f"{path} exists; name another file, or overwrite it with --force")
+            stop(f"{path} exists; name another file, or overwrite it with --force")
 
 
 def _write(path: Path | None, document: dict[str, Any]) -> None:
@@ -157,7 +152,7 @@ def _write(path: Path | None, document: dict[str, Any]) -> None:
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise refuse(f"{path}: {error.strerror or error}", FAILED) from None
+        stop(f"{path}: {error.strerror or error}", FAILED)
 
 
 def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, speeds: _Speeds) -> None:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import typer
-
 from dpcore.relation import NeighbouringRelation
-from stream.cli.feeding import refuse
+from stream.cli.options import stop
 from stream.cli.snapshots import snapshot_command
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.windows import Slotting
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    what = "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
-    app.command("gtfs-rt", help=what)(snapshot_command(_reader))
 
 
 def _reader(
@@ -24,7 +16,10 @@ def _reader(
     try:
         from stream.sources.gtfs_rt import GtfsRealtime
     except ModuleNotFoundError as error:
-        raise refuse(
-            f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'"
-        ) from None
+        stop(f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'")
     return GtfsRealtime(feed, slotting, speeds, relation)
+
+
+command = snapshot_command(
+    _reader, "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
+)

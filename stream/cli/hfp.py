@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stream.cli.feeding import refuse
+from stream.cli.feeding import SnapshotReport
 from stream.cli.live import (
     EventsFile,
     ForceOffline,
@@ -21,23 +21,15 @@ from stream.cli.live import (
     run_live,
     speed_source,
 )
-from stream.cli.options import ConfigFile, choose_config, load_to_release
-from stream.cli.snapshot_report import SnapshotReport
+from stream.cli.options import ConfigFile, choose_config, load_to_release, secret_text, stop
 from stream.config import ConfigError, load_config
-from stream.config.secret_files import OpenSecretError, read_secret
 from stream.sources.hfp import EVERY_POSITION, HighFrequencyPositions
 
 if TYPE_CHECKING:
     from stream.sources.live import Sink
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("hfp")(hfp)
-
-
-# long: one argument for each option
-def hfp(
+def command(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="The broker: mqtts://HOST[:PORT], or mqtt:// without TLS.")
     ],
@@ -63,7 +55,7 @@ def hfp(
     try:
         from stream.sources.mqtt import Broker, Following
     except ModuleNotFoundError as error:
-        raise refuse(f"{error.name}, which speaks MQTT, is not installed: pip install 'hexveil[mqtt]'") from None
+        stop(f"{error.name}, which speaks MQTT, is not installed: pip install 'hexveil[mqtt]'")
     if offline:
         check_release_file(out)
     try:
@@ -73,7 +65,7 @@ def hfp(
         broker = Broker(address, tuple(topic or [EVERY_POSITION]), ca, None if login is None else _login(login))
         broker.tls()
     except (ConfigError, ValueError) as error:
-        raise refuse(error) from None
+        stop(error)
     note = live_speed_note(settings, source_of_speeds)
     report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-", unit="messages")
 
@@ -90,12 +82,7 @@ def hfp(
 
 def _login(path: Path) -> tuple[str, str]:
     """User and password in a file. Raises :class:`ValueError`, which never shows them."""
-    try:
-        text = read_secret(path).decode().strip()
-    except OpenSecretError as error:
-        raise ValueError(f"--login {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--login {path}: {error}; name a readable text file") from None
+    text = secret_text("--login", path)
     user, separator, password = text.partition(":")
     if not (user and separator and password) or not text.isprintable():
         raise ValueError(f"--login {path}: write USER:PASSWORD in one line, and nothing else")

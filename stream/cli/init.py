@@ -8,38 +8,34 @@ from typing import Annotated
 import typer
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.options import USAGE, stop
+from stream.cli.options import stop
 from stream.config.search import LOCAL, template
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-
-    @app.command("init")
-    def init(
-        path: Annotated[Path, typer.Argument(help="File to write.")] = LOCAL,
-        relation: Annotated[
-            NeighbouringRelation,
-            typer.Option(help="values: scheduled public transport. participation: private cars, taxis, riders."),
-        ] = NeighbouringRelation.VALUES,
-        vehicles: Annotated[
-            int | None,
-            typer.Option(min=1, help="Vehicles on the road at a time: the live map that so many can fill."),
-        ] = None,
-        force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    ) -> None:
-        """Write a complete configuration with comments."""
-        if path.exists() and not force:
-            stop(f"{path} exists; choose another name or pass --force", USAGE)
-        text = template(relation).read_text(encoding="utf-8")
-        if vehicles is not None:
-            text = _for_fleet(text, relation, vehicles)
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            stop(f"{path}: {error.strerror}; name a file in a folder that you may write to", USAGE)
-        named = "" if path == LOCAL else f" --config {path}"
-        typer.echo(f"{path} written. Set feed, epsilon and budget in it, then run: hexveil check{named}")
+def command(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = LOCAL,
+    relation: Annotated[
+        NeighbouringRelation,
+        typer.Option(help="values: scheduled public transport. participation: private cars, taxis, riders."),
+    ] = NeighbouringRelation.VALUES,
+    vehicles: Annotated[
+        int | None,
+        typer.Option(min=1, help="Vehicles on the road at a time: the live map that so many can fill."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a complete configuration with comments."""
+    if path.exists() and not force:
+        stop(f"{path} exists; choose another name or pass --force")
+    text = template(relation).read_text(encoding="utf-8")
+    if vehicles is not None:
+        text = _for_fleet(text, relation, vehicles)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        stop(f"{path}: {error.strerror}; name a file in a folder that you may write to")
+    named = "" if path == LOCAL else f" --config {path}"
+    typer.echo(f"{path} written. Set feed, epsilon and budget in it, then run: hexveil check{named}")
 
 
 def _for_fleet(text: str, relation: NeighbouringRelation, vehicles: int) -> str:

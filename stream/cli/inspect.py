@@ -16,7 +16,7 @@ import typer
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.feeding import iso
-from stream.cli.options import UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, stop
+from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, stop
 
 if TYPE_CHECKING:
     from stream.config import Config
@@ -30,12 +30,7 @@ NOT_PRIVATE = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("inspect")(inspect_feed)
-
-
-def inspect_feed(
+def command(
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -62,7 +57,7 @@ def inspect_feed(
             "with --write, say what is protected: values or participation", param_hint="--relation"
         )
     if write is not None and write.exists() and not force:
-        stop(f"{write} exists; choose another name or pass --force", USAGE)
+        stop(f"{write} exists; choose another name or pass --force")
     given = None if config is None else _given(config)
     report = _inspected(_one(sources), limit, given, config)
     _report(report, sources, config, plot, as_json)
@@ -78,7 +73,7 @@ def _one(sources: list[str]) -> str:
     try:
         return sources[0] if len(sources) == 1 else str(together(list(map(Path, sources))))
     except (OSError, RecordingError) as error:
-        stop(str(error), USAGE)
+        stop(error)
 
 
 def _given(config: Path) -> Config:
@@ -88,7 +83,7 @@ def _given(config: Path) -> Config:
     try:
         return load_config(choose_config(config))
     except ConfigError as error:
-        stop(str(error), USAGE)
+        stop(error)
 
 
 def _report(report: Inspection, sources: list[str], config: Path | None, plot: Path | None, as_json: bool) -> None:
@@ -139,9 +134,9 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
             raise InspectionError(f"{source}: no such file")
         return _of_topic(source, limit, given, config)
     except (ConfigError, InspectionError, RecordingError) as error:
-        stop(str(error), USAGE)
+        stop(error)
     except (FetchError, TopicUnreachableError) as error:
-        stop(str(error), UNREACHABLE)
+        stop(error, UNREACHABLE)
 
 
 def _copy_standard_input(copy: Path) -> None:
@@ -250,9 +245,9 @@ def _plot(seen: Observations, measures: Measures, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         plot_feed(seen, measures, folder / "inspection.png")
     except ImportError:
-        stop("--plot needs matplotlib: pip install 'hexveil[plot]'", USAGE)
+        stop("--plot needs matplotlib: pip install 'hexveil[plot]'")
     except OSError as error:
-        stop(f"{folder}: {error.strerror or error}; name a folder that you may write to", USAGE)
+        stop(f"{folder}: {error.strerror or error}; name a folder that you may write to")
     typer.echo(f"{folder / 'inspection.png'} drawn; it is not private", err=True)
 
 
@@ -262,16 +257,13 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
     from stream.diagnosis.suggestion import configuration
 
     if not lines:
-        stop(
-            "nothing to suggest, because no fix can be used: set what the faults say in a configuration, --config",
-            USAGE,
-        )
+        stop("nothing to suggest, because no fix can be used: set what the faults say in a configuration, --config")
     try:
         path.write_text(
             configuration(template(relation).read_text(encoding="utf-8"), lines, relation), encoding="utf-8"
         )
     except OSError as error:
-        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to", USAGE)
+        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
     remaining = {
         NeighbouringRelation.VALUES: "Set timezone, epsilon and budget in it, then run",
         NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells, epsilon "
@@ -282,4 +274,4 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
         try:
             load_config(find_config(path, relation))
         except ConfigError as error:
-            stop(f"it is not sound yet: {error}", USAGE)
+            stop(f"it is not sound yet: {error}")

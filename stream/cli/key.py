@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import FAILED, ConfigFile, asked, choose_config, read_config, stop
 from stream.config import Config
-from stream.config.addresses import redacted
+
+command = typer.Typer(help="Make and replace keys.", no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    keys = typer.Typer(help="Make and replace keys.", no_args_is_help=True)
-    app.add_typer(keys, name="key")
+@command.command("signing")
+def signing(
+    file: Annotated[Path, typer.Argument(help="File of the private key; the public key gets the suffix .pub.")],
+    renew: Annotated[bool, typer.Option(help="Replace the key in the file by one that it endorses.")] = False,
+) -> None:
+    """Make a key for close markers, or replace it. Copy it to every worker, and give readers the public key."""
+    from stream.messages.chain import Signer, SigningKeyError, new_signer
 
-    @keys.command("signing")
-    def signing(
-        file: Annotated[Path, typer.Argument(help="File of the private key; the public key gets the suffix .pub.")],
-        renew: Annotated[bool, typer.Option(help="Replace the key in the file by one that it endorses.")] = False,
-    ) -> None:
-        """Make a key for close markers, or replace it. Copy it to every worker, and give readers the public key."""
-        from stream.messages.chain import Signer, SigningKeyError, new_signer
+    if not renew and file.exists():
+        stop(f"{file} exists; with --renew its key endorses a new one and is replaced")
+    try:
+        signer = Signer.load(file).renewed() if renew else new_signer()
+        signer.write(file)
+    except SigningKeyError as error:
+        stop(error)
+    except OSError as error:
+        stop(f"{file} cannot be written ({error.strerror}); name a file that you may write")
+    typer.echo(f"{file}: {signer.public}")
 
-        if not renew and file.exists():
-            stop(f"{file} exists; with --renew its key endorses a new one and is replaced", USAGE)
-        try:
-            signer = Signer.load(file).renewed() if renew else new_signer()
-            signer.write(file)
-        except SigningKeyError as error:
-            stop(str(error), USAGE)
-        except OSError as error:
-            stop(f"{file} cannot be written ({error.strerror}); name a file that you may write", USAGE)
-        typer.echo(f"{file}: {signer.public}")
 
-    @keys.command("signing-lost")
-    def signing_lost(config: ConfigFile = None) -> None:
-        """Let the next close marker be signed by a key that the last one did not endorse. Every reader will see the
-        break."""
-        from redis.exceptions import RedisError
-
-        settings = read_config(choose_config(config))
-        try:
-            forgotten = asyncio.run(_forget_signer(settings))
-        except (RedisError, OSError) as error:
-            stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
-        if not forgotten:
-            stop(
-                "the last close marker was not signed, or a window was committed meanwhile; nothing was changed", FAILED
-            )
-        typer.echo("The next close marker may be signed by any key, or by none.")
+@command.command("signing-lost")
+def signing_lost(config: ConfigFile = None) -> None:
+    """Let the next close marker be signed by a key that the last one did not endorse. Every reader will see the
+    break."""
+    settings = read_config(choose_config(config))
+    forgotten = asked(settings, _forget_signer(settings))
+    if not forgotten:
+        stop("the last close marker was not signed, or a window was committed meanwhile; nothing was changed", FAILED)
+    typer.echo("The next close marker may be signed by any key, or by none.")
 
 
 async def _forget_signer(config: Config) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from datetime import datetime
@@ -10,11 +9,9 @@ from typing import Annotated
 from zoneinfo import ZoneInfo
 
 import typer
-from redis.exceptions import RedisError
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, ConfigFile, choose_config, read_config, stop
+from stream.cli.options import FAILED, AsJson, ConfigFile, asked, choose_config, read_config, stop
 from stream.config import Config
-from stream.config.addresses import redacted
 from stream.storage.client import redis_client
 
 
@@ -125,37 +122,24 @@ async def _state_budget(config: Config) -> None:
         await shared.state_budget(config.privacy.ledger_budget)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    ledger = typer.Typer(
-        help="Show and adopt the ledger of budgets. Never publish what these commands print.", no_args_is_help=True
-    )
-    app.add_typer(ledger, name="ledger")
-    ledger.callback()(group)
-    ledger.command("show")(show)
-    ledger.command("adopt")(adopt)
-    ledger.command("retry")(retry)
-    ledger.command("leave")(leave)
-    ledger.command("budget")(budget)
+command = typer.Typer(
+    help="Show and adopt the ledger of budgets. Never publish what these commands print.", no_args_is_help=True
+)
 
 
+@command.callback()
 def group() -> None:
     """Show and adopt the ledger of budgets. Never publish what these commands print."""
 
 
+@command.command("show")
 def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Show the number of users charged and the sum of charges in each ledger period."""
     settings = read_config(choose_config(config))
-    from stream.storage.ledger import LedgerError
     from stream.storage.shared_ledger import retirement_held_by
     from stream.windows import utc_text
 
-    try:
-        totals, retired, feeds = asyncio.run(_totals(settings))
-    except LedgerError as error:
-        stop(str(error), FAILED)
-    except (RedisError, OSError) as error:
-        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    totals, retired, feeds = asked(settings, _totals(settings))
     if retired is not None:
         typer.echo(f"Periods that began before {utc_text(retired)} are retired: their charges are deleted.", err=True)
     if feeds:
@@ -171,6 +155,7 @@ def show(config: ConfigFile = None, as_json: AsJson = False) -> None:
         typer.echo(f"{period}  {row['users']:>8} users  sum of charges {row[unit] / per_one:.6f} {symbol}")
 
 
+@command.command("adopt")
 def adopt(
     config: ConfigFile = None,
     since: Annotated[
@@ -185,26 +170,19 @@ def adopt(
     """Release windows of periods that began before this ledger was born. First run it without options and read its
     text."""
     settings = read_config(choose_config(config))
-    from aiokafka.errors import KafkaError
-
-    from stream.storage.ledger import LedgerError
     from stream.windows import utc_text
 
     try:
         start = _period_start(settings, since)
     except (ValueError, OverflowError, OSError):
-        stop(f"--since {since!r} is not a time; write a date like 2017-03-21 or 2017-03-21T07:00", USAGE)
+        stop(f"--since {since!r} is not a time; write a date like 2017-03-21 or 2017-03-21T07:00")
     if not no_other_ledger:
-        stop(f"Feed '{settings.feed.name}', periods from {utc_text(start)} on.\n{_ADOPTING}", USAGE)
-    try:
-        birth = asyncio.run(_adopt(settings, start))
-    except LedgerError as error:
-        stop(str(error), FAILED)
-    except (RedisError, KafkaError, OSError) as error:
-        stop(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)
+        stop(f"Feed '{settings.feed.name}', periods from {utc_text(start)} on.\n{_ADOPTING}")
+    birth = asked(settings, _adopt(settings, start))
     typer.echo(f"The ledger of feed '{settings.feed.name}' releases windows of periods from {utc_text(birth)} on.")
 
 
+@command.command("retry")
 def retry(
     window: Annotated[
         str | None,
@@ -216,29 +194,25 @@ def retry(
     """Close a window again that was set aside, unless a later one was planned since; without WINDOW, list what was set
     aside."""
     settings = read_config(choose_config(config))
-    from stream.storage.ledger import OutOfTurnError
     from stream.windows import utc_text
 
+    aside = {utc_text(slot): (slot, reason) for slot, reason in asked(settings, _set_aside(settings)).items()}
+    if window is None:
+        _list(aside, as_json)
+        return
     try:
-        aside = {utc_text(slot): (slot, reason) for slot, reason in asyncio.run(_set_aside(settings)).items()}
-        if window is None:
-            _list(aside, as_json)
-            return
         start = _moment(settings, window)
-        taken = utc_text(start) in aside and asyncio.run(_take_up(settings, start))
+        begins = utc_text(start)
     except (ValueError, OverflowError):
-        stop(f"{window!r} is no time; write one like 2017-03-21T12:00:00Z", USAGE)
-    except OutOfTurnError as error:
-        stop(str(error), FAILED)
-    except (RedisError, OSError) as error:
-        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+        stop(f"{window!r} is no time; write one like 2017-03-21T12:00:00Z")
+    taken = begins in aside and asked(settings, _take_up(settings, start))
     if not taken:
         known = ", ".join(aside) or "none"
         stop(
             f"no window that begins at {window} was set aside, or its period is retired; set aside are: {known}",
             FAILED,
         )
-    typer.echo(f"A worker of feed '{settings.feed.name}' closes window {utc_text(start)} again. Look at its log.")
+    typer.echo(f"A worker of feed '{settings.feed.name}' closes window {begins} again. Look at its log.")
 
 
 def _list(aside: dict[str, tuple[int, str]], as_json: bool) -> None:
@@ -250,6 +224,7 @@ def _list(aside: dict[str, tuple[int, str]], as_json: bool) -> None:
         typer.echo(f"{window}  {reason}")
 
 
+@command.command("leave")
 def leave(
     feed: Annotated[str, typer.Argument(help="Name of a feed that shares the configured ledger.")],
     config: ConfigFile = None,
@@ -258,21 +233,16 @@ def leave(
     """Let a feed leave its shared ledger, for example one that was given up. First run it without --yes and read its
     text."""
     settings = read_config(choose_config(config))
-    from stream.storage.ledger import LedgerError
 
     if settings.shared_ledger is None:
-        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]", USAGE)
+        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]")
     if not yes:
-        stop(f"Feed '{feed}' of ledger '{settings.shared_ledger}'.\n{_LEAVING}", USAGE)
-    try:
-        asyncio.run(_leave(settings, feed))
-    except LedgerError as error:
-        stop(str(error), FAILED)
-    except (RedisError, OSError) as error:
-        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+        stop(f"Feed '{feed}' of ledger '{settings.shared_ledger}'.\n{_LEAVING}")
+    asked(settings, _leave(settings, feed))
     typer.echo(f"Feed '{feed}' left ledger '{settings.shared_ledger}'.")
 
 
+@command.command("budget")
 def budget(
     config: ConfigFile = None,
     yes: Annotated[bool, typer.Option("--yes", help="No worker of this feed runs with a lower budget.")] = False,
@@ -280,23 +250,15 @@ def budget(
     """State the configured budget to the feeds of a shared ledger, also a higher one. First run it without --yes and
     read its text."""
     settings = read_config(choose_config(config))
-    from stream.storage.ledger import LedgerError
 
     (_, per_one), given = settings.privacy.ledger_unit, settings.privacy.ledger_budget
     if settings.shared_ledger is None:
-        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]", USAGE)
+        stop(f"feed '{settings.feed.name}' has a ledger of its own: the configuration has no [ledger]")
     if not yes:
         stop(
-            f"Feed '{settings.feed.name}' of ledger '{settings.shared_ledger}', budget "
-            f"{given / per_one:g}.\n{_RAISING}",
-            USAGE,
+            f"Feed '{settings.feed.name}' of ledger '{settings.shared_ledger}', budget {given / per_one:g}.\n{_RAISING}"
         )
-    try:
-        asyncio.run(_state_budget(settings))
-    except LedgerError as error:
-        stop(str(error), FAILED)
-    except (RedisError, OSError) as error:
-        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+    asked(settings, _state_budget(settings))
     typer.echo(
         f"Feed '{settings.feed.name}' states the budget {given / per_one:g} to ledger '{settings.shared_ledger}'."
     )

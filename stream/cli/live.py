@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from stream.cli.feeding import refuse
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import FAILED, UNREACHABLE
+from stream.cli.options import FAILED, UNREACHABLE, stop, stopped_by_signals
 from stream.config import Config
 from stream.config.feed import FeedConfig, SpeedSource, derived_speed_note
 from stream.sources.delivery import DeliveryError
@@ -99,9 +97,7 @@ def run_live(
         try:
             _run(feed, lambda stopping: FileSink(out))
         except OSError as error:
-            raise refuse(
-                f"{out}: {error.strerror or error}; --out needs a file that you may write to", FAILED
-            ) from None
+            stop(f"{out}: {error.strerror or error}; --out needs a file that you may write to", FAILED)
     else:
         from stream.sources.fix_memory import fix_memory
 
@@ -122,23 +118,21 @@ def _release(config: Config, feed: Feed, source: str, out: Path, *, force: bool)
     from stream.storage.row_store import StateError
 
     if out.exists() and not force:
-        raise refuse(
-            f"{out} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force"
-        )
+        stop(f"{out} exists, and its releases cannot be drawn again; name another file, or overwrite it with --force")
     try:
         out.write_bytes(b"")
     except OSError as error:
-        raise refuse(f"{out}: {error.strerror or error}; --out needs a folder that you may write to") from None
+        stop(f"{out}: {error.strerror or error}; --out needs a folder that you may write to")
     try:
         with RedisServer() as server:
             embedded = config.model_copy(update={"redis": config.redis.model_copy(update={"url": server.url})})
             _run(feed, lambda stopping: EmbeddedSink(embedded, out, stopping))
     except UserKeyError as error:
-        raise refuse(error) from None
+        stop(error)
     except (EmbeddedError, LedgerError, LocalServerError, StateError) as error:
-        raise refuse(error, FAILED) from None
+        stop(error, FAILED)
     except (BrokenProcessPool, RedisError, OSError) as error:
-        raise refuse(f"the release of {source} ended: {error}; what {out} contains was released", FAILED) from None
+        stop(f"the release of {source} ended: {error}; what {out} contains was released", FAILED)
 
 
 def _run(feed: Feed, sink: Callable[[asyncio.Event], Sink]) -> None:
@@ -151,4 +145,4 @@ def _run(feed: Feed, sink: Callable[[asyncio.Event], Sink]) -> None:
     try:
         asyncio.run(run())
     except (FetchError, DeliveryError) as error:
-        raise refuse(error, UNREACHABLE) from None
+        stop(error, UNREACHABLE)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import structlog
 import typer
@@ -15,8 +18,11 @@ from dpcore.relation import NeighbouringRelation
 from stream.logs import log_clients
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from stream.config import Chosen, Config
     from stream.config.servers import SurfaceConfig
+T = TypeVar("T")
 
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
 """Exit codes besides 0: a check failed; the usage or the configuration is wrong; a server does not answer."""
@@ -27,8 +33,7 @@ ConfigFile = Annotated[
         "--config",
         "-c",
         help="Configuration file (TOML). Environment variables HEXVEIL_SECTION__KEY override its keys. Default: the "
-        "first that "
-        "exists of HEXVEIL_CONFIG, ./hexveil.toml, ./config/, and the shipped template.",
+        "first that exists of HEXVEIL_CONFIG, ./hexveil.toml, ./config/, and the shipped template.",
         show_default=False,
     ),
 ]
@@ -51,9 +56,9 @@ Recordings = Annotated[
 ]
 
 
-def stop(message: str, code: int) -> NoReturn:
+def stop(message: object, code: int = USAGE) -> NoReturn:
     """End the command with a sentence on stderr."""
-    typer.secho(message, err=True, fg=typer.colors.RED)
+    typer.secho(str(message), err=True, fg=typer.colors.RED)
     raise typer.Exit(code)
 
 
@@ -61,6 +66,45 @@ def stop_service(message: str, code: int) -> NoReturn:
     """End a command whose stderr is a log, with ``message`` as its last line."""
     structlog.get_logger().error("cannot go on", reason=message, exit_code=code)
     raise typer.Exit(code)
+
+
+def asked(settings: Config, answer: Coroutine[Any, Any, T]) -> T:
+    """What Redis answers; exit 1 with what the ledger refuses, 3 if Redis or Kafka does not answer."""
+    from aiokafka.errors import KafkaError
+    from redis.exceptions import RedisError
+
+    from stream.config.addresses import redacted
+    from stream.storage.ledger import LedgerError
+
+    try:
+        return asyncio.run(answer)
+    except LedgerError as error:
+        stop(error, FAILED)
+    except KafkaError as error:
+        stop(f"Kafka at {settings.kafka.bootstrap} does not answer: {error}", UNREACHABLE)
+    except (RedisError, OSError) as error:
+        stop(f"Redis at {redacted(settings.redis.url)} does not answer: {error}", UNREACHABLE)
+
+
+def secret_text(option: str, path: Path) -> str:
+    """What a file of secrets holds, without white space around it. Raises :class:`ValueError`, which never shows it."""
+    from stream.config.secret_files import OpenSecretError, read_secret
+
+    try:
+        return read_secret(path).decode().strip()
+    except OpenSecretError as error:
+        raise ValueError(f"{option} {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{option} {path}: {error}; name a readable text file") from None
+
+
+def progress_bars() -> Progress:
+    """Bars on stderr, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def port_is_free(section: str, surface: SurfaceConfig) -> None:
@@ -133,4 +177,32 @@ def read_config(chosen: Chosen, **overrides: Any) -> Config:
     try:
         return load_to_release(chosen, **overrides)
     except ConfigError as error:
-        stop(str(error), USAGE)
+        stop(error)
+
+
+HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """From its creation on, SIGINT and SIGTERM raise KeyboardInterrupt in whatever the main thread runs.
+
+    Python ignores exceptions in what it calls around a fork, so an interrupt that arrives while a process is started
+    can be lost: ``asked`` says that there was one.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in HANDLED:
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+
+def stopped_by_signals() -> asyncio.Event:
+    """An event of the running loop that SIGINT and SIGTERM set from now on, instead of ending the process."""
+    stopping = asyncio.Event()
+    for number in HANDLED:
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping

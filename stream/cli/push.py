@@ -8,11 +8,8 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.feeding import refuse
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import UNREACHABLE, ConfigFile, choose_config
+from stream.cli.options import UNREACHABLE, ConfigFile, choose_config, secret_text, stop, stopped_by_signals
 from stream.config import Config, ConfigError, load_config
-from stream.config.secret_files import OpenSecretError, read_secret
 from stream.local import LOOPBACK
 from stream.sources.delivery import DeliveryError
 from stream.sources.pushed import PATH, PushAllowance, PushIntake, application, serve_push
@@ -20,12 +17,7 @@ from stream.sources.pushed import PATH, PushAllowance, PushIntake, application, 
 _SHORTEST_TOKEN = 20
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("push")(push_command)
-
-
-def push_command(
+def command(
     token_file: Annotated[
         Path, typer.Option(help="File with the token that senders give; at least 20 characters, and nothing else.")
     ],
@@ -40,13 +32,13 @@ def push_command(
         settings = load_config(choose_config(config))
         token = _token(token_file)
     except (ConfigError, ValueError) as error:
-        raise refuse(error) from None
+        stop(error)
     try:
         accepted = asyncio.run(_run(settings, token, port, rate))
     except DeliveryError as error:
-        raise refuse(error, UNREACHABLE) from None
+        stop(error, UNREACHABLE)
     except OSError as error:
-        raise refuse(f"port {port}: {error.strerror or error}; choose another one") from None
+        stop(f"port {port}: {error.strerror or error}; choose another one")
     typer.echo(f"{accepted} events to {settings.feed.topic}")
 
 
@@ -64,15 +56,10 @@ async def _run(settings: Config, token: str, port: int, rate: float) -> int:
 
 def _token(path: Path) -> str:
     """The content of the token's file. Raises :class:`ValueError`, which never shows it."""
-    try:
-        token = read_secret(path).decode("ascii").strip()
-    except OpenSecretError as error:
-        raise ValueError(f"--token-file {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--token-file {path}: {error}; name a readable text file in ASCII") from None
-    if len(token) < _SHORTEST_TOKEN or not token.isprintable() or " " in token:
+    token = secret_text("--token-file", path)
+    if len(token) < _SHORTEST_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
         raise ValueError(
-            f"--token-file {path}: a token has at least {_SHORTEST_TOKEN} characters and no spaces; make one: openssl "
-            "rand -hex 32"
+            f"--token-file {path}: a token has at least {_SHORTEST_TOKEN} ASCII characters and no spaces; make one: "
+            "openssl rand -hex 32"
         )
     return token

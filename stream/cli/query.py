@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stream.cli.options import USAGE, AsJson, stop
+from stream.cli.options import AsJson, stop
 from stream.messages.lines import LineError, lines_in
 from stream.messages.message import SPATIAL_HISTOGRAM, validator
 from stream.windows import utc_text
@@ -24,48 +24,44 @@ _TOPIC = f'"{SPATIAL_HISTOGRAM}"'.encode()
 _STRUCTURE = b'"structure"'
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
+def command(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="File of releases from replay --offline, one JSON object per line, plain or .gz; '-': stdin."
+        ),
+    ],
+    bbox: Annotated[
+        list[str],
+        typer.Option(help="Range as west,south,east,north in degrees; repeat the option for several ranges."),
+    ],
+    window: Annotated[
+        str | None,
+        typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z; default: all."),
+    ] = None,
+    mechanism: Annotated[str | None, typer.Option(help="Only histograms of this mechanism; default: all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
+    from dpcore.errors import ParameterError
+    from stream.messages.range_query import count_in, parse_box, read_histogram
 
-    @app.command("query")
-    def query(
-        file: Annotated[
-            Path,
-            typer.Argument(
-                help="File of releases from replay --offline, one JSON object per line, plain or .gz; '-': stdin."
-            ),
-        ],
-        bbox: Annotated[
-            list[str],
-            typer.Option(help="Range as west,south,east,north in degrees; repeat the option for several ranges."),
-        ],
-        window: Annotated[
-            str | None,
-            typer.Option(help="Only the window that starts at this time, like 2017-03-21T12:00:00Z; default: all."),
-        ] = None,
-        mechanism: Annotated[str | None, typer.Option(help="Only histograms of this mechanism; default: all.")] = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Count users in ranges, with 95 % intervals of the exact numbers, from released spatial histograms."""
-        from dpcore.errors import ParameterError
-        from stream.messages.range_query import count_in, parse_box, read_histogram
-
-        try:
-            boxes = [parse_box(text) for text in bbox]
-            chosen = _chosen(list(_histograms(file)), window, mechanism)
-            answers = [
-                count_in(release, box, histogram)
-                for release, histogram in ((release, read_histogram(release)) for release in chosen)
-                for box in boxes
-            ]
-        except (ParameterError, LineError) as error:
-            stop(str(error), USAGE)
-        except (OSError, EOFError, zlib.error) as error:
-            stop(f"cannot read {file}: {error}", USAGE)
-        if as_json:
-            typer.echo(json.dumps({"answers": answers}, allow_nan=False))
-            return
-        _print(answers)
+    try:
+        boxes = [parse_box(text) for text in bbox]
+        chosen = _chosen(list(_histograms(file)), window, mechanism)
+        answers = [
+            count_in(release, box, histogram)
+            for release, histogram in ((release, read_histogram(release)) for release in chosen)
+            for box in boxes
+        ]
+    except (ParameterError, LineError) as error:
+        stop(error)
+    except (OSError, EOFError, zlib.error) as error:
+        stop(f"cannot read {file}: {error}")
+    if as_json:
+        typer.echo(json.dumps({"answers": answers}, allow_nan=False))
+        return
+    _print(answers)
 
 
 def _histograms(file: Path) -> Iterable[dict[str, Any]]:
@@ -87,20 +83,19 @@ def _histograms(file: Path) -> Iterable[dict[str, Any]]:
         except ParameterError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote", USAGE)
+            stop(f"line {number} of {file} is not a release; give a file that 'hexveil replay --offline' wrote")
         key = (body["window"]["start"], body["feed"], body["mechanism"])
         if bodies.setdefault(key, body) != body:
             stop(
                 f"line {number} of {file} releases histogram {key[2]} of window {key[0]} again, with other numbers; "
-                "give a file with the releases of one run",
-                USAGE,
+                "give a file with the releases of one run"
             )
     return [bodies[key] for key in sorted(bodies)]
 
 
 def _chosen(releases: list[dict[str, Any]], window: str | None, mechanism: str | None) -> list[dict[str, Any]]:
     if not releases:
-        stop("these releases contain no spatial histogram; configure [histogram] and release again", USAGE)
+        stop("these releases contain no spatial histogram; configure [histogram] and release again")
     if window is not None:
         releases = _only(releases, "window", _utc(window), lambda release: release["window"]["start"])
     if mechanism is not None:
@@ -115,7 +110,7 @@ def _only(
     if not chosen:
         known = sorted({value_of(release) for release in releases})
         shown = ", ".join(known[:6]) + (f", … {known[-1]}" if len(known) > 6 else "")
-        stop(f"no histogram has {what} {asked!r}; there are: {shown}", USAGE)
+        stop(f"no histogram has {what} {asked!r}; there are: {shown}")
     return chosen
 
 

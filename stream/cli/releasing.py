@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stream.cli.feeding import refuse
-from stream.cli.options import FAILED, USAGE
+from stream.cli.options import FAILED, USAGE, progress_bars, stop
 from stream.config import Config
 from stream.diagnosis.recognition import Accepted
 from stream.messages.release_files import ReleaseFileError, release_file
@@ -23,8 +22,6 @@ from stream.sources.messages import Messages
 from stream.windows import Window
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from stream.offline import OfflineSummary
 
 
@@ -48,13 +45,6 @@ def check_span(start: str | None, end: str | None) -> None:
 def named_span(settings: Config, start: str | None, end: str | None) -> Window | None:
     """The time to release, where it is named. Raises :class:`stream.windows.SpanError`."""
     return settings.slotting.span(start, end) if start and end else None
-
-
-def _bars() -> Progress:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    return Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
 
 
 def release_offline(
@@ -83,7 +73,7 @@ def release_offline(
     try:
         with (
             nullcontext(sys.stdout) if out is None else release_file(out, force=options.force) as releases,
-            _bars() as bars,
+            progress_bars() as bars,
         ):
             task = bars.add_task("reading")
             summary = replay_offline(
@@ -98,20 +88,20 @@ def release_offline(
                 on_progress=lambda done, size: bars.update(task, completed=done, total=size or None),
             )
     except ParquetMissingError:
-        raise refuse(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv") from None
+        stop(f"{out}: Parquet needs pyarrow; pip install 'hexveil[parquet]', or write .csv")
     except (ReleaseFileError, UserKeyError) as error:
-        raise refuse(error) from None
+        stop(error)
     except (LedgerError, PlanError, StateError, LocalServerError) as error:
-        raise refuse(error, FAILED) from None
+        stop(error, FAILED)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python would try again at its end, and complain
         lost = "" if options.state is None else ", and what was written before is not written again"
-        raise refuse(f"stdout: its reader ended before all was written{lost}; name a file with --out", FAILED) from None
+        stop(f"stdout: its reader ended before all was written{lost}; name a file with --out", FAILED)
     except OSError as error:
-        raise refuse(
+        stop(
             f"{error.filename or out or 'stdout'}: {error.strerror}; --out and --state need a folder that you may "
             "write to"
-        ) from None
+        )
     _end(summary, file, options, reading())
 
 
@@ -130,9 +120,9 @@ def _end(summary: OfflineSummary, file: Path, options: ReleaseOptions, reading: 
         return
     _tell(summary, options.out)
     if problem is not None:
-        raise refuse(problem)
+        stop(problem)
     if summary.set_aside:
-        raise refuse("\n".join(summary.set_aside), FAILED)
+        stop("\n".join(summary.set_aside), FAILED)
 
 
 def _tell(summary: OfflineSummary, out: Path | None) -> None:

@@ -8,10 +8,9 @@ from typing import Annotated, cast
 
 import typer
 
-from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release
+from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
+from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release, stop
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
-from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import ConfigError, load_config
 from stream.config.feed import derived_speed_note
 from stream.diagnosis.recognition import Accepted, recognised
@@ -23,13 +22,7 @@ from stream.sources.standard_input import STDIN
 from stream.windows import SpanError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command()(replay)
-
-
-# long: one argument for each option
-def replay(
+def command(
     files: Recordings,
     file_format: Annotated[
         str | None,
@@ -117,19 +110,19 @@ def replay(
         try:
             blocks = recognised(blocks, settings, file, "canonical", accepted=accepted, note=_note)
         except RecordingError as error:
-            raise refuse(error if events.tally.events else f"{file}: {why_no_event(events)}") from None
+            stop(error if events.tally.events else f"{file}: {why_no_event(events)}")
         send(blocks, reading=report.facts)
         if not as_json:
             report.summary()
     except (ConfigError, RecordingError, SpanError) as error:
-        raise refuse(error) from None
+        stop(error)
 
 
 def _one(files: list[Path]) -> Path:
     try:
         return together(files)
     except (OSError, RecordingError) as error:
-        raise refuse(error) from None
+        stop(error)
 
 
 def _note(sentence: str) -> None:

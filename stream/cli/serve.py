@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service
+from stream.cli.options import USAGE, ConfigFile, read_service_config, stop_service, stopped_by_signals
 from stream.config import Config, ConfigError, load_config
 
 if TYPE_CHECKING:
@@ -23,59 +22,53 @@ _IDLE_SECONDS = 75.0
 """Longer than proxies keep a connection that they may use again (nginx: 60 s)."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
+def command(
+    releases: Annotated[
+        Path | None,
+        typer.Argument(
+            help="File of releases (from replay --offline --out), or a folder of such *.ndjson files; serve "
+            "follows them as they "
+            "grow. Default: Kafka."
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    basemap: Annotated[
+        Path | None,
+        typer.Option(
+            help="PMTiles archive (vector or raster) to show under the hexagons. Default: public.basemap.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve releases over HTTP, outside the trust boundary: dashboard, JSON, GeoJSON, event stream and metrics."""
+    from stream.serve.api import make_app
+    from stream.serve.guards import worth_a_log
+    from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
+    from stream.serve.reading.topics import TopicSource
+    from stream.serve.static_files import BasemapError, check_basemap
+    from stream.servers.connection import kafka_options
 
-    @app.command("serve")
-    def serve(
-        releases: Annotated[
-            Path | None,
-            typer.Argument(
-                help="File of releases (from replay --offline --out), or a folder of such *.ndjson files; serve "
-                "follows them as they "
-                "grow. Default: Kafka."
-            ),
-        ] = None,
-        config: ConfigFile = None,
-        basemap: Annotated[
-            Path | None,
-            typer.Option(
-                help="PMTiles archive (vector or raster) to show under the hexagons. Default: public.basemap.",
-                show_default=False,
-            ),
-        ] = None,
-    ) -> None:
-        """Serve releases over HTTP, outside the trust boundary: dashboard, JSON, GeoJSON, event stream and metrics."""
-        from stream.serve.api import make_app
-        from stream.serve.guards import worth_a_log
-        from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
-        from stream.serve.reading.topics import TopicSource
-        from stream.serve.static_files import BasemapError, check_basemap
-        from stream.servers.connection import kafka_options
-
-        settings = read_service_config(
-            config, load_config
-        )  # the file of the public area may be absent on a public host
-        public = settings.public
-        try:
-            basemap = basemap or public.basemap
-            tiles = None if basemap is None else check_basemap(basemap)
-            if releases is None:
-                kafka_options(settings.kafka)
-            else:
-                settings = _of_feed(settings, feed_in(releases))
-            source = TopicSource(settings.kafka) if releases is None else FileSource(releases)
-            served = make_app(settings, tiles, source)
-        except (BasemapError, ConfigError, ReleaseSourceError) as error:
-            stop_service(str(error), USAGE)
-        logging.getLogger("aiohttp.server").addFilter(worth_a_log)
-        structlog.get_logger().info("serving", url=public.url)
-        try:
-            asyncio.run(_serve(served, settings, source.open_files))
-        except OSError as error:
-            keys = "public.socket" if public.socket else "public.host, public.port"
-            remedy = "choose another address, or stop the process that listens there"
-            stop_service(f"cannot listen on {public.url} ({keys}): {error.strerror or error}; {remedy}", USAGE)
+    settings = read_service_config(config, load_config)  # the file of the public area may be absent on a public host
+    public = settings.public
+    try:
+        basemap = basemap or public.basemap
+        tiles = None if basemap is None else check_basemap(basemap)
+        if releases is None:
+            kafka_options(settings.kafka)
+        else:
+            settings = _of_feed(settings, feed_in(releases))
+        source = TopicSource(settings.kafka) if releases is None else FileSource(releases)
+        served = make_app(settings, tiles, source)
+    except (BasemapError, ConfigError, ReleaseSourceError) as error:
+        stop_service(str(error), USAGE)
+    logging.getLogger("aiohttp.server").addFilter(worth_a_log)
+    structlog.get_logger().info("serving", url=public.url)
+    try:
+        asyncio.run(_serve(served, settings, source.open_files))
+    except OSError as error:
+        keys = "public.socket" if public.socket else "public.host, public.port"
+        remedy = "choose another address, or stop the process that listens there"
+        stop_service(f"cannot listen on {public.url} ({keys}): {error.strerror or error}; {remedy}", USAGE)
 
 
 async def _serve(served: web.Application, settings: Config, open_files: int) -> None:

@@ -15,9 +15,8 @@ from typing import Annotated
 
 import typer
 
-from stream.cli.feeding import feed_kafka, parse_pace, refuse
-from stream.cli.interrupts import stopped_by_signals
-from stream.cli.options import FAILED, ConfigFile, choose_config
+from stream.cli.feeding import feed_kafka, parse_pace
+from stream.cli.options import FAILED, ConfigFile, choose_config, stop, stopped_by_signals
 from stream.config import ConfigError, load_config
 from stream.config.durations import parse_duration
 from stream.ingestion.formats import time_us
@@ -28,13 +27,7 @@ from stream.sources.simulate import VEHICLE_POSITIONS, Faults, Simulation, simul
 from stream.windows import EARLIEST_S, LATEST_S
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("simulate")(simulate_command)
-
-
-# long: one argument for each option
-def simulate_command(
+def command(
     vehicles: Annotated[int, typer.Option(min=1, help="Number of vehicles.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same feed.")] = 1,
     pace: Annotated[
@@ -95,12 +88,10 @@ def simulate_command(
             faults=Faults(late=late, duplicate=duplicate, garbage=garbage, gps_metres=gps_metres),
         )
     except (ConfigError, ValueError) as error:
-        raise refuse(error) from None
+        stop(error)
     if city:
         if out is not None or serve is not None or start is not None or length is not None or speed != 1:
-            raise refuse(
-                "--city lives on Kafka, by its own clock, until Ctrl-C: leave out the other options of time and place"
-            )
+            stop("--city lives on Kafka, by its own clock, until Ctrl-C: leave out the other options of time and place")
         living = LiveCity(settings, vehicles, simulation.start_us, seed=seed)
         blocks = living.messages(None if truth is None else Truth(living, truth))
         feed_kafka(settings, blocks, Pacer(1.0, live=True), limit=None, share_read=None, as_json=as_json)
@@ -114,7 +105,7 @@ def simulate_command(
         )
         return
     if length is None:
-        raise refuse("--out needs an end: give --duration or --once")
+        stop("--out needs an end: give --duration or --once")
     _write(simulation, out, as_json)
 
 
@@ -125,7 +116,7 @@ def _serve(simulation: Simulation, pace: float | None, port: int) -> None:
     try:
         from stream.sources.agency import SimulatedAgency, serve_agency, simulated_clock
     except ModuleNotFoundError as error:
-        raise refuse(f"{error.name} is not installed: pip install 'hexveil[gtfs]'") from None
+        stop(f"{error.name} is not installed: pip install 'hexveil[gtfs]'")
 
     async def run() -> None:
         stopping, clock = stopped_by_signals(), simulated_clock(simulation.start_us, pace)
@@ -135,7 +126,7 @@ def _serve(simulation: Simulation, pace: float | None, port: int) -> None:
     try:
         asyncio.run(run())
     except OSError as error:
-        raise refuse(f"port {port}: {error.strerror or error}; choose another one") from None
+        stop(f"port {port}: {error.strerror or error}; choose another one")
 
 
 def _start(text: str) -> int:
@@ -165,7 +156,7 @@ def _write(simulation: Simulation, out: Path, as_json: bool) -> None:
                 file.writelines(line + b"\n" for line in block.values)
                 events += len(block.values)
     except OSError as error:
-        raise refuse(f"{out}: {error.strerror or error}", FAILED) from None
+        stop(f"{out}: {error.strerror or error}", FAILED)
     seconds = time.monotonic() - began
     summary = {
         "file": str(out),

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.feeding import feed_kafka, parse_pace, refuse
+from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
 from stream.cli.live import (
     EventsFile,
     Feed,
@@ -25,14 +25,12 @@ from stream.cli.live import (
     run_live,
     speed_source,
 )
-from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release
+from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release, secret_text, stop
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
-from stream.cli.snapshot_report import SnapshotReport, why_no_event
 from stream.config import Config, ConfigError, load_config
 from stream.config.addresses import redacted
 from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig, SpeedSource
-from stream.config.secret_files import OpenSecretError, read_secret
 from stream.diagnosis.recognition import Accepted
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer
@@ -49,11 +47,9 @@ MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation],
 """Makes the reader of one format, for a feed with these periods, source of speeds and relation."""
 
 
-# long: it holds the command, which is long
-def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
-    """The command that feeds the service with snapshots of one format."""
+def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
+    """The command that feeds the service with snapshots of one format. ``what``: its help."""
 
-    # long: one argument for each option
     def feed_snapshots(
         sources: Annotated[
             list[str],
@@ -114,12 +110,12 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             )
             span = named_span(settings, start, end)
         except (ConfigError, ValueError) as error:
-            raise refuse(error) from None
+            stop(error)
         note = live_speed_note(settings, source_of_speeds)
         report = SnapshotReport(reader, note, as_json, on_stderr=str(out) == "-")
         if live:
             if len(sources) > 1:
-                raise refuse("give one address, or any number of files and folders; run one command for each feed")
+                stop("give one address, or any number of files and folders; run one command for each feed")
             feed = _polling(reader, sources[0], polling, once=once)
             run_live(settings, reader, feed, redacted(sources[0]), out, offline=offline, force=force)
             report.summary()
@@ -149,6 +145,7 @@ def snapshot_command(make_reader: MakeReader) -> Callable[..., None]:
             report.summary()
         report.end(len(files))
 
+    feed_snapshots.__doc__ = what
     return feed_snapshots
 
 
@@ -176,7 +173,7 @@ def _check_file(out: Path, files: list[Path], *, force: bool) -> None:
     if any(os.path.exists(file) and out.samefile(file) for file in files):
         raise typer.BadParameter(f"{out} is one of the snapshots", param_hint="--out")
     if os.path.isfile(out) and not force:
-        raise refuse(f"{out} exists; name another file, or overwrite it with --force")
+        stop(f"{out} exists; name another file, or overwrite it with --force")
 
 
 def _polling(reader: SnapshotEvents, url: str, settings: PollSettings, *, once: bool) -> Feed:
@@ -185,7 +182,7 @@ def _polling(reader: SnapshotEvents, url: str, settings: PollSettings, *, once: 
     try:
         poller = Poller(url, settings)
     except ValueError as error:
-        raise refuse(error) from None
+        stop(error)
     return lambda sink, stopping: poll(reader, poller, settings, sink, stopping, once=once)
 
 
@@ -196,12 +193,7 @@ def _secret(option: str, text: str) -> tuple[str, str]:
         raise ValueError(
             f"{option} {name!r}: write NAME=FILE; store the secret in a file, because others can see the command line"
         )
-    try:
-        value = read_secret(Path(path)).decode().strip()
-    except OpenSecretError as error:
-        raise ValueError(f"{option} {name}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {name}: {path}: {error}; name a readable text file") from None
+    value = secret_text(f"{option} {name}:", Path(path))
     if not value or any(ord(letter) < 32 for letter in value):
         raise ValueError(f"{option} {name}: {path} is empty or holds more than one line")
     return name, value
@@ -216,9 +208,9 @@ def _files(paths: list[Path]) -> list[Path]:
         elif os.path.exists(path) or path == STDIN:  # also a pipe, as shells make of <(…)
             files.append(path)
         else:
-            raise refuse(f"{redacted(str(path))} is neither a file, nor a folder, nor an http or https address")
+            stop(f"{redacted(str(path))} is neither a file, nor a folder, nor an http or https address")
     if not files:
-        raise refuse(f"{paths[0]} is a folder without files; name one that contains snapshots")
+        stop(f"{paths[0]} is a folder without files; name one that contains snapshots")
     return files
 
 
@@ -261,7 +253,7 @@ def _release(
     try:
         release_offline(config, Path("the snapshots"), "canonical", span, options, blocks, report.facts)
     except (RecordingError, SpanError) as error:
-        raise refuse(error if reader.tally.events or isinstance(error, SpanError) else why_no_event(reader)) from None
+        stop(error if reader.tally.events or isinstance(error, SpanError) else why_no_event(reader))
 
 
 def _write(blocks: Iterator[Messages], out: Path) -> None:
@@ -270,4 +262,4 @@ def _write(blocks: Iterator[Messages], out: Path) -> None:
             for block in blocks:
                 file.writelines(value + b"\n" for value in block.values)
     except OSError as error:
-        raise refuse(f"{out}: {error.strerror or error}", FAILED) from None
+        stop(f"{out}: {error.strerror or error}", FAILED)

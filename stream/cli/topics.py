@@ -10,28 +10,26 @@ from aiokafka.errors import KafkaError
 
 from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, read_config, stop
 
+command = typer.Typer(help="Create the topics of this deployment.", no_args_is_help=True)
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    topics = typer.Typer(help="Create the topics of this deployment.", no_args_is_help=True)
-    app.add_typer(topics, name="topics")
 
-    @topics.callback()
-    def group() -> None:
-        """Create the topics of this deployment."""
+@command.callback()
+def group() -> None:
+    """Create the topics of this deployment."""
 
-    @topics.command("create")
-    def create(config: ConfigFile = None, as_json: AsJson = False) -> None:
-        """Create the input and output topics that are missing. Existing topics are not changed."""
-        from stream.messages.topics import create_topics
 
-        settings = read_config(choose_config(config))
-        try:
-            result = asyncio.run(create_topics(settings))
-        except (KafkaError, OSError) as error:
-            stop(f"Kafka at {settings.kafka.bootstrap} did not create the topics: {error}", UNREACHABLE)
-        if as_json:
-            typer.echo(json.dumps(result))
-            return
-        for name, outcome in result.items():
-            typer.echo(f"{outcome:8} {name}")
+@command.command("create")
+def create(config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Create the input and output topics that are missing. Existing topics are not changed."""
+    from stream.messages.topics import create_topics
+
+    settings = read_config(choose_config(config))
+    try:
+        result = asyncio.run(create_topics(settings))
+    except (KafkaError, OSError) as error:
+        stop(f"Kafka at {settings.kafka.bootstrap} did not create the topics: {error}", UNREACHABLE)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for name, outcome in result.items():
+        typer.echo(f"{outcome:8} {name}")

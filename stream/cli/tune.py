@@ -7,39 +7,34 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from stream.cli.evaluate import choose_settings, progress_bars, read_rows
+from stream.cli.evaluate import choose_settings, read_rows
 from stream.cli.options import (
     FAILED,
-    USAGE,
     AsJson,
     ConfigFile,
     ExpectedRelation,
     FileFormat,
     Recordings,
     UsersAreEvents,
+    progress_bars,
     stop,
 )
 
 if TYPE_CHECKING:
     from stream.config import Config
-    from stream.evaluation.tuning import Search, Trial, Tuning
     from stream.evaluation.wants import DropWant, Want
+
+T = TypeVar("T")
 
 _EXPECTED_TRIALS = 60
 """Length of the progress bar; a search rarely needs more."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("tune")(tune_recording)
-
-
-# long: one argument for each option
-def tune_recording(
+def command(  # noqa: PLR0915
     files: Recordings,
     want: Annotated[
         str,
@@ -75,8 +70,16 @@ def tune_recording(
 ) -> None:
     """Find the least budget and the settings whose map is as good as wanted. The output is NOT private: do not publish
     it."""
-    from stream.cli.tune_drop import drop_report, expected_of, live_slots, print_drop_tuning, search_drop
-    from stream.cli.tune_report import check_plot, print_tuning, report, write_plot
+    from stream.cli.tune_report import (
+        check_plot,
+        drop_report,
+        expected_of,
+        live_slots,
+        print_drop_tuning,
+        print_tuning,
+        report,
+        write_plot,
+    )
     from stream.cli.tune_writing import check_target, keys_for, write_chosen
     from stream.evaluation.drop_tuning import DropSearch
     from stream.evaluation.evaluate import NOT_PRIVATE
@@ -84,7 +87,7 @@ def tune_recording(
     from stream.evaluation.wants import DropWant
 
     if not math.isfinite(budget):
-        stop(f"--budget {budget} is not a number; write one like 12", USAGE)
+        stop(f"--budget {budget} is not a number; write one like 12")
     if write is not None:
         check_target(write, force=force)
     if figure is not None:
@@ -98,10 +101,14 @@ def tune_recording(
     rows = read_rows(settings, files, file_format or settings.feed.recorded_format, users_are_events=users_are_events)
     if isinstance(wanted, DropWant):
         if figure is not None:
-            stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot", USAGE)
+            stop("--plot draws wants of a half-width only; leave it out, or see hexveil evaluate --live --plot")
         search = DropSearch(chosen_file.file, rows, wanted, budget, draws, seed)
         live = grids[0], grids[1] if slots else live_slots(settings)
-        result = search_drop(search, live, finest=finest)
+        result = _searched(
+            len(live[0]) * len(live[1]) * (len(list(search.ways())) + 1),
+            lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, {trial.way}, budget {trial.budget:.3g}",
+            lambda advance: search.run(*live, advance, finest=finest),
+        )
         if as_json:
             typer.echo(json.dumps(drop_report(result, wanted, budget, recording, draws, seed), allow_nan=False))
         else:
@@ -112,8 +119,10 @@ def tune_recording(
         if write is not None:
             write_chosen(write, source, result.chosen.keys, expected_of(result.chosen), wanted, force=force)
         return
-    tuning = _search(
-        lambda on_trial: Search(settings, rows, wanted, budget, draws, seed, on_trial), grids, finest=finest
+    tuning = _searched(
+        _EXPECTED_TRIALS,
+        lambda trial: f"H3 {trial.grid[0]}, {trial.grid[1]}, ε {trial.outcome.epsilon:g}",
+        lambda advance: Search(settings, rows, wanted, budget, draws, seed, advance).run(*grids, finest=finest),
     )
     typer.secho(NOT_PRIVATE, err=True, fg=typer.colors.RED, bold=True)
     keys = {} if tuning.chosen is None else keys_for(tuning.chosen, settings, source, budget)
@@ -138,8 +147,7 @@ def _check_no_horizon(settings: Config) -> None:
         stop(
             "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, "
             "put it back "
-            "with at least the budget that tune chooses, and see by hexveil evaluate what it costs",
-            USAGE,
+            "with at least the budget that tune chooses, and see by hexveil evaluate what it costs"
         )
 
 
@@ -147,13 +155,13 @@ def _wanted(text: str, settings: Config) -> Want | DropWant:
     from stream.evaluation.wants import DropWant, Want
 
     if "mean" not in settings.speed.statistics:
-        stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it", USAGE)
+        stop(f"speed.statistics {list(settings.speed.statistics)} has no mean, which --want is about; add it")
     try:
         value = settings.value
         drop = DropWant.parse(text, value.upper) if value.is_speed else None
         return Want.parse(text, value.upper - value.lower, value.unit) if drop is None else drop
     except ValueError as error:
-        stop(f"--want: {error}", USAGE)
+        stop(f"--want: {error}")
 
 
 def _resolutions(text: str | None, settings: Config) -> list[int]:
@@ -163,7 +171,7 @@ def _resolutions(text: str | None, settings: Config) -> list[int]:
         return [resolution for resolution in range(configured - 1, configured + 2) if 0 <= resolution <= 15]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 2 and int(part) <= 15 for part in parts):
-        stop(f"--resolutions {text!r} must be whole numbers from 0 to 15; write them like 6,7,8", USAGE)
+        stop(f"--resolutions {text!r} must be whole numbers from 0 to 15; write them like 6,7,8")
     return sorted({int(part) for part in parts})
 
 
@@ -181,32 +189,24 @@ def _slots(text: str | None, settings: Config) -> list[timedelta]:
     try:
         given = {parse_duration(part.strip()) for part in text.split(",")}
     except ValueError as error:
-        stop(f"--slots: {error}", USAGE)
+        stop(f"--slots: {error}")
     for slot in given:
         if slot <= least or slot.microseconds or period % slot:
             stop(
                 f"--slots: {slot} must be whole seconds, divide privacy.period {period} and be longer than "
-                f"feed.quality.frozen; write them like 30m,1h,2h",
-                USAGE,
+                f"feed.quality.frozen; write them like 30m,1h,2h"
             )
     return sorted(given)
 
 
-def _search(
-    begin: Callable[[Callable[[Trial], None]], Search], grids: tuple[list[int], list[timedelta]], *, finest: bool
-) -> Tuning:
-    """Run the search with a bar on a terminal; exit 2 if no grid can be released."""
+def _searched(total: int, described: Callable[[Any], str], run: Callable[[Callable[[Any], None]], T]) -> T:
+    """What a search finds, with a bar on a terminal; exit 2 if no grid can be tried."""
     from stream.config import ConfigError
 
     with progress_bars() as bars:
-        task = bars.add_task("tuning", total=_EXPECTED_TRIALS)
-
-        def advance(trial: Trial) -> None:
-            resolution, slot = trial.grid
-            bars.update(task, advance=1, description=f"H3 {resolution}, {slot}, ε {trial.outcome.epsilon:g}")
-
+        task = bars.add_task("tuning", total=total)
         try:
-            return begin(advance).run(*grids, finest=finest)
+            return run(lambda trial: bars.update(task, advance=1, description=described(trial)))
         except ConfigError as error:
             bars.stop()
-            stop(str(error), USAGE)
+            stop(error)

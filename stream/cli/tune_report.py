@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from stream.cli.options import USAGE, stop
+from stream.cli.options import stop
 from stream.config import Config
 from stream.config.durations import duration_text
 from stream.config.rewriting import toml
 from stream.evaluation.evaluate import NOT_PRIVATE
 from stream.evaluation.tuning import EPSILONS, HONEST, Grid, Trial, Tuning
-from stream.evaluation.wants import Want
+from stream.evaluation.wants import DropWant, Want
+
+if TYPE_CHECKING:
+    from stream.evaluation.drop_tuning import DropTrial, DropTuning
+
+T = TypeVar("T")
 
 _NO_MATPLOTLIB = "plots need matplotlib: pip install 'hexveil[plot]'"
 
@@ -142,7 +148,8 @@ def _table(tuning: Tuning, want: Want) -> Table:
         table.add_column(name)
     for name in ("ε", "budget", "half-width", "share of events", "covers", ""):
         table.add_column(name, justify="right")
-    for trial in _decisive(tuning):
+    decisive = _best(tuning.trials, tuning.chosen, lambda trial: trial.setting, _rank)
+    for trial in sorted(decisive, key=lambda trial: (trial.grid[0], -trial.grid[1], *_rank(trial))):
         outcome = trial.outcome
         table.add_row(
             str(trial.grid[0]),
@@ -168,13 +175,12 @@ def _verdict(trial: Trial, tuning: Tuning) -> str:
     return "reaches" if trial.reaches else ""
 
 
-def _decisive(tuning: Tuning) -> list[Trial]:
-    best: dict[Any, Trial] = {}
-    for trial in tuning.trials:
-        best[trial.setting] = min(best.get(trial.setting, trial), trial, key=_rank)
-    if tuning.chosen is not None:
-        best[tuning.chosen.setting] = tuning.chosen
-    return sorted(best.values(), key=lambda trial: (trial.grid[0], -trial.grid[1], *_rank(trial)))
+def _best(trials: Iterable[T], chosen: T | None, kind: Callable[[T], Any], rank: Callable[[T], Any]) -> list[T]:
+    """Of each kind of trial the one of lowest rank, or the chosen one."""
+    best: dict[Any, T] = {}
+    for trial in trials:
+        best[kind(trial)] = min(best.get(kind(trial), trial), trial, key=rank)
+    return list((best | ({} if chosen is None else {kind(chosen): chosen})).values())
 
 
 def _rank(trial: Trial) -> tuple[bool, float]:
@@ -184,9 +190,9 @@ def _rank(trial: Trial) -> tuple[bool, float]:
 def check_plot(path: Path) -> None:
     """Exit 2 if no plot can be drawn into ``path``, before anything is computed for it."""
     if find_spec("matplotlib") is None:
-        stop(_NO_MATPLOTLIB, USAGE)
+        stop(_NO_MATPLOTLIB)
     if path.suffix.lower() not in {".png", ".svg", ".pdf"} or path.is_dir() or not path.parent.is_dir():
-        stop(f"cannot write {path}; name a .png, .svg or .pdf in a folder that exists", USAGE)
+        stop(f"cannot write {path}; name a .png, .svg or .pdf in a folder that exists")
 
 
 def write_plot(tuning: Tuning, want: Want, path: Path) -> None:
@@ -195,9 +201,9 @@ def write_plot(tuning: Tuning, want: Want, path: Path) -> None:
     try:
         _plot(tuning, want, path)
     except ImportError:
-        stop(_NO_MATPLOTLIB, USAGE)
+        stop(_NO_MATPLOTLIB)
     except (OSError, ValueError) as error:
-        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists", USAGE)
+        stop(f"cannot write {path}: {error}; name a .png, .svg or .pdf in a folder that exists")
 
 
 def _plot(tuning: Tuning, want: Want, path: Path) -> None:
@@ -227,3 +233,88 @@ def _plot(tuning: Tuning, want: Want, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path)
+
+
+def live_slots(settings: Config) -> list[timedelta]:
+    """Timeslots that are tried by default: 5, 10, 15 and 30 minutes, and the configured one."""
+    short = {timedelta(minutes=minutes) for minutes in (5, 10, 15, 30)} | {settings.window.slot}
+    return sorted(slot for slot in short if not settings.privacy.period % slot)
+
+
+def drop_report(
+    tuning: DropTuning, want: DropWant, budget: float, source: str, draws: int, seed: int
+) -> dict[str, Any]:
+    """The tuning as JSON, marked as not private."""
+    return {
+        "private": False,
+        "warning": NOT_PRIVATE,
+        "recording": source,
+        "want": {"drop_km_h": want.drop, "minutes": want.minutes, "share_of_cells": want.share},
+        "budget": budget,
+        "draws": draws,
+        "seed": seed,
+        "chosen": _drop_facts(tuning.chosen),
+        "configuration": None if tuning.chosen is None else _written(tuning.chosen),
+        "nearest": _drop_facts(tuning.nearest),
+        "skipped": [_grid(*grid) | {"way": way, "reason": why} for (grid, way), why in tuning.skipped.items()],
+        "tried": [_drop_facts(trial) for trial in tuning.trials],
+    }
+
+
+def _grid(resolution: int, slot: timedelta) -> dict[str, Any]:
+    return {"resolution": resolution, "slot": duration_text(slot)}
+
+
+def _written(trial: DropTrial) -> dict[str, str]:
+    return {key: "" if value is None else toml(value) for key, value in trial.keys.items()}
+
+
+def _drop_facts(trial: DropTrial | None) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    names = ("way", "budget", "seen", "flagged", "covered", "reaches")
+    return _grid(*trial.grid) | {name: getattr(trial, name) for name in names}
+
+
+def print_drop_tuning(tuning: DropTuning, want: DropWant, budget: float) -> None:
+    """The table of what was tried, then the result in a few sentences."""
+    table = Table(title=f"Least budget to {want} (NOT PRIVATE)")
+    for name in ("H3", "slot", "accounting, admission, clipping"):
+        table.add_column(name)
+    for name in ("budget", "drop seen", "cells that show it", "covers", ""):
+        table.add_column(name, justify="right")
+    decisive = _best(tuning.trials, tuning.chosen, lambda trial: (trial.grid, trial.way), _drop_rank)
+    for trial in sorted(decisive, key=lambda trial: (*trial.grid, _drop_rank(trial))):
+        table.add_row(
+            str(trial.grid[0]),
+            duration_text(trial.grid[1]),
+            trial.way,
+            f"{trial.budget:.3g}",
+            *(f"{share:.0%}" for share in (trial.seen, trial.flagged, trial.covered)),
+            "chosen" if trial is tuning.chosen else "reaches" if trial.reaches else "",
+        )
+    Console(width=None if Console().is_terminal else 140).print(table)
+    for reason in sorted(set(tuning.skipped.values())):
+        places = [place for place, why in tuning.skipped.items() if why == reason]
+        grids = "; ".join(f"H3 {r}, {duration_text(slot)}{way and f', {way}'}" for (r, slot), way in places)
+        typer.echo(f"Not tried, because {reason}: {grids}")
+    if tuning.chosen is not None:
+        typer.echo(f"\nThe least budget to {want}: {tuning.chosen.budget:.3g} a period, with {tuning.chosen.way}.")
+        for key, value in tuning.chosen.keys.items():
+            typer.echo(f"  {key} = {toml(value)}" if value is not None else f"  without {key}")
+        return
+    typer.echo(f"\nNothing reaches the wish to {want} within a budget of {budget:g} a period.")
+    if (near := tuning.nearest) is not None:
+        where = f"H3 {near.grid[0]}, {duration_text(near.grid[1])}, {near.way}"
+        typer.echo(f"The nearest: {where}: {near.flagged:.0%} of cells show it.")
+    typer.echo("Raise --budget, want less, or add coarser hexagons with --resolutions and other --slots.")
+
+
+def _drop_rank(trial: DropTrial) -> tuple[bool, float]:
+    return not trial.reaches, trial.budget if trial.reaches else -trial.flagged
+
+
+def expected_of(trial: DropTrial) -> dict[str, Any]:
+    """Dotted keys that a written configuration must be read with; the privacy section is checked by being loaded."""
+    given = {key: value for key, value in trial.keys.items() if not key.startswith("privacy.")}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}

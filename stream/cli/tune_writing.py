@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from stream.cli.options import USAGE, load_to_release, stop
+from stream.cli.options import load_to_release, stop
 from stream.config import Chosen, Config, ConfigError
 from stream.config.durations import parse_duration
 from stream.config.environment import origins
@@ -26,15 +26,15 @@ from stream.evaluation.wants import DropWant, Want
 def check_target(path: Path, *, force: bool) -> None:
     """Exit 2 if ``path`` cannot be written, before anything is computed for it."""
     if path.exists() and not force:
-        stop(f"{path} exists; choose another name or pass --force", USAGE)
+        stop(f"{path} exists; choose another name or pass --force")
     if path.exists() and not path.is_file():
-        stop(f"{path} is not a file; choose another name", USAGE)
+        stop(f"{path} is not a file; choose another name")
     if not os.access(path.resolve().parent, os.W_OK):
-        stop(f"{path}: name a file in a folder that you may write to", USAGE)
+        stop(f"{path}: name a file in a folder that you may write to")
     chosen = {("privacy", name) for name in ("epsilon", "budget", "windows")}
     overriding = [name for key, name in origins(Config, os.environ).items() if key in chosen]
     if overriding:
-        stop(f"{', '.join(overriding)} would override what {path} is to say; unset it, or leave out --write", USAGE)
+        stop(f"{', '.join(overriding)} would override what {path} is to say; unset it, or leave out --write")
 
 
 def keys_for(chosen: Trial, config: Config, source: str, most: float) -> dict[str, Any]:
@@ -73,11 +73,11 @@ def write_chosen(
     try:
         _write(path.resolve(), rewritten(source, keys, "by hexveil tune"), expected, force=force)
     except FileExistsError:
-        stop(f"{path} exists; choose another name or pass --force", USAGE)
+        stop(f"{path} exists; choose another name or pass --force")
     except ConfigError as error:
-        stop(f"{path} is not written. {error}", USAGE)
+        stop(f"{path} is not written. {error}")
     except OSError as error:
-        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to", USAGE)
+        stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
     typer.echo(
         f"{path} written for {want}. What it says follows from the recording, so treat it as public. Check feed.name "
         "and the "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stream.cli.options import FAILED, UNREACHABLE, USAGE, AsJson, ConfigFile, stop
+from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, stop
 
 if TYPE_CHECKING:
     from stream.messages.verification import Record, Verification
@@ -19,59 +19,55 @@ if TYPE_CHECKING:
 TOPIC = "topic"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
+def command(
+    releases: Annotated[
+        str,
+        typer.Argument(
+            help="File of releases, one message per line, plain or .gz ('-': stdin); or 'topic': the output topics "
+            "of the configured Kafka."
+        ),
+    ],
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The operator's public key (PEM). Repeat it for several. Without it signatures are checked "
+            "against the key that they name."
+        ),
+    ] = None,
+    holding: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Digest of a close marker that you kept from earlier, as this command prints it; it has to be "
+            "among them."
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check messages, close markers, their chain and signatures, and the stated budgets and periods."""
+    from stream.messages.chain import SigningKeyError, load_public
+    from stream.messages.lines import LineError
+    from stream.messages.verification import Verification
 
-    @app.command("verify")
-    def verify(
-        releases: Annotated[
-            str,
-            typer.Argument(
-                help="File of releases, one message per line, plain or .gz ('-': stdin); or 'topic': the output topics "
-                "of the configured Kafka."
-            ),
-        ],
-        key: Annotated[
-            list[Path] | None,
-            typer.Option(
-                help="The operator's public key (PEM). Repeat it for several. Without it signatures are checked "
-                "against the key that they name."
-            ),
-        ] = None,
-        holding: Annotated[
-            list[str] | None,
-            typer.Option(
-                help="Digest of a close marker that you kept from earlier, as this command prints it; it has to be "
-                "among them."
-            ),
-        ] = None,
-        config: ConfigFile = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Check messages, close markers, their chain and signatures, and the stated budgets and periods."""
-        from stream.messages.chain import SigningKeyError, load_public
-        from stream.messages.lines import LineError
-        from stream.messages.verification import Verification
-
+    try:
+        trusted = [load_public(path) for path in key or ()]
+    except SigningKeyError as error:
+        stop(error)
+    verification = Verification(trusted, holding or ())
+    if releases == TOPIC:
+        _take_topics(verification, config)
+    else:
         try:
-            trusted = [load_public(path) for path in key or ()]
-        except SigningKeyError as error:
-            stop(str(error), USAGE)
-        verification = Verification(trusted, holding or ())
-        if releases == TOPIC:
-            _take_topics(verification, config)
-        else:
-            try:
-                for record in _records(releases):
-                    verification.take(record)
-            except LineError as error:
-                stop(str(error), USAGE)
-            except (OSError, EOFError, zlib.error) as error:
-                stop(f"cannot read {releases}: {error}", USAGE)
-        report = verification.finish()
-        typer.echo(json.dumps(report) if as_json else "\n".join(_text(report, trusted)))
-        if not report["sound"]:
-            raise typer.Exit(FAILED)
+            for record in _records(releases):
+                verification.take(record)
+        except LineError as error:
+            stop(error)
+        except (OSError, EOFError, zlib.error) as error:
+            stop(f"cannot read {releases}: {error}")
+    report = verification.finish()
+    typer.echo(json.dumps(report) if as_json else "\n".join(_text(report, trusted)))
+    if not report["sound"]:
+        raise typer.Exit(FAILED)
 
 
 def _records(file: str) -> Iterator[Record]:
@@ -82,7 +78,7 @@ def _records(file: str) -> Iterator[Record]:
         try:
             line = read_line(text)
         except LineError:
-            stop(f"line {number} of {file} is not a message; give a file that 'hexveil replay --offline' wrote", USAGE)
+            stop(f"line {number} of {file} is not a message; give a file that 'hexveil replay --offline' wrote")
         yield Record(line.topic, line.headers, bytes(line.value), f"line {number}")
 
 
@@ -90,7 +86,7 @@ def _take_topics(verification: Verification, config: Path | None) -> None:
     from aiokafka.errors import KafkaError
 
     from stream.cli.options import choose_config, read_config
-    from stream.protocol.released import each_released
+    from stream.protocol.markers import each_released
 
     settings = read_config(choose_config(config))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from stream.cli.options import (
     FAILED,
     UNREACHABLE,
@@ -16,44 +14,40 @@ from stream.cli.options import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
+def command(config: ConfigFile = None) -> None:
+    """Run one worker until SIGTERM. To share the load, start more workers with the same configuration."""
+    settings = read_service_config(config, load_to_release)
+    from aiokafka.errors import KafkaError
+    from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-    @app.command("worker")
-    def worker(config: ConfigFile = None) -> None:
-        """Run one worker until SIGTERM. To share the load, start more workers with the same configuration."""
-        settings = read_service_config(config, load_to_release)
-        from aiokafka.errors import KafkaError
-        from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+    from stream.app.awaiting import TopicMissingError
+    from stream.app.running import run_worker
+    from stream.config import ConfigError
+    from stream.ingestion.pseudonyms import UserKeyError
+    from stream.servers.connection import kafka_options
+    from stream.servers.version import ServerVersionError
+    from stream.storage.client import redis_client
+    from stream.storage.ledger import LedgerError
+    from stream.storage.row_store import StateError
 
-        from stream.app.awaiting import TopicMissingError
-        from stream.app.running import run_worker
-        from stream.config import ConfigError
-        from stream.ingestion.pseudonyms import UserKeyError
-        from stream.servers.connection import kafka_options
-        from stream.servers.version import ServerVersionError
-        from stream.storage.client import redis_client
-        from stream.storage.ledger import LedgerError
-        from stream.storage.row_store import StateError
-
-        try:
-            kafka_options(settings.kafka)
-            redis_client(settings.redis)
-        except ConfigError as error:
-            stop_service(str(error), USAGE)
-        port_is_free("operator", settings.operator)
-        try:
-            run_worker(settings)
-        except UserKeyError as error:
-            stop_service(str(error), USAGE)
-        except (LedgerError, ServerVersionError, StateError, TopicMissingError) as error:
-            stop_service(str(error), FAILED)
-        except (AuthenticationError, NoPermissionError) as error:
-            stop_service(
-                f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the "
-                "rights that "
-                "docs/security.md lists",
-                FAILED,
-            )
-        except (OSError, RedisError, KafkaError) as error:
-            stop_service(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)
+    try:
+        kafka_options(settings.kafka)
+        redis_client(settings.redis)
+    except ConfigError as error:
+        stop_service(str(error), USAGE)
+    port_is_free("operator", settings.operator)
+    try:
+        run_worker(settings)
+    except UserKeyError as error:
+        stop_service(str(error), USAGE)
+    except (LedgerError, ServerVersionError, StateError, TopicMissingError) as error:
+        stop_service(str(error), FAILED)
+    except (AuthenticationError, NoPermissionError) as error:
+        stop_service(
+            f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the "
+            "rights that "
+            "docs/security.md lists",
+            FAILED,
+        )
+    except (OSError, RedisError, KafkaError) as error:
+        stop_service(f"a server does not answer: {error}; run 'hexveil doctor'", UNREACHABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
@@ -52,6 +53,10 @@ _TALLEST = {"htf": 20, "kdtree": 16, "quadtree": 10}
 
 MAX_MESSAGE_BYTES = 900_000
 """Largest message that a configuration may lead to, in bytes; Kafka brokers refuse 1 MiB."""
+_PACKED = ("ug", "singular", "e2epriv")
+"""Mechanisms whose grids are packed where they are fine: their draws are whole and independent."""
+_MOST_LISTED = 1 << 16
+"""Cells of a grid that is not packed, as :data:`dpcore.spatial.packing.MOST_LISTED`."""
 _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
 _READ_TWICE = ("auto", "htf", "sparse")
 """Mechanisms that also publish a sparse reading under goal "relative"."""
@@ -162,6 +167,11 @@ class HistogramConfig(Section):
     @model_validator(mode="after")
     def _messages_fit(self) -> Self:
         for name in self.mechanisms:
+            if name in _PACKED and self._most_parts(name) > (most := self._most_packed(name)):
+                raise ValueError(
+                    f"a message has room for the noise of {most} cells of {name!r} at its epsilon, and this grid has "
+                    f"{self.rows * self.columns}; lower its rows and columns, or raise epsilon"
+                )
             size = self.largest_message(name)
             if size > MAX_MESSAGE_BYTES:
                 raise ValueError(
@@ -223,9 +233,16 @@ class HistogramConfig(Section):
     @property
     def grid_sizes(self) -> tuple[int, ...]:
         """Sizes from which "e2epriv" chooses: the powers of two from 2 that the grid and a message allow."""
-        side, most = max(self.rows, self.columns), MAX_MESSAGE_BYTES // _BYTES_PER_CELL["grid"]
+        side, most = max(self.rows, self.columns), self._most_packed("e2epriv")
         powers = (2**k for k in range(1, side.bit_length()))
         return tuple(size for size in powers if min(size, self.rows) * min(size, self.columns) <= most) or (1,)
+
+    def _most_packed(self, name: Mechanism) -> int:
+        """Most cells of a packed grid: discrete Laplace noise of scale λ has log₂(2eλ) bits a cell, one more is for
+        what counts add, and base64 has six in a byte. Where counts add more, the release joins its cells."""
+        epsilon = self.epsilons_micro.get(name, self.epsilon_micro)
+        bits = 1 + max(math.log2(2 * math.e * self.fixes_per_user * MICRO / epsilon), 3.0)
+        return max(_MOST_LISTED, int(MAX_MESSAGE_BYTES * 6 / bits))
 
     def _levels(self, name: Mechanism) -> int:
         """Most levels of a tree below its root: fewer than it may have only where a message cannot hold every cell."""
@@ -247,6 +264,8 @@ class HistogramConfig(Section):
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]
         if name == "uniform":
             return _BYTES_PER_CELL["grid"]
+        if name in _PACKED and self._most_parts(name) > _MOST_LISTED:
+            return MAX_MESSAGE_BYTES
         return self._most_parts(name) * self._bytes_per_part(name)
 
     def _bytes_per_part(self, name: Mechanism) -> int:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import IdArray
 from dpcore.earth import EARTH_M
 from stream.config.deployment import Config, ConfigError
 from stream.config.geojson import Polygon, Position, polygons_of, shapes
@@ -91,8 +91,6 @@ def bounding_km2(polygon: Polygon) -> float:
     width = 360 - width if width > 180 else width  # H3 takes the shorter way around the globe
     return (north - south) * width * middle * (math.radians(1) * EARTH_M / 1000) ** 2
 
-
-IdArray = npt.NDArray[np.uint64]
 
 MAX_CELLS = 20_000
 """Most public cells: every one is a message in every window."""

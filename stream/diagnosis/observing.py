@@ -106,7 +106,8 @@ def _guessed_config(sample: _Sample, known: Guess) -> tuple[Config, str]:
     paths = chain.from_iterable(paths_of(tree) for tree in sample.trees[:_LOOKED_AT])
     form = known_format(paths, known.fields) or "declared"
     feed = FeedConfig(
-        **config.feed.model_dump(include={"name", "topic", "timezone"}),
+        **config.feed.model_dump(include={"name", "topic"}),
+        timezone=(known.times and known.times.zone) or config.feed.timezone,
         domain=config.feed.domain,
         speeds="missing",
         fields=known.fields if form == "declared" else None,
@@ -153,7 +154,6 @@ def _decoded(values: Iterable[bytes], reader: FeedFormat) -> FixColumns:
     return FixColumns(list(user), times_us(list(moments)), *places, np.array(speed, dtype=float), none, none)
 
 
-# long: one local for each column
 def _taken(
     config: Config,
     parts: list[FixColumns],
@@ -187,6 +187,7 @@ def _taken(
         arrived_us=np.full(len(at), -1, dtype=np.int64) if arrived_us is None else arrived_us[at],
         speed_unit=fixed,
         local=0.0 if known.times is None else known.times.local,
+        offset=None if known.times is None else known.times.offset,
         notes=(*known.notes, *_of_times(known.times), *_of_forms(config.feed, known, kind), *odd_names(users)),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,6 +32,13 @@ PATTERNS = (
 _SAMPLE = 500
 _ZONE = re.compile(r"([+-]\d\d:?\d\d|(?<=\d)\s?Z)$")
 _UNIX = datetime(1970, 1, 1)
+_FRACTIONS = {
+    "-0930": "Pacific/Marquesas", "-0330": "America/St_Johns", "-0230": "America/St_Johns", "+0330": "Asia/Tehran",
+    "+0430": "Asia/Kabul", "+0530": "Asia/Kolkata", "+0545": "Asia/Kathmandu", "+0630": "Asia/Yangon",
+    "+0845": "Australia/Eucla", "+0930": "Australia/Darwin", "+1030": "Australia/Adelaide",
+    "+1245": "Pacific/Chatham", "+1345": "Pacific/Chatham",
+}  # fmt: skip
+"""A zone of each offset that is no whole number of hours and that clocks show: the one where most people live."""
 _NEITHER = (
     (r"/Date\(-?\d+.*", "numbers in /Date(…)/: send the number alone, milliseconds since 1970"),
     (r"\d\d?:\d\d(:\d\d(\.\d+)?)?", "of a day that another field may name: send date and time in one"),
@@ -44,17 +52,30 @@ _NEITHER = (
 class TimeForm(NamedTuple):
     """``time_format`` as in ``[feed.fields]``, or "epoch-ns". ``local``: share of the times without an offset from UTC.
 
-    ``either``: another pattern that reads all of the times as well.
+    ``either``: another pattern that reads all of the times as well. ``offset``: from UTC, like "+0530", that most of
+    the times have; None if they have none or say UTC.
     """
 
     time_format: str
     local: float = 0.0
     either: str | None = None
+    offset: str | None = None
 
     @property
     def is_utc(self) -> bool:
         """Whether the pattern names UTC in words, which no reader of patterns knows as an offset."""
         return self.time_format.endswith("UTC")
+
+    @property
+    def zone(self) -> str | None:
+        """A zone whose clocks show the ``offset``; None if it is unknown. Of whole hours the one that has it all year.
+
+        Several zones share each offset, so that this one aligns days as the feed does, and may not be the city's.
+        """
+        if self.offset is None or self.offset[-2:] != "00":
+            return _FRACTIONS.get(self.offset or "")
+        hours = -int(self.offset[:3])  # the names of these zones count hours west of Greenwich
+        return f"Etc/GMT{hours:+d}" if -14 <= hours <= 12 else None
 
     def said(self, declare: str, *, zoned: bool = False) -> str:
         """What the times are, and the remedy. ``declare``: how a field is declared; ``zoned``: its zone is."""
@@ -77,8 +98,15 @@ def time_form(values: Sequence[Any]) -> TimeForm | None:
         return None
     offsets = [has_offset for text in texts if (has_offset := _has_offset(text)) is not None]
     if len(offsets) >= MOSTLY * len(texts):
-        return TimeForm("rfc3339", 1 - sum(offsets) / len(offsets))
+        return TimeForm("rfc3339", 1 - sum(offsets) / len(offsets), offset=_offset_of(texts))
     return _pattern_of(texts)
+
+
+def _offset_of(texts: list[str]) -> str | None:
+    """The offset that most ``texts`` end in; None if it is none, or UTC."""
+    ends = Counter(end and end[0].replace(":", "") for end in map(_ZONE.search, texts))
+    offset = ends.most_common(1)[0][0]
+    return offset if offset and offset[0] in "+-" and offset[1:] != "0000" else None
 
 
 def no_form(values: Sequence[Any]) -> str | None:
@@ -145,4 +173,5 @@ def _pattern_of(texts: list[str]) -> TimeForm | None:
         return None
     best, *others = sorted(spans, key=lambda pattern: spans[pattern])
     alike = next((other for other in others if spans[other] <= 2 * spans[best] + 86_400), None)
-    return TimeForm(best, 0.0 if best.endswith(("%z", "UTC")) else 1.0, alike)
+    zoned = best.endswith("%z")
+    return TimeForm(best, 0.0 if zoned or best.endswith("UTC") else 1.0, alike, _offset_of(texts) if zoned else None)

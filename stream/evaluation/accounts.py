@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import IdArray, IntArray
 from stream.statistics.pacing import spendable
 from stream.statistics.plan import Allowance, Due, Plan
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 
 class Accounts:

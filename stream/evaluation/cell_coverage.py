@@ -10,14 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IdArray
 from dpcore.contributions import Contributions
 from stream.messages.message import cell_text
 from stream.terms import QUANTUM
 
-FloatArray = npt.NDArray[np.float64]
-IdArray = npt.NDArray[np.uint64]
 _ROUNDING = 1e-9
 """Tolerance for floats: a number this close to the end of an interval counts as inside."""
 

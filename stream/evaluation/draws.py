@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.noise import Noise
@@ -24,9 +25,6 @@ from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_distributions, exact_values
 from stream.terms import CLIPPED_NORMAL
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 Tables = defaultdict[tuple[str, str], Errors]
 """Errors by (statistic, estimator)."""
 Drawn = tuple[dict[str, Columns], dict[str, Derived], Memory | None]

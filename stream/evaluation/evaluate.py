@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import IntArray
 from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.config.public_cells import public_cells
@@ -31,8 +32,6 @@ from stream.statistics.values.plan import duality_gap
 from stream.statistics.window_release import plan_window
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
-
-IntArray = npt.NDArray[np.int64]
 
 NOT_PRIVATE = "NOT PRIVATE: computed from true values. Keep it inside the trust boundary; it is not a release."
 
@@ -78,7 +77,6 @@ def _measured(rows: WindowRows) -> Contributions:
     return WindowRows.of(rows.rows, unbounded).contributions
 
 
-# long: one pass over the windows adds up everything that the report states
 def evaluate(
     config: Config,
     windows: dict[int, npt.NDArray[np.void]],

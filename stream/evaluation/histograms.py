@@ -11,11 +11,12 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from dpcore.budget import from_micro
 from dpcore.noise import Noise
 from dpcore.spatial import Domain, Rectangles
 from dpcore.spatial.euler import EulerHistogram
-from dpcore.spatial.intervals import Intervals
+from dpcore.spatial.range_noise import Intervals
 from dpcore.spatial.regions import Footprints
 from dpcore.spatial.release import Released
 from stream.config import Config
@@ -25,8 +26,6 @@ from stream.evaluation.scores import Family, HistogramScore
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import domain_of, draw_histograms, region_domain, regions_of
 from stream.terms import HistogramTerms
-
-FloatArray = npt.NDArray[np.float64]
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 RANGES = 300

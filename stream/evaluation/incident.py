@@ -9,15 +9,12 @@ from typing import Any
 
 import h3.api.numpy_int as h3
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IdArray
 from stream.config import Config
 from stream.evaluation.living import Exact, Shown
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
-
-FloatArray = npt.NDArray[np.float64]
-IdArray = npt.NDArray[np.uint64]
 
 INCIDENT_S = 3600
 """Length of a planted incident."""

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.bernstein import MEAN_OF
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
@@ -31,8 +32,6 @@ from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 from stream.windows import Period, Slotting, Window
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 Windows = dict[int, npt.NDArray[np.void]]
 
 

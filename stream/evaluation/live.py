@@ -12,16 +12,14 @@ from typing import Any, Self
 from zoneinfo import ZoneInfo
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from stream.config import Config
 from stream.evaluation.incident import INCIDENT_S, Response, Watch, plant
 from stream.evaluation.living import Exact, Feed, Living, Shown
 from stream.evaluation.scores import USEFUL_KMH
 from stream.evaluation.typical import typical_of
 from stream.windows import utc_text
-
-FloatArray = npt.NDArray[np.float64]
 
 CURVES = 6
 """Cells that are drawn over the day."""

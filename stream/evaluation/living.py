@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IdArray
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
@@ -28,8 +29,6 @@ from stream.statistics.window_release import WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
 
-FloatArray = npt.NDArray[np.float64]
-IdArray = npt.NDArray[np.uint64]
 Windows = dict[int, npt.NDArray[np.void]]
 
 

@@ -8,13 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from stream.config.value import ValueConfig
 from stream.evaluation.cell_coverage import CellCoverage, Verdicts
 from stream.messages.message import cell_text
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 Family = Literal["random", "square"]
 """Families of ranges: random corners, or squares with a share of the box's area."""

@@ -9,11 +9,9 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
+from dpcore.arrays import FloatArray, IdArray, IntArray
+
 Means = tuple[int, IdArray, FloatArray, FloatArray]
 """Of a window: its start in epoch seconds; ids, events and exact means of its cells, (H,) each."""
 

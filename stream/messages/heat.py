@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from dpcore.arrays import FloatArray
 from dpcore.spatial import Domain, Rectangles
-from dpcore.spatial.domain import FloatArray
 from dpcore.spatial.release import Released
 
 MOST_PER_SIDE = 64

@@ -133,7 +133,15 @@ def write_parquet(rows: Iterable[Row], out: IO[bytes]) -> None:
     complete = (row | totals[row["window_start"]] for row in rows)
     parts = [_arrow(pa, part, columns) for part in _batched(complete)] or [_arrow(pa, [], columns)]
     table = pa.concat_tables(parts, promote_options="permissive")
-    described = [field.with_metadata(_description(field.name)) for field in table.schema]
+    units = {name.removesuffix("_unit"): table.column(name) for name in table.column_names if name.endswith("_unit")}
+    kinds = pa.types
+    described = [
+        field.with_metadata(
+            _description(field.name)
+            | (_unit(field.name, units) if kinds.is_floating(field.type) or kinds.is_integer(field.type) else {})
+        )
+        for field in table.schema
+    ]
     table = table.cast(pa.schema(described, metadata={"hexveil.schema_version": HEXAGON_SPEED}))
     parquet.write_table(table, out, compression="zstd")
 
@@ -251,6 +259,14 @@ def _description(name: str) -> dict[str, str]:
     if not ends and name in _COUNTS:
         ends = ["Where there is a raw column, add that one: this is clamped to 0, so empty cells add up to many."]
     return {"description": ends[0]} if ends else {}
+
+
+def _unit(name: str, units: Mapping[str, Any]) -> dict[str, str]:
+    """The unit of a number, as metadata of its Parquet field, where all rows have the same. ``units``: columns of
+    units by the name of what is measured."""
+    of = max((base for base in units if f"{name}_".startswith(f"{base}_")), key=len, default=None)
+    known = [] if of is None else units[of].drop_null().unique().to_pylist()
+    return {"unit": known[0]} if len(known) == 1 else {}
 
 
 def _apart(row: Row) -> tuple[str, ...]:

@@ -1,21 +1,38 @@
-"""Reads the close markers of the output topic. They show what was released, and so what Redis has to remember."""
+"""Reads the output topics: their close markers, which show what Redis has to remember, or all that they hold.
+
+A topic's identity is a random UUID that the cluster draws when it creates the topic. Two clusters may have the same id,
+because container images format their storage with a constant one; two topics never have.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import NamedTuple
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.errors import LeaderNotAvailableError
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, LeaderNotAvailableError, for_code
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    AbstractType,
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
 
 from stream.config.servers import KafkaConfig
 from stream.ingestion.log_ends import log_ends
 from stream.messages.message import WINDOW
-from stream.protocol.topic_identity import topic_identity
+from stream.messages.verification import TOPICS, Record
 from stream.servers.connection import kafka_options, start_client
 from stream.storage.ledger import LedgerError
 
@@ -220,3 +237,115 @@ async def _read(
             if await consumer.position(partition) >= ends[partition]:
                 remaining.discard(partition)
     return dict(ends)
+
+
+_BYTES = 16
+_NONE = bytes(_BYTES)
+_NAME, _IDS, _TAGS = CompactString("utf-8"), CompactArray(Int32), ("tags", TaggedFields)
+
+
+class _Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> bytes:
+        return data.read(_BYTES)
+
+
+_BROKER = (("node_id", Int32), ("host", _NAME), ("port", Int32), ("rack", _NAME), _TAGS)
+_PARTITION = (
+    *(("error_code", Int16), ("partition", Int32), ("leader", Int32), ("leader_epoch", Int32)),
+    *(("replicas", _IDS), ("in_sync", _IDS), ("offline", _IDS), _TAGS),
+)
+_TOPIC = (
+    *(("error_code", Int16), ("name", _NAME), ("topic_id", _Uuid), ("internal", Boolean)),
+    *(("partitions", CompactArray(*_PARTITION)), ("operations", Int32), _TAGS),
+)
+
+
+class _Metadata(Response):  # type: ignore[misc]
+    """Version 10, the first that names the identity of topics; the client library speaks no later one than 5."""
+
+    API_KEY = 3
+    API_VERSION = 10
+    SCHEMA = Schema(
+        *(("throttle_time_ms", Int32), ("brokers", CompactArray(*_BROKER)), ("cluster_id", _NAME)),
+        *(("controller_id", Int32), ("topics", CompactArray(*_TOPIC)), ("operations", Int32), _TAGS),
+    )
+
+
+class _MetadataRequestStruct(RequestStruct):  # type: ignore[misc]
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 10
+    RESPONSE_TYPE = _Metadata
+    SCHEMA = Schema(
+        ("topics", CompactArray(("topic_id", _Uuid), ("name", _NAME), _TAGS)),
+        *(("create", Boolean), ("cluster_operations", Boolean), ("topic_operations", Boolean), _TAGS),
+    )
+
+
+class _MetadataRequest(Request[_MetadataRequestStruct]):  # type: ignore[misc]
+    API_KEY = 3
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def build(self, request_struct_class: type[_MetadataRequestStruct]) -> _MetadataRequestStruct:
+        return request_struct_class([(_NONE, self._topic, {})], False, False, False, {})
+
+
+async def topic_identity(consumer: AIOKafkaConsumer, topic: str) -> str:
+    """The identity of ``topic``, as Kafka's tools write it.
+
+    Raises :class:`LedgerError` if the brokers give topics none, and a :class:`KafkaError` if they do not tell it.
+    """
+    try:
+        answer = await consumer._client.send(consumer._client.get_random_node(), _MetadataRequest(topic))
+    except (IncompatibleBrokerVersion, NotImplementedError) as error:
+        raise _without_identity(topic) from error
+    error_code, _, identity, *_ = answer.topics[0]
+    if error_code:
+        failure: KafkaError = for_code(error_code)(topic)
+        raise failure
+    if identity == _NONE:
+        raise _without_identity(topic)
+    return base64.urlsafe_b64encode(identity).decode().rstrip("=")
+
+
+def _without_identity(topic: str) -> LedgerError:
+    return LedgerError(
+        f"the brokers give topic {topic} no identity, so whether all feeds of the ledger publish there is unknown. "
+        "Give this feed a "
+        "ledger of its own, or use Kafka 2.8 or later"
+    )
+
+
+_POLL_MS = 500
+
+
+async def each_released(kafka: KafkaConfig) -> AsyncIterator[Record]:
+    """Every message that the output topics held when reading began, in the order of each partition.
+
+    Errors of Kafka are passed on.
+    """
+    consumer = AIOKafkaConsumer(
+        **kafka_options(kafka), enable_auto_commit=False, group_id=None, auto_offset_reset="earliest"
+    )
+    await start_client(consumer)
+    try:
+        await consumer._client.force_metadata_update()
+        partitions = [TopicPartition(topic, n) for topic in TOPICS for n in consumer.partitions_for_topic(topic) or ()]
+        ends = await consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
+            for partition, records in (await consumer.getmany(timeout_ms=_POLL_MS)).items():
+                for record in records:
+                    headers = {name: value.decode(errors="replace") for name, value in record.headers}
+                    where = f"{record.topic}/{partition.partition}, offset {record.offset}"
+                    yield Record(record.topic, headers, record.value or b"", where)
+    finally:
+        await consumer.stop()

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
+from dpcore.arrays import IdArray
 from stream.protocol.content import ContentError, content_of
 from stream.protocol.parts import Statistics
 from stream.statistics.pacing import spendable
@@ -23,7 +23,6 @@ from stream.windows import Window, utc_text
 
 log = structlog.get_logger()
 
-IdArray = npt.NDArray[np.uint64]
 
 NOBODY = np.zeros(0, dtype=np.uint64)
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from stream.serve.close_marker import marker_of
 from stream.serve.local_time import local_start, zone_of
 from stream.serve.window_store import View, WindowView
@@ -34,7 +35,6 @@ Days = Literal["weekday", "kind", "any"]
 DAYS: tuple[Days, ...] = ("weekday", "kind", "any")
 _Z95 = 1.959964
 
-FloatArray = npt.NDArray[np.float64]
 CellArray = npt.NDArray[np.uint64]
 
 

@@ -17,7 +17,7 @@ from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)  # a grid of 1 024 × 1 024 takes 16 MB
 def _histogram(value: bytes) -> Released:
     return histogram_from_release(msgspec.json.decode(value))
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from dpcore.earth import EARTH_M
 from stream.config.section import BoundingBox
 from stream.sources.schedule import Point, Schedule
@@ -25,8 +25,6 @@ _TOLERANCE_M = 10.0
 
 _LONGEST_PART = 2_000
 """Points of a line that is simplified at once: a line on which each point is a corner takes time by their square."""
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def route_lines(

@@ -12,9 +12,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from stream.sources.fleet import CONGESTION_WEEKDAY
-
-FloatArray = npt.NDArray[np.float64]
 
 HOUR_US = 3_600_000_000
 RUSH = 0.15

@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.cdf import CDFs, bin_edges
 from stream.statistics.columns import CDF, DECIMALS, PERCENTS, Columns
 from stream.statistics.plan import Plan
 from stream.terms import MAX_NUMBERS, QUANTUM, SpeedTerms
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 def needs_distribution(statistics: Sequence[str]) -> bool:

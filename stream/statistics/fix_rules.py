@@ -14,12 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.earth import great_circle_m
 from stream.terms import FixRules
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 TELEPORT_M = 1_000.0
 """A shorter step is an error of position that any receiver may have, however short the time."""

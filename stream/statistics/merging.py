@@ -11,17 +11,14 @@ from collections.abc import Callable, Sequence
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IdArray
 from dpcore.contributions import Contributions, Counts
 from dpcore.resolution import choose_resolution
 from stream.messages.message import cell_text
 from stream.statistics.plan import Plan, PlanError
 from stream.terms import HexagonTerms
 from stream.windows import utc_text
-
-IdArray = npt.NDArray[np.uint64]
-FloatArray = npt.NDArray[np.float64]
 
 
 def merge_hexagons(counts: Counts, hexagons: HexagonTerms, predict: Callable[[Counts], FloatArray]) -> IdArray | None:

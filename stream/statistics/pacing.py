@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import IntArray
 from dpcore.grants import rolling_grants
 from stream.statistics.plan import Due
-
-IntArray = npt.NDArray[np.int64]
 
 _ODD = 0x9E3779B97F4A7C15
 """2⁶⁴ divided by the golden ratio: its multiples spread over all 64-bit numbers."""

@@ -12,28 +12,36 @@ from typing import Any
 
 import h3
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.accounting import NANO
+from dpcore.arrays import FloatArray
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
 from stream.messages.estimate import is_anybody
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
-from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, Columns, Derived
+from stream.statistics.columns import (
+    CDF,
+    DECIMALS,
+    MOVING,
+    MOVING_MEAN,
+    PERCENTS,
+    Columns,
+    Derived,
+    from_lower_bound,
+    unit_of,
+)
 from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.histograms.histograms import DrawnHistogram, histogram_body
 from stream.statistics.merging import excluded
-from stream.statistics.modelled_percentiles import modelled_percentiles
+from stream.statistics.observed_means import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import half_ranges, response_of, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
-from stream.statistics.stating import from_lower_bound, unit_of
 from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTerms
 from stream.windows import utc_text
 
 Body = dict[str, Any]
-FloatArray = npt.NDArray[np.float64]
 
 DEVIATION = "deviation"
 """Name, under ``post_processed``, of the difference between the modelled mean and the typical one."""

@@ -9,17 +9,13 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import BoolArray, IdArray, IntArray
 from dpcore.budget import ChargeBasis
 from dpcore.contributions import Contributions, Counts
 from dpcore.scales import LaplaceScales
 from stream.terms import Terms
 from stream.windows import Period, Window, utc_text
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
-BoolArray = npt.NDArray[np.bool_]
 
 NO_IDS: IdArray = np.zeros(0, dtype=np.uint64)
 NO_INTEGERS: IntArray = np.zeros(0, dtype=np.int64)

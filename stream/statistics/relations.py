@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
+from dpcore.arrays import IdArray, IntArray
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
@@ -25,9 +23,6 @@ from stream.statistics.values.gaussian_plan import plan_gaussian
 from stream.statistics.values.plan import plan_values
 from stream.statistics.values.worst_bias import highest_means, worst_biases
 from stream.terms import Terms
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import Counts
 from dpcore.participation import UNIT
 from dpcore.residual import Forecast, Response, choose_ranges
@@ -19,9 +19,6 @@ from stream.statistics.columns import Derived
 from stream.statistics.plan import Due, ParticipationPart, Plan
 from stream.statistics.smoothing_state import Crowd, Memory, expected_crowd, foretold_of, widening_of
 from stream.terms import QUANTUM
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 SPREAD_SHARE = 0.2
 """Standard deviation of users' means in a cell, as a share of U: public, chosen on CapMetro's 2015-09-06, 2016-11-25,

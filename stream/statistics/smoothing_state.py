@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import CLASSES, Calibration
 from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy, users_in
@@ -28,9 +29,6 @@ from stream.statistics.columns import Derived
 from stream.statistics.observed_means import ObservedMeans, crowding, observed_means
 from stream.statistics.plan import Due
 from stream.windows import Window
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 VERSION = 8
 """Version of the stored form. A memory of another version is not used."""

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import IdArray
 from dpcore.contributions import Counts
 from dpcore.noise import Noise
 from stream.messages.message import Message
@@ -26,8 +27,6 @@ from stream.statistics.storable import require_storable
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
 from stream.windows import Window, utc_text
-
-IdArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

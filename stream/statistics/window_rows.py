@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import BoolArray, IdArray, IntArray
 from dpcore.contributions import Contributions, Counts
 from stream.statistics.fix_rules import refused
 from stream.statistics.histograms.fixes import Fixes, fixes_of
@@ -25,9 +26,6 @@ from stream.statistics.merging import by_planned_cells
 from stream.statistics.plan import Plan, PlanError
 from stream.terms import Reading, UserLimits
 from stream.windows import utc_text
-
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 def counted(limits: UserLimits, rows: npt.NDArray[np.void], contributions: Contributions) -> BoolArray | None:
@@ -82,8 +80,6 @@ def _rank(group: IntArray) -> IntArray:
     """Place of each entry within its group, from 0; ``group`` is sorted."""
     return np.arange(len(group)) - np.searchsorted(group, group)
 
-
-IdArray = npt.NDArray[np.uint64]
 
 _MIXER = np.uint64(0x9E3779B97F4A7C15)
 """An odd number whose bits look random: products of different users rarely differ by a difference of times."""

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from dpcore.arrays import IdArray, IntArray
 from dpcore.budget import ChargeBasis
 from stream.config import Config
 from stream.storage.keys import FeedKeys
@@ -53,9 +53,6 @@ __all__ = [
     "TermsError",
 ]
 
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 CHUNK = 200
 """Users charged per Lua call, which takes Redis about a millisecond, in which it serves nobody else."""

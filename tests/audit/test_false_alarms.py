@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ FRESH = {"opendp"}
 FILES = sorted((REPO_ROOT / "tests").rglob("test_*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def names_in(node: ast.AST) -> set[str]:
     plain = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     return plain | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
@@ -31,7 +37,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 def statistical_tests(path: Path) -> Iterator[ast.FunctionDef]:
     """Tests of a file that judge samples, by themselves or through functions of the file."""
-    functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in parsed(path).body if isinstance(node, ast.FunctionDef)]
     judging: set[str] = set(JUDGES)
     while more := {function.name for function in functions if names_in(function) & judging} - judging:
         judging |= more
@@ -71,9 +77,7 @@ def test_noise_is_recorded_in_every_folder_whose_tests_draw_it() -> None:
     shared = REPO_ROOT / "tests" / "support"
     files = [path for path in sorted((REPO_ROOT / "tests").rglob("*.py")) if shared not in path.parents]
     fresh = [
-        str(path.relative_to(REPO_ROOT))
-        for path in files
-        if draws_noise(ast.parse(path.read_text(encoding="utf-8"))) and not has_recorded_noise(path)
+        str(path.relative_to(REPO_ROOT)) for path in files if draws_noise(parsed(path)) and not has_recorded_noise(path)
     ]
     assert not fresh, f"import recorded_noise into the folder's conftest.py: {fresh}"
 
@@ -82,7 +86,7 @@ def test_every_test_that_judges_samples_has_recorded_noise_or_states_how_often_i
     problems = []
     for path in FILES:
         recorded = has_recorded_noise(path)
-        module = ast.parse(path.read_text(encoding="utf-8"))
+        module = parsed(path)
         problems += [
             f"{path.relative_to(REPO_ROOT)}::{function.name}"
             for function in statistical_tests(path)
@@ -95,7 +99,7 @@ def test_no_generator_of_a_test_starts_anew_in_every_run() -> None:
     seedless = [
         f"{path.relative_to(REPO_ROOT)}:{node.lineno}"
         for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and not node.args and not node.keywords and "default_rng" in names_in(node.func)
     ]
     assert not seedless, f"give it a seed: {seedless}"

@@ -28,6 +28,7 @@ from tests.audit.worlds import (
     small_zcdp_world,
     worst_loss,
 )
+from tests.support.nightly import nightly, nightly_but
 
 FEW = 2
 """Windows in which a planted bug shows where the budget is one window and a half: what the first one charges, or does
@@ -112,7 +113,7 @@ def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget
     assert worst == charged
 
 
-@pytest.mark.parametrize("weight", ["share", "user", "sample"])
+@pytest.mark.parametrize("weight", nightly_but(["user"], ["share", "user", "sample"]))
 def test_ranges_from_earlier_releases_cost_nothing(tmp_path: Path, weight: str) -> None:
     config = small_world(tmp_path, weight, ["mean", "p50"])
     assert worst_loss(config, in_ranges) == Fraction(config.privacy.budget_micro, 1_000_000)
@@ -145,9 +146,9 @@ def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Pla
     [
         ("share", ["mean", "variance"], {}),
         ("share", ["mean"], AREA | {"rho_budget": 0.2}),  # that of two windows: nobody's losses add up to 0.15
-        ("user", ["mean", "p85"], {}),
+        nightly("user", ["mean", "p85"], {}),
         ("sample", ["mean"], {}),
-        ("user", ["mean", "moving_mean"], {}),
+        nightly("user", ["mean", "moving_mean"], {}),
     ],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(

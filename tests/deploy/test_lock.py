@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from tests.support.nightly import nightly_but
+
 PYTHONS = ("3.11.2", "3.12", "3.13", "3.14")
 """Every Python that the README claims; the lowest is Debian 12's."""
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
@@ -47,8 +49,8 @@ def pins(lock: Path) -> set[str]:
     return set(_PIN.findall(lock.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("platform", nightly_but(PLATFORMS[:1], PLATFORMS))
+@pytest.mark.parametrize("python", nightly_but(PYTHONS[:1], PYTHONS))
 def test_the_lock_installs_from_wheels_by_their_hashes_on_every_python_that_is_claimed(
     index: None, repo_root: Path, tmp_path: Path, python: str, platform: str
 ) -> None:
@@ -82,6 +84,7 @@ def test_the_locks_are_what_make_lock_writes(index: None, repo_root: Path, tmp_p
         assert (tmp_path / name).read_text() == (repo_root / name).read_text(), f"{name} is stale; run: make lock"
 
 
+@pytest.mark.nightly
 def test_the_lowest_versions_that_pyproject_names_install_from_wheels_on_the_lowest_python(
     index: None, repo_root: Path, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_each_alert_fires_on_its_fault_and_only_then(promtool: str, repo_root: P
     _run(promtool, "test", "rules", "alerts_test.yml", cwd=repo_root / "tests/deploy")
 
 
+@pytest.mark.nightly
 def test_a_rule_that_never_fires_fails_its_test(promtool: str, repo_root: Path, tmp_path: Path) -> None:
     (tmp_path / "config/prometheus").mkdir(parents=True)
     (tmp_path / "tests/deploy").mkdir(parents=True)

@@ -14,7 +14,6 @@ import pytest
 from scipy.integrate import quad
 
 from dpcore import interval_calibration
-from dpcore._tilted_normal import tilted_quantile
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import (
     ALIKE,
@@ -28,6 +27,7 @@ from dpcore.interval_calibration import (
     Prediction,
     class_of,
 )
+from dpcore.laplace_posterior import tilted_quantile
 
 UPPER = 1e6
 WINDOWS, CELLS, LEARNING = 20, 200, 5

@@ -53,11 +53,12 @@ def test_percentiles_are_those_of_samples_of_such_speeds() -> None:
 
 def test_percentiles_ascend_lie_in_the_range_and_mirror_when_speeds_do() -> None:
     mean, variance = laws()
-    values = percentiles(mean, variance, upper=UPPER, percents=EVERYWHERE)
+    percents = EVERYWHERE[::40]
+    values = percentiles(mean, variance, upper=UPPER, percents=percents)
     assert (np.diff(values, axis=0) >= 0).all()
     assert (values >= 0).all()
     assert (values <= UPPER).all()
-    mirrored = percentiles(UPPER - mean, variance, upper=UPPER, percents=100 - EVERYWHERE)
+    mirrored = percentiles(UPPER - mean, variance, upper=UPPER, percents=100 - percents)
     assert mirrored == pytest.approx(UPPER - values, abs=1e-4)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dpcore._recent import Recent, key_of
-from dpcore.allocation import Sensitivities, allocate
+from dpcore.allocation import Recent, Sensitivities, allocate, key_of
 
 
 def asking(count: int, size: int) -> tuple[Callable[[bytes, int], bytes], list[bytes]]:

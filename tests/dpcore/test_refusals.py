@@ -30,8 +30,7 @@ from dpcore.participation import Layout, PublicCells, integers
 from dpcore.scales import LaplaceScales, noise_ratio
 from dpcore.single_cell.grouping import bestfit
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
-from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
-from dpcore.single_cell.selection import select_quantiles, select_range
+from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, select_quantiles, select_range
 from dpcore.suppression import suppress, sweep_chop_user
 from dpcore.variance import Variance
 from tests.dpcore.silence import Silence

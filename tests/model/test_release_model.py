@@ -30,6 +30,7 @@ def test_two_workers_publish_a_window_once_and_charge_before_whoever_fails_when(
     assert len(graph.states) > 1_000
 
 
+@pytest.mark.nightly
 def test_two_feeds_of_one_ledger_spend_one_budget_in_every_order_of_their_steps(
     server: StateServer, tmp_path: Path
 ) -> None:

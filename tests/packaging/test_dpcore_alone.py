@@ -7,6 +7,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import dpcore
 from stream.local import REPO_ROOT
 from tests.docs.pages import blocks
@@ -26,6 +28,7 @@ print(json.dumps([installed, sorted(packages)]))
 """
 
 
+@pytest.mark.nightly
 def test_every_module_imports_where_only_numpy_and_scipy_are(alone: Path) -> None:
     installed, imported = json.loads(run(alone, "-c", EVERY_MODULE))
     assert set(installed) - {"pip", "setuptools"} == {"hexveil-dpcore", "numpy", "scipy"}
@@ -33,6 +36,7 @@ def test_every_module_imports_where_only_numpy_and_scipy_are(alone: Path) -> Non
     assert not {"stream", "aiokafka", "redis", "h3", "faust"} & set(imported)
 
 
+@pytest.mark.nightly
 def test_a_mechanism_is_one_import_away_and_the_readme_example_runs(alone: Path) -> None:
     (example,) = blocks(REPO_ROOT / "dpcore" / "README.md")
     assert run(alone, "-c", example.text).startswith("[")

@@ -80,6 +80,9 @@ def test_the_version_is_a_semantic_one_and_stands_in_one_place() -> None:
         text=True,
     ).stdout.split()
     assert tracked in (["dpcore/__init__.py"], [])  # none: no clone, a source archive
+    for file, tag in (("docker-compose.yml", "image: hexveil:"), ("deploy/kubernetes/kustomization.yaml", "newTag: ")):
+        named = re.findall(rf"{tag}([\w.]+)", (REPO_ROOT / file).read_text(encoding="utf-8"))
+        assert set(named) == {dpcore.__version__}, file
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.planted_bugs.planting import copy_tree, noticed
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_text_that_a_planted_bug_replaces_stands_once_in_its_file(bug: Bug) -> None:
-    """Whoever changes such a line must update the bug's text in ``tests/planted_bugs/bugs.py``."""
+    """Whoever changes such a line must update the bug's text in ``tests/planted_bugs/bugs.txt``."""
     assert (REPO_ROOT / bug.file).read_text(encoding="utf-8").count(bug.before) == 1
     assert (REPO_ROOT / bug.test).exists()
 

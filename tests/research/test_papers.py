@@ -225,6 +225,7 @@ def test_every_study_that_can_be_named_has_the_one_shape() -> None:
         assert tuple(inspect.signature(study.run).parameters) == ("quick",), name
 
 
+@pytest.mark.nightly
 def test_a_study_is_run_by_its_name_and_marked_as_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.argv", ["research", "papers.cdf", "--quick", "--plot", str(tmp_path)])
     printed = io.StringIO()

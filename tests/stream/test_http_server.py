@@ -14,6 +14,7 @@ from aiohttp import web
 from stream.http_server import BoundedRunner
 from stream.local import LOOPBACK
 
+EXPECTING = b"GET %s HTTP/1.1\r\nHost: x\r\nExpect: %s\r\n\r\n"
 ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -84,3 +85,21 @@ async def test_a_connection_that_asks_for_nothing_is_closed(sent: bytes) -> None
 async def test_a_request_that_takes_longer_than_an_idle_connection_may_is_answered() -> None:
     async with served(8, 0.2, answer_after=0.8) as port:
         assert await answered((await connect(port, 1))[0])
+
+
+@pytest.mark.parametrize("path", [b"/", b"/nowhere"])
+async def test_what_a_server_cannot_be_expected_to_do_is_refused_without_a_word_of_it_and_fills_no_log(
+    path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp answered bytes that are no text with 500 and a traceback."""
+    async with served(8, 3600) as port:
+        for expected in (b"\xe9\xff", "é".encode(), b"200-ok"):
+            (link,) = await connect(port, 1)
+            link[1].write(EXPECTING % (path, expected))
+            answer = await link[0].read()
+            assert answer.startswith(b"HTTP/1.1 417 ")
+            assert expected not in answer
+        (link,) = await connect(port, 1)
+        link[1].write(EXPECTING % (path, b"100-Continue"))
+        assert await link[0].readline() == b"HTTP/1.1 100 Continue\r\n"
+    assert not caplog.records

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, utc_text, watermark
 from tests.support.counting_calls import calls_in
+from tests.support.nightly import nightly
 
 ZONES = [
     "America/Chicago",
@@ -40,7 +41,7 @@ def all_days(year: int) -> list[date]:
 
 
 @pytest.mark.parametrize("zone", ZONES)
-@pytest.mark.parametrize("slot", [timedelta(minutes=15), timedelta(hours=1), timedelta(hours=6), DAY])
+@pytest.mark.parametrize("slot", [nightly(timedelta(minutes=15)), timedelta(hours=1), timedelta(hours=6), DAY])
 def test_slots_of_a_year_equal_a_walk_over_local_days(zone, slot):
     slotting = Slotting(slot, DAY, zone)
     windows = brute_force_windows(zone, YEARS.get(zone, 2017), slot)

@@ -20,16 +20,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from stream.config.alerts import AlertRule
 from stream.config.value import SPEED_UNIT
-from stream.serve.alerts.significance import (
-    ROUNDED,
-    FloatArray,
-    chance_below,
-    chance_ratio_below,
-    chance_slower,
-    level,
-)
+from stream.serve.alerts.significance import ROUNDED, chance_below, chance_ratio_below, chance_slower, level
 from stream.serve.cell_history import CellArray, Rests, Usual, other_areas
 from stream.serve.close_marker import Bounds, CloseMarker, marker_of
 from stream.serve.window_store import View, WindowView

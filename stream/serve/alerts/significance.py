@@ -24,12 +24,10 @@ exact mean is at least r if and only if S − rN >= 0, and S̃ − rÑ = (x̃ �
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from dpcore.bernstein import MEAN_OF
 from stream.serve.cell_history import ENOUGH
-
-FloatArray = npt.NDArray[np.float64]
 
 ROUNDED = 0.02
 """km/h taken off every difference: more than rounding and the grids of the noise may have moved the numbers in it."""

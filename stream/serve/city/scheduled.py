@@ -10,8 +10,8 @@ from typing import Any
 import h3
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from stream.serve.city.places import Scheduled
 from stream.serve.local_time import local_start
 
@@ -19,7 +19,6 @@ _LONGEST = timedelta(days=31)
 """A longer window is compared with no timetable."""
 _TO_KMH = 3.6
 
-FloatArray = npt.NDArray[np.float64]
 Released = tuple[str, Sequence[str]]
 """A released cell, and the smaller cells that were released apart from it."""
 

@@ -17,6 +17,7 @@ from stream.config.section import BoundingBox
 from stream.messages.shapes import Place, parts_of, places_of, ring_of
 from stream.messages.tables import feature, rows_of
 from stream.serve.addresses import base_of
+from stream.serve.close_marker import marker_of
 from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
@@ -211,11 +212,13 @@ def _described(here: str, feed: str, kind: str, windows: Sequence[WindowView], e
     name = f"{feed}.{kind}"
     path = f"{here}{ROOT}/collections/{name}"
     which = "the newest complete window" if kind == NEWEST else "all complete windows that are kept, newest first"
+    marker = marker_of(windows[0]) if windows else None
+    value = "speed" if marker is None else f"{marker.value} ({marker.clipping.unit})"
     span: list[str | None] = [windows[-1].start, windows[0].end] if windows else [None, None]
     return {
         "id": name,
         "title": f"{feed}: {'newest window' if kind == NEWEST else 'all windows'}",
-        "description": f"Speed statistics of H3 hexagons with their 95 % intervals, as released: {which}.",
+        "description": f"Statistics of {value} in H3 hexagons with their 95 % intervals, as released: {which}.",
         "itemType": "feature",
         "crs": [_CRS],
         "extent": {"spatial": {"bbox": [extent], "crs": _CRS}, "temporal": {"interval": [span]}},

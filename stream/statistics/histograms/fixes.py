@@ -18,21 +18,32 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import BoolArray, FloatArray, IdArray, IntArray
 from dpcore.event_order import first_of_equal, indexed, ordered, since_earliest
 from dpcore.spatial import Domain
 from dpcore.spatial.declared import MAX_DECLARED_CORNERS, declared_regions
 from dpcore.spatial.regions import Regions
-from stream.statistics.histograms.sorted_rows import DEGREES, in_degrees, same_as_before
 from stream.terms import Box
 
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+DEGREES = 1e-7
+"""Unit of a row's lat and lng."""
+
+
+def in_degrees(lat: IntArray, lng: IntArray) -> FloatArray:
+    """(latitude, longitude) in degrees, shape (n, 2)."""
+    return np.asarray(np.column_stack([lat, lng]) * DEGREES, dtype=np.float64)
+
+
+def same_as_before(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether each of the sorted rows, (n,), repeats the row before in all ``columns``."""
+    same = np.zeros(len(columns[0]), dtype=bool)
+    same[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in columns])
+    return same
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.budget import from_micro
 from dpcore.noise import Noise
 from dpcore.spatial import (
@@ -42,10 +42,6 @@ from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.plan import Plan, PlanError
 from stream.terms import HistogramTerms, RegionTerms
 from stream.windows import utc_text
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
-FloatArray = npt.NDArray[np.float64]
 
 _TUNING_SEED = 7
 """Public seed of the tuning queries, which contain no data."""

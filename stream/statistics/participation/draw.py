@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.bernstein import NoisyPolynomials, Ratio
 from dpcore.cdf import ONE_SIDED, bin_edges, consistent_cells
 from dpcore.contributions import Contributions
@@ -20,9 +20,6 @@ from stream.statistics.participation.plan import layout_of, participation_of
 from stream.statistics.plan import Plan, PlanError, check_rows
 from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_KM_H, QUANTUM, Terms
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 _NO_BOUND = float(2**53)
 _LAPLACE = (ONE_SIDED, 2.61)

@@ -11,17 +11,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import IdArray, IntArray
 from dpcore.contributions import Counts
 from dpcore.participation import Layout, Participation, Weight
 from stream.statistics.columns import MOVING_MEAN
 from stream.statistics.distributions import needs_distribution
 from stream.statistics.plan import Allowance, Due, ParticipationPart, Plan, counts_digest
 from stream.terms import MOVING_QUANTA, ParticipationTerms, SpeedTerms, Terms
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 
 @lru_cache(maxsize=8)

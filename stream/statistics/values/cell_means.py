@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy
 from stream.terms import SpeedTerms
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 MECHANISMS: dict[str, Any] = {
     "baseline": Baseline,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
+from dpcore.arrays import IntArray
 from dpcore.distribution import Distribution
 from dpcore.mean import Mean
 from dpcore.moving_mean import MovingMean
@@ -19,7 +17,6 @@ from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_QUANTA, SpeedTerms
 
-IntArray = npt.NDArray[np.int64]
 CellStatistic = Mean | ResidualMean | MovingMean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, moving mean, variance, one distribution for itself and

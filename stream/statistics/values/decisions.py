@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.allocation import Allocation, Sensitivities, allocate, stack, uniform_allocation
+from dpcore.arrays import IdArray, IntArray
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
 from dpcore.mean import clipping_bias
@@ -24,9 +24,6 @@ from stream.statistics.residual_clipping import Ranges
 from stream.statistics.values.cell_means import cell_epsilon, cell_mechanism, plan_cell_means
 from stream.statistics.values.cell_statistics import CellStatistics, cell_statistics, scales_by_statistic
 from stream.terms import SpeedTerms
-
-IntArray = npt.NDArray[np.int64]
-IdArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

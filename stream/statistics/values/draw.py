@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.cdf import ONE_SIDED, CDFs
 from dpcore.contributions import MAX_TOTAL, Contributions
 from dpcore.distribution import Distribution
@@ -25,9 +25,6 @@ from stream.statistics.residual_clipping import response_of
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
 from stream.statistics.values.cell_statistics import planned_statistics, scales_by_statistic
 from stream.terms import MOVING_KM_H, MOVING_QUANTA, QUANTUM
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 
 def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dpcore.allocation import Sensitivities, stack
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
 from dpcore.gaussian import gaussian_half_width
@@ -27,9 +27,6 @@ from stream.statistics.residual_clipping import Ranges, ranges_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.cell_statistics import CellStatistic, cell_statistics
 from stream.terms import QUANTUM, SpeedTerms
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 
 def plan_gaussian(

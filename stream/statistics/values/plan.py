@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from dpcore.arrays import FloatArray, IntArray
 from dpcore.cdf import ONE_SIDED
 from dpcore.contributions import Counts
 from dpcore.mean import sum_caps
@@ -35,9 +36,6 @@ from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
 from stream.statistics.values.decisions import PublicWindow, decide, solve
 from stream.terms import QUANTUM, SpeedTerms, Terms
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 MAX_PAIRS = 200_000
 """(cell, user) pairs up to which more than the plain candidate is tried: beyond, each of the others takes seconds."""

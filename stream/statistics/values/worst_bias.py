@@ -11,16 +11,14 @@ talk on [M] and [C], E_g = Σ (max bias) + E|Z|.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from dpcore.contributions import Counts
 from dpcore.mean import clipping_bias as mean_bias
 from dpcore.variance import clipping_bias as variance_bias
 from stream.statistics.plan import Plan
 from stream.statistics.values.cell_means import cell_mechanism
 from stream.terms import QUANTUM
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:

@@ -19,8 +19,15 @@ import dpcore.single_cell.mean
 import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
-from dpcore.single_cell.range_mean import EpsilonQuantile, FixedQuantile, Levy, RangePlan, mean_within
-from dpcore.single_cell.selection import select_quantiles, select_range
+from dpcore.single_cell.range_mean import (
+    EpsilonQuantile,
+    FixedQuantile,
+    Levy,
+    RangePlan,
+    mean_within,
+    select_quantiles,
+    select_range,
+)
 from tests.audit.enumeration import TOLERANCE, Enumerated, Law, Path, paths
 
 RANGES = [(Levy, (90, 90, 90), 6), (FixedQuantile, (2, 2, 2), 4), (EpsilonQuantile, (2, 2, 2), 4)]

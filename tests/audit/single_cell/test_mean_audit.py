@@ -16,8 +16,17 @@ import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.single_cell.mean import GRID, ArrayAveraging, Baseline, PooledMinimax
-from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, RangePlan, mean_within
-from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
+from dpcore.single_cell.range_mean import (
+    AutoMean,
+    EpsilonQuantile,
+    FixedQuantile,
+    Levy,
+    RangePlan,
+    mean_within,
+    range_bins,
+    select_quantiles,
+    select_range,
+)
 from tests.audit.blackbox import (
     FloatArray,
     N,

@@ -25,9 +25,12 @@ from dpcore.single_cell.range_mean import (
     Levy,
     PooledMinimax,
     RangePlan,
+    range_bins,
+    select_quantiles,
+    select_range,
 )
-from dpcore.single_cell.selection import range_bins, select_quantiles, select_range
 from tests.dpcore.silence import Silence
+from tests.support.nightly import nightly_but
 from tests.support.tapes import tape
 
 
@@ -221,7 +224,7 @@ def _kinds(users: int, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
-@pytest.mark.parametrize("users", [40, 400])
+@pytest.mark.parametrize("users", nightly_but([40], [40, 400]))
 def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users: int) -> None:
     """Mean error of 30 recorded draws, ε = 1, relative to the best of all six: under 3 on each kind, under 1.5 on most.
 

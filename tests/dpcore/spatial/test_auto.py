@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpcore.spatial import Auto, Domain, GridHistogram, PartitionHistogram, Singular, SparseHierarchy
-from dpcore.spatial.auto import SMALL_CELLS
+import dpcore.spatial
+from dpcore.noise import Noise
+from dpcore.spatial import (
+    Auto,
+    Domain,
+    E2EPriv,
+    GridHistogram,
+    PartitionHistogram,
+    Rectangles,
+    Singular,
+    SparseHierarchy,
+)
+from dpcore.spatial.hierarchy import SMALL_CELLS
+from dpcore.spatial.histogram import Histogram, HistogramError
+from dpcore.spatial.not_private import best_non_private, leaky
+from dpcore.spatial.queries import answer, integral_image
+from dpcore.spatial.release import rounded
 from tests.dpcore.silence import Silence
 
 SMALL, LARGE = Domain.unit_cells(16, 16), Domain.unit_cells(17, 16)
@@ -70,3 +88,59 @@ def test_the_count_is_drawn_at_its_share_and_the_cells_at_the_rest() -> None:
 
 def test_few_points_on_a_small_grid_are_left_to_the_hierarchy() -> None:
     assert isinstance(Auto().fit(np.zeros((16, 16), dtype=np.int64), SMALL, 1_000_000, Silence()), PartitionHistogram)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+DOMAIN = Domain.unit_cells(32, 32)
+CORNERS = np.random.default_rng(1).integers(0, 32, (60, 2, 2))
+MECHANISM = E2EPriv(
+    (1, 4, 32), Rectangles.of_cells(np.sort(CORNERS, axis=1).transpose(0, 2, 1).reshape(-1, 4)), expected_points=5000
+)
+COUNTS = np.random.default_rng(2).poisson(np.add.outer(np.arange(32), np.arange(32)) / 6)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [leaky(MECHANISM, COUNTS, DOMAIN, 1_000_000, Noise()), best_non_private(MECHANISM, COUNTS, DOMAIN)],
+    ids=["leaky", "best_non_private"],
+)
+def test_a_baseline_has_no_release(result: Any) -> None:
+    assert not isinstance(result, Histogram)
+    assert not hasattr(result, "to_release")
+    with pytest.raises(HistogramError):
+        rounded(result)
+
+
+def test_neither_the_service_nor_the_public_names_reach_the_baselines() -> None:
+    """Only benchmarks and research may import the module: every other source file is read."""
+    importers = set()
+    for path in (path for room in ("stream", "dpcore", "bench", "research") for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = getattr(node, "module", None) or ""
+            if any("not_private" in name for name in [module, *names]):
+                importers.add(path.relative_to(ROOT).parts[0])
+    assert importers <= {"bench", "research"}
+    assert not {"leaky", "best_non_private", "Unreleasable"} & set(dpcore.spatial.__all__)
+
+
+def test_leaky_is_no_worse_on_its_tuning_queries_than_any_size_on_the_same_draws() -> None:
+    """Recorded noise: each size alone is drawn from the same tape, after the sizes before it."""
+    truth = answer(integral_image(COUNTS), MECHANISM.queries)
+
+    def error(result: Any) -> float:
+        return float((np.abs(result.answers(MECHANISM.queries) - truth) / np.maximum(truth, MECHANISM.rho)).mean())
+
+    for seed in range(10):
+        noise = Noise(np.random.default_rng(seed).bytes)
+        alone = [error(leaky(replace(MECHANISM, sizes=(g,)), COUNTS, DOMAIN, 10**6, noise)) for g in (1, 4, 32)]
+        noise = Noise(np.random.default_rng(seed).bytes)
+        assert error(leaky(MECHANISM, COUNTS, DOMAIN, 10**6, noise)) == min(alone)
+
+
+def test_best_non_private_is_the_largest_size_without_noise() -> None:
+    best = best_non_private(MECHANISM, COUNTS, DOMAIN)
+    assert best.size == 32
+    assert best.answers(MECHANISM.queries) == pytest.approx(answer(integral_image(COUNTS), MECHANISM.queries))
+    coarse = best_non_private(replace(MECHANISM, sizes=(1,)), COUNTS, DOMAIN)
+    assert coarse.answers(MECHANISM.queries) == pytest.approx(COUNTS.sum() * MECHANISM.queries.areas() / DOMAIN.cells)

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
-from dpcore.spatial._euler_program import Program
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import Euler, EulerHistogram, Total
-from dpcore.spatial.euler_inference import Inference, infer, is_consistent, is_covert, whole_of
+from dpcore.spatial.euler_inference import Inference, Program, infer, is_consistent, is_covert, whole_of
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions

@@ -17,8 +17,7 @@ from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.app.doctor import examine
-from stream.app.finding import Finding
-from stream.app.kafka_findings import replication_finding
+from stream.app.kafka_findings import Finding, replication_finding
 from stream.cli import app
 from stream.config import Config
 from stream.ingestion.bounded import MAX_FETCH_BYTES

@@ -239,6 +239,7 @@ def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("without_java")
 def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_and_streets_while_the_demo_runs(
     repo_root: Path,

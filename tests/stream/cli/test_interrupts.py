@@ -9,7 +9,7 @@ from stream.local import REPO_ROOT
 
 WHILE_A_PROCESS_STARTS = """
 import os, signal
-from stream.cli.interrupts import Interrupts
+from stream.cli.options import Interrupts
 interrupts = Interrupts()
 os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))
 if os.fork() == 0:

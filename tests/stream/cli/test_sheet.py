@@ -82,7 +82,7 @@ def test_certainty_is_never_rounded_up_to() -> None:
 
 
 def test_the_night_worker_stands_out_as_soon_as_the_sheet_says(tmp_path: Path) -> None:
-    """The attack itself is tests/audit/test_night_worker.py."""
+    """The attack itself is tests/audit/test_horizon_audit.py."""
     assert nights_to_stand_out(shipped("riders", tmp_path)) == 5
     assert nights_to_stand_out(shipped("riders", tmp_path, **{"privacy.epsilon": 0.25})) == 288
 

@@ -4,19 +4,30 @@ is.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
+import signal
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import parquet
+from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import load_config
-from stream.local import REPO_ROOT
+from stream.local import REPO_ROOT, free_port
+from stream.messages.message import OUTPUT_TOPICS
+from stream.storage.keys import FeedKeys
 from tests.stream.serve.serving import serving_file
+from tests.support.environment import worker_environment
+from tests.support.feeding import create_topic
 from tests.support.schemas import validate
+from tests.support.topics_reader import read_all
 
 EXAMPLE = REPO_ROOT / "examples" / "air-quality.toml"
 UNIT = "µg/m³"
@@ -36,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
     start, readings = "2026-11-20T07:00:00-06:00", made / "day.ndjson"
     run("simulate", "--config", config, "--start", start, "--duration", "3h", "--vehicles", 120, "--out", readings)
-    for suffix in ("ndjson", "csv", "geojson"):
+    for suffix in ("ndjson", "csv", "geojson", "parquet"):
         out = made / f"releases.{suffix}"
         run("replay", readings, "--config", config, "--offline", "--out", out)
     return made
@@ -59,14 +70,52 @@ async def test_the_commands_of_the_page_show_dust_in_every_release_file_and_aler
     assert {row["estimate_mean_unit"] for row in rows if row["estimate_mean"]} == {UNIT}
     features = json.loads((folder / "releases.geojson").read_text(encoding="utf-8"))["features"]
     assert {one["properties"]["mean_unit"] for one in features if one["properties"]["mean"] is not None} == {UNIT}
+    fields = parquet.read_schema(folder / "releases.parquet")
+    assert {fields.field(name).metadata[b"unit"].decode() for name in ("mean", "mean_scale", "estimate_mean")} == {UNIT}
     said = "\n".join(line for line in json.dumps(bodies, ensure_ascii=False).split(",") if "km" in line)
     assert not said, "nothing of it is a speed"
     async with serving_file(load_config(folder / "air.toml"), folder / "releases.ndjson") as client:
         alerts = await (await client.get("/api/v1/alerts")).json()
         assert [(rule["above"], rule["unit"]) for rule in alerts["rules"]] == [(40.0, UNIT)]
+        listed = (await (await client.get("/ogc/collections")).json())["collections"]
+        assert all(f"Statistics of PM2.5 ({UNIT}) in H3 hexagons" in one["description"] for one in listed)
+        items = await (await client.get(f"/ogc/collections/{listed[0]['id']}/items?limit=50")).json()
+        assert {one["properties"]["estimate_mean_unit"] for one in items["features"]} <= {UNIT, None}
         (start,) = {marker["window"]["start"] for marker in markers[:1]}
         together = await (await client.get(f"/api/v1/means?from={start}&to=2026-11-21T00:00:00Z")).json()
         assert {cell["mean"]["unit"] for cell in together["cells"] if cell["mean"]} == {UNIT}
+
+
+async def test_a_worker_that_reads_dust_from_kafka_publishes_its_unit_in_every_message(
+    folder: Path, hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
+) -> None:
+    settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "window.max_age": "36500d"}
+    env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
+    ready = (
+        ("topics", "create"),
+        ("ledger", "adopt", "--since", "2026-11-20", "--no-other-ledger"),
+        ("replay", folder / "day.ndjson", "--speed", "max"),
+    )
+    await create_topic(kafka, topic_name, 2)
+    for words in ready:
+        command = [*hexveil, *map(str, words), "--config", str(EXAMPLE)]
+        await asyncio.to_thread(subprocess.run, command, env=env, cwd=tmp_path, check=True, timeout=300)
+    with (tmp_path / "worker.log").open("w") as log:
+        worker = subprocess.Popen([*hexveil, "worker", "--config", str(EXAMPLE)], env=env, cwd=tmp_path, stderr=log)
+    try:
+        async with asyncio.timeout(240):
+            while await redis.hlen(FeedKeys(topic_name).closed) < 2:
+                await asyncio.sleep(0.5)
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0, (tmp_path / "worker.log").read_text()[-3000:]
+    records = await read_all(kafka, topic_name, OUTPUT_TOPICS)
+    bodies = [json.loads(record.value) for record in records]
+    markers = [body for body in bodies if "generation" in body]
+    assert {(body["value"], body["clipping"]["unit"]) for body in markers} == {("PM2.5", UNIT)}
+    means = [body["mean"] for body in bodies if "mean" in body]
+    assert {mean["unit"] for mean in means} == {UNIT}
+    assert np.mean([mean["raw"] for mean in means]) > 10
 
 
 def test_what_the_commands_say_of_another_value_is_in_its_unit(folder: Path) -> None:

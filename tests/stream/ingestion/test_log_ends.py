@@ -85,11 +85,15 @@ async def shows(consumer: AIOKafkaConsumer, partition: TopicPartition, messages:
     return bool((await consumer.end_offsets([partition]))[partition] == messages)
 
 
-async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet(
+async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet_and_a_close_marker_is_waited_for(
     pair: list[KafkaServer], topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Else a worker whose Redis was set back would not know that its window was released."""
     leader = pair[LEADER - 1].bootstrap
     partition = await create(leader, topic_name, INPUT_SETTINGS)
+    await create(leader, WINDOW, {})
+    span = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
+    marker = {"window": span, "generation": "g", "digest": "sha256:0", "sequence": 1}
     async with reading(leader, topic_name) as consumer:
         async with producing(leader) as producer:
             await producer.send_and_wait(topic_name, b"shown")
@@ -98,8 +102,15 @@ async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet(
                 await producer.send_and_wait(topic_name, b"not shown")
                 assert await shows(consumer, partition, 1)
                 assert await log_ends(consumer, [partition]) == ({partition: 2}, {})
+                await producer.send_and_wait(WINDOW, json.dumps(marker).encode(), b"bus")
+                markers = asyncio.create_task(read_markers(KafkaConfig(bootstrap=leader), "bus"))
+                await asyncio.sleep(2)
+                assert not markers.done()
         unknown = TopicPartition(topic_name, 7)
         assert await log_ends(consumer, [unknown, partition]) == ({partition: 2}, {unknown: "no leader"})
+        last = (await asyncio.wait_for(markers, 60)).last("bus")
+        assert last is not None
+        assert last.sequence == 1
         # A follower knows its own end only, which may lie before the leader's.
         monkeypatch.setattr(ClusterMetadata, "leader_for_partition", lambda metadata, partition: FOLLOWER)
         refused = {partition: f"broker {FOLLOWER}: NotLeaderForPartitionError to replica id -1"}
@@ -140,20 +151,3 @@ async def test_an_event_that_its_leader_cannot_show_until_after_the_deadline_cou
         await until(read_to(sent + 4))
         assert sorted(await every_speed(redis)) == [100, 200]
         assert (ingesting.count("events_late_total"), ingesting.count("events_skewed_total")) == (0, 0)
-
-
-async def test_a_close_marker_that_is_not_shown_yet_is_waited_for(pair: list[KafkaServer]) -> None:
-    """Else a worker whose Redis was set back would not know that its window was released."""
-    leader = pair[LEADER - 1].bootstrap
-    await create(leader, WINDOW, {})
-    span = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
-    marker = {"window": span, "generation": "g", "digest": "sha256:0", "sequence": 1}
-    async with producing(leader) as producer:
-        with dead(pair[FOLLOWER - 1]):
-            await producer.send_and_wait(WINDOW, json.dumps(marker).encode(), b"bus")
-            reading = asyncio.create_task(read_markers(KafkaConfig(bootstrap=leader), "bus"))
-            await asyncio.sleep(2)
-            assert not reading.done()
-    last = (await asyncio.wait_for(reading, 60)).last("bus")
-    assert last is not None
-    assert last.sequence == 1

@@ -91,7 +91,7 @@ async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_give
     kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, shared_data: Path
 ) -> None:
     path = shared_data / "capmetro" / "2017-03-21.csv.gz"
-    outcomes = []
+    outcomes, n = [], 11_346
     for run, partitions in enumerate((1, 3)):
         topic = f"{topic_name}-{run}"
         settings = {"feed.topic": topic, "kafka.bootstrap": kafka, "kafka.group": topic, "redis.url": redis_url}
@@ -101,7 +101,7 @@ async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_give
         async with administering(kafka) as admin:
             await admin.create_topics([NewTopic(topic, partitions, 1)])
         with Recording(path, "capmetro", config.feed) as recording:
-            messages = [pair for block in recording for pair in zip(block.keys, block.values, strict=True)]
+            messages = [pair for block in recording for pair in zip(block.keys, block.values, strict=True)][::4]
         if run:
             order = np.random.default_rng(7).permutation(len(messages))
             messages = [messages[i] for i in order]
@@ -114,14 +114,14 @@ async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_give
         await producer.stop()
         decoder = Decoder(config, load_user_key(config.privacy.user_key_file))
         metrics = OperatorMetrics()
-        await _ingest(Ingestor(config, redis, decoder, metrics, _drop), metrics, 45383)
+        await _ingest(Ingestor(config, redis, decoder, metrics, _drop), metrics, n)
         if run:
             again = OperatorMetrics()
             redelivered = config.model_copy(
                 update={"kafka": config.kafka.model_copy(update={"group": topic + "-again"})}
             )
-            await _ingest(Redelivering(redelivered, redis, decoder, again, _drop), again, 45383)
-            assert again.events_duplicate._value.get() == 45383
+            await _ingest(Redelivering(redelivered, redis, decoder, again, _drop), again, n)
+            assert again.events_duplicate._value.get() == n
             assert again.events_ingested._value.get() == 0
         state = RowStore(redis, config.feed.name)
         outcome = {}

@@ -167,6 +167,9 @@ def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path: P
     schema = parquet.read_table(io.BytesIO(table_of(values(released(tmp_path)), "parquet"))).schema
     assert b"average or model this one" in schema.field("mean_raw_to_average").metadata[b"description"]
     assert b"biased" in schema.field("mean").metadata[b"description"]
+    units = {field.name: field.metadata[b"unit"] for field in schema if b"unit" in (field.metadata or {})}
+    assert {units[name] for name in ("mean", "mean_raw_to_average", "mean_scale", "estimate_mean_low")} == {b"km/h"}
+    assert not {"mean_unit", "mean_mechanism", "mean_clamped", "latitude"} & units.keys()
 
 
 def test_a_window_without_cells_is_a_table_without_rows() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,66 +9,21 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.config import Config, load_config
-from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, SPATIAL_HISTOGRAM, WINDOW, Message, digest
-from stream.messages.topics import create_topics
+from stream.config import Config
+from stream.messages.message import WINDOW, Message
 from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import STEPS, ReleaseProtocol
+from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.histograms.histograms import contributing, exact_counts
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import RowStore
 from tests.dpcore.silence import Silence
-from tests.support import hourly
-from tests.support.builders import SLOT, located_rows, uncommented, with_histograms
-from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.protocol_child import exit_code
+from tests.support.builders import SLOT, located_rows, with_histograms
+from tests.support.closing import Collected, protocol_of
 from tests.support.releasing import bodies_of, planned_with_fixes
 from tests.support.stored_rows import store
-from tests.support.topics_reader import read_all
 
 NAMES = ["euler", "htf", "sparse", "ug"]
-
-
-@pytest.mark.parametrize("step", STEPS)
-async def test_a_worker_killed_after_any_step_releases_every_histogram_once_and_charges_exactly(
-    step: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
-    file = tmp_path / "histograms.toml"
-    file.write_text(
-        uncommented(hourly.BUS, euler=True).replace("rows = 64", "rows = 16", 1),
-        encoding="utf-8",
-    )
-    key = {"privacy.user_key_file": str(tmp_path / "user.key")}
-    config = load_config(file, **{"feed.name": topic_name, "kafka.bootstrap": kafka}, **key)
-    await create_topics(config)
-    rows = located_rows(1, 400)
-    await store(redis, config, rows)
-    run = partial(exit_code, file, topic_name, tmp_path / "user.key", kafka, redis_url, SLOT)
-    assert run(step) == -9
-    outbox = await redis.get(FeedKeys(topic_name).outbox(SLOT))
-    charged = await Ledger(redis, topic_name).total("2017-03-21")
-    plan, contributions, fixes = planned_with_fixes(config, rows)
-    exact = (contributions.counts.n_users, int(plan.charged_users()[1].sum()))
-    if STEPS.index(step) >= STEPS.index("charge"):
-        assert charged == exact, "noise was drawn before everybody had paid for the histograms too"
-    assert run("never") == 0
-
-    bodies = defaultdict(set)
-    for record in await read_all(kafka, topic_name, OUTPUT_TOPICS):
-        bodies[dict(record.headers)["ce_id"].decode()].add(record.value)
-    assert all(len(values) == 1 for values in bodies.values()), "one identifier with two different payloads"
-    payloads = {name: value for name, (value,) in ((name, tuple(values)) for name, values in bodies.items())}
-    of = {topic: sorted(name for name in payloads if name.startswith(topic)) for topic in OUTPUT_TOPICS}
-    (marker,) = (json.loads(payloads[name]) for name in of[WINDOW])
-    assert marker["mechanisms"] == ["euler", "sparse"] == [name.rsplit("/", 1)[1] for name in of[SPATIAL_HISTOGRAM]]
-    assert marker["messages"] == len(of[HEXAGON_SPEED]) + 2
-    assert marker["digest"] == digest(payloads[name] for name in of[HEXAGON_SPEED] + of[SPATIAL_HISTOGRAM])
-    if outbox is not None:
-        for name in of[SPATIAL_HISTOGRAM]:
-            assert payloads[name] in outbox, "published bytes are not the committed ones"
-    assert await Ledger(redis, topic_name).total("2017-03-21") == exact
-    assert len(np.intersect1d(contributions.counts.users, fixes.users)) > 0
 
 
 async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_was_published(
@@ -137,27 +89,6 @@ async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any
             topic = f"t/{number}"
             batches += [(topic, 0, part[:middle]), (topic, back, part[back:]), (topic, 0, part)]
         assert await release(redis, config, batches) == once
-
-
-async def test_a_second_draw_of_histograms_is_thrown_away_unseen(redis: Redis, tmp_path: Path) -> None:
-    config = with_histograms("participation", tmp_path, NAMES)
-    await store(redis, config, located_rows(4, 200))
-    mine, redraws = Collected(), []
-    other = protocol_of(redis, config, Collected())
-
-    async def overtaken(step: str) -> None:
-        if step == "draw":
-            await close_until(other, SLOT, "commit")
-            committed.append(await other.store.outbox(SLOT))
-
-    committed: list[bytes] = []
-    await protocol_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1)).close(SLOT)
-    assert redraws == [1]
-    for message in mine.messages:
-        assert message.value in committed[0]
-    plan, _, _ = planned_with_fixes(config, located_rows(4, 200))
-    total = int(plan.charged_users()[1].sum())
-    assert await Ledger(redis, config.feed.name).total("2017-03-21") == (len(plan.charged_users()[0]), total)
 
 
 class KilledError(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, WINDOW, digest
 from stream.messages.topics import create_topics
 from stream.protocol import markers
@@ -23,8 +21,6 @@ from stream.protocol.publishing import KafkaPublisher, make_producer
 from stream.protocol.release_protocol import STEPS
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
-from stream.statistics.window_release import WindowStatistics
-from stream.statistics.window_rows import contributions_of
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.row_store import RowStore
@@ -73,29 +69,6 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     assert marker["memory"] == {"before": None, "after": identity(decode_memory(remembered))}
 
 
-async def test_the_bytes_that_leave_are_the_committed_ones_and_a_second_draw_is_thrown_away(
-    redis: Redis, tmp_path: Path
-) -> None:
-    config = bus_config(tmp_path)
-    await store(redis, config, random_rows(2, 200))
-    redraws: list[int] = []
-    rival, mine = Collected(), Collected()
-    other = protocol_of(redis, config, rival)
-
-    async def overtaken(step: str) -> None:
-        if step == "draw":
-            await close_until(other, SLOT, "commit")
-
-    closing = protocol_of(redis, config, mine, after_step=overtaken, on_redraw=lambda: redraws.append(1))
-    await closing.close(SLOT)
-    committed = protocol_of(redis, config, rival)
-    assert redraws == [1]
-    assert (await committed.store.released(SLOT)).messages == len(mine.messages)
-    users = contributions_of(random_rows(2, 200), config.value.upper_quanta).counts.n_users
-    total = (await Ledger(redis, config.feed.name).total("2017-03-21"))[1]
-    assert total <= users * config.privacy.epsilon_micro, "two draws of one plan were charged twice"
-
-
 async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_drawn(
     redis: Redis, tmp_path: Path
 ) -> None:
@@ -131,97 +104,6 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
     await redis.flushall()
     with pytest.raises(LedgerError, match="spent budgets are lost"):
         await verify_ledger(config, redis)
-
-
-async def test_a_redis_set_back_under_a_running_worker_releases_nothing_more(
-    kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str
-) -> None:
-    """After a failover or a restore under a running worker, the window would be drawn again, without its earlier
-    charges.
-    """
-    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
-        overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url}
-        config = bus_config(tmp_path, **overrides)
-        await create_topics(config)
-        client = Redis.from_url(server.url)
-        await store(client, config, random_rows(4, 60))
-        await client.aclose()
-        shutil.copytree(tmp_path / "redis", tmp_path / "older")
-        (report,) = await close_windows(config, [SLOT])
-        assert report.failure is None
-        (report,) = await close_windows(config, [SLOT])
-        assert report.failure is None, "a restart of nothing is no reason to refuse"
-        server.stop()
-        shutil.rmtree(tmp_path / "redis" / "appendonlydir")
-        shutil.copytree(tmp_path / "older" / "appendonlydir", tmp_path / "redis" / "appendonlydir")
-        server.start()
-        (report,) = await close_windows(config, [SLOT])
-        assert report.failure == "ledger"
-        assert "older state" in report.reason
-    markers = [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
-    assert len(markers) == 1
-
-
-async def test_charges_lost_between_charge_and_commit_release_nothing_until_they_are_made_again(
-    kafka: str, redis_binary: str | None, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis returns without the charges while noise is drawn: the draw is discarded, and the window is charged and
-    drawn again.
-    """
-    with RedisServer(tmp_path / "redis", binary=redis_binary) as server:
-        config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": server.url})
-        await create_topics(config)
-        client = Redis.from_url(server.url)
-        await store(client, config, random_rows(4, 60))
-        await client.aclose()
-        shutil.copytree(tmp_path / "redis", tmp_path / "older")
-        draws: list[int] = []
-
-        def set_back(*arguments):
-            draws.append(1)
-            if len(draws) == 1:
-                server.stop()
-                shutil.rmtree(tmp_path / "redis" / "appendonlydir")
-                shutil.copytree(tmp_path / "older" / "appendonlydir", tmp_path / "redis" / "appendonlydir")
-                server.start()
-            return shipped(*arguments)
-
-        shipped = WindowStatistics.draw
-        monkeypatch.setattr(WindowStatistics, "draw", set_back)
-        (report,) = await close_windows(config, [SLOT])
-        assert report.failure in ("ledger", "redis")
-        assert not [record for record in await read_all(kafka, topic_name) if record.topic == WINDOW]
-        (report,) = await close_windows(config, [SLOT])
-        assert report.failure is None
-        client = Redis.from_url(server.url)
-        users, charged = await Ledger(client, topic_name).total("2017-03-21")
-        await client.aclose()
-    assert len(draws) == 2
-    assert users == contributions_of(random_rows(4, 60), config.value.upper_quanta).counts.n_users
-    assert charged > 0
-
-
-async def test_a_draw_whose_charges_are_gone_is_never_committed(redis: Redis, tmp_path: Path) -> None:
-    """After the charge, a replica takes over that has the plan and the rows, but not the charges."""
-    config = bus_config(tmp_path)
-    await store(redis, config, random_rows(5, 80))
-    publisher = Collected()
-    lost: list[str] = []
-
-    async def forget(step: str) -> None:
-        if step == "draw" and not lost:
-            lost.append(step)
-            await redis.delete(FeedKeys("bus").ledger("2017-03-21"), FeedKeys("bus").charged(SLOT))
-
-    worker = protocol_of(redis, config, publisher, after_step=forget)
-    with pytest.raises(LedgerError, match="are gone"):
-        await worker.close(SLOT)
-    assert publisher.messages == []
-    assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
-    await worker.close(SLOT)
-    assert publisher.messages
-    users = contributions_of(random_rows(5, 80), config.value.upper_quanta).counts.n_users
-    assert (await Ledger(redis, "bus").total("2017-03-21"))[0] == users
 
 
 async def test_a_redis_that_may_evict_the_ledger_is_refused(
@@ -310,42 +192,6 @@ async def test_a_speed_bound_raised_between_plan_and_draw_holds_from_the_next_wi
     assert all(body["mean"]["interval"][1] <= before.value.upper for body in cells if "mean" in body)
 
 
-async def test_a_budget_spent_between_plan_and_charge_makes_a_new_plan_without_that_user(
-    redis: Redis, tmp_path: Path
-) -> None:
-    config = bus_config(tmp_path)
-    rows = random_rows(6, 120)
-    await store(redis, config, rows)
-    victim = str(int(rows["user"][0]))
-    budget = config.privacy.budget_micro
-    seen: list[str] = []
-
-    async def spend(step: str) -> None:
-        seen.append(step)
-        if step == "plan" and seen.count("plan") == 1:
-            await redis.hset(FeedKeys("bus").ledger("2017-03-21"), victim, budget)
-
-    publisher = Collected()
-    await protocol_of(redis, config, publisher, after_step=spend).close(SLOT)
-    assert seen.count("plan") == 2
-    assert int(await redis.hget(FeedKeys("bus").ledger("2017-03-21"), victim)) == budget
-
-
-async def test_a_user_without_a_full_grant_contributes_nothing_and_pays_nothing(redis: Redis, tmp_path: Path) -> None:
-    config = bus_config(tmp_path)
-    rows = random_rows(7, 120)
-    counts = contributions_of(rows, config.value.upper_quanta).counts
-    left = np.full(counts.n_users, config.privacy.epsilon_micro)
-    left[3] -= 1
-    plan, _ = planned(config, rows, left)
-    charges = plan.charges
-    retained = plan.retained
-    assert charges[3] == 0
-    assert retained[counts.pair_user == 3].sum() == 0
-    assert (charges <= config.privacy.epsilon_micro).all()
-    assert charges[charges > 0].size == counts.n_users - 1
-
-
 async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyond_the_budget(redis: Redis) -> None:
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
@@ -403,25 +249,6 @@ async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_win
     assert redraws == [1]
     assert result.messages == len(other.messages)
     assert not [key async for key in redis.scan_iter(match=b"*outbox*")]
-
-
-@pytest.mark.parametrize("moment", ["seal", "read", "plan", "charge"])
-async def test_a_worker_overtaken_anywhere_publishes_nothing_of_its_own_and_charges_nobody_again(
-    redis: Redis, tmp_path: Path, moment: str
-) -> None:
-    config = bus_config(tmp_path)
-    await store(redis, config, random_rows(9, 150))
-    other, late = Collected(), Collected()
-    totals = []
-
-    async def overtaken(step: str) -> None:
-        if step == moment and not other.messages:
-            await protocol_of(redis, config, other).close(SLOT)
-            totals.append(await Ledger(redis, "bus").total("2017-03-21"))
-
-    await protocol_of(redis, config, late, after_step=overtaken).close(SLOT)
-    assert late.messages == []
-    assert await Ledger(redis, "bus").total("2017-03-21") == totals[0]
 
 
 async def test_periods_cannot_be_divided_anew_under_a_kept_ledger(redis: Redis) -> None:

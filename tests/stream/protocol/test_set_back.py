@@ -195,35 +195,6 @@ async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_
     assert len(await deployment.published()) == (0 if set_back else 1)
 
 
-async def test_a_replica_that_takes_over_after_the_last_look_neither_charges_nor_commits(
-    redis: Redis, tmp_path: Path
-) -> None:
-    """Redis is set back between the check and the charge. The charge fails, because it states the number of windows
-    known.
-    """
-    config = bus_config(tmp_path)
-    await store(redis, config, random_rows(1, 80))
-    await redis.set(FeedKeys("bus").sequence, 4)
-    publisher = Collected()
-    worker = protocol_of(redis, config, publisher)
-    worker.ledger.committed = 5
-    with pytest.raises(SetBackError, match="5 windows of this feed were committed, Redis remembers 4"):
-        await worker.close(SLOT)
-    assert publisher.messages == []
-    assert await Ledger(redis, "bus").periods() == []
-
-    async def later(step: str) -> None:
-        if step == "draw":
-            await redis.set(FeedKeys("bus").sequence, 3)
-
-    worker = protocol_of(redis, config, publisher, after_step=later)
-    assert await worker.ledger.sequence() == 4
-    with pytest.raises(SetBackError):
-        await worker.close(SLOT)
-    assert publisher.messages == []
-    assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
-
-
 @pytest.mark.parametrize("own", [0, 1], ids=["the same window", "another window"])
 async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_nothing_that_they_contradict(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, own: int

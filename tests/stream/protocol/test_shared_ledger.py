@@ -19,13 +19,10 @@ from stream.protocol.release_protocol import STEPS
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
 from stream.windows import Window
-from tests.support import hourly
 from tests.support.builders import SLOT
 from tests.support.city import HOUR, City
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.protocol_child import exit_code
 from tests.support.sharing import BUDGET, LEDGER, PERIOD, drawn, each_stored, sharing, spent, stored
-from tests.support.topics_reader import read_all
 
 
 async def worst_of_two_feeds(redis: Redis, tmp_path: Path) -> int:
@@ -185,31 +182,6 @@ async def test_two_redis_behind_one_ledger_stop_each_other(
         assert "two Redis serve one ledger" in reason
 
 
-@pytest.mark.parametrize("last", ["charge", "draw", "commit", "publish"])
-async def test_a_feed_killed_between_charge_and_publication_is_charged_once_and_published_in_one_version(
-    city: City, last: str
-) -> None:
-    await city.fill()
-    bus = city.bus
-    await city.verify(bus)
-    more = {"ledger.name": bus.shared_ledger, "feed.topic": bus.feed.topic, "privacy.budget": 96.0}
-    key, kafka = bus.privacy.user_key_file, bus.kafka.bootstrap
-    code = exit_code(hourly.BUS, bus.feed.name, key, kafka, city.server.url, SLOT, last, **more)
-    assert code == -9
-    users, charged = await city.spent()
-    assert users > 0
-    assert await city.release(city.tram, 0) is None
-    _, with_other = await city.spent()
-    assert with_other > charged
-    assert await city.release(bus, 0) is None
-    assert (await city.spent())[1] == with_other, "the window was charged a second time"
-    bodies: dict[str, set[bytes]] = {}
-    for record in await read_all(kafka, bus.feed.name):
-        bodies.setdefault(dict(record.headers)["ce_id"], set()).add(record.value)
-    assert bodies
-    assert all(len(values) == 1 for values in bodies.values()), "a second draw is out"
-
-
 async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis: Redis, tmp_path: Path) -> None:
     """It may have been released under another name and ledger until then."""
     bus, tram = sharing(tmp_path)
@@ -251,22 +223,3 @@ async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis: Re
     boxes = [await redis.get(FeedKeys.of(config).outbox(SLOT)) for config in (bus, tram)]
     assert None not in boxes
     assert boxes[0] != boxes[1]
-
-
-async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(
-    redis: Redis, tmp_path: Path
-) -> None:
-    bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
-    await each_stored(redis, bus, tram)
-    older = {key: await redis.dump(key) for key in await redis.keys()}
-    await drawn(redis, tram)
-    publisher = Collected()
-    worker = protocol_of(redis, bus, publisher)
-    assert await worker.ledger.sequence() == 0
-    await redis.flushall()
-    for key, value in older.items():
-        await redis.restore(key, 0, value)
-    with pytest.raises(SetBackError, match="1 windows of the feeds of ledger 'city' were committed, Redis remembers 0"):
-        await worker.close(SLOT)
-    assert publisher.messages == []
-    assert await worker.ledger.periods() == []

@@ -153,16 +153,6 @@ async def test_a_worker_that_starts_states_its_budget_only_if_it_is_lower(city: 
     assert kept == [2_000_000, 2_000_000, 1_750_000]
 
 
-async def test_a_lower_budget_holds_at_once_although_workers_with_the_higher_one_still_look(
-    redis: Redis, tmp_path: Path
-) -> None:
-    old, new = workers(tmp_path, 3.0, 2.0)
-    await starts(redis, old)
-    await starts(redis, new)
-    await looks(redis, old)
-    assert await stated(redis) == {"bus": 2_000_000}
-
-
 async def test_a_feed_that_left_states_no_budget(redis: Redis, tmp_path: Path) -> None:
     (bus,) = workers(tmp_path, 2.0)
     shared = SharedLedger(redis, "bus", LEDGER)

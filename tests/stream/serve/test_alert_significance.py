@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpcore.arrays import FloatArray
 from dpcore.bernstein import NoisyPolynomials
 from dpcore.gaussian import discrete_gaussian
 from dpcore.noise import Noise
 from stream.serve.alerts.significance import (
     ROUNDED,
-    FloatArray,
     chance_below,
     chance_ratio_below,
     chance_slower,

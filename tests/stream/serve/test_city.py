@@ -35,6 +35,7 @@ from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodi
 from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
 from tests.stream.serve.pages import in_sight
 from tests.stream.serve.serving import origin_of, serving
+from tests.support.nightly import nightly
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -114,7 +115,7 @@ async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(
 
 @needs_chromium
 @pytest.mark.parametrize(
-    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+    ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
 async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(
     browser: Browser, config: Config, size: dict[str, int], colours: str
@@ -215,7 +216,7 @@ ADDRESSES = {
 
 
 @needs_chromium
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [nightly(DESKTOP), PHONE], ids=["desktop", "phone"])
 async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
     browser: Browser, config: Config, size: dict[str, int]
 ) -> None:
@@ -240,7 +241,7 @@ async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
 
 
 @needs_chromium
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [DESKTOP, nightly(PHONE)], ids=["desktop", "phone"])
 async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until_something_else_is_chosen(
     browser: Browser, config: Config, size: dict[str, int]
 ) -> None:

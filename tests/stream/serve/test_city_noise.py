@@ -20,6 +20,7 @@ from stream.serve.close_marker import Bounds
 from stream.statistics.participation.draw import draw_participation, exact_integers
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, zcdp_config
+from tests.support.nightly import nightly_but
 from tests.support.participating import riders
 from tests.support.releasing import cell_bodies, planned
 
@@ -53,7 +54,7 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", nightly_but(["share", "sample"], CASES))
 def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_count(
     tmp_path: Path, case: str
 ) -> None:

@@ -22,6 +22,7 @@ from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config,
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of
+from tests.support.nightly import nightly
 from tests.support.tapes import recording
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -29,7 +30,7 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 STARTS = [f"2017-03-21T{12 + hour}:00:00Z" for hour in range(5)]
 AT = "10.00/30.2500/-97.7000"
 LOOKS = pytest.mark.parametrize(
-    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+    ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
 
 

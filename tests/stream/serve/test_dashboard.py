@@ -59,6 +59,7 @@ from tests.stream.serve.city import (
 )
 from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.serving import origin_of, publish, serving
+from tests.support.nightly import nightly
 from tests.support.tapes import recording
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -553,7 +554,7 @@ async def test_about_the_noise_claims_noise_on_counts_only_where_they_have_it(ki
 
 
 @pytest.mark.parametrize(
-    ("relation", "speeds"), [("values", "missing"), ("values", "reported"), ("participation", "derived")]
+    ("relation", "speeds"), [("values", "missing"), nightly("values", "reported"), ("participation", "derived")]
 )
 async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_values_does_not_protect_them(
     browser: Browser, config: Config, relation: str, speeds: str
@@ -636,8 +637,11 @@ async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
         yield page
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("size", "colours"),
+    [(PHONE, "dark"), (DESKTOP, "light"), nightly(DESKTOP, "dark"), nightly(PHONE, "light")],
+    ids=["phone-dark", "desktop-light", "desktop-dark", "phone-light"],
+)
 async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colours: Literal["light", "dark"]) -> None:
     page = modelled
     await page.set_viewport_size(size)  # type: ignore[arg-type]
@@ -689,7 +693,7 @@ async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Brow
 @pytest.mark.parametrize(
     ("colours", "attribution"),
     [
-        ("light", "<a href='https://example.org'>A made-up city</a>"),
+        nightly("light", "<a href='https://example.org'>A made-up city</a>"),
         ("dark", "&lt;a href=&quot;https://example.org&quot; style=&quot;inset:0&quot;&gt;A made-up city&lt;/a&gt;"),
     ],
 )
@@ -757,6 +761,7 @@ async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(day: S
     assert sum(max(pixel) < 190 for pixel in seen) > 100
 
 
+@pytest.mark.nightly
 async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, config: Config, tmp_path: Path) -> None:
     """One name where there is nothing else: its letters cover (20 / 12)² as many pixels."""
     empty = h3.latlng_to_cell(30.6, -97.7, 7)

@@ -31,6 +31,7 @@ from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_
 from tests.stream.serve.many_cells import clear, of_two_days
 from tests.stream.serve.pages import OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of, publish, serving
+from tests.support.nightly import nightly
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
@@ -249,7 +250,7 @@ async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leave
 
 @pytest.mark.parametrize(
     ("size", "colours", "locale"),
-    [(PHONE, "dark", "fr-FR"), (DESKTOP, "light", "es-ES"), (LAPTOP, "dark", "pl-PL")],
+    [(PHONE, "dark", "fr-FR"), nightly(DESKTOP, "light", "es-ES"), nightly(LAPTOP, "dark", "pl-PL")],
     ids=["390-dark", "1024-light", "1280-dark"],
 )
 async def test_axe_finds_no_violation_and_nothing_overflows(

@@ -41,6 +41,7 @@ from tests.stream.serve.city import BUSY, STEADY, bodies, city_config, window
 from tests.stream.serve.made_places import HOSTILE, city_files
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.builders import SLOT, random_rows
+from tests.support.nightly import nightly
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
 
@@ -215,7 +216,7 @@ async def test_a_ring_that_is_none_is_refused_with_its_reason(asked: TestClient,
 
 @needs_chromium
 @pytest.mark.parametrize(
-    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+    ("size", "colours"), [(DESKTOP, "light"), nightly(PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
 async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(
     browser: Browser, config: Config, size: dict[str, int], colours: str

@@ -31,6 +31,7 @@ from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config,
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import in_sight, page_of
 from tests.stream.serve.serving import origin_of, serving_file
+from tests.support.nightly import nightly
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
@@ -51,7 +52,7 @@ LARGE = 5
 """Resolution of hexagons that reach 10 km beyond their centres."""
 
 
-@pytest.mark.parametrize("size", [PHONE, LAPTOP, WALL], ids=["390", "1280", "3840"])
+@pytest.mark.parametrize("size", [PHONE, nightly(LAPTOP), nightly(WALL)], ids=["390", "1280", "3840"])
 async def test_the_first_view_holds_the_whole_outline_of_every_cell(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, int]
 ) -> None:

@@ -29,6 +29,7 @@ from tests.stream.serve.browser import (
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
 from tests.stream.serve.pages import page_of
 from tests.stream.serve.serving import serving
+from tests.support.nightly import nightly
 
 DAYS = {"workday": 1, "saturday": 1, "sunday": 1}
 SEVEN = ((0, 7),)
@@ -178,7 +179,7 @@ async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_releas
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(
-    ("size", "colours"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
+    ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
 async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_explain_have_a_colour(
     browser: Browser, config: Config, tmp_path: Path, size: dict[str, int], colours: str

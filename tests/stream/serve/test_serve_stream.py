@@ -153,18 +153,18 @@ async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_m
         await asyncio.to_thread(broker.start)
         await create_topics(config)
         await publish(broker.bootstrap, before)
-        await asyncio.to_thread(broker.stop)
         async with TestClient(TestServer(make_app(config))) as client:
-            assert (await client.get("/healthz")).status == 200
-            assert (await client.get("/readyz")).status == 503
-            pending = asyncio.create_task(first(client, 2, "?after=0", seconds=200))
-            await asyncio.to_thread(broker.start)
             await ready(client)
             await asyncio.to_thread(broker.stop)
             assert (await (await client.get("/api/v1/hexagons")).json())["complete"]
-            await asyncio.to_thread(broker.start)
-            await publish(broker.bootstrap, after)
-            assert [body["cells"] for _, body in await pending] == [len(before) - 1, len(after) - 1]
+            async with TestClient(TestServer(make_app(config))) as late:
+                assert (await late.get("/healthz")).status == 200
+                assert (await late.get("/readyz")).status == 503
+                pending = [asyncio.create_task(first(each, 2, "?after=0", seconds=200)) for each in (client, late)]
+                await asyncio.to_thread(broker.start)
+                await publish(broker.bootstrap, after)
+                for bodies in await asyncio.gather(*pending):
+                    assert [body["cells"] for _, body in bodies] == [len(before) - 1, len(after) - 1]
             registry = client.server.app[SERVICE].metrics.registry
             assert registry.get_sample_value("hexveil_public_windows_total") == 2
     finally:
@@ -216,6 +216,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(
         assert received.startswith(b"retry: ")
 
 
+@pytest.mark.nightly
 def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
     figures = sse.streams(sse.Sizes(readers=3, stalled=0, windows=1, cells=5, pause=0.0))
     assert figures["readers"] == 3

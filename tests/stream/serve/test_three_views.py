@@ -28,6 +28,7 @@ from tests.stream.serve.browser import (
 from tests.stream.serve.city import BUSY, CELLS, JAM, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, rows_of_city
 from tests.stream.serve.pages import page_of
 from tests.support.builders import SLOT
+from tests.support.nightly import nightly
 from tests.support.releasing import build_messages, planned
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -52,7 +53,7 @@ async def shades(page: Page, cell: str) -> int:
     return max(middle) - min(middle)
 
 
-@pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), (LAPTOP, "light"), (WIDE, "dark")])
+@pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), nightly(LAPTOP, "light"), nightly(WIDE, "dark")])
 async def test_three_views_and_of_the_difference_only_what_noise_does_not_explain_has_a_colour(
     browser: Browser, tmp_path: Path, size: dict[str, int], colours: str
 ) -> None:
@@ -86,7 +87,7 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
             assert (low * high > 0) == clear, "the message says the same"
         await page.locator("#table-button").click()
         row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
-        await expect(row).to_contain_text(re.compile(r"\d\d % slower than usual"))
+        await expect(row).to_contain_text(re.compile(r"\d\d % slower than typical"))
         await row.locator("button").click()
         value = body[BUSY]["post_processed"]["typical"]["value"]
         await expect(page.locator("#details")).to_contain_text(f"Typical at this hour: {value:.0f} km/h")

@@ -96,11 +96,10 @@ def test_every_form_gives_the_events_of_a_live_source_however_it_is_ordered_and_
     grouped = sorted(fixes, key=lambda fix: fix[0])
     mixed = random.Random(2).sample(fixes, len(fixes))
     config = config_of(tmp_path, feed())
-    for at_once in (3, 20_000):
+    for at_once, order in ((3, grouped), (3, fixes + mixed[:200]), (20_000, mixed)):
         monkeypatch.setattr(derived_events, "AT_ONCE", at_once)
-        for order in (fixes, grouped, mixed, fixes + mixed[:200]):
-            path = write(tmp_path / f"day.{kind}", order, with_speed=with_speed)
-            assert counted(events_of(config, path)) == by_vehicle(wanted)
+        path = write(tmp_path / f"day.{kind}", order, with_speed=with_speed)
+        assert counted(events_of(config, path)) == by_vehicle(wanted)
 
 
 def test_without_sorting_a_recording_in_disorder_loses_speeds(tmp_path: Path) -> None:

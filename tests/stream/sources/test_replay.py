@@ -163,8 +163,8 @@ def test_a_pace_that_is_no_pace_is_refused(speed: float) -> None:
 def cli() -> typer.Typer:
     app = typer.Typer()
     app.callback()(lambda: None)
-    replay_cli.register(app)
-    simulate_cli.register(app)
+    app.command("replay")(replay_cli.command)
+    app.command("simulate")(simulate_cli.command)
     return app
 
 
@@ -214,7 +214,7 @@ async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(
 def _launch(command: list[str]) -> list[str]:
     program = (
         "import typer; from stream.cli import replay, simulate; app = typer.Typer(); "
-        "replay.register(app); simulate.register(app); app()"
+        "app.command('replay')(replay.command); app.command('simulate')(simulate.command); app()"
     )
     return [sys.executable, "-c", program, *command]
 

@@ -193,7 +193,7 @@ def test_a_share_above_one_is_refused() -> None:
 def cli() -> typer.Typer:
     app = typer.Typer()
     app.callback()(lambda: None)
-    simulate_cli.register(app)
+    app.command("simulate")(simulate_cli.command)
     return app
 
 

@@ -15,7 +15,7 @@ from dpcore.noise import Noise
 from stream.config import Config, ConfigError
 from stream.statistics import pipeline
 from stream.statistics.columns import Derived
-from stream.statistics.modelled_percentiles import modelled_percentiles
+from stream.statistics.observed_means import modelled_percentiles
 from tests.support.builders import bus_config, random_rows, zcdp_config
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned

@@ -60,6 +60,7 @@ def test_users_alike_have_the_error_that_check_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (recordings() / path_of_day("2017-03-21")).exists(), reason="needs the recording of 2017-03-21")
+@pytest.mark.nightly
 def test_a_replay_of_a_recorded_day_shows_windows_in_which_chop_user_was_used(tmp_path: Path) -> None:
     file = tmp_path / "hexveil.toml"
     file.write_text(hourly_text("bus-fleet"))

@@ -34,7 +34,6 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.received import received
-from stream.statistics.columns import CDF
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import participation_of, participation_with
 from stream.statistics.plan import Due, decode_plan, encode_plan
@@ -45,7 +44,7 @@ from stream.terms import Terms
 from tests.dpcore.silence import Silence
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows, zcdp_config
-from tests.support.participating import SMALL, loss, riders, skeleton
+from tests.support.participating import SMALL, loss, riders
 from tests.support.releasing import build_messages, draw, planned
 from tests.support.schemas import validate
 
@@ -139,51 +138,6 @@ def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_pa
             getattr(config.privacy, name)
     plan, _ = planned(config, random_rows(1, 30))
     assert plan.budget == 400_000_000
-
-
-def test_neighbouring_streams_under_one_noise_tape_differ_in_noisy_values_only(tmp_path: Path) -> None:
-    config = zcdp_config(tmp_path, **SMALL)
-    rows = random_rows(1, 150)
-
-    def stripped(of: np.ndarray) -> list[object]:
-        plan, contributions = planned(config, of)
-        out = []
-        for message in build_messages(plan, contributions, Noise(np.random.default_rng(9).bytes), None)[0]:
-            body = skeleton(json.loads(message.value))
-            out.append((message.topic, message.key, message.headers, message.timestamp_ms, body))
-        return out
-
-    everyone = stripped(rows)
-    assert stripped(rows[rows["user"] != rows["user"][0]]) == everyone
-    assert stripped(np.zeros(0, dtype=ROW)) == everyone
-    assert len(everyone) == len(public_cells(config)) + 1
-
-
-@pytest.mark.parametrize("weight", ["share", "sample"])
-def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path, weight: str) -> None:
-    """n = 40 draws of each of 6 visited cells, α = 1e-6 a statistic; coverage of 78 % is refuted with power 0.9997.
-
-    So is what intervals of half the width hold of the counts, the planted twin.
-    """
-    wanted = {"participation.weight": weight, "speed.statistics": ["mean", "variance", "p50"]}
-    config = zcdp_config(tmp_path, rho=2.0, rho_budget=4.0, **SMALL, **wanted)
-    plan, contributions = planned(config, random_rows(3, 600, users=200))
-    seen = exact_integers(plan, contributions)[:3].sum(axis=0) > 0
-    quiet = draw(plan, contributions, Silence())
-    held_in, narrow = dict.fromkeys(quiet, 0), 0
-    for _ in range(40):
-        columns = draw(plan, contributions, Noise())
-        for name, column in columns.items():
-            truth, slack = quiet[name].raw[seen], {"p50": 65 / 32, CDF: 1e-5}.get(name, 0.06)
-            inside = (column.low[seen] - slack <= truth) & (truth <= column.high[seen] + slack)
-            held_in[name] += int(inside.reshape(len(inside), -1).all(axis=1).sum())
-        count = columns["users"]
-        narrow += int((np.abs(count.raw - quiet["users"].raw) < (count.high - count.low) / 4)[seen].sum())
-    n = 40 * int(seen.sum())
-    assert n == 240
-    for name, hits in held_in.items():
-        assert stats.binomtest(hits, n, 0.95, "less").pvalue > 1e-6, name
-    assert stats.binomtest(narrow, n, 0.95, "less").pvalue < 1e-6
 
 
 @pytest.mark.parametrize("weight", ["share", "sample"])

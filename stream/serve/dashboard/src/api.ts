@@ -118,6 +118,8 @@ export function downloadAddress(feed: string, start: string, format: string): st
   return `api/v1/windows/${encodeURIComponent(start)}/download.${format}?feed=${encodeURIComponent(feed)}`;
 }
 
+export const areasAddress = (feed: string, start: string) => `api/v1/windows/${encodeURIComponent(start)}/areas.csv?feed=${encodeURIComponent(feed)}`;
+
 export const rangeAddress = (feed: string, from: string, to: string, format: string) =>
   `api/v1/download.${format}?${new URLSearchParams({ from, to, feed })}`;
 

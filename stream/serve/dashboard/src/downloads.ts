@@ -1,6 +1,6 @@
 /** The menu of downloads: the window on display, and all windows of a range. */
 
-import { downloadAddress, rangeAddress } from './api';
+import { areasAddress, downloadAddress, rangeAddress } from './api';
 import { byId, closing, make } from './dom';
 import { say } from './texts';
 import { clock, day } from './times';
@@ -15,8 +15,10 @@ const FORMATS = [
 /** Parquet is offered only where the server can write it. */
 const formats = (view: View) => FORMATS.filter(([format]) => format !== 'parquet' || view.parquet);
 
-export const links = (view: View, address: (format: string) => string) =>
-  make('ul', {}, ...formats(view).map(([format, label]) => make('li', {}, make('a', { href: address(format), download: true }, label))));
+const list = (files: (readonly [label: string, address: string])[]) =>
+  make('ul', {}, ...files.map(([label, href]) => make('li', {}, make('a', { href, download: true }, label))));
+
+export const links = (view: View, address: (format: string) => string) => list(formats(view).map(([format, label]) => [label, address(format)]));
 
 /** The range that is being chosen while the menu is open. */
 let chosen: Range | null = null;
@@ -60,6 +62,7 @@ function fill(view: View): void {
   byId('download-list').replaceChildren(
     make('h2', {}, say('download.this')),
     links(view, (format) => downloadAddress(view.feed, start, format)),
+    ...(view.divided ? [make('h2', {}, say('download.areas')), list([['CSV', areasAddress(view.feed, start)]])] : []),
     ...(other ? [make('h2', {}, say('download.other')), links(view, (format) => downloadAddress(view.feed, other.window.start, format))] : []),
     make('h2', {}, say('download.range')),
     fields,

@@ -130,7 +130,6 @@ export class HexagonLayer implements CustomLayerInterface {
       this.pixels[4 * cell + 3] = hatched ? HATCHED : Math.round(254 * opacity);
     });
     this.isOldPicture = true;
-    this.map?.triggerRepaint();
   }
 
   onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {

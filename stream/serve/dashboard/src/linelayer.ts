@@ -132,7 +132,6 @@ export class LineLayer implements CustomLayerInterface {
       this.pixels[4 * piece + 3] = Math.round(255 * look!.opacity);
     });
     this.isOldPicture = true;
-    this.map?.triggerRepaint();
   }
 
   /** Of each look with a piece, the middle of its longest one. */

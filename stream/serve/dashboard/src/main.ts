@@ -91,6 +91,7 @@ async function start(): Promise<void> {
   setUpFeeds(view);
   view.limits = settings.limits;
   view.parquet = settings.parquet;
+  view.divided = settings.areas;
   view.derivedSpeeds = view.feed === settings.feed ? settings.derived_speeds : null;
   view.alerting = settings.alerting && view.feed === settings.feed;
   view.scheduling = settings.scheduled && view.feed === settings.feed;

@@ -70,8 +70,32 @@ function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification
   return [layer(`${mark}-halo`, halo), layer(mark, outline)];
 }
 
+/** MapLibre draws a frame for every tile of a source that changes; this one draws one as soon as all are there, or the map moves. */
+class SteadyMap extends MapLibre {
+  /** Sources whose tiles are awaited, and whether their worker has read what changed. */
+  private changing: Map<GeoJSONSource, boolean> | undefined;
+
+  change(source: GeoJSONSource, data: FeatureCollection): void {
+    const changing = (this.changing ??= new Map());
+    // A source that was never drawn needs a frame to ask for its tiles.
+    if (this.isSourceLoaded(source.id)) changing.set(source, false);
+    const isRead = () => {
+      if (changing.has(source)) changing.set(source, true);
+      this.triggerRepaint();
+    };
+    source.setData(data).then(isRead, isRead);
+  }
+
+  override triggerRepaint(): void {
+    this.changing?.forEach((isRead, source, changing) => {
+      if (this.getSource(source.id) !== source || (isRead && this.isSourceLoaded(source.id))) changing.delete(source);
+    });
+    if (!this.changing?.size || this.isMoving()) super.triggerRepaint();
+  }
+}
+
 export class HexagonMap {
-  readonly map: MapLibre;
+  readonly map: SteadyMap;
   private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
   private readonly lines = new LineLayer(() => MAP_COLOURS[this.theme]);
   private readonly grid: GridLayer;
@@ -80,6 +104,8 @@ export class HexagonMap {
   private area: Geometry | null = null;
   private spot: Marker | null = null;
   private alerting: Shape[] = [];
+  /** The marks that are on the map, as text: the same in another window cost no frame. */
+  private outlined = '';
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void> = Promise.resolve();
   private isDrawn = false;
@@ -121,7 +147,7 @@ export class HexagonMap {
     prewarm();
     addProtocol('pmtiles', this.protocol.tile);
     const place = 'bounds' in start ? { bounds: start.bounds } : start;
-    this.map = new MapLibre({
+    this.map = new SteadyMap({
       container,
       ...place,
       attributionControl: false,
@@ -255,6 +281,7 @@ export class HexagonMap {
   /** Add what is marked, under the names; nothing, where nothing is. */
   private addMarks(): void {
     const data = this.marks();
+    this.outlined = JSON.stringify(data);
     if (!data.features.length) return;
     this.add({ sources: { marks: { type: 'geojson', data } }, layers: this.markLayers(MAP_COLOURS[this.theme]) }, this.firstName);
   }
@@ -299,9 +326,11 @@ export class HexagonMap {
 
   private async remark(): Promise<void> {
     await this.inTurn(() => {
-      const source = this.source('marks');
-      if (source) source.setData(this.marks());
-      else if (this.isDrawn) this.addMarks();
+      const [source, data] = [this.source('marks'), this.marks()];
+      if (!source) return this.isDrawn ? this.addMarks() : undefined;
+      const outlined = JSON.stringify(data);
+      if (outlined !== this.outlined) this.map.change(source, data);
+      this.outlined = outlined;
     });
   }
 
@@ -338,7 +367,7 @@ export class HexagonMap {
     const middles = () => (this.hexagons.isShown ? null : this.lines.middles());
     const data = numbersOf(this.heat ? [] : looks, numberOf, this.map.getZoom(), this.map.getBounds(), middles);
     const source = this.source(NUMBERS);
-    if (source && (data.features.length || this.hasNumbers)) source.setData(data);
+    if (source && (data.features.length || this.hasNumbers)) this.map.change(source, data);
     else if (!source && data.features.length) {
       const letters = isLarge() ? LARGE_LETTERS : LETTERS;
       this.map.addSource(NUMBERS, { type: 'geojson', data });

@@ -114,7 +114,7 @@ export function thenOf(
   return then.outside || !isKnown(then.value, then.low, then.high) ? 'uncertain' : then;
 }
 
-/** Upper ends of all classes but the last, as shares of the usual value. */
+/** Upper ends of all classes but the last, as shares of the typical value. */
 export const RELATIVE_BREAKS = [0.7, 0.9, 1.1, 1.3];
 const ALIKE = { difference: 'legend.same', day: 'legend.alike', scheduled: 'legend.on-schedule' } as const;
 export const relativeLabels = (scheme: keyof typeof ALIKE): TextKey[] =>
@@ -225,13 +225,13 @@ function facing({ value, low = value, high = value, deviation, quantile = NORMAL
   return Math.max(deviation, (to < 0 ? value - low : high - value) / quantile);
 }
 
-/** What a value is compared with, for texts: usual or scheduled speeds, or those of a day of that name. */
+/** What a value is compared with, for texts: typical or scheduled speeds, or those of a day of that name. */
 export interface Versus {
   prefix: 'comparison' | 'comparison.scheduled' | 'comparison.day';
   day?: string;
 }
 
-/** "8 % slower than usual" or, of another day, "8 % slower than on Tue, 14 Mar 2017". */
+/** "8 % slower than typical" or, of another day, "8 % slower than on Tue, 14 Mar 2017". */
 export function relative({ now, reference }: Verdict, { prefix, day = '' }: Versus): string {
   const percent = Math.round((now.value / reference.value - 1) * 100);
   const key = !percent ? 'same' : percent < 0 ? 'slower' : 'faster';
@@ -248,7 +248,7 @@ export interface Verdict {
   error: number;
 }
 
-/** "8 % slower than usual: −2.0 ± 0.9 km/h as released, the error being noise"; not clear: of so many cells, noise explains this one. */
+/** "8 % slower than typical: −2.0 ± 0.9 km/h as released, the error being noise"; not clear: of so many cells, noise explains this one. */
 export function comparison(verdict: Verdict, versus: Versus): string {
   const { now, reference, clear, error } = verdict;
   const within = say(`${versus.prefix}.within`, { day: versus.day ?? '' });

@@ -119,7 +119,7 @@ export class Table {
       ['cell', say(this.view.names ? 'search.place' : 'table.cell')],
       ['value', `${say(`${this.view.statistic}.name`)}, ${unit()}`],
       ['interval', say('table.interval')],
-      ...(day ? ([['then', day], ['against', say('table.difference', { unit: unit() })]] as [Column, string][]) : ([['against', say(this.view.scheme === 'scheduled' ? 'table.scheduled' : 'table.usual')]] as [Column, string][])),
+      ...(day ? ([['then', day], ['against', say('table.difference', { unit: unit() })]] as [Column, string][]) : ([['against', say(this.view.scheme === 'scheduled' ? 'table.scheduled' : 'table.typical')]] as [Column, string][])),
       ['events', say('table.events')],
       ['users', say('table.users')],
     ];
@@ -181,7 +181,7 @@ export class Table {
     );
   }
 
-  /** "8 % slower than usual", or of another day "−2.0 ± 0.9"; where noise explains the difference, that. */
+  /** "8 % slower than typical", or of another day "−2.0 ± 0.9"; where noise explains the difference, that. */
   private against(verdict: Verdict): string {
     const { clear } = verdict;
     if (this.view.dayName === undefined) return clear ? relative(verdict, this.view.versus) : say('table.within');

@@ -1,4 +1,4 @@
-/** What is on display: the window, its cells, what is usual there, and what the reader chose. */
+/** What is on display: the window, its cells, what is typical there, and what the reader chose. */
 
 import type { Area } from './area';
 import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
@@ -60,6 +60,8 @@ export class View {
   /** Which speeds of the feed are derived; null where nothing is known of it. */
   derivedSpeeds: DerivedSpeeds | null = null;
   parquet = false;
+  /** Whether there are named areas. */
+  divided = false;
   alerting = false;
   /** What the rules say of the window on display; null where there are none, or where they could not be read. */
   alerts: AlertList | null = null;

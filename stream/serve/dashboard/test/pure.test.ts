@@ -102,8 +102,8 @@ test('a difference from what is typical has the errors of both, and none is said
   const typical = typicalOf(cell, 'mean')!;
   const now = shown(cell, 'mean', 'estimate')!;
   assert.ok(Math.abs(difference(now, typical).error - 5) < 1e-9);
-  assert.equal(comparison(verdict(now, typical, false), { prefix: 'comparison' }), 'no difference from usual beyond the noise: −2.0 ± 5.0 km/h');
-  assert.equal(comparison(verdict(now, typical, true), { prefix: 'comparison' }), '8 % slower than usual: −2.0 ± 5.0 km/h');
+  assert.equal(comparison(verdict(now, typical, false), { prefix: 'comparison' }), 'no difference from typical beyond the noise: −2.0 ± 5.0 km/h');
+  assert.equal(comparison(verdict(now, typical, true), { prefix: 'comparison' }), '8 % slower than typical: −2.0 ± 5.0 km/h');
   assert.equal(typicalOf(cell, 'p50'), null);
   assert.equal(typicalOf(hexagon(), 'mean'), null, 'the first window of a feed');
 });
@@ -233,7 +233,7 @@ test('another value than a speed has its name and unit, and classes between its 
     assert.equal(sentence(shown(hexagon({ mean: late }), 'mean', 'raw')!), '420 s, 95 % interval -80–920, noise from privacy');
     assert.deepEqual(absoluteLabels('mean', absoluteBreaks('mean', 1800), 1800), ['-300–0', '0–500', '500–1000', '1000–1500', '1500–1800']);
     assert.equal(say('mean.name'), 'Mean delay');
-    assert.equal(say('comparison.slower', { percent: 12 }), '12 % lower than usual');
+    assert.equal(say('comparison.slower', { percent: 12 }), '12 % lower than typical');
   } finally {
     measure(null);
     choose('km/h');
