@@ -107,21 +107,21 @@ def test_released_means_of_a_large_fleet_are_undone_and_their_intervals_hold_wha
         speed = 30.0 if number < 5 else 36.0
         rows = fleet(number, speed)
         plan, contributions, bodies, memory = release(config, rows, memory, SLOT + 3600 * number)
-    response, found = response_of(plan), 0
+    response, judged = response_of(plan), 0
     assert response is not None
     assert plan.ranges is not None
     for place, body in enumerate(bodies):
         here = rows["value"][rows["cell"] == int(body["cell"], 16)] / 100
         if len(here) < 500:
             continue
-        found += 1
+        judged += 1
         raw, scale, (low, high) = (body["mean"][name] for name in ("raw", "scale", "interval"))
         assert abs(raw - here.mean()) < 5 * np.sqrt(2) * scale + 0.01
         assert min(raw - low, high - raw) >= 1.96 * response.open[place] - 0.02
         value, (low, high) = (body["post_processed"]["mean"][name] for name in ("value", "interval"))
         assert min(value - low, high - value) >= 2.5 * response.open[place] - 0.02
         assert body["clipping"]["lower"] <= 36 <= body["clipping"]["stretched"]["upper"]
-    assert found >= 5
+    assert judged >= 5
     narrow = response.gain < 0.9
     assert narrow.any()
     exact = exact_integers(plan, contributions)
