@@ -28,8 +28,14 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     },
     "riders": {
         "window.slot": "1h",
+        "window.allowed_delay": "5m",
+        "window.publication_margin": "1m",
+        "privacy.accounting": None,
+        "privacy.delta": None,
+        "privacy.windows": None,
         "privacy.epsilon": 2.0,
         "privacy.budget": 16.0,
+        "hexagons.resolution": 6,
         "feed.quality.frozen": "0s",
         "feed.quality.teleport_km_h": 0,
         "speed.statistics": ["mean", "variance"],
@@ -41,6 +47,8 @@ riders may be anywhere at any time, so no rule refuses their fixes."""
 
 UNMERGED: Mapping[str, Any] = {"merge_until": None, "coarsest_resolution": 0}
 """Keys of [hexagons] that are left out, and what that means."""
+FILES = {"bus-fleet": "bus-fleet.toml", "riders": "riders-live.toml"}
+"""The shipped file of each."""
 _MERGING = re.compile(rf"(?m)^({'|'.join(UNMERGED)}) = .*\n")
 
 
@@ -52,11 +60,12 @@ def hourly_text(name: str) -> str:
 def hourly_config(name: str, **settings: Any) -> Config:
     """The hourly configuration ``name`` with further ``settings``, by dotted keys."""
     unmerged = {f"hexagons.{key}": UNMERGED[key] for key in _MERGING.findall(_shipped(name))}
-    return load_config(REPO_ROOT / "config" / f"{name}.toml", **(unmerged | dict(SETTINGS[name]) | settings))
+    given = unmerged | dict(SETTINGS[name]) | {"privacy.accounting": "pure"}
+    return load_config(REPO_ROOT / "config" / FILES[name], **(given | settings))
 
 
 def _shipped(name: str) -> str:
-    return (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
+    return (REPO_ROOT / "config" / FILES[name]).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

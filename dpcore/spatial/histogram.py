@@ -290,8 +290,7 @@ class PartitionHistogram:
         return NoisySums(members @ self.counts, number, spread_tails(variance))
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "partition": boxes of cell indices with counts and variances, and the sparse reading if there is
-        one."""
+        """``kind`` "partition": boxes of cell indices with counts and variances, and a sparse reading if any."""
         structure = {
             "kind": "partition",
             "boxes": self.boxes.tolist(),

@@ -148,8 +148,7 @@ class Worker:
         return self.config.slotting.window(slot).end
 
     def end_soon(self) -> None:
-        """End the process within a few seconds even if a server does not answer; any worker can repeat an interrupted
-        step."""
+        """End the process in a few seconds even if no server answers; any worker can repeat an interrupted step."""
 
         def end() -> None:
             log.warning("stopping takes too long, ending", seconds=_STOP_SECONDS)

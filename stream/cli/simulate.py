@@ -1,5 +1,4 @@
-"""``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or standard output, or is served as
-GTFS-realtime."""
+"""``hexveil simulate``: a synthetic bus fleet goes to Kafka, a file or stdout, or is served as GTFS-realtime."""
 
 from __future__ import annotations
 

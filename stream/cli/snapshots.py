@@ -1,5 +1,4 @@
-"""What the commands that read snapshots of positions share: live or stored, they go to Kafka or a file, or are released
-here."""
+"""What the commands that read snapshots of positions share: live or stored, to Kafka, a file or a release."""
 
 from __future__ import annotations
 

@@ -141,8 +141,7 @@ def command(  # noqa: PLR0915
 
 
 def _check_no_horizon(settings: Config) -> None:
-    """Exit 2 with a horizon: which of its periods a user is in decides what they have left, and a search knows one
-    period."""
+    """Exit 2 with a horizon: which of its periods a user is in decides what is left, and a search knows one."""
     if settings.privacy.horizon is not None:
         stop(
             "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, "

@@ -1,5 +1,4 @@
-"""Writes the configuration that ``hexveil tune`` chose. A file that exists stays until the new one reads as it
-should."""
+"""Writes the configuration that ``hexveil tune`` chose. An old file stays until the new one reads as it should."""
 
 from __future__ import annotations
 

@@ -166,33 +166,6 @@ class Config(BaseModel):
         return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
 
     @model_validator(mode="after")
-    def _the_error_can_be_kept(self) -> Self:
-        if self.speed.keep != "error":
-            return self
-        speed = self.speed
-        needs = {
-            "speed.suppression": (speed.suppression != "chop-user", "only CHOP-USER saves ε; set it to 'chop-user'"),
-            "speed.allocation": (
-                speed.allocation != "uniform",
-                "exact-loss has no ε per cell to keep; set it to 'uniform'",
-            ),
-            "speed.mean_mechanism": (
-                speed.mean_mechanism != "allocated",
-                "its error is not the one that is kept; set it to 'allocated'",
-            ),
-            "speed.clipping": (speed.clipping != "none", "clipping changes the error; set it to 'none'"),
-            "speed.sum_cap": (speed.sum_cap != 0, "the cap changes the error; set it to 0"),
-            "histogram": (
-                self.histogram is not None,
-                "beside histograms every window charges the whole epsilon, so nothing would be saved; leave it out",
-            ),
-        }
-        problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
-        if problems:
-            raise ValueError("not with speed.keep 'error': " + "; ".join(problems))
-        return self
-
-    @model_validator(mode="after")
     def _live_maps_fit_together(self) -> Self:
         for sentence in live_problems(
             self.relation, self.privacy, self.speed, self.ledger is not None, self.histogram is not None

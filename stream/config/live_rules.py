@@ -36,7 +36,6 @@ def _gaussian(speed: SpeedConfig) -> Needs:
         ),
         "speed.suppression": (speed.suppression != "none", "CHOP-USER is for pure ε; set it to 'none'"),
         "speed.allocation": (speed.allocation != "exact-loss", "set it to 'exact-loss'"),
-        "speed.keep": (speed.keep != "epsilon", "set it to 'epsilon'"),
         "speed.sum_cap": (speed.sum_cap != 0, "residual clipping takes its place; set it to 0"),
         "speed.statistics": (
             bool(set(speed.statistics) & set(FROM_BINS)),

@@ -102,7 +102,7 @@ def alternatives(setting: Setting, config: Config, half_width: float | None) -> 
     """
     speed = config.speed
     if config.relation == NeighbouringRelation.VALUES:
-        if speed.mean_mechanism != "allocated" or speed.keep != "epsilon":
+        if speed.mean_mechanism != "allocated":
             return
         if setting.clipping == "none" and not speed.sum_cap and "kalman" in speed.post_processing:
             yield replace(setting, clipping="residual")

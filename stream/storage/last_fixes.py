@@ -25,8 +25,7 @@ MOST_FIXES = 16
 MOST_USERS = 1 << 17
 """Users of whom fixes are kept; more than any fleet has on the road."""
 _AT_ONCE = 500
-"""Users of one call, in which Redis serves nobody else: 7 to 13 ms for twice as many with 10 to 16 fixes, one a
-second."""
+"""Users of one call, in which Redis serves nobody else: 7 to 13 ms for twice as many with 10 to 16 fixes."""
 
 
 OTHER_KEY = "OTHERKEY"

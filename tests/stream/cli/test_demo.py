@@ -179,10 +179,6 @@ def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_
     assert made.exists() == (chosen == "nowhere")
 
 
-_SHORT_WINDOWS = {"HEXVEIL_WINDOW__SLOT": "1h"}
-"""The first window of simulated buses then ends after three seconds, not nine."""
-
-
 def _started(command: Sequence[str], repo_root: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
     """A demo, as the head of a group of processes."""
     return subprocess.Popen(
@@ -211,7 +207,7 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
     assert "failing their JSON Schema: 0" in rest
     assert "events sent: " in rest
     assert "The map against what the city knows" in rest or "have no whole window in common yet" in rest
-    assert "ε" in rest.partition("Never publish:")[2]
+    assert "ρ" in rest.partition("Never publish:")[2]
     assert "Traceback" not in errors
     assert len(children) >= processes
     _, alive = psutil.wait_procs(children, timeout=60)
@@ -317,9 +313,9 @@ def test_a_recording_is_shown_until_its_seconds_are_over(
 
 
 def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil: Sequence[str], repo_root: Path) -> None:
-    with _started(hexveil, repo_root, "--no-kafka", "--fleet", "60", **_SHORT_WINDOWS) as demo:
+    with _started(hexveil, repo_root, "--no-kafka", "--fleet", "60") as demo:
         assert demo.stdout is not None
-        assert "06:00–07:00" in demo.stdout.readline()
+        assert "06:00–06:15" in demo.stdout.readline(), "the live map of a small fleet"
         demo.send_signal(signal.SIGTERM)
         rest, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
@@ -331,7 +327,7 @@ def test_without_kafka_a_recording_under_participation_is_refused_with_the_comma
 ) -> None:
     command = [*hexveil, "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
     done = subprocess.run(
-        [*command, "--config", "config/riders.toml"], cwd=repo_root, capture_output=True, text=True, check=False
+        [*command, "--config", "config/riders-live.toml"], cwd=repo_root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "--offline --from" in done.stderr

@@ -25,7 +25,7 @@ class FileOnly(Config):
         return (init_settings,)
 
 
-BUS, RIDERS = (REPO_ROOT / "config" / f"{name}.toml" for name in ("bus-fleet", "riders"))
+BUS, RIDERS = (REPO_ROOT / "config" / f"{name}.toml" for name in ("bus-fleet", "riders-live"))
 KEYS = [path for path, _ in keys(Config)]
 WRONG: list[Any] = [
     "x",

@@ -49,7 +49,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, width: Width, most: float) -> Sear
         return Outcome(epsilon, epsilon, round(epsilon * 1e6), half_width, share, 1.0)
 
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
-    config = load_config(hourly.BUS, **{"speed.keep": "error", "speed.allocation": "uniform"} | PLAIN)
+    config = load_config(hourly.BUS, **{"speed.mean_mechanism": "baseline", "speed.allocation": "uniform"} | PLAIN)
     return Search(config, np.zeros(1, ROW), WANT, most, draws=1, seed=1)
 
 

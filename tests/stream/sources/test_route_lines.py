@@ -95,7 +95,7 @@ def test_platforms_of_one_name_and_place_are_one_stop() -> None:
     assert len(places(Schedule(stops=stops), AUSTIN, 8).stops) == 1
 
 
-@pytest.mark.parametrize("template", ["bus-fleet.toml", "riders.toml"])
+@pytest.mark.parametrize("template", ["bus-fleet.toml", "riders-live.toml"])
 def test_the_invented_city_has_a_name_for_nearly_every_cell_and_is_served(tmp_path: Path, template: str) -> None:
     config = load_config(REPO_ROOT / "config" / template, **{"feed.format": "canonical"})
     schedule = invented_schedule(Simulation(config.feed, 300, 1_490_097_600_000_000))

@@ -319,7 +319,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
 
 
 def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
-    """config/riders.toml as a file, counting ``accounting``."""
+    """The hourly riders as a file, counting ``accounting``."""
     text = hourly.RIDERS.read_text(encoding="utf-8")
     text = text.replace("redis://127.0.0.1:6379/0", redis_url)
     if accounting == "zcdp":
