@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.cities import KINDS, rows_of, timetable
-from bench.hourly import SETTINGS, hourly_config
+from bench.hourly import FILES, hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from stream.config import Config, load_config
@@ -146,7 +146,7 @@ def summary(case: Case, seeds: Sequence[Figures], draws: int) -> dict[str, Any]:
 def cases_of(feeds: Sequence[str]) -> Iterator[Case]:
     """Every map of these feeds."""
     yield from (("bus-fleet", "shipped", feed) for feed in feeds)
-    yield from ((file, "hourly", feed) for file in SETTINGS for feed in feeds if feed in COMPARED)
+    yield from ((file, "hourly", feed) for file in FILES for feed in feeds if feed in COMPARED)
     yield from (("bus-fleet", variant, feed) for variant in VARIANTS for feed in feeds if feed in VARIED)
 
 

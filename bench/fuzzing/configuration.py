@@ -10,7 +10,7 @@ from typing import Self
 from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.mutation import NUMBERS, TEXTS, Mutator
 from stream.config import Config, ConfigError, load_config
-from stream.config.environment import variables
+from stream.config.loading import variables
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT

@@ -43,8 +43,7 @@ from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.servers.connection import kafka_options
 from stream.sources.delivery import Pacer, Progress
-from stream.sources.invented_schedule import invented_schedule
-from stream.sources.invented_streets import ATTRIBUTION, street_map
+from stream.sources.invented_city import ATTRIBUTION, invented_schedule, streets
 from stream.sources.live_city import LiveCity, Truth
 from stream.sources.messages import Messages
 from stream.sources.places import as_area, as_table, places
@@ -61,7 +60,7 @@ _AGENCY_PACE = 720
 """Simulated seconds per second of the simulated agency, polled every second: a fix of a vehicle in twelve minutes."""
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
-_PLACES, _STREETS, _AREA = "places.json", "streets.pmtiles", "city.geojson"
+_PLACES, _STREETS, _AREA = "places.json", "streets.geojson", "city.geojson"
 """Files of the simulated city, which the dashboard shows."""
 _FOLLOW_SECONDS = 0.1
 _LISTENS_SECONDS = 60.0
@@ -198,10 +197,10 @@ class Setup:
             chosen["HEXVEIL_PARTICIPATION__GEOJSON"] = str(area := self.scratch / _AREA)
             area.write_text(json.dumps(as_area(chart)), encoding="utf-8")
         (self.scratch / _PLACES).write_text(json.dumps(table), encoding="utf-8")
-        if settings.public.basemap is None:
-            chosen["HEXVEIL_PUBLIC__BASEMAP"] = str(streets := self.scratch / _STREETS)
+        if settings.public.basemap is None and settings.public.streets is None:
+            chosen["HEXVEIL_PUBLIC__STREETS"] = str(lines := self.scratch / _STREETS)
             said = ATTRIBUTION if self.feeding.truth is None else said_of(settings)
-            streets.write_bytes(street_map(settings.feed.domain, simulation.seed, said))
+            lines.write_text(json.dumps(streets(settings.feed.domain, simulation.seed, said)), encoding="utf-8")
         return chosen
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:

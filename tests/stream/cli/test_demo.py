@@ -130,8 +130,8 @@ def _until_dashboard(stderr: IO[str]) -> list[str]:
     return lines
 
 
-_NAMES = "StreetAvenueHexwater"
-"""Letters of the names of the simulated city's streets, avenues and river."""
+_NAMES = "StreetAvenueRing"
+"""Letters of the names of the simulated city's streets, avenues and ring roads."""
 _WRITTEN = """
   window.written = '';
   const pen = OffscreenCanvasRenderingContext2D.prototype;
@@ -174,9 +174,8 @@ def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_
         setup = Setup(configured, NeighbouringRelation.VALUES, [], Feeding(None, "canonical"), tmp_path)
         basemap = setup.config(RedisServer(tmp_path / "redis")).public.basemap
         assert read_config(configured).public.basemap == basemap, "its processes show the same"
-    made = tmp_path / "streets.pmtiles"
-    assert basemap == (made if chosen == "nowhere" else ours)
-    assert made.exists() == (chosen == "nowhere")
+    assert basemap == (None if chosen == "nowhere" else ours)
+    assert (tmp_path / "streets.geojson").exists() == (chosen == "nowhere")
 
 
 def _started(command: Sequence[str], repo_root: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
@@ -225,7 +224,7 @@ def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_
         assert "Traceback" not in "".join(said)
         assert "cells" in demo.stdout.readline()
         address = said[-1].removeprefix("Dashboard: ").strip()
-        assert fetched(f"{address}dashboard/basemap.pmtiles").startswith(b"PMTiles")
+        assert b"Maple Avenue" in fetched(f"{address}api/v1/streets")
         _ctrl_c_ends(demo, processes=5)
 
 
@@ -256,7 +255,7 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
         assert len(window["hexagons"]) > 300
         places = {place["cell"]: place["name"] for place in json.loads(fetched(f"{address}api/v1/places"))["cells"]}
         assert sum(places.get(hexagon["cell"]) is not None for hexagon in window["hexagons"]) > 100
-        assert fetched(f"{address}dashboard/basemap.pmtiles").startswith(b"PMTiles")
+        assert b"Maple Avenue" in fetched(f"{address}api/v1/streets")
         letters = asyncio.run(_letters_on_the_map(address)) if CHROMIUM else _NAMES
         assert set(_NAMES) <= set(letters)
         _ctrl_c_ends(demo, processes=3)

@@ -15,8 +15,7 @@ from stream.cli.sheet import as_html, as_markdown, fingerprint, nights_to_stand_
 from stream.config import Config, load_config
 from stream.config.promise import DAYS, bounds, factor, one_day_among_others, percent, posterior
 from stream.local import REPO_ROOT
-from stream.messages.retention import KEPT_PERIODS, LAST_FIXES, kept
-from stream.messages.topics import topic_plans
+from stream.messages.topics import KEPT_PERIODS, LAST_FIXES, kept, topic_plans
 from stream.sources.derived_speed import DerivationLimits
 from tests.support.builders import riders_config, zcdp_config
 

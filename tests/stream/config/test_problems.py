@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from stream.config import Config, ConfigError, load_config
-from stream.config.problems import keys, problems
+from stream.config.loading import keys, problems
 from stream.local import REPO_ROOT
 
 

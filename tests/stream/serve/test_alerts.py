@@ -28,13 +28,12 @@ from stream.config.alerts import AlertRule, WebhookConfig
 from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.message import Message
-from stream.serve.alerts import webhook as delivering
+from stream.serve.alerts import watching as delivering
 from stream.serve.alerts.rules import Judged, alerts
+from stream.serve.alerts.watching import WAITING, Alerts, Delivery, Webhook
 from stream.serve.alerts.watching import WAITING as JUDGED_LATER
-from stream.serve.alerts.watching import Alerts
-from stream.serve.alerts.webhook import WAITING, Delivery, Webhook
 from stream.serve.api import SERVICE
-from stream.serve.cell_history import Earlier, Usual
+from stream.serve.cell_history import Usual
 from stream.serve.metrics import PublicMetrics
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window
@@ -362,7 +361,7 @@ async def test_what_a_window_is_judged_with_is_put_together_once(
         searches: list[str] = []
         earlier_of_each = service.usual.earlier_of_each
 
-        def counted(view: View, windows: Sequence[WindowView]) -> list[Earlier]:
+        def counted(view: View, windows: Sequence[WindowView]) -> list[list[WindowView]]:
             searches.extend(window.start for window in windows)
             return earlier_of_each(view, windows)
 

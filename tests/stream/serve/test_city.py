@@ -17,8 +17,6 @@ from playwright.async_api import Browser, Page, expect
 
 from stream.config import Config
 from stream.serve.static_files import check_basemap
-from stream.tiles.archive import archive_of
-from stream.tiles.vector_tile import Feature
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
@@ -36,6 +34,7 @@ from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WE
 from tests.stream.serve.pages import in_sight
 from tests.stream.serve.serving import origin_of, serving
 from tests.support.nightly import nightly
+from tests.support.street_tiles import archive
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -279,6 +278,7 @@ async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until
 
 
 @needs_chromium
+@pytest.mark.nightly
 async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, config: Config) -> None:
     place = f"?area={quote('<script>document.title=1</script>')}"
     async with (
@@ -294,12 +294,12 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
     browser: Browser, kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
     """A road runs through BUSY, a path through UNCERTAIN; a street and a sensor are in STEADY."""
-    (busy, steady, uncertain), archive = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN)), tmp_path / "city.pmtiles"
+    busy, steady, uncertain = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN))
     roads = [
-        Feature("line", [(lat, lng - 0.01), (lat, lng + 0.01)], {"kind": kind})
+        ([(lat, lng - 0.01), (lat, lng + 0.01)], {"kind": kind})
         for (lat, lng), kind in ((busy, "major_road"), (uncertain, "path"))
     ]
-    archive.write_bytes(archive_of({"roads": roads}, range(9, 14), ""))
+    tiles = archive(tmp_path / "city.pmtiles", roads, range(9, 14))
     ends = [[steady[1] - 0.01, steady[0]], [steady[1] + 0.01, steady[0]]]
     shapes = [
         {"type": "LineString", "coordinates": ends},
@@ -311,7 +311,7 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.streets": str(streets)}
     config = city_config(tmp_path, **overrides)
     async with (
-        serving(config, window(config, 0), check_basemap(archive)) as client,
+        serving(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), f"#at=13/{busy[0]:.4f}/{busy[1]:.4f}", color_scheme="light") as page,
     ):
         far: dict[str, list[int]] = {}

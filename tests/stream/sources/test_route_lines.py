@@ -13,9 +13,8 @@ from stream.config import load_config
 from stream.config.section import BoundingBox
 from stream.local import REPO_ROOT
 from stream.serve.city.places import read_places
-from stream.sources.invented_schedule import invented_schedule
-from stream.sources.places import as_table, places
-from stream.sources.route_lines import route_lines, simplified
+from stream.sources.invented_city import invented_schedule
+from stream.sources.places import as_table, places, route_lines, simplified
 from stream.sources.schedule import Schedule, Stop, read_schedule
 from stream.sources.simulate import Simulation
 from tests.stream.sources.made_schedules import AUSTIN, FILES, archive

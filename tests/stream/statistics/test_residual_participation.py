@@ -16,7 +16,7 @@ from dpcore.noise import Noise
 from stream.config import Config, ConfigError
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve.city.combining import combined, numbers_of
-from stream.serve.close_marker import Bounds
+from stream.serve.window_store import Clipping
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.plan import ParticipationPart, Plan, decode_plan, encode_plan
 from stream.statistics.residual_clipping import response_of, with_ranges
@@ -149,7 +149,7 @@ def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tm
         *_, bodies, memory = release(config, fleet(number, 30.0), memory, SLOT + 3600 * number)
     body = max(bodies, key=lambda body: body["users"]["raw"])
     (cell,) = numbers_of([json.dumps(body).encode()])
-    mean = combined([cell], Bounds(0.0, 65.0))["mean"]
+    mean = combined([cell], Clipping(0.0, 65.0))["mean"]
     assert mean["raw"] == pytest.approx(body["mean"]["raw"], abs=0.02)
     assert mean["interval"] == pytest.approx(body["mean"]["interval"], abs=0.1)
 
