@@ -1,5 +1,4 @@
-"""The convex program that :func:`dpcore.allocation.allocate` solves: dual ascent, bounds and feasible scales at any
-prices."""
+"""The convex program that :func:`dpcore.allocation.allocate` solves: dual ascent, bounds, feasible scales."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ import scipy
 from dpcore.arrays import FloatArray
 
 _EXPONENT = 2
-"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint."""
+"""Exponent of the multiplicative step. Loss is homogeneous of degree −1/2 in prices, so 2 solves a lone constraint."""
 _NEGLIGIBLE = 1e-9
 """Share of the total price below which a slack user is left out of the restricted program."""
 _FIRST_ROUND = 30
-"""Steps on the first restricted program. Of a city's 10 000 users, 8 657 can bind after 30 steps, 2 601 after 80, 502
-after 380."""
+"""Steps on the first restricted program. Of 10 000 users 8 657 can bind after 30, 2 601 after 80, 502 after 380."""
 
 
 @dataclass(frozen=True)

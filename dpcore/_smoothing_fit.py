@@ -140,8 +140,7 @@ class Informing:
 
     @classmethod
     def of(cls, window: Window, prior: Prior, covariance: FloatArray, field: float) -> Informing:
-        """``covariance`` (C, S) with sampling; ``field``: the standard deviation of lasting deviations, a share of
-        U."""
+        """``covariance`` (C, S) with sampling; ``field``: the deviation of lasting deviations, a share of U."""
         releases, seen = window.releases, window.seen
         trend = window.trend_covariance @ window.design.T
         off = (releases.means - prior.mean)[seen]
@@ -258,8 +257,7 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
 
 
 def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:
-    """The posterior of one member of the grid, whose single events have the standard deviation ``event`` (a share of
-    U)."""
+    """The posterior of one member, whose single events have the standard deviation ``event`` (a share of U)."""
     releases, seen, S = window.releases, window.seen, len(window.seen)
     sampling = window.upper**2 * (event**2 / releases.events + d.user**2 / releases.users)
     covariance = prior.covariance.copy()

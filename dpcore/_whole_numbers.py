@@ -1,5 +1,4 @@
-"""Arguments of exact samplers and charges are integers: cutting a fraction off would draw or charge less than was asked
-for."""
+"""Arguments of exact samplers and charges are integers: a fraction cut off would draw or charge less than was asked."""
 
 from __future__ import annotations
 

@@ -79,8 +79,7 @@ def gaussian_losses(sensitivities: IntArray, numerator: int, denominator: int) -
 
 
 def square_losses(squares: IntArray, numerator: int, denominator: int) -> IntArray:
-    """As :func:`gaussian_losses` for users who move several numbers of one scale: ⌈10⁹·Q·s²/(2t²)⌉, Q the sum of their
-    Δ²."""
+    """As :func:`gaussian_losses` of users who move several numbers: ⌈10⁹·Q·s²/(2t²)⌉, Q the sum of their Δ²."""
     return _losses(squares, 1, numerator, denominator)
 
 
@@ -138,8 +137,7 @@ def epsilon_of_rho(rho_nano: int, delta: float) -> float:
 
 
 def delta_of_rho(rho_nano: int, epsilon: float) -> float:
-    """Least known δ with which ρ-zCDP implies (``epsilon``, δ)-DP: inf over α of CKS, Corollary 13. For reports and
-    tests."""
+    """Least known δ with which ρ-zCDP implies (``epsilon``, δ)-DP: inf over α of CKS, Corollary 13. For reports."""
     rho = _checked_nano(rho_nano) / NANO
 
     def of(log_order: float) -> float:
@@ -156,8 +154,7 @@ def _least(of: Callable[[float], float], guess: float) -> Any:
 
 
 def rho_of(epsilon: float, delta: float) -> int:
-    """Most nρ that :func:`epsilon_of_rho` converts to at most ``epsilon``; raises :class:`BudgetError` where 1 nρ is
-    too much."""
+    """Most nρ that :func:`epsilon_of_rho` converts to at most ``epsilon``; raises :class:`BudgetError` below 1 nρ."""
     if not 0 < epsilon <= MAX_RHO:
         raise BudgetError(f"epsilon {epsilon!r} is outside (0, {MAX_RHO}]; give a number inside")
     low, high = 0, math.ceil(epsilon * NANO)

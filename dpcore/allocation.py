@@ -373,8 +373,7 @@ class _Solution:
 
 
 _recent: Recent[_Solution] = Recent(count=64, size=2**24)
-"""Planning a window asks for one program up to three times: before cells are merged, without and with clipped
-samples."""
+"""Planning a window asks for one program up to three times: before merging, without and with clipped samples."""
 
 
 def _solved(sensitivities: Sensitivities, beta: FloatArray, tolerance: float, max_iterations: int) -> _Solution:

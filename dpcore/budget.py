@@ -94,8 +94,7 @@ class BudgetSplit:
 
 @lru_cache(maxsize=1024)
 def _proportional(total: int, weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Shares of ``total`` in proportion to ``weights``, in exact fractions: the same in every window of a
-    configuration."""
+    """Shares of ``total`` in proportion to ``weights``, in exact fractions: the same in every window."""
     exact = [Fraction(weight) for weight in weights]
     whole = sum(exact)
     shares = [int(total * weight / whole) for weight in exact]

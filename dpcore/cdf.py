@@ -222,16 +222,14 @@ class CDFs:
 
     @cached_property
     def _kinds(self) -> tuple[list[tuple[float, ...]], npt.NDArray[np.intp], FloatArray]:
-        """Distinct scales (1+h) of root and levels as parts of the largest, that of each cell (C,), and its unit
-        (C,)."""
+        """Distinct scales (1+h) of root and levels, parts of the largest, that of each cell (C,), and its unit (C,)."""
         ratio, unit = _ratios(np.column_stack([self.root_scale, self.scales]))
         distinct, which = np.unique(ratio, axis=0, return_inverse=True)
         return [tuple(row) for row in distinct.tolist()], which.ravel(), unit
 
     @cached_property
     def _moments(self) -> tuple[FloatArray, FloatArray]:
-        """Variance of the noise of each prefix, and its covariance with the total's, (C, K+1) each, in squared
-        counts."""
+        """Variance of each prefix's noise, and its covariance with the total's, (C, K+1) each, in squared counts."""
         kinds, which, unit = self._kinds
         by_kind = np.array([prefix_moments(self.tree, scales) for scales in kinds])
         variance, covariance = by_kind.swapaxes(0, 1)[:, which] * np.square(unit)[:, None]

@@ -168,8 +168,7 @@ class Contributions:
 
 
 def numbered_pairs(cell: IdArray, user: IdArray) -> tuple[IdArray, IdArray, IntArray]:
-    """The distinct cells and L users, ascending, and the pair of each entry, (N,): cell · L + user, by their
-    positions."""
+    """Distinct cells and L users, ascending, and each entry's pair, (N,): cell · L + user, by their positions."""
     (cells, of_cell), (users, of_user) = indexed(cell), indexed(user)
     pair = of_cell.astype(np.int64)
     pair *= len(users)
@@ -184,8 +183,7 @@ def check_values(n: int, upper: int) -> None:
 
 
 def check_squares(n: int, upper: int) -> None:
-    """Raise :class:`OverflowBoundError` if the squares of ``n`` values of up to ``upper`` quanta could leave int64
-    together."""
+    """Raise :class:`OverflowBoundError` if the squares of ``n`` values up to ``upper`` could leave int64 together."""
     if n * max(upper, 1) ** 2 >= MAX_TOTAL:
         raise OverflowBoundError(f"squares of {n} values of up to {upper} quanta could exceed 2^62; coarser quantum")
 

@@ -68,8 +68,7 @@ class Distribution:
         return replace(rows, weight=rows.weight * np.tile(by_level / by_level.mean(), counts.n_cells))
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C, h), shape (L,): Σ over cells and levels of Δ/b, each rounded
-        up."""
+        """µε of each user for noise of ``scales`` (C, h), shape (L,): Σ of Δ/b over cells and levels, rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator.ravel(), scales.denominator.ravel())
 
     def integers(self, kept: Contributions) -> IntArray:

@@ -21,8 +21,7 @@ _LEAST_TIME = 8
 _BLOCK = 2**16
 """Entries that are looked up at a time: few enough for the processor's cache."""
 _PLACES_PER_ID = 4
-"""Least places of the table for each distinct id; at most twice as many. About one id in eight finds its place taken,
-or fewer."""
+"""Least places of the table for each distinct id; at most twice as many. At most one id in eight finds it taken."""
 _MIXER = np.uint64(0xD6E8FEB86659FD93)
 """An odd number whose bits look random: the upper bits of products differ even where ids differ little."""
 

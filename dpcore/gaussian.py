@@ -66,8 +66,7 @@ class GaussianScales:
 
 
 _SUMMED_UP_TO = 32.0
-"""Scales below this have their interval from the sum itself, others from its Euler–Maclaurin expansion (error <
-1e-8)."""
+"""Scales below have their interval from the sum itself, others from its Euler–Maclaurin expansion (error < 1e-8)."""
 
 
 def discrete_gaussian(

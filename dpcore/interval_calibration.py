@@ -49,8 +49,7 @@ CLASSES = (1, 4, 12, 40, 120, 400)
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 13))
 """Candidate factors on the model's variance."""
 USUAL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""Prior mean of log₂ of the factor of each class: models know too little of cells with a few events, and enough of busy
-ones."""
+"""Prior mean of log₂ of the factor of each class: models know too little of cells with few events."""
 PRIOR_SPREAD = 1.0
 """Prior standard deviation of log₂ of every factor."""
 ALIKE = 0.7
@@ -65,8 +64,7 @@ MOST_PER_CELL = 8.0
 """The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide for its
 class."""
 FINEST_SCALE = 1e-3
-"""Smaller scales are raised to this share of the prediction's standard deviation; the difference is too small to
-matter."""
+"""Smaller scales are raised to this share of the prediction's standard deviation; it is too small to matter."""
 
 
 class Prediction(NamedTuple):
@@ -88,8 +86,7 @@ class Prediction(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Released ``means``, their Laplace ``scales`` (infinite where nothing was released) and the ``events`` of the
-    cells, (C,)."""
+    """Released ``means``, their Laplace ``scales`` (infinite: not released) and the ``events`` of the cells, (C,)."""
 
     means: FloatArray
     scales: FloatArray
@@ -140,8 +137,7 @@ class Calibration:
         return np.asarray(2.0 ** (mean + MARGIN * spread))
 
     def interval(self, prediction: Prediction, observed: Observed) -> tuple[FloatArray, FloatArray]:
-        """The ends of the 95 % interval of every cell, (C,): quantiles of the calibrated posterior beside its own
-        release."""
+        """Ends of every cell's 95 % interval, (C,): quantiles of the calibrated posterior beside its own release."""
         variance = prediction.variance * self.factors[class_of(observed.events)]
         known = np.isfinite(observed.scales)
         means = np.where(known, observed.means, prediction.mean)

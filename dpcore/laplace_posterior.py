@@ -26,8 +26,7 @@ _DAMPING = 0.7
 """Share of its step that a site moves by, once whole steps did not halve the last movement: correlated sites overshoot
 together."""
 _WEAK = 1e-6
-"""Sites whose precision is less than this share of their prior one: (1 - x)/precision would lose their variance to
-rounding."""
+"""Sites whose precision is less than this share of their prior one: (1 - x)/precision would round away."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ def laplace_posterior(covariance: FloatArray, observed: FloatArray, scales: Floa
 
 
 def normal_posterior(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> LaplacePosterior:
-    """The same with normal noise of the variances that Laplace noise of ``scales`` (n,) has: exact, and linear in
-    ``observed``."""
+    """The same with normal noise of the variance of Laplace noise of ``scales``: exact, and linear in ``observed``."""
     _check(covariance, observed, scales)
     precision = 1 / (2 * np.square(np.maximum(scales, FINEST_SCALE * np.sqrt(np.diag(covariance)))))
     shift = observed * precision
@@ -189,8 +187,7 @@ def _refined(
 
 
 def _log_evidence(current: _Approximation, observed: FloatArray, scale: FloatArray) -> float:
-    """Natural logarithm of EP's approximation of the density of the observations. Source: Rasmussen and Williams,
-    (3.65)."""
+    """Natural logarithm of EP's approximation to the observations' density. Source: Rasmussen and Williams, (3.65)."""
     mean, rest = current.cavity()
     precision, shift = current.precision, current.shift
     log_mass, _, _ = tilted(mean, 1 / rest, observed, scale)
@@ -223,8 +220,7 @@ def tilted(
 
 
 def truncated(mean: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(Log mass, mean, variance) of a normal variable of this mean and variance 1 where it is above 0, in the shape of
-    ``mean``."""
+    """(Log mass, mean, variance) of a normal variable of variance 1 where it is above 0, in the shape of ``mean``."""
     hazard = np.sqrt(2 / np.pi) / scipy.special.erfcx(-mean / np.sqrt(2))
     return scipy.special.log_ndtr(mean), mean + hazard, 1 - hazard * (hazard + mean)
 

@@ -31,8 +31,7 @@ Sharing = Literal["optimal", "equal"]
 
 @dataclass(frozen=True)
 class LevelTree:
-    """``bins``: K; ``factors``: n_1..n_h, branching from the root down, with product >= K; ``sharing`` of the
-    budget."""
+    """``bins``: K; ``factors``: n_1..n_h, branching from the root, with product >= K; ``sharing`` of the budget."""
 
     bins: int
     factors: tuple[int, ...]
@@ -184,8 +183,7 @@ def consistent_leaves(
 def _from_below(
     tree: LevelTree, levels: Sequence[FloatArray], variances: FloatArray
 ) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Best estimate of every node from its own count and those below it, and its variance: one array (C, nodes) a
-    level."""
+    """Best estimate of each node from its own count and those below, and its variance: one array (C, nodes) a level."""
     estimate, spread = [], []
     for i, (level, real) in enumerate(zip(levels, tree.real_nodes(), strict=True)):
         estimate.append(np.asarray(level, dtype=np.float64))
@@ -199,8 +197,7 @@ def _from_below(
 
 
 def _distributed(above: FloatArray, children: FloatArray, slack: FloatArray) -> FloatArray:
-    """``children`` (C, nodes) moved in proportion to their variances ``slack`` so that they add up to the level
-    ``above``."""
+    """``children`` (C, nodes) moved in proportion to their variances ``slack`` to add up to the level ``above``."""
     shape = *above.shape, -1
     children, slack = children.reshape(shape), slack.reshape(shape)
     total = slack.sum(axis=2, keepdims=True)
@@ -210,8 +207,7 @@ def _distributed(above: FloatArray, children: FloatArray, slack: FloatArray) -> 
 
 
 def _weighed(y: FloatArray, v: FloatArray, z: FloatArray, w: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Precision-weighted mean of ``y`` (variance v) and ``z`` (variance w), and its variance; y where both are
-    known."""
+    """Precision-weighted mean of ``y`` (variance v) and ``z`` (variance w), and its variance; y if both are known."""
     both = v + w
     scaled = np.where(both > 0, both, 1.0)
     return np.where(both > 0, (y * w + z * v) / scaled, y), v * w / scaled

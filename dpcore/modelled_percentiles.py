@@ -25,15 +25,14 @@ from dpcore.errors import ParameterError
 MEAN_SHARES = (0.001, 0.999)
 """Means below or above these shares of U are read as these."""
 VARIANCE_SHARES = (0.001, 0.98)
-"""Variances below or above these shares of m(U − m) are read as these: speeds hardly differ, or nearly all are 0 or
-U."""
+"""Variances beyond these shares of m(U − m) are read as these: speeds hardly differ, or nearly all are 0 or U."""
 BLOCK = 10_000
 """Cells that are solved at a time, so that memory does not grow with the cells."""
 _WIDEST = 100.0
 """A deviation, in U, above that of every law within these shares: the widest has 28.1."""
 _HALVINGS, _STEPS, _CLOSE = 28, 100, 1e-9
-"""Of the bisection over deviations; at most, of Newton's steps to a location; and the step, in deviations, that is the
-last."""
+"""Rounds of the bisection over deviations; the most steps of Newton's method to a location; the step, in deviations,
+after which it ends."""
 _ROUNDS = 20
 """Rounds of scoring, which end in the level and the variance between cells."""
 

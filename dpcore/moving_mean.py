@@ -64,8 +64,7 @@ class MovingMean:
         return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
 
     def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
-        """µε of each user for noise of ``scales`` (C,) on both numbers, (L,): Σ over their cells of 2ΔΓ/b, rounded
-        up."""
+        """µε of each user for noise of ``scales`` (C,) on both, (L,): Σ over their cells of 2ΔΓ/b, rounded up."""
         return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
 
     def integers(self, kept: Contributions) -> IntArray:
@@ -100,6 +99,5 @@ class MovingMean:
         return np.maximum(counts.by_cell(retained) * (2 * self.span), 1).astype(np.float64)
 
     def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
-        """Bias 1 − n/N of a mean over n of N samples if as many of both move, in ranges, (C,): for predictions
-        alone."""
+        """Bias 1 − n/N of a mean of n of N samples if as many of both move, in ranges, (C,): for predictions alone."""
         return clipping_bias(total, retained)

@@ -29,15 +29,13 @@ from dpcore.errors import ParameterError
 MEMORY_HOURS = 12.0
 """After so many hours a window counts 1/e beside a new one in the lasting number of users."""
 FORGOTTEN_HOURS = 2 * MEMORY_HOURS
-"""After a gap of more hours earlier windows are not used: fading alone would leave their average as certain as it
-was."""
+"""After a gap of more hours earlier windows are not used: fading alone would leave their average as certain."""
 STEPS = 24
 """Numbers of users in the grid, beside 0."""
 ROUNDS = 60
 """Rounds of expectation maximisation."""
 SCATTER = 0.5
-"""Standard deviation of a cell's users in one window, as a share of their lasting number, beside that of a Poisson
-variable."""
+"""Standard deviation of a cell's users in one window, as a share of the lasting number, beside Poisson's."""
 SHARED_SCATTER = 0.7
 """Standard deviation of the factor that all cells of a window share."""
 _LEAST_FACTOR = 0.02
@@ -167,8 +165,7 @@ def _shares(likely: FloatArray) -> FloatArray:
 
 
 def _log_density(off: FloatArray, variance: float | FloatArray, terms: float) -> FloatArray:
-    """Logarithm of the density, up to a constant, of noise of this ``variance`` that is a sum of so many Laplace
-    ``terms``."""
+    """Logarithm of the density, up to a constant, of noise of this ``variance``, a sum of so many Laplace ``terms``."""
     if terms > _NEARLY_NORMAL:
         return np.asarray(-0.5 * np.square(off) / variance - 0.5 * np.log(variance))
     scale = np.sqrt(variance / (2 * terms))

@@ -87,8 +87,7 @@ def checked_sensitivity(sensitivity: int) -> int:
 
 
 def check_clipped(largest: int, upper: int) -> None:
-    """:class:`ParameterError` where values of up to ``largest`` quanta may exceed ``upper``, for which noise is
-    planned."""
+    """:class:`ParameterError` where values of up to ``largest`` quanta may exceed the planned ``upper``."""
     if largest > upper:
         raise ParameterError(
             f"values of up to {largest} quanta exceed the upper bound of {upper} that the noise is for; clip them to "

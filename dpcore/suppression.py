@@ -38,8 +38,7 @@ Objective = Callable[[IntArray], float]
 STATISTICS: tuple[Statistic, ...] = ("mean", "variance")
 
 MAX_EVALUATIONS = 2_000_000
-"""Errors that one sweep may compute: some 2 s on one core. Counted, not timed, so that whoever plans decides the
-same."""
+"""Errors that a sweep may compute: some 2 s on a core. Counted, not timed, so that whoever plans decides the same."""
 LEAST_OBJECTIVE_COST = 10_000
 """Evaluations that one value of an objective counts as: these, or one per pair if there are more pairs."""
 _FINEST = 32
@@ -154,8 +153,7 @@ def sweep_chop_user(
 
 
 def _limits_tried(most: int) -> list[int]:
-    """Numbers of cells per user that a sweep tries, powers of two of the way first, so that a sweep cut short saw the
-    range."""
+    """Numbers of cells per user that a sweep tries, powers of two first, so that a sweep cut short saw the range."""
     limits = [most]
     while limits[-1] > 1:
         limits.append(limits[-1] - max(1, limits[-1] // _FINEST))

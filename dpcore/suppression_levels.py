@@ -26,8 +26,7 @@ QUEUE_COST = 4
 """Evaluations that one error in a queue counts as, for the time that it takes."""
 
 Error = Callable[[int, int, int], float]
-"""Error of one cell: (samples N, samples retained n ≥ 1, most retained of one user L) -> worst case in the unit U = 1.
-"""
+"""Error of one cell: (samples N, samples retained n ≥ 1, most retained of one user L) -> worst case, U = 1."""
 Bound = Callable[[int, int, int, bool], float]
 """Lower bound of one cell's later errors: the same arguments, and whether n stays at or above 2·L -> the bound."""
 
@@ -79,8 +78,7 @@ def departure_bound(of_mean: bool, of_variance: bool, epsilon: float) -> Bound:
 
 
 def weighted_by_events(error: Error, bound: Bound, most: float) -> tuple[Error, Bound]:
-    """``error`` and its ``bound`` times the events of the cell: what a sum over events loses there, each at most
-    ``most``."""
+    """``error`` and its ``bound`` times the events of the cell: what a sum over events loses, each at most ``most``."""
 
     def weighted(total: int, retained: int, largest: int) -> float:
         return total * min(most, error(total, retained, largest))

@@ -45,8 +45,7 @@ class Variance:
             raise ParameterError(f"a grid of {self.grid} quanta² is below 1; give at least 1")
 
     def sensitivities(self, counts: Counts, retained: IntArray) -> IntArray:
-        """Δ of the variance over ``retained`` samples (P,) for each pair, in units of ``grid``; 0 where n <= 1. Shape
-        (P,)."""
+        """Δ of the variance of ``retained`` (P,) for each pair, in units of ``grid``; 0 where n <= 1. Shape (P,)."""
         checked_retained(counts, retained)
         n = counts.by_cell(retained)[counts.pair_cell]
         j = np.minimum(retained, n // 2)
@@ -108,7 +107,6 @@ def clipping_bias(total: IntArray, retained: IntArray) -> FloatArray:
 
 
 def worst_change(retained: IntArray, largest: IntArray) -> FloatArray:
-    """Most that one user with ``largest`` of n ``retained`` samples moves the variance, in U²: j(n−j)/n². Shape
-    (C,)."""
+    """Most that a user with ``largest`` of n ``retained`` samples moves the variance, in U²: j(n−j)/n². Shape (C,)."""
     share = np.minimum(largest, retained // 2) / retained
     return np.asarray(share * (1 - share))

@@ -228,8 +228,7 @@ async def embedded_feed(
 
 
 class EmbeddedSink:
-    """A :class:`stream.sources.live.Sink` that releases a live feed on this machine. ``clock`` decides what is in
-    time."""
+    """A :class:`stream.sources.live.Sink` that releases a live feed here. ``clock`` decides what is in time."""
 
     def __init__(
         self,

@@ -141,8 +141,7 @@ async def serve_until(
 
 
 async def _refuse_to_replace(socket: Path) -> None:
-    """Raise :class:`OSError` if another process listens at ``socket``; one that ended leaves it, and it is made
-    anew."""
+    """Raise :class:`OSError` if another process listens at ``socket``; one that ended leaves it."""
     with suppress(ConnectionRefusedError, FileNotFoundError):
         _, writer = await asyncio.open_unix_connection(socket)
         writer.close()

@@ -1,5 +1,4 @@
-"""Logs on stderr: one JSON object per line, or text on a terminal. Repeated warnings are logged only from time to
-time."""
+"""Logs on stderr: one JSON object per line, or text on a terminal. Repeated warnings are logged from time to time."""
 
 from __future__ import annotations
 

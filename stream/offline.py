@@ -86,8 +86,7 @@ class MemoryRows:
 
 @dataclass
 class LinePublisher:
-    """Writes each message as one line. ``windows`` and ``withheld``: starts of the windows whose close markers it
-    wrote."""
+    """Writes each message as one line. ``windows`` and ``withheld``: starts of windows whose close markers it wrote."""
 
     out: TextIO
     messages: int = 0
@@ -209,8 +208,7 @@ async def _state_budget(config: Config, redis: Redis) -> None:
 
 
 async def _close_each(protocol: ReleaseProtocol, slots: list[int]) -> int:
-    """Close ``slots``, oldest first; one that fails for its content is set aside. Returns how many were released
-    before."""
+    """Close ``slots``, oldest first; what fails for its content is set aside. Returns how many were released before."""
     already, store = 0, protocol.store
     unfinished = await store.unfinished()
     if unfinished is not None and unfinished not in slots:

@@ -110,7 +110,6 @@ class SpeedTerms(Struct, frozen=True):
     statistics: tuple[str, ...]
     mean_mechanism: str
     suppression: Literal["chop-user", "none"]
-    keep: Literal["epsilon", "error"]
     allocation: Literal["exact-loss", "uniform"]
     clipping: Literal["joint", "carried", "residual", "none"]
     post_processing: tuple[str, ...]

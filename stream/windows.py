@@ -48,8 +48,7 @@ class Window(NamedTuple):
 
 
 class Horizon(NamedTuple):
-    """Blocks of whole periods with a budget of their own: the length of a block, and its budget in the ledger's
-    unit."""
+    """Blocks of periods with a budget of their own: the length of a block, and its budget in the ledger's unit."""
 
     length: timedelta
     budget: int
@@ -78,8 +77,7 @@ class Period(NamedTuple):
 
     @property
     def begun(self) -> int:
-        """When the time began for which its users have a budget: a ledger that was born later does not release the
-        period."""
+        """When the time began for which its users have a budget: a ledger born later does not release the period."""
         return self.start if self.block is None else self.block.start
 
 

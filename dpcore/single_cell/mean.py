@@ -64,8 +64,7 @@ class MeanPlan:
 
 @dataclass(frozen=True)
 class ArrayPlan(MeanPlan):
-    """Public part of a mean of array averages: (Σ ⌊GRID·average⌋ + noise) / ``divisor``; everything in 1/GRID
-    quantum."""
+    """Public part of mean of array averages: (Σ ⌊GRID·average⌋ + noise) / ``divisor``; everything in 1/GRID quantum."""
 
     grouping: Grouping
 
@@ -114,8 +113,7 @@ class PooledMinimax:
         return _pooled(upper, m, np.minimum(m, minimax_samples(m, epsilon_micro)), epsilon_micro)
 
     def release(self, values: IntArray, plan: MeanPlan, noise: Noise) -> Estimate:
-        """Draw the mean of the retained ``values`` (N,), quanta sorted by (user, time); in quanta. Relation
-        "values"."""
+        """Draw the mean of retained ``values`` (N,), quanta sorted by (user, time); in quanta. Relation "values"."""
         return _release_pooled(self.upper, values, plan, noise)
 
 

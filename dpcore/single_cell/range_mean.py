@@ -82,8 +82,7 @@ def select_quantiles(
 
 
 def range_bins(upper: int, half_bin: int) -> IntArray:
-    """Candidate ranges [x − 2τ, x + 2τ] ∩ [0, ``upper``], x the centres of bins of width 2τ; shape (⌈U/2τ⌉, 2).
-    Public."""
+    """Candidate ranges [x − 2τ, x + 2τ] ∩ [0, ``upper``], x centres of bins of width 2τ; shape (⌈U/2τ⌉, 2). Public."""
     if half_bin < 1:
         raise ParameterError(f"half a bin is {half_bin} quanta; give at least 1")
     n_bins = max(-(-checked_upper(upper) // (2 * half_bin)), 1)

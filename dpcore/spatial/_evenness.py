@@ -29,8 +29,7 @@ The share is no step, because noise moves the unevenness by some tenths."""
 SIBLINGS = 4
 """Fewest leaves of one parent that show how uneven they are."""
 DENSE = 3.0
-"""Mean of siblings, in standard deviations of one, above which those of the last level are dense: their level divides
-none."""
+"""Mean of siblings, in standard deviations of one, above which the last level's are dense: it divides none."""
 SIGMAS = 3.0
 """Standard deviations of noise that the squared counts must exceed to be measured."""
 

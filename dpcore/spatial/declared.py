@@ -76,8 +76,7 @@ def declared_regions(
 
 
 def _corners(polygon: npt.ArrayLike) -> FloatArray:
-    """The corners (n, 2) of one declared polygon; raises :class:`RegionError` with the value, the bound and the
-    remedy."""
+    """The corners (n, 2) of one declared polygon; raises :class:`RegionError` with value, bound and remedy."""
     try:
         given = np.asarray(polygon)
     except Exception:  # whatever an object does when it is asked for its numbers, it alone is refused

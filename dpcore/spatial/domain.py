@@ -19,8 +19,7 @@ from dpcore.errors import ParameterError
 
 IntGrid = npt.NDArray[np.int64]
 IndexGrid = npt.NDArray[np.int32]
-"""Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits hold them in half of the
-memory."""
+"""Indices of cells and of parts, of which there are at most :data:`MAX_CELLS`: 32 bits take half of the memory."""
 
 MAX_CELLS = 2**26
 """Cells of the largest count grid: 64 Mi int64 counts are 512 MiB."""
@@ -89,7 +88,7 @@ class Domain:
 
     @property
     def width(self) -> float:
-        """From west to east."""
+        """The width of the box from west to east."""
         return self.east - self.west + (360.0 if self.west > self.east else 0.0)
 
     def offsets(self, latitude: FloatArray, longitude: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -132,8 +131,7 @@ class Domain:
         return PointCounts(counts.reshape(self.shape), len(points) - len(flat))
 
     def _cells_of(self, points: FloatArray) -> IntGrid:
-        """Flat cell of each of ``points`` (N, 2) in the box, in their order; raises :class:`DomainError` for NaN or
-        infinity."""
+        """Flat cell of each of ``points`` (N, 2) in the box; raises :class:`DomainError` for NaN or infinity."""
         latitude, longitude = points[:, 0], points[:, 1]
         # One pass: the sum of finite float64 coordinates is finite unless they are absurdly large.
         if not (np.isfinite(latitude.sum()) and np.isfinite(longitude.sum())) and not np.isfinite(points).all():

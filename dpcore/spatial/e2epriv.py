@@ -112,8 +112,7 @@ class E2EPriv(SpatialMechanism):
         return max(self.rho, self.rho_share * total)
 
     def weights(self, domain: Domain, total: int) -> FloatArray:
-        """What the weighted objective divides the error of each query by, (Q,): its points if ``total`` lay evenly, at
-        least ρ."""
+        """What the objective divides each query's error by, (Q,): its points if ``total`` lay evenly, at least ρ."""
         return np.asarray(np.maximum(self.floor(total), total * self.queries.areas() / domain.cells))
 
     def effective_objective(self, total: int, size_micro: int, points_per_user: int) -> Objective:

@@ -166,8 +166,7 @@ class EulerHistogram:
 
     @classmethod
     def from_release(cls, document: dict[str, Any]) -> EulerHistogram:
-        """The histogram of a release document; raises :class:`~dpcore.spatial.histogram.HistogramError` for any
-        other."""
+        """Histogram of a release document; raises :class:`~dpcore.spatial.histogram.HistogramError` for any other."""
         try:
             structure = document["structure"]
             kind = structure["kind"]
@@ -243,8 +242,7 @@ class Euler:
         return self.regions_per_user * Footprints.sensitivity(domain, self.diameter)
 
     def inference_on(self, domain: Domain) -> Inference:
-        """What is made of the draws on the grid of ``domain``: ``inference``, or "none" where it would take too
-        long."""
+        """What is made of draws on the grid of ``domain``: ``inference``, or "none" where it would take too long."""
         solvable = domain.cells <= MAX_INFERENCE_CELLS or self.inference in ("truncated", "max-norm")
         return self.inference if solvable else "none"
 

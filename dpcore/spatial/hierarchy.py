@@ -90,8 +90,7 @@ class SparseHierarchy(SpatialMechanism):
         return grow(image_of(counts), domain, draw, lambda boxes, noisy, depth: split_boxes(boxes, self.parts))
 
     def level_shares(self, domain: Domain, epsilon_micro: int) -> tuple[int, ...]:
-        """µε of the stop tests of each level, and last what is left for the counts where a path ends: public
-        parameters."""
+        """µε of the stop tests of each level, and last what is left where a path ends: public parameters."""
         levels = 0
         while self.parts**levels < max(domain.shape):
             levels += 1

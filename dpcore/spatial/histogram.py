@@ -34,7 +34,7 @@ PAIRS_PER_CHUNK = 2**22
 
 
 _HAIR = 1e-9
-"""In cells or blocks: an edge nearer to a grid line than this counts as lying on it."""
+"""An edge nearer to a grid line than this, in cells or blocks, counts as lying on it."""
 
 
 class HistogramError(ParameterError):
@@ -290,8 +290,7 @@ class PartitionHistogram:
         return NoisySums(members @ self.counts, number, spread_tails(variance))
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "partition": boxes of cell indices with counts and variances, and the sparse reading if there is
-        one."""
+        """``kind`` "partition": boxes of cell indices with counts and variances, and a sparse reading if any."""
         structure = {
             "kind": "partition",
             "boxes": self.boxes.tolist(),

@@ -111,8 +111,7 @@ class HTF(SpatialMechanism):
 
     @classmethod
     def published(cls, *, stop_share: float = 0.5) -> HTF:
-        """The tree with the parameters of [H]: T = 3, ε′ = 5·10⁻⁴ a level, stop at 5 cells or 100 points, no
-        consistency."""
+        """Tree with parameters of [H]: T = 3, ε′ = 5·10⁻⁴ a level, stop at 5 cells or 100 points, no consistency."""
         return cls(
             "search",
             stop_share=stop_share,
@@ -365,8 +364,7 @@ class RankTables:
         return cls(start, step, lines, *sums)
 
     def upto(self, box: IntArray, line: IntArray, ranks: IntArray) -> tuple[IntArray, IntArray]:
-        """(Cells, their counts) among the ``ranks`` lowest in lines 0 … ``line`` of each ``box``; (0, 0) for no
-        ranks."""
+        """(Cells, counts) among the ``ranks`` lowest in lines 0 … ``line`` of each ``box``; (0, 0) for no ranks."""
         before = self.start[box] - 1 + (np.maximum(ranks, 1) - 1) * self.step[box]
         entry = before + 1 + line
         cells, points = (table[entry] - table[before] for table in (self.cells, self.points))

@@ -43,8 +43,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, owner: IndexGrid, boxes: IntArray) -> Surroundings:
-        """The rings of ``boxes`` (P, 4) in a grid whose cells belong to the boxes that ``owner`` (rows, columns)
-        says."""
+        """The rings of ``boxes`` (P, 4) in a grid whose cells are of the boxes that ``owner`` (rows, columns) says."""
         shape = owner.shape
         x0, x1, y0, y1 = boxes.T.astype(np.int32)
         height, width = x1 - x0, y1 - y0
@@ -69,7 +68,7 @@ Goal = Literal["absolute", "relative"]
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
 TRUSTED = 50.0
-"""In s/ε: answers from this size on, about 35 standard deviations of one draw, are those of the expected counts."""
+"""Answers of this size in s/ε (about 35 standard deviations of one draw) and more are those of the expected counts."""
 
 CONFORMING_ROUNDS = 3
 MOST = 3.0
@@ -149,8 +148,7 @@ class _Evidence:
 
 @dataclass(frozen=True)
 class _Reading:
-    """``counts`` (M,) and ``estimates`` of the nodes, which are filled level by level; none is dropped without a
-    ``sanity``."""
+    """``counts`` (M,) and ``estimates`` of the nodes, filled level by level; none is dropped without a ``sanity``."""
 
     evidence: _Evidence
     sanity: float | None
@@ -215,8 +213,7 @@ class _Reading:
 
 
 def _conform(tree: Tree, nodes: IntArray, estimates: Estimates, counts: FloatArray) -> None:
-    """Set ``counts`` of ``nodes`` to their means, moved in proportion to their variances to add up to their
-    parents'."""
+    """Set ``counts`` of ``nodes`` to means, moved in proportion to their variances to add up to their parents'."""
     parent = tree.parent[nodes]
     if not len(nodes):
         return

@@ -63,7 +63,7 @@ class Rectangles:
 
     @classmethod
     def of_cells(cls, inclusive: npt.ArrayLike) -> Rectangles:
-        """From rows of inclusive cell indices x0, x1, y0, y1, shape (Q, 4)."""
+        """Rectangles from rows of inclusive cell indices x0, x1, y0, y1, shape (Q, 4)."""
         cells = np.asarray(inclusive, dtype=np.float64).reshape(-1, 4)
         return cls(cells[:, 0], cells[:, 1] + 1, cells[:, 2], cells[:, 3] + 1)
 
@@ -90,8 +90,7 @@ class Rectangles:
 
     @cached_property
     def whole_edges(self) -> tuple[IntGrid, ...] | None:
-        """x0, x1, y0, y1 as integers if every edge lies on a cell boundary, computed once for all histograms that are
-        asked."""
+        """x0, x1, y0, y1 as integers if every edge lies on a cell boundary, computed once for all histograms."""
         columns = self.x0, self.x1, self.y0, self.y1
         if not all(np.array_equal(column, np.floor(column)) for column in columns):
             return None
@@ -167,8 +166,7 @@ class OverlapNorms:
     l2_squared: FloatArray
 
     def noise_term(self, scale: float) -> FloatArray:
-        """min(λ‖α‖₁, √2·λ‖α‖₂), (Q,): at least the mean size of the noise in an answer, for noise of ``scale`` λ in
-        each cell."""
+        """min(λ‖α‖₁, √2·λ‖α‖₂), (Q,): at least the mean size of an answer's noise, ``scale`` λ in each cell."""
         return np.minimum(scale * self.l1, math.sqrt(2) * scale * np.sqrt(self.l2_squared))
 
 

@@ -28,8 +28,7 @@ LEVEL = 0.95
 """Coverage that an interval promises."""
 _MISS = 1 - LEVEL
 _GAUSSIAN = 1.645 * math.sqrt(2) / math.log(1 / (2 * _MISS))
-"""95 % quantile of Gaussian noise over that of Laplace noise, 1.010. The 97.5 % quantile is greater for Laplace
-noise."""
+"""95 % quantile of Gaussian over that of Laplace noise, 1.010. The 97.5 % quantile is greater for Laplace noise."""
 _LATTICE = 300.0
 """Standard deviation of whole-numbered noise from which on its steps do not matter."""
 
@@ -83,8 +82,7 @@ def spread_tails(variance: FloatArray) -> Tails:
 
 @lru_cache(maxsize=4096)
 def _sum_quantiles(number: int, variance: float) -> tuple[float, float, float]:
-    """``alone``, ``up``, ``down`` of a sum of discrete Laplace draws, by Fourier inversion of its characteristic
-    function."""
+    """``alone``, ``up``, ``down`` of a sum of discrete Laplace draws, by Fourier inversion."""
     deviation = math.sqrt(number * variance)
     if deviation == 0:
         return 0.0, 0.0, 0.0
@@ -229,12 +227,11 @@ class TreeNoise:
 
 
 PartNoise = Literal["independent"] | TreeNoise | None
-"""How the noise of the parts is correlated; None where the counts were changed so that the law of their noise is
-unknown."""
+"""How the noise of the parts is correlated; None where counts were changed so that its law is unknown."""
 
 
 _HAIR = 1e-6
-"""Of a count: released counts are rounded, and sums of many of them in floating point."""
+"""Tolerance in counts: released counts are rounded, and sums of many of them in floating point."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from dpcore.spatial.domain import Domain, IntGrid
 MAX_CORNERS = 64
 """Corners of one region: footprints look at every pair."""
 MAX_NEAREST = 5760
-"""Fixes that make a region at most, as in [B]; of more than :data:`MAX_CORNERS`, the outermost ones become its
-corners."""
+"""Fixes that make a region at most, as in [B]; of more than :data:`MAX_CORNERS`, the outermost become corners."""
 MAX_DENSITY_FIXES = 256
 """Fixes of one user whose density is compared, each with each; of more, this many evenly spaced ones."""
 PAIRS_AT_ONCE = 2**20
@@ -97,8 +96,7 @@ class Regions:
         return region, self.start[region] + first, self.start[region] + second
 
     def parts(self) -> Iterator[Regions]:
-        """The regions in parts of some :data:`PAIRS_AT_ONCE` pairs of corners, in order: memory is bounded, however
-        many they are."""
+        """The regions in parts of some :data:`PAIRS_AT_ONCE` pairs of corners, in order: memory is bounded."""
         if not len(self):
             return
         pairs = np.cumsum(np.diff(self.start) ** 2)
@@ -241,8 +239,7 @@ class Footprints:
 
     @staticmethod
     def sensitivity(domain: Domain, diameter: float) -> int:
-        """Components that one region of this diameter can meet: (2k+1)², or (2k₁+1)(2k₂+1) where cells are not
-        square."""
+        """Components that a region of this diameter meets: (2k+1)², or (2k₁+1)(2k₂+1) where cells are not square."""
         k, l = Footprints.reach(domain, diameter)  # noqa: E741
         return (2 * k + 1) * (2 * l + 1)
 
@@ -277,7 +274,7 @@ class Footprints:
         return cls(domain, region, bands.row + 2 * first[region], left, np.minimum(right, last))._inside()
 
     def _inside(self) -> Footprints:
-        """What is left of the runs inside the box."""
+        """The parts of the runs that lie inside the box."""
         rows, columns = 2 * self.domain.rows - 1, 2 * self.domain.columns - 1
         inside = (self.row >= 0) & (self.row < rows) & (self.high >= 0) & (self.low < columns)
         low, high = np.maximum(self.low, 0), np.minimum(self.high, columns - 1)
@@ -323,8 +320,8 @@ class _Bands:
 
     @classmethod
     def of(cls, regions: Regions, x: FloatArray, flat: npt.NDArray[np.bool_], reach: int) -> _Bands:
-        """Those between the least and the largest ``x`` of each region: one band of a ``flat`` one, at most ``reach`` +
-        1."""
+        """The bands between the least and the largest ``x`` of each region: one of a ``flat`` region, at most
+        ``reach`` + 1."""
         top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
         first = np.floor(top).astype(np.int64)
         bands = np.minimum(np.maximum(np.ceil(bottom).astype(np.int64) - first, 1), reach + 1)

@@ -134,8 +134,7 @@ class Candidates:
         return part
 
     def cut(self, boxes: IntArray, chosen: IntArray) -> tuple[IntArray, IntArray]:
-        """(Children, index of the parent of each) for the cut ``chosen`` (P,), relative to each box's first
-        candidate."""
+        """(Children, index of the parent of each) for the cut ``chosen`` (P,), from each box's first candidate."""
         k = chosen + self.first
         every = np.arange(len(boxes))
         first = self.lower(boxes, every, k)
@@ -146,8 +145,7 @@ class Candidates:
 
 
 def median_costs(image: IntGrid, boxes: IntArray, candidates: Candidates) -> IntArray:
-    """|2·left − all| for every candidate: how far its cut is from halving the points of its box. A point changes it by
-    1."""
+    """|2·left − all| for every candidate: how far its cut is from halving its box's points. A point changes it by 1."""
     left = box_sums(image, candidates.lower(boxes, candidates.box, candidates.k))
     return np.asarray(np.abs(2 * left - box_sums(image, boxes)[candidates.box]), dtype=np.int64)
 

@@ -16,8 +16,7 @@ log = structlog.get_logger()
 
 _LOOK_SECONDS = 1.0
 _MOST_DEATHS = 3
-"""How often the closing process may die over a window before it is set aside: its rows may need more memory than there
-is."""
+"""How often the closing process may die over a window before it is set aside: its rows may need too much memory."""
 
 
 class Closing(Looking):
@@ -41,15 +40,13 @@ class Closing(Looking):
         return await self._close_alone(due)
 
     async def _state_lower_budget(self) -> None:
-        """Also while another worker of the feed closes all windows, should an operator have raised the budget too
-        early."""
+        """Also while another worker closes all windows, should an operator have raised the budget too early."""
         shared = SharedLedger.of(self.worker.redis, self.worker.config)
         if shared is not None:
             await shared.lower_budget(self.worker.config.privacy.ledger_budget)
 
     async def _close_alone(self, due: list[int]) -> float:
-        """Close what is due unless another worker holds the lease, because the work of one of the two would be
-        wasted."""
+        """Close what is due unless another worker holds the lease, because one of the two would work in vain."""
         async with self.worker.lease.hold() as mine:
             if not mine:
                 self.worker.metrics.closing_blocked.set(0)  # the one that holds it says so
@@ -76,8 +73,7 @@ class Closing(Looking):
         return RETRY_SECONDS if blocked else 0.0
 
     async def _count_death(self, slot: int) -> float:
-        """Set a window aside over which the process died repeatedly, for example for lack of memory, so that others can
-        close."""
+        """Set a window aside over which the process died repeatedly, as for lack of memory, so that others close."""
         deaths, aside = await self.worker.store.died_over(slot), False
         log.error("window not closed", window=utc_text(slot), reason="closing process died", times=deaths)
         if deaths >= _MOST_DEATHS:

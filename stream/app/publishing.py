@@ -17,8 +17,7 @@ _LOOK_SECONDS = 0.5
 
 
 class Publishing(Looking):
-    """Publishes committed windows in a process that never draws, so that no draw delays the publication of another
-    window."""
+    """Publishes committed windows in a process that never draws, so that no draw delays another window."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)

@@ -10,7 +10,7 @@ import structlog
 from dpcore.relation import NeighbouringRelation
 from stream.app.looking import Looking
 from stream.app.worker import Worker
-from stream.messages.retention import KEPT_PERIODS
+from stream.messages.topics import KEPT_PERIODS
 from stream.storage.retirement import Retirement
 from stream.windows import Period, utc_text
 

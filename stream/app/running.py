@@ -19,8 +19,7 @@ log = structlog.get_logger()
 
 
 def run_worker(config: Config) -> None:
-    """Run a worker until SIGTERM or SIGINT. Returns after a clean shutdown; otherwise raises the error that ended
-    it."""
+    """Run a worker until SIGTERM or SIGINT. Returns after a clean shutdown; else raises the error that ended it."""
     log.info("worker starting", feed=config.feed.name, relation=config.relation)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 _STOP_SECONDS = 8.0
 """How long a stopping worker waits for everything to end."""
 _CONNECTIONS, _IDLE_SECONDS = 256, 75.0
-"""Of the operator port: most connections at a time, and seconds until one that asks for nothing is closed."""
+"""Most connections of the operator port at a time, and seconds until one without a request is closed."""
 _BEHIND_SECONDS = 1.0
 """A window that is published more than this after its instant of publication counts as late."""
 
@@ -148,8 +148,7 @@ class Worker:
         return self.config.slotting.window(slot).end
 
     def end_soon(self) -> None:
-        """End the process within a few seconds even if a server does not answer; any worker can repeat an interrupted
-        step."""
+        """End the process in a few seconds even if no server answers; any worker can repeat an interrupted step."""
 
         def end() -> None:
             log.warning("stopping takes too long, ending", seconds=_STOP_SECONDS)

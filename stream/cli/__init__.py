@@ -49,16 +49,14 @@ SUBJECTS = (
 
 
 class Commands(TyperGroup):
-    """Imports the module of a subject only if one of its commands is used, because all of them take a second to
-    import."""
+    """Imports the module of a subject only if one of its commands is used, because all take a second to import."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Every subject, in the order of use."""
         return list(SUBJECTS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command or group of that name. For an unknown name it imports all, so that similar names can be
-        suggested."""
+        """The command or group of that name. For an unknown name all are imported, to suggest similar ones."""
         for subject in (cmd_name,) if cmd_name in SUBJECTS else SUBJECTS:
             if subject not in self.commands:
                 self.commands[subject] = _command_of(subject)
@@ -111,8 +109,7 @@ def hexveil(
 
 
 def _refuse_mixed_mathematics() -> None:
-    """Stop if a ``hexveil-dpcore`` of another version is installed: both own the same files, so one overwrote the
-    other's."""
+    """Stop if a ``hexveil-dpcore`` of another version is installed: both own the same files."""
     try:
         service, alone = version("hexveil"), version("hexveil-dpcore")
     except PackageNotFoundError:
@@ -126,8 +123,7 @@ def _refuse_mixed_mathematics() -> None:
 
 
 _COLLECT_AFTER = 20_000
-"""New objects after which Python looks for garbage. Its own 700 cost a tenth of every start: imports make 200 000 that
-stay."""
+"""New objects after which Python looks for garbage. Its own 700 cost a tenth of a start: imports make 200 000."""
 
 
 def main() -> None:

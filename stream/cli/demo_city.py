@@ -9,19 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from dpcore.relation import NeighbouringRelation
 from stream.cli.demo_view import DemoWindow
 from stream.config import Config
-from stream.config.fleets import fleet_map
 from stream.sources.live_city import LIVES_FOR
 
 VEHICLES = 10_000
-_KEYS = fleet_map(NeighbouringRelation.PARTICIPATION, VEHICLES).keys(NeighbouringRelation.PARTICIPATION)
 CITY = {
-    **{
-        f"HEXVEIL_{key.replace('.', '__').upper()}": str(_KEYS[key])
-        for key in ("hexagons.resolution", "privacy.epsilon", "privacy.budget", "speed.clipping")
-    },
     "HEXVEIL_WINDOW__SLOT": "20s",
     "HEXVEIL_WINDOW__ALLOWED_DELAY": "2s",
     "HEXVEIL_WINDOW__PUBLICATION_MARGIN": "3s",

@@ -43,8 +43,7 @@ from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.servers.connection import kafka_options
 from stream.sources.delivery import Pacer, Progress
-from stream.sources.invented_schedule import invented_schedule
-from stream.sources.invented_streets import ATTRIBUTION, street_map
+from stream.sources.invented_city import ATTRIBUTION, invented_schedule, streets
 from stream.sources.live_city import LiveCity, Truth
 from stream.sources.messages import Messages
 from stream.sources.places import as_area, as_table, places
@@ -55,14 +54,13 @@ from stream.storage.ledger import Ledger
 
 _IDLE_TIMEOUT = "8s"
 """Wall time after which the last window of a recording that has ended is closed."""
-_PACE = 1200
-"""Simulated seconds per second, so that a window of three hours closes every nine seconds."""
+_WINDOW_SECONDS = 10
+"""How long a window of simulated buses lasts in the demo."""
 _AGENCY_PACE = 720
-"""The same of the simulated agency, which is polled every second: a fix of a vehicle every twelve minutes, and a window
-in 15 s."""
+"""Simulated seconds per second of the simulated agency, polled every second: a fix of a vehicle in twelve minutes."""
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
-_PLACES, _STREETS, _AREA = "places.json", "streets.pmtiles", "city.geojson"
+_PLACES, _STREETS, _AREA = "places.json", "streets.geojson", "city.geojson"
 """Files of the simulated city, which the dashboard shows."""
 _FOLLOW_SECONDS = 0.1
 _LISTENS_SECONDS = 60.0
@@ -83,8 +81,9 @@ class Feeding:
     vehicles: int = 300
     truth: Path | None = None
 
-    def commands(self, timezone: str) -> dict[str, list[str]]:
+    def commands(self, config: Config) -> dict[str, list[str]]:
         """Command lines of the source, and of what it reads from."""
+        timezone = config.feed.timezone
         if self.agency_port is not None:
             polling = ["gtfs-rt", self.agency_url, "--interval", "1s", "--json"]
             return self.agency_command(timezone) | {"source": polling}
@@ -93,7 +92,7 @@ class Feeding:
         elif self.truth is not None:
             source = ["simulate", "--city", "--vehicles", str(self.vehicles), "--truth", str(self.truth)]
         else:
-            source = self._simulating(timezone, _PACE)
+            source = self._simulating(timezone, _pace(config))
         return {"source": [*source, "--json"]}
 
     @property
@@ -126,7 +125,7 @@ class Feeding:
             return city.messages(Truth(city, self.truth)), Pacer(1.0, live=True), city.start_us
         if self.file is None:
             simulation = self.simulation(config.feed)
-            return simulate(simulation), Pacer(_PACE, live=True), simulation.start_us
+            return simulate(simulation), Pacer(_pace(config), live=True), simulation.start_us
         if config.relation == NeighbouringRelation.PARTICIPATION:
             raise FeedingError(
                 "under relation 'participation' it must not depend on the recording which windows are released; name "
@@ -134,6 +133,11 @@ class Feeding:
                 f"hexveil replay {self.file} --offline --from 2017-03-21 --until 2017-03-22 --out releases.ndjson"
             )
         return Replay(self.file, self.file_format, config.feed), Pacer(None), None
+
+
+def _pace(config: Config) -> int:
+    """Simulated seconds per second of simulated buses."""
+    return round(config.window.slot.total_seconds() / _WINDOW_SECONDS)
 
 
 def _morning(timezone: str) -> datetime:
@@ -147,8 +151,7 @@ def _morning_us(timezone: str) -> int:
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of a demo. ``named``: options with which a child process in this folder chooses the same
-    configuration."""
+    """Settings of a demo. ``named``: options with which a child in this folder chooses the same configuration."""
 
     chosen: Chosen
     relation: NeighbouringRelation
@@ -194,10 +197,10 @@ class Setup:
             chosen["HEXVEIL_PARTICIPATION__GEOJSON"] = str(area := self.scratch / _AREA)
             area.write_text(json.dumps(as_area(chart)), encoding="utf-8")
         (self.scratch / _PLACES).write_text(json.dumps(table), encoding="utf-8")
-        if settings.public.basemap is None:
-            chosen["HEXVEIL_PUBLIC__BASEMAP"] = str(streets := self.scratch / _STREETS)
+        if settings.public.basemap is None and settings.public.streets is None:
+            chosen["HEXVEIL_PUBLIC__STREETS"] = str(lines := self.scratch / _STREETS)
             said = ATTRIBUTION if self.feeding.truth is None else said_of(settings)
-            streets.write_bytes(street_map(settings.feed.domain, simulation.seed, said))
+            lines.write_text(json.dumps(streets(settings.feed.domain, simulation.seed, said)), encoding="utf-8")
         return chosen
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
@@ -207,8 +210,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Demo:
-    """A running demo. ``follow`` passes releases to the view until cancelled; ``end`` stops all processes except the
-    servers."""
+    """A running demo. ``follow`` passes releases to the view until cancelled; ``end`` stops all but the servers."""
 
     config: Config
     scratch: Path
@@ -246,7 +248,7 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
     typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
     _tell_dashboard(settings)
     _tell_agency(setup.feeding)
-    commands = {"serve": ["serve"], "worker": ["worker"]} | setup.feeding.commands(settings.feed.timezone)
+    commands = {"serve": ["serve"], "worker": ["worker"]} | setup.feeding.commands(settings)
     processes = _start(stack, setup, commands)
 
     async def follow(releases: Releases) -> None:
@@ -260,8 +262,7 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
 
 
 def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
-    """Run source and service in this process, close windows in another one, and start the dashboard over the file of
-    releases."""
+    """Run source and service in this process, closing in another, and the dashboard over the file of releases."""
     redis = stack.enter_context(RedisServer(setup.scratch / "redis"))
     settings = setup.config(redis)
     file = setup.scratch / "releases.ndjson"
@@ -321,8 +322,7 @@ def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
 
 
 async def _start_ledger(config: Config) -> None:
-    """Start a ledger that releases every time. There is no other ledger, because the demo's servers are new and end
-    with it."""
+    """Start a ledger that releases every time. There is no other ledger: the demo's servers are new."""
     async with redis_client(config.redis) as redis:
         await Ledger.of(redis, config).start_generation(birth=0)
 

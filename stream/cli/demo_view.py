@@ -22,8 +22,7 @@ _ROWS = 16
 
 @dataclass
 class DemoWindow:
-    """The messages of one window so far; it is complete with its close marker and all messages that the marker
-    counts."""
+    """The messages of one window so far; complete with its close marker and all that this counts."""
 
     start: str
     end: str
@@ -96,8 +95,7 @@ class DemoWindow:
         return _median(self.half_widths)
 
     def typical_half_width(self) -> str:
-        """The same with every cell weighted by what it counts: half of the events are in cells this narrow or
-        narrower."""
+        """The same with every cell weighted by what it counts: half of the events are in cells this narrow."""
         reached, half = 0.0, sum(self.weights) / 2
         for width, weight in sorted(zip(self.half_widths, self.weights, strict=True)):
             reached += weight

@@ -84,8 +84,7 @@ _WORST = 5
 
 
 def _print_cells(console: Console, scores: list[Score]) -> None:
-    """The cells whose intervals miss the mean most often; clipped speeds are those that a release can speak of at
-    all."""
+    """The cells whose intervals miss the mean most often; clipped speeds are those that a release can tell."""
     table = Table(
         title="Worst cells: 95 % intervals of the mean that hold the truth, clipped and measured (NOT PRIVATE)"
     )
@@ -269,8 +268,7 @@ _COLUMNS = 8
 
 
 def plot(scores: Sequence[Score], path: Path) -> None:
-    """Write the figure (the suffix names the format); at least one score has an error. Raises ImportError without
-    matplotlib."""
+    """Write the figure (the suffix is the format); a score has an error. Raises ImportError without matplotlib."""
     from matplotlib.figure import Figure
 
     measured = [score for score in scores if score.mae is not None]

@@ -1,5 +1,4 @@
-"""``hexveil hfp``: vehicle positions that an MQTT broker publishes go to Kafka or a file, or are released without
-Kafka."""
+"""``hexveil hfp``: vehicle positions of an MQTT broker go to Kafka or a file, or are released without Kafka."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the commands that follow a live feed share: its events go to Kafka or a file, or are released on this
-machine."""
+"""What the commands that follow a live feed share: its events go to Kafka or a file, or are released here."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def speed_source(speeds: str | None, feed: FeedConfig) -> SpeedSource:
 
 
 def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
-    """What the derived speeds of a live feed mean for privacy, and that those who read its releases are told something
-    else."""
+    """What the derived speeds of a live feed mean for privacy, and that readers of its releases are told otherwise."""
     note, configured = derived_speed_note(settings.relation, speeds), settings.feed.speeds
     if speeds == configured:
         return note

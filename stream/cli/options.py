@@ -73,7 +73,7 @@ def asked(settings: Config, answer: Coroutine[Any, Any, T]) -> T:
     from aiokafka.errors import KafkaError
     from redis.exceptions import RedisError
 
-    from stream.config.addresses import redacted
+    from stream.config.servers import redacted
     from stream.storage.ledger import LedgerError
 
     try:
@@ -108,8 +108,7 @@ def progress_bars() -> Progress:
 
 
 def port_is_free(section: str, surface: SurfaceConfig) -> None:
-    """Exit 2 if another process listens on the address of ``surface``, or if this machine does not have that
-    address."""
+    """Exit 2 if another process listens on the address of ``surface``, or if this machine has no such address."""
     family = socket.AF_INET6 if ":" in surface.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -157,8 +156,7 @@ def load_to_release(chosen: Chosen, **overrides: Any) -> Config:
 
 
 def read_service_config(named: Path | None, load: Callable[[Chosen], Config]) -> Config:
-    """Like :func:`read_config`, for a service: errors go to its log, and so do messages of the Kafka and Redis
-    clients."""
+    """Like :func:`read_config`, for a service: errors go to its log, as do messages of the clients."""
     from stream.config import ConfigError, find_config
 
     log_clients(True)

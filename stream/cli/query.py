@@ -1,5 +1,4 @@
-"""``hexveil query``: counts users in ranges of the map, from a file of releases. Needs no server and costs no
-budget."""
+"""``hexveil query``: counts users in ranges of the map, from a file of releases. Needs no server, costs no budget."""
 
 from __future__ import annotations
 

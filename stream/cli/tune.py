@@ -141,8 +141,7 @@ def command(  # noqa: PLR0915
 
 
 def _check_no_horizon(settings: Config) -> None:
-    """Exit 2 with a horizon: which of its periods a user is in decides what they have left, and a search knows one
-    period."""
+    """Exit 2 with a horizon: which of its periods a user is in decides what is left, and a search knows one."""
     if settings.privacy.horizon is not None:
         stop(
             "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, "
@@ -177,7 +176,7 @@ def _resolutions(text: str | None, settings: Config) -> list[int]:
 
 def _slots(text: str | None, settings: Config) -> list[timedelta]:
     """The timeslots of the search, ascending; exit 2 for one that the configuration could not have."""
-    from stream.config.durations import parse_duration
+    from stream.config.section import parse_duration
 
     period, configured = settings.privacy.period, settings.window.slot
     least = settings.feed.quality.frozen or timedelta(0)

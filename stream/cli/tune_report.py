@@ -15,8 +15,8 @@ from rich.table import Table
 
 from stream.cli.options import stop
 from stream.config import Config
-from stream.config.durations import duration_text
 from stream.config.rewriting import toml
+from stream.config.section import duration_text
 from stream.evaluation.evaluate import NOT_PRIVATE
 from stream.evaluation.tuning import EPSILONS, HONEST, Grid, Trial, Tuning
 from stream.evaluation.wants import DropWant, Want
@@ -141,8 +141,7 @@ def _sentence(trial: Trial, want: Want) -> str:
 
 
 def _table(tuning: Tuning, want: Want) -> Table:
-    """One row for each setting: the chosen trial, else the cheapest that reaches the want, else the one that comes
-    nearest."""
+    """One row for each setting: the chosen trial, else the cheapest that reaches the want, else the nearest."""
     table = Table(title=f"Least budget of each setting for {want} (NOT PRIVATE)")
     for name in ("H3", "slot", "settings"):
         table.add_column(name)
@@ -196,8 +195,7 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(tuning: Tuning, want: Want, path: Path) -> None:
-    """Draw the share of events within the wanted half-width against the budget, a line for each grid; exit 2 if it
-    cannot be."""
+    """Draw the share of events within the wanted half-width against the budget, a line a grid; exit 2 if it fails."""
     try:
         _plot(tuning, want, path)
     except ImportError:

@@ -1,5 +1,4 @@
-"""Writes the configuration that ``hexveil tune`` chose. A file that exists stays until the new one reads as it
-should."""
+"""Writes the configuration that ``hexveil tune`` chose. An old file stays until the new one reads as it should."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ import typer
 
 from stream.cli.options import load_to_release, stop
 from stream.config import Chosen, Config, ConfigError
-from stream.config.durations import parse_duration
-from stream.config.environment import origins
+from stream.config.loading import origins
 from stream.config.rewriting import rewritten, toml
+from stream.config.section import parse_duration
 from stream.evaluation.tuning import Trial, terms_of
 from stream.evaluation.wants import DropWant, Want
 

@@ -11,13 +11,11 @@ import h3
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.addresses import Address, check_apart
-from stream.config.feed import FeedConfig, WindowConfig
+from stream.config.feed import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN, FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.live_rules import live_problems
 from stream.config.privacy import LedgerConfig, PrivacyConfig
-from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
-from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
+from stream.config.servers import Address, KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig, check_apart
 from stream.config.signing import SigningConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
 from stream.config.value import ValueConfig
@@ -192,33 +190,6 @@ class Config(BaseModel):
         problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
         if problems:
             raise ValueError("not with speed.clipping 'carried': " + "; ".join(problems))
-        return self
-
-    @model_validator(mode="after")
-    def _the_error_can_be_kept(self) -> Self:
-        if self.speed.keep != "error":
-            return self
-        speed = self.speed
-        needs = {
-            "speed.suppression": (speed.suppression != "chop-user", "only CHOP-USER saves ε; set it to 'chop-user'"),
-            "speed.allocation": (
-                speed.allocation != "uniform",
-                "exact-loss has no ε per cell to keep; set it to 'uniform'",
-            ),
-            "speed.mean_mechanism": (
-                speed.mean_mechanism != "allocated",
-                "its error is not the one that is kept; set it to 'allocated'",
-            ),
-            "speed.clipping": (speed.clipping != "none", "clipping changes the error; set it to 'none'"),
-            "speed.sum_cap": (speed.sum_cap != 0, "the cap changes the error; set it to 0"),
-            "histogram": (
-                self.histogram is not None,
-                "beside histograms every window charges the whole epsilon, so nothing would be saved; leave it out",
-            ),
-        }
-        problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
-        if problems:
-            raise ValueError("not with speed.keep 'error': " + "; ".join(problems))
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from stream.config.privacy import PrivacyConfig
 from stream.config.speed import FROM_BINS, SpeedConfig
 
 Needs = dict[str, tuple[bool, str]]
-"""By key: whether it is in the way, and why or what to write."""
+"""For each key whether it prevents the setting, and why or what to write instead."""
 
 
 def live_problems(
@@ -36,7 +36,6 @@ def _gaussian(speed: SpeedConfig) -> Needs:
         ),
         "speed.suppression": (speed.suppression != "none", "CHOP-USER is for pure ε; set it to 'none'"),
         "speed.allocation": (speed.allocation != "exact-loss", "set it to 'exact-loss'"),
-        "speed.keep": (speed.keep != "epsilon", "set it to 'epsilon'"),
         "speed.clipping": (speed.clipping not in ("residual", "none"), "set it to 'residual' or 'none'"),
         "speed.sum_cap": (speed.sum_cap != 0, "residual clipping takes its place; set it to 0"),
         "speed.statistics": (

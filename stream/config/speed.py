@@ -56,7 +56,6 @@ class SpeedConfig(Section):
         "auto",
     ] = "allocated"
     suppression: Literal["chop-user", "none"] = "none"
-    keep: Literal["epsilon", "error"] = "epsilon"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
     clipping: Literal["joint", "carried", "residual", "none"] = "joint"
     sum_cap: float = Field(default=0.0, ge=0, le=1000)

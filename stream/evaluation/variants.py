@@ -11,7 +11,7 @@ from stream.config import Config, ConfigError
 from stream.config.loading import with_section
 from stream.statistics.values.cell_means import MECHANISMS
 
-_PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0, "keep": "epsilon"}
+_PLAIN = {"allocation": "uniform", "suppression": "none", "clipping": "none", "sum_cap": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "uniform": _PLAIN,
     "chop-user": _PLAIN | {"suppression": "chop-user"},

@@ -19,8 +19,7 @@ MAX_EVENTS = 5_000
 _SPACE = b" \t\r\n"
 _KEPT, _HEAD, _PIECE = 1 << 10, 1 << 12, 1 << 14
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+("?)|[\[\]{},]', re.DOTALL)
-"""A string, whose group is empty while its end is missing, or a mark of structure. Every quotation mark begins a
-match."""
+"""A string, empty while its end is missing, or a mark of structure. Every quotation mark begins a match."""
 
 _MEMBER = re.compile(rb'"(type|data)"\s*:\s*(.*)', re.DOTALL)
 
@@ -55,8 +54,7 @@ def elements(message: bytes, most: float = math.inf) -> list[bytes] | None:
 
 
 def first_element(message: bytes) -> bytes:
-    """The first of the :func:`elements`, however the others are formed; nothing if it is not known after the first 4
-    KiB."""
+    """The first of the :func:`elements`, however the others are formed; nothing if it is unknown after 4 KiB."""
     text = message.strip(_SPACE)
     values = _whole(text)
     if values is None:
@@ -150,7 +148,7 @@ class Cutter:
         return values
 
     def rest(self) -> list[bytes]:
-        """What was begun and is not complete, once the text has ended."""
+        """The element that is not complete when the text ends, if there is one."""
         left = self._text[self._begin :].strip(_SPACE)
         return [left] if left and self._depth and not self._skipping else []
 

@@ -31,8 +31,7 @@ log = structlog.get_logger()
 MAX_FETCH_BYTES = 8 << 20
 """Largest stored size of one partition's part in one answer of the broker; a single batch may be as large."""
 MAX_GATHERED_BYTES = 32 << 20
-"""Once this many bytes were read or unpacked at a time, no further message is taken: at most one batch more is
-unpacked."""
+"""Once this many bytes were read or unpacked at a time, no message is taken: at most one more batch is unpacked."""
 _FETCHES = 3
 """How often a batch is fetched whose bytes are not those that were sent, before it is skipped."""
 _LOG_APPEND_TIME = 1
@@ -69,8 +68,7 @@ class BoundedConsumer:
     def __init__(self, config: KafkaConfig, group: str | None) -> None:
         self.skipped: list[Skipped] = []
         self.bytes_read = 0
-        """Bytes of the messages that were read at a time; of a packed batch, those of all that was unpacked, and of the
-        packed."""
+        """Bytes of the messages that were read at a time; of a packed batch, of what was unpacked and packed."""
         self._failure: KafkaError | None = None
         self._damaged: dict[TopicPartition, tuple[int, int]] = {}
         self.kafka = AIOKafkaConsumer(
@@ -85,8 +83,7 @@ class BoundedConsumer:
         )
 
     def fetches_again(self, partition: TopicPartition, offset: int) -> bool:
-        """Whether the damaged batch at ``offset`` is fetched once more, because only its way here may have damaged
-        it."""
+        """Whether the damaged batch at ``offset`` is fetched once more, because its way here may have damaged it."""
         last, count = self._damaged.get(partition, (offset, 0))
         count = count + 1 if last == offset else 1
         self._damaged[partition] = offset, count
@@ -228,8 +225,7 @@ class _Batches:
         self._next: _Batch | _Damaged | None = None
 
     def has_next(self) -> bool:
-        """Whether another batch is taken. After batches that were unpacked in vain, the rest of the answer is fetched
-        again."""
+        """Whether another batch is taken. After batches unpacked in vain, the rest is fetched again."""
         if self._reading.consumer.has_enough:
             return False
         if self._next is None:
@@ -261,8 +257,7 @@ class _Batches:
             return None
 
     def _is_sound(self, batch: Any) -> bool:
-        """Whether its checksum is right, and its offsets, which the checksum does not cover, lie in what is left of the
-        log."""
+        """Whether its checksum is right, and its offsets, which it does not cover, lie in what is left of the log."""
         return (
             bool(batch.validate_crc()) and self._reading.next_fetch_offset < batch.next_offset <= self._reading.log_end
         )
@@ -298,7 +293,7 @@ class _Batch:
 
 
 class _Damaged:
-    """In place of a batch that was damaged in the log. None of its bytes is believed."""
+    """Stands for a batch that was damaged in the log. None of its bytes is used."""
 
     is_control_batch = False
 

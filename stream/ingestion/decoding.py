@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.config.feed import MAX_FUTURE
-from stream.config.quality import ORIGIN_DEGREES
+from stream.config.feed import MAX_FUTURE, ORIGIN_DEGREES
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, elements, may_hold_several
@@ -52,7 +51,7 @@ log = structlog.get_logger()
 MAX_MESSAGE_BYTES = 1 << 16
 """Largest size of a message with one event, which has about a hundred bytes."""
 AT_ONCE = 10_000
-"""Of messages that are no event alone, no further one is begun after so many events, or 32 bytes for each."""
+"""Messages with several events are decoded until they have given this many events, or 32 bytes for each."""
 _MAX_VALUE = 2**31 - 1
 
 
@@ -204,8 +203,7 @@ class Decoder:
         return Batch(batch.rows, index, batch.slots, message[bad], reason[bad], element[bad], read.messages)
 
     def _leading(self, values: Sequence[Any]) -> Leading:
-        """The fixes of the first messages, up to one that is not an event alone: of all of them in an ordinary
-        batch."""
+        """The fixes of the first messages, up to one that is no event alone: of all in an ordinary batch."""
         leading = Leading([])
         # An error is of the message that cannot be decoded, or of an empty one or a tombstone before any is.
         with suppress(Exception):
@@ -216,8 +214,7 @@ class Decoder:
         return leading
 
     def _read(self, values: Sequence[bytes | None], leading: Leading, *, nested: bool = False) -> Read:
-        """The events of the first messages, in one pass. ``nested``: of all elements of one message, which hold no
-        others."""
+        """Events of the first messages, in one pass. ``nested``: of elements of one message, which hold no others."""
         arrays = self._arrays and not nested
         fixes, events, spent = leading.fixes, len(leading.fixes), 0
         read, undecodable = Read(fixes, list(range(events))), events if leading.is_cut else -1
@@ -278,8 +275,7 @@ class Decoder:
         return (self._why_undecodable(value), -1) if fault is None else (Reason(fault[0]), fault[1])
 
     def _total(self, fixes: list[Any], arrived_us: ArrivalTimes) -> Batch:
-        """The batch of read fixes. If one causes an error in the columns, they are halved until it is alone and
-        refused."""
+        """The batch of read fixes. If one causes an error, they are halved until it is alone and refused."""
         try:
             users, times, lats, lngs, speeds = (list(map(getter, fixes)) for getter in self._format.getters)
             columns = times_us(times), np.array(lats, float), np.array(lngs, float), np.array(speeds, float)
@@ -338,8 +334,7 @@ class Decoder:
         reason: NDArray[np.uint8],
         arrived_us: ArrivalTimes,
     ) -> Batch:
-        """The batch of which ``columns`` (time, lat, lng, speed) are the messages at ``index``; writes the ``reason``
-        of each."""
+        """The batch of which ``columns`` (time, lat, lng, speed) are messages at ``index``; writes each ``reason``."""
         pseudonyms, verdict = self._pseudonymise(users)
         fixes = _Fixes(pseudonyms, *columns)
         self._judge(fixes, arrived_us if isinstance(arrived_us, int) else arrived_us[index], verdict)

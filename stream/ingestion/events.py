@@ -19,8 +19,7 @@ class Leading:
 
 @dataclass
 class Read:
-    """Events as they were read. ``index``: the number of the event of each fix. ``refused``: codes by number of the
-    event."""
+    """Events as they were read. ``index``: the event of each fix. ``refused``: codes by number of the event."""
 
     fixes: list[Any] = field(default_factory=list)
     index: list[int] = field(default_factory=list)

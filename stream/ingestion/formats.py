@@ -100,7 +100,7 @@ class FeedFormat:
 _UNITS: dict[str, SpeedUnit] = {"capmetro": "m/s", "capmetro-2015": "mph", "itms": "km/h"}
 """The units of speed that known formats fix."""
 OF_FIX = tuple(map(attrgetter, ROLES))
-"""What reads the values of a :class:`Fix`."""
+"""Getters of the values of a :class:`Fix`, in the order of ``ROLES``."""
 
 
 def feed_format(feed: FeedConfig) -> FeedFormat:
@@ -207,8 +207,7 @@ def _tree(message: bytes) -> Any:
 
 
 def _named(user: Any) -> str | int:
-    """The identifier. Raises for other types, and for a text that is not in UTF-8, which may be that of several
-    users."""
+    """The identifier. Raises for other types, and for a text that is not in UTF-8, which several users may have."""
     if isinstance(user, bool) or not isinstance(user, str | int) or (isinstance(user, str) and NO_LETTER in user):
         raise ValueError("no identifier")
     return user

@@ -80,8 +80,7 @@ async def _asked(consumer: AIOKafkaConsumer, node: int, led: list[TopicPartition
 
 
 async def first_after(consumer: AIOKafkaConsumer, partition: TopicPartition, time_us: int) -> int:
-    """Offset of the first message that was appended to ``partition`` after ``time_us`` (µs UTC); the log's end if there
-    is none."""
+    """Offset of the first message that was appended to ``partition`` after ``time_us`` (µs UTC), or the log's end."""
     ends = await consumer.end_offsets([partition])
     later = await consumer.offsets_for_times({partition: time_us // 1000 + 1})
     return int(ends[partition] if later[partition] is None else later[partition].offset)

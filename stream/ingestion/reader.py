@@ -83,7 +83,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._report = report
         self._observe = observe
         self.bounded: BoundedConsumer | None = None
-        """What reads the feed; none before :meth:`run`."""
+        """The consumer of the feed; none before :meth:`run`."""
         self._stopping = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
@@ -189,8 +189,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         log.info("partitions assigned", partitions=sorted(partition.partition for partition in assigned))
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Forget the partitions. If the next owner is faster, Redis skips what it already stored of a batch still in
-        progress."""
+        """Forget the partitions. If the next owner is faster, Redis skips what it stored of a batch in progress."""
         for partition in revoked:
             self._position.pop(partition, None)
             self._stored.pop(partition, None)
@@ -331,8 +330,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         offsets: NDArray[np.int64],
         rising: NDArray[np.int64] | None,
     ) -> bool:
-        """Store the batch; False if reading must continue elsewhere. The events of one message are stored by one
-        call."""
+        """Store the batch; False if reading must continue elsewhere. Events of one message are stored by one call."""
         last = batch.messages - 1
         following = int(offsets[last]) + 1
         arrivals = None if rising is None else AppendTimes(rising[batch.index], int(rising[last]), self._deadline)

@@ -18,8 +18,7 @@ from aiokafka.record.util import decode_varint_py as decode_varint  # the compil
 MAX_BATCH_BYTES = 16 << 20
 """Largest unpacked size of one batch."""
 MAX_HEADERS_BYTES = 1 << 16
-"""Most bytes that the headers of one message take in a batch of more than 1 MiB: read, they take forty times as
-many."""
+"""Most bytes that the headers of one message take in a batch of more than 1 MiB: read, they take forty times that."""
 _ORDINARY_BYTES = 1 << 20
 _SHORTEST_RECORD = 6
 """Bytes of a message without key, value and headers."""
@@ -37,8 +36,7 @@ class _Scratch(threading.local):
     def __init__(self) -> None:
         self.room = bytearray(MAX_BATCH_BYTES)
         self.bytes_unpacked = 0
-        """Bytes of all packed batches, and of what they were unpacked into; of refused ones as if they were the
-        largest."""
+        """Bytes of all packed batches, and of what they unpacked into; refused ones count as the largest."""
 
 
 scratch = _Scratch()

@@ -218,8 +218,7 @@ appender.console.layout.pattern=%d{ISO8601} %p %c{1} %m%n
 
 
 def random_uuid() -> str:
-    """A random UUID in Kafka's notation. None begins with a dash, which Kafka's storage tool would take for an
-    option."""
+    """A random UUID in Kafka's notation. None begins with a dash, which Kafka's tool takes for an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text

@@ -26,8 +26,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 # Below Linux's ephemeral range (32768-60999), so that no outgoing connection takes a port between choice and bind.
 _PORTS = range(20_000, 32_000)
 _SHORTEST_POLL, _LONGEST_POLL = 0.005, 0.1
-"""Seconds between looks at a server that starts, of which each is half as long again as the one before: Valkey answers
-after 20 ms."""
+"""Seconds between looks at a server that starts, each half as long again: Valkey answers after 20 ms."""
 _LOG_TAIL_LINES = 15
 
 
@@ -58,8 +57,7 @@ def free_port() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Called in a child before exec: let the kernel kill it when the thread of ``parent`` that started it ends
-    (Linux)."""
+    """In a child before exec: let the kernel kill it when the thread of ``parent`` that started it ends (Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:

@@ -57,8 +57,7 @@ class CloseReport:
 
     @property
     def blocks(self) -> bool:
-        """Whether the windows behind this one wait for it: it failed, and not for its content, for which it is set
-        aside."""
+        """Whether the windows behind this one wait for it: it failed, but not for its content."""
         return self.failure not in (None, "content")
 
 
@@ -98,8 +97,7 @@ def publish_in_process(config: Config, slots: list[int], lead_seconds: float) ->
 
 
 def begin_anew() -> None:
-    """Know nothing yet, as in a new process. Calling it imports what closing needs, so that the first window need not
-    wait."""
+    """Know nothing yet, as in a new process. Calling it imports what closing needs, so that no window waits."""
     _known.clear()
 
 
@@ -152,8 +150,7 @@ async def publish_windows(
 
 
 async def _until(instant_us: int, rows: RowStore) -> int:
-    """Wait until Redis's clock shows ``instant_us`` or later, and return its time. A worker's own clock may be
-    wrong."""
+    """Wait until Redis's clock shows ``instant_us`` or later, and return its time. A worker's clock may be wrong."""
     while (now_us := await rows.now_us()) < instant_us:
         await asyncio.sleep(min((instant_us - now_us) / 1e6, 1.0))
     return now_us

@@ -27,8 +27,7 @@ from stream.storage.shared_ledger import Common, SharedLedger
 
 @dataclass
 class Known:
-    """What a process knows about a feed: the close markers that it has read, and the number of windows that were
-    committed."""
+    """What a process knows about a feed: the close markers that it read, and the number of windows committed."""
 
     published: Published = field(default_factory=Published)
     committed: int = 0
@@ -93,8 +92,7 @@ class LedgerCheck:
         self.known.published = published
 
     async def verify_all(self) -> None:
-        """As :meth:`verify`, and that no server of a cluster may evict rows: a window would be released without
-        them."""
+        """As :meth:`verify`, and that no server of a cluster evicts rows: a window would be released without them."""
         await self.verify()
         if spans_servers(self.redis):
             for info in await info_of_masters(self.redis):
@@ -129,8 +127,7 @@ class LedgerCheck:
             raise LedgerError(str(error)) from None
 
     def _common(self, published: Published) -> Common:
-        """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for a user key that cannot be
-        used."""
+        """What this feed would bind a shared ledger to. Raises :class:`LedgerError` for an unusable user key."""
         key_file = self.config.privacy.user_key_file
         try:
             fingerprint = key_fingerprint(existing_user_key(key_file)) if key_file.exists() else ""

@@ -140,8 +140,7 @@ def _marker(value: bytes, where: str) -> Marker:
 
 
 async def _partitions(consumer: AIOKafkaConsumer) -> list[TopicPartition]:
-    """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic only after a
-    moment."""
+    """Partitions of the topic of close markers. Waits some seconds, because brokers list a new topic late."""
     deadline = time.monotonic() + TOPIC_SECONDS
     while True:
         await consumer._client.force_metadata_update()
@@ -167,8 +166,7 @@ async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) ->
 
 @dataclass(frozen=True)
 class _Gathered:
-    """The close markers of ``feed``, and of feeds that name ``shared_ledger``: the last one of each, and all
-    generations."""
+    """The close markers of ``feed``, and of feeds that name ``shared_ledger``: the last of each, all generations."""
 
     feed: str
     shared_ledger: str | None
@@ -188,8 +186,7 @@ class _Gathered:
             self.newest[feed] = Ranked(rank, marker)
 
     def _of_the_ledger(self, feed: str, value: bytes) -> bool:
-        """Whether a message of another feed names the shared ledger. If it cannot be read, it may, if ``feed`` is a
-        member."""
+        """Whether a message of another feed names the shared ledger. An unreadable one may, if ``feed`` is a member."""
         if self.shared_ledger is None:
             return False
         try:

@@ -45,8 +45,7 @@ class Publisher(Protocol):
 
 
 class Statistics(Protocol):
-    """The part of :class:`stream.statistics.window_release.WindowStatistics` that closing uses. Pure: no server, no
-    clock."""
+    """The part of :class:`stream.statistics.window_release.WindowStatistics` that closing uses. Pure."""
 
     @property
     def terms(self) -> Terms:

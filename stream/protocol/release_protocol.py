@@ -184,8 +184,7 @@ class ReleaseProtocol:
         return planned
 
     async def _charge(self, plan: Plan) -> npt.NDArray[np.uint64] | None:
-        """Charge the plan. Returns None once all have paid, else the users who could not; this plan must then not be
-        drawn."""
+        """Charge the plan. None once all paid, else the users who could not; the plan must then not be drawn."""
         refused = await self.planning.charge(plan)
         if refused is None:
             await self._done("charge")

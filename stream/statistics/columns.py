@@ -38,8 +38,7 @@ CDF = "cdf"
 
 @dataclass(frozen=True)
 class Columns:
-    """One statistic over all cells, (C,) each, or (C, K) of a distribution, in released units; ``low``/``high`` before
-    clamping."""
+    """One statistic over all cells, (C,) each, or (C, K), in released units; ``low``/``high`` before clamping."""
 
     raw: FloatArray
     value: FloatArray
@@ -75,8 +74,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Derived:
-    """A post-processed statistic over all cells, shape (C,) each. ``interval``: its ends, None where the method
-    promises none."""
+    """A post-processed statistic over all cells, shape (C,) each. ``interval``: its ends, or None."""
 
     method: str
     value: FloatArray

@@ -40,8 +40,7 @@ def too_large(plan: Plan) -> bool:
 
 
 def only_for_itself(speed: SpeedTerms, cells: int) -> bool:
-    """Whether the trees of so many ``cells`` would be paid for in vain: for distributions that are left out, and no
-    percentile."""
+    """Whether the trees of so many ``cells`` would be paid in vain: for distributions left out, and no percentile."""
     read = CDF in speed.statistics and not any(name in PERCENTS for name in speed.statistics)
     return read and numbers_of(speed, cells) > MAX_NUMBERS
 
@@ -82,7 +81,6 @@ def distribution_bodies(plan: Plan, column: Columns) -> list[dict[str, Any]]:
 
 
 def _significant(scale: FloatArray) -> FloatArray:
-    """``scale`` with four significant digits, and 0 below 10⁻⁹: rounded up, so that no less noise is stated than
-    added."""
+    """``scale`` with four significant digits, and 0 below 10⁻⁹: rounded up, so no less noise is stated than added."""
     digits = 10.0 ** (np.floor(np.log10(np.maximum(scale, 1e-9))) - 3)
     return np.where(scale < 1e-9, 0.0, np.round(np.ceil(scale / digits - 1e-9) * digits, 12))

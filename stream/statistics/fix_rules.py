@@ -45,8 +45,7 @@ class _Fixes:
 
 
 def refused(rules: FixRules, rows: npt.NDArray[np.void]) -> Mapping[str, BoolArray]:
-    """Which of ``rows`` (N,) ``rules`` refuse, by reason; a row has one reason at most. The order of rows is
-    immaterial."""
+    """Which of ``rows`` (N,) ``rules`` refuse, by reason; a row has one reason at most, whatever the order."""
     if rules == FixRules():
         return {}
     order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
@@ -74,8 +73,7 @@ def refused(rules: FixRules, rows: npt.NDArray[np.void]) -> Mapping[str, BoolArr
 
 
 def _teleporting(fixes: _Fixes, fastest_km_h: float) -> BoolArray:
-    """Fixes that every step from or to another fix of the user would reach too fast. The only fix of a user is not
-    refused."""
+    """Fixes that every step from or to another fix of the user would reach too fast. A user's only fix is kept."""
     joined = fixes.follows
     lat, lng = fixes.place
     metres = great_circle_m(lat[:-1], lng[:-1], lat[1:], lng[1:])

@@ -39,8 +39,7 @@ def _parents(cells: IdArray, resolution: int) -> IdArray:
 
 
 def widths(cells: IdArray, resolution: int) -> FloatArray:
-    """Width of each cell, shape (C,), in widths of a hexagon of ``resolution``: a parent has the area of seven
-    children."""
+    """Width of each cell, shape (C,), in widths of a hexagon of ``resolution``: a parent has seven children's area."""
     return np.asarray(np.sqrt(7.0 ** (resolution - resolutions(cells).astype(np.int64))))
 
 

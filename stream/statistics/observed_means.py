@@ -26,12 +26,11 @@ from stream.statistics.columns import PERCENTS, Derived
 from stream.terms import CLIPPED_NORMAL
 
 _UNSURE = 0.1
-"""How far the mean of a cell lies from the level, as a share of U: it weighs only what is not known of the number of
-users."""
+"""How far the mean of a cell lies from the level, as a share of U: it weighs only what is unknown of the users."""
 _FEWEST = 1e-3
 """Where fewer users are expected in a cell, its release says nothing about their mean."""
 _LEAST_VARIANCE = 1e-12
-"""Of a count's noise: a count with less is as good as exact."""
+"""Variance of a count's noise below which the count is taken as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
 _BESIDE_AREA = Dynamics(event=(0.1, 0.3))

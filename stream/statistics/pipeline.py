@@ -192,8 +192,7 @@ def _zcdp_fields(plan: Plan) -> dict[str, Any]:
 
 
 def _epsilon(plan: Plan) -> float:
-    """The most that one user may lose in the window by speed, as ε; with rolling grants, if they have lost nothing
-    yet."""
+    """The most that one user may lose in the window by speed, as ε; rolling: if they have lost nothing yet."""
     privacy = plan.terms.privacy
     if not privacy.rolling:
         return privacy.epsilon

@@ -177,8 +177,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=Tr
 
     @property
     def ranges(self) -> IntArray | None:
-        """Range in quanta to which users' means in each cell are clipped, shape (2, C); None if they are not
-        clipped."""
+        """Range in quanta to which users' means in each cell are clipped, shape (2, C); None if not clipped."""
         part = self.participation or self.values
         return None if part is None or part.lower is None else np.array([part.lower, part.upper])
 

@@ -1,5 +1,4 @@
-"""The statistics of speed under each relation, as objects of one shape: plan, draw, body. The relation is chosen here
-alone."""
+"""The statistics of speed under each relation, of one shape: plan, draw, body. The relation is chosen here alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What of a window can be stored: plan and committed bytes are one value of Redis each, so both are bounded before the
-charge."""
+"""Whether a window can be stored: plan and committed bytes are one value each, so bounded before the charge."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ LARGEST_VALUE = 500_000_000
 """Bytes. A Redis in its default configuration closes the connection that sends 512 MiB or more
 (``proto-max-bulk-len``)."""
 LARGEST_MESSAGE = 4_000
-"""Bytes of a cell's message with key and headers, without the distribution; all statistics, noisy counts and models
-included."""
+"""Bytes of a cell's message with key and headers, without the distribution, with all statistics, counts and models."""
 MOST_CELLS = 100_000
 """Cells of a window. Their messages, the distributions (:data:`stream.statistics.distributions.MAX_NUMBERS`) and a
 message of each kind of histogram stay below :data:`LARGEST_VALUE`."""

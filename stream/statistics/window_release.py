@@ -40,8 +40,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """The statistics of a feed on its ``terms``, as steps for the release protocol; ``cells``: ids of its public list,
-    (C,)."""
+    """The statistics of a feed on its ``terms``, as steps of the protocol; ``cells``: ids of its public list, (C,)."""
 
     terms: Terms
     cells: IdArray = field(default_factory=lambda: NO_IDS)
@@ -62,8 +61,7 @@ class WindowStatistics:
         return plan
 
     def withhold(self, due: Due, budget: int) -> Plan | None:
-        """The plan of a withheld window, without cells, users and charges. None if the window must not be withheld
-        publicly."""
+        """The plan of a withheld window, without cells, users and charges. None if it must not be withheld publicly."""
         return Plan(due=due, budget=budget, withheld=True) if self.may_withhold else None
 
     @property

@@ -55,8 +55,7 @@ def counted(limits: UserLimits, rows: npt.NDArray[np.void], contributions: Contr
 
 
 def _chosen(limits: UserLimits, contributions: Contributions, above: BoolArray) -> tuple[IntArray, IntArray]:
-    """Of users ``above`` a limit: the pairs that count, as cell · L + user, and the time of each user's last event
-    (L,)."""
+    """Of users ``above`` a limit: the pairs that count, as cell · L + user, and each user's last time (L,)."""
     counts = contributions.counts
     event_pair = np.repeat(np.arange(len(counts.samples)), counts.samples)
     events = np.flatnonzero(above[counts.pair_user[event_pair]])

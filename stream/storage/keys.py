@@ -37,8 +37,7 @@ class FeedKeys:
         return f"hv:{{{self.feed}}}:{name}" if self.shared_ledger is None else self._shared(f"feed:{self.feed}:{name}")
 
     def _shared(self, name: str) -> str:
-        """A key that feeds of one ledger have in common. No name of a feed has a colon, so no feed has a key of this
-        slot."""
+        """A key that feeds of one ledger have in common. No feed's name has a colon, so none has a key of this slot."""
         return self._named(name) if self.shared_ledger is None else f"hv:{{ledger:{self.shared_ledger}}}:{name}"
 
     # How far the feed was read.
@@ -73,8 +72,7 @@ class FeedKeys:
         return self._shared("user-key")
 
     def last_fixes(self, turn: int) -> str:
-        """Hash, user -> the fixes with which their next one is compared. Two hashes (0 and 1) take turns, so that both
-        expire."""
+        """Hash, user -> the fixes with which their next one is compared. Two hashes take turns, so that both expire."""
         return self._named(f"fixes:{turn}")
 
     # Which windows are open, sealed and released.

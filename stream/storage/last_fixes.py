@@ -25,12 +25,11 @@ MOST_FIXES = 16
 MOST_USERS = 1 << 17
 """Users of whom fixes are kept; more than any fleet has on the road."""
 _AT_ONCE = 500
-"""Users of one call, in which Redis serves nobody else: 7 to 13 ms for twice as many with 10 to 16 fixes, one a
-second."""
+"""Users of one call, in which Redis serves nobody else: 7 to 13 ms for twice as many with 10 to 16 fixes."""
 
 
 OTHER_KEY = "OTHERKEY"
-"""With this word Redis's error begins if the feed is bound to another user key."""
+"""The word with which the script's error begins if the feed is bound to another user key."""
 
 
 class LastFixes:

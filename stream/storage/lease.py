@@ -1,5 +1,4 @@
-"""A lease in Redis: while one worker closes windows, the others wait. It saves work; correctness does not depend on
-it."""
+"""A lease in Redis: while one worker closes windows, the others wait. It saves work; nothing depends on it."""
 
 from __future__ import annotations
 

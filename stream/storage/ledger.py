@@ -61,8 +61,7 @@ _READ = 2_000
 
 
 class Terms(NamedTuple):
-    """The terms of a period so far: its lowest budget (None: not charged yet), and whether charges depended on
-    counts."""
+    """The terms of a period so far: its lowest budget (None: uncharged), and whether charges depended on counts."""
 
     budget: int | None
     counts: bool
@@ -81,7 +80,7 @@ class Ledger:
         self._redis = redis
         self._calls: Any = redis  # typed by redis-py as answering str too; this client answers bytes
         self._keys = FeedKeys(feed, shared_ledger)
-        """What charges and remembers a plan in one step."""
+        """The script that charges and remembers a plan in one step."""
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:
@@ -311,8 +310,7 @@ class Ledger:
         return np.array(refused, dtype=np.uint64)
 
     def _keys_of_a_charge(self, slot: int, period: Period) -> list[str]:
-        """The keys of the script that charges. Without a horizon it uses none of a block, and those of the period stand
-        for them."""
+        """The keys of the script that charges. Without a horizon those of the period stand for a block's."""
         named, block = self._keys, period.key if period.block is None else period.block.key
         keys = [named.ledger(period.key), named.charged(slot), named.generation, named.closed, named.commits]
         keys += [named.terms(period.key), named.birth, named.retired, named.budgets]

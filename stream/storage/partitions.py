@@ -33,8 +33,7 @@ def spans_servers(redis: Redis) -> bool:
 
 
 async def ask_every_primary(redis: Any) -> None:
-    """Raise :class:`RedisError` unless the server answers, of a cluster each primary: any of them may hold the
-    ledger."""
+    """Raise :class:`RedisError` unless the server answers, of a cluster each primary: any may hold the ledger."""
     if not spans_servers(redis):
         await redis.ping()
         return

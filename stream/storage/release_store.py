@@ -43,16 +43,14 @@ class Released(msgspec.Struct, frozen=True):
 
 
 class Carried(NamedTuple):
-    """What a feed carries from window to window: the memory of smoothing (empty: none), and the link to its last close
-    marker."""
+    """What a feed carries from window to window: the memory of smoothing (empty: none), the last marker's link."""
 
     memory: bytes = b""
     link: bytes = b""
 
 
 class ReleaseStore:
-    """Stores plans, committed bytes, memory and records of releases of one feed, as bytes, without interpreting
-    them."""
+    """Stores plans, committed bytes, memory and records of a feed's releases, as bytes, without interpreting them."""
 
     def __init__(self, redis: Redis, feed: str, shared_ledger: str | None = None) -> None:
         self._redis: Any = redis  # redis-py types its answers as text too; this client answers bytes

@@ -68,8 +68,7 @@ class Retirement:
         return {int(slot): msgspec.json.decode(record, type=Released).sequence async for slot, record in records}
 
     async def _retire_rows(self, boundary: int) -> None:
-        """Delete the rows and seals of old windows in every partition, each of which takes no more rows of them from
-        now on."""
+        """Delete the rows and seals of old windows in every partition, which takes no more rows of them from now on."""
         named = self._keys
         names = {*await self._redis.hkeys(named.opened), *await self._redis.hkeys(named.partitions)}
         parts = [PartKeys(named, name.decode()) for name in sorted(names)]

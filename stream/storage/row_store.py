@@ -89,8 +89,7 @@ class PartitionBatch:
 
     @property
     def facts(self) -> list[Argument]:
-        """What a script is told of a batch: first and next offset, largest event time, append time of the last
-        message."""
+        """What a script gets of a batch: first and next offset, largest event time, append time of the last message."""
         largest = str(int(self.rows["time"].max())) if len(self.rows) else ""
         return [self.first, self.following, largest, "" if self.arrivals is None else self.arrivals.last]
 
@@ -119,8 +118,7 @@ class Opening:
         self._keys = keys
 
     async def open(self, partition: str, first_offset: int) -> None:
-        """Let ``partition`` take rows from ``first_offset`` on, or from the noted offset if it was opened before and
-        lost."""
+        """Let ``partition`` take rows from ``first_offset`` on, or from the noted one if it was opened and lost."""
         named, part = self._keys, PartKeys(self._keys, partition)
         while True:
             keys = [named.opened, named.sealed, named.closed, named.retired]
@@ -269,8 +267,7 @@ class RowStore(SealedRows):
         return bool(await self._redis.exists(self._keys.user_key))
 
     async def move(self, partition: str, stored: int, offset: int) -> None:
-        """Continue ``partition`` at ``offset``, because its log no longer has ``stored``. No change if another worker
-        did so."""
+        """Continue ``partition`` at ``offset``, because its log lost ``stored``. No change if another worker did so."""
         await self._opening.open(partition, stored)
         await run(self._redis, "move_offset", [PartKeys(self._keys, partition).progress], stored, offset)
 

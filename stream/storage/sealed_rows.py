@@ -26,21 +26,19 @@ ROW = np.dtype(
 
 _PLACELESS = [name for name in ROW.names or () if name not in ("lat", "lng")]
 PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
-"""What is read of an event where no statistic needs its position: 28 bytes."""
+"""The part of a row, 28 bytes, that is read where no statistic needs positions."""
 
 _BYTES_PER_READ = 2**19
 """What one read of a partition takes at least, unless fewer are left: it takes Redis about a millisecond, in which it
 serves nobody else."""
 _BLOBS_PER_READ = 2_000
-"""Most blobs of one read, because those of a quiet feed have a row each, of which a MiB would take Redis ten times as
-long."""
+"""Most blobs of one read: those of a quiet feed have a row each, and a MiB of them would take ten times as long."""
 _PARTITIONS_AT_ONCE = 16
 """Partitions that are read at once: with half a MiB each, what is on its way stays small beside a window."""
 
 
 class NotSealedError(RuntimeError):
-    """A partition does not hold what the window was found due by, or lost its seal: the window waits until it is read
-    again."""
+    """A partition does not hold what the window was found due by, or lost its seal: it is read again."""
 
     def __init__(self, slot: int, partitions: list[str]) -> None:
         named = ", ".join(partitions[:5]) + (" and others" if len(partitions) > 5 else "")
@@ -121,8 +119,7 @@ class SealedRows:
         return keys, [slot, blob, _BYTES_PER_READ, _BLOBS_PER_READ]
 
     async def drop_rows(self, slot: int) -> None:
-        """Delete the rows of a released slot. It stays sealed; where a shard is away, it stays named and is deleted
-        later."""
+        """Delete the rows of a released slot. It stays sealed; where a shard is away it is deleted later."""
         await self._drop(slot, await self.partitions())
 
     async def discard(self, slot: int) -> None:

@@ -1,5 +1,4 @@
-"""The feeds of a shared ledger: what they must have in common, which of them joined, what each states and still
-holds."""
+"""The feeds of a shared ledger: what they must have in common, which joined, what each states and holds."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ class SharedLedger:
         )
 
     async def feeds(self) -> dict[str, int]:
-        """The feeds that joined, with the start of the oldest period that each may still release (epoch seconds; 0:
-        any)."""
+        """The feeds that joined, with the oldest period that each may still release (epoch seconds; 0: any)."""
         kept = await self._redis.hgetall(self._keys.feeds)
         return {feed.decode(): int(oldest) for feed, oldest in sorted(kept.items())}
 
@@ -101,8 +99,7 @@ class SharedLedger:
             raise await self._stranger(self._keys.feed)
 
     async def lower_budget(self, budget: int) -> None:
-        """State ``budget`` for this feed if it states a higher one, which an operator may have raised while this worker
-        runs."""
+        """State ``budget`` for this feed if it states a higher one, which an operator may have raised meanwhile."""
         await self._state(budget, raises=False)
 
     async def _state(self, budget: int, *, raises: bool) -> bool:
@@ -163,8 +160,7 @@ def configured_otherwise(feed: str, stated: int | None, configured: int, per_one
 
 
 def budgets_that_differ(stated: dict[str, int], charged_under: int | None, per_one: float) -> str:
-    """The budgets that feeds state, and that of the present period (None: not charged yet), for people; empty if all
-    are equal."""
+    """The budgets that feeds state, and that of the present period (None: uncharged); empty if all are equal."""
     least = min(stated.values())
     present = charged_under or least
     if {*stated.values(), present} == {least}:

@@ -57,8 +57,7 @@ class Corners:
 
     @classmethod
     def of_rows(cls, rows: npt.NDArray[np.void], inside: BoolArray) -> Corners:
-        """The corners of regions of which at least one corner is ``inside`` the box, (N,). The order of ``rows`` is
-        immaterial."""
+        """The corners of regions of which at least one corner is ``inside`` the box, (N,), in any order."""
         order = np.lexsort((rows["lng"], rows["lat"], rows["time"], rows["user"]))
         own, inside = rows[order], inside[order]
         again = same_as_before(*(own[name] for name in ("user", "time", "lat", "lng")))

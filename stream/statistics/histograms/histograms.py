@@ -49,8 +49,7 @@ _TUNING_SEED = 7
 
 @dataclass(frozen=True)
 class DrawnHistogram:
-    """One released histogram, its budget in µε, and how many fixes of a user it counts: 1 where it counts
-    ``regions``."""
+    """One released histogram, its budget in µε, and how many fixes of a user it counts: 1 with ``regions``."""
 
     mechanism: str
     epsilon_micro: int
@@ -60,8 +59,7 @@ class DrawnHistogram:
 
 
 class Asked(NamedTuple):
-    """What the histograms of a window ask of each of its users, in the ledger's unit, (L,), and the digest of all
-    fixes."""
+    """What a window's histograms ask of each user, in the ledger's unit, (L,), and the digest of all fixes."""
 
     charges: IntArray
     fixes_digest: str
@@ -93,8 +91,7 @@ class Histograms:
 
 
 def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
-    """The fixes of users whose charge covers the histograms. Raises :class:`PlanError` if the fixes are not those
-    planned."""
+    """The fixes of users whose charge covers the histograms. Raises :class:`PlanError` if the fixes are others."""
     terms = plan.terms.histogram
     if terms is None or fixes is None or fixes.digest != plan.fixes_digest:
         raise PlanError(
@@ -106,8 +103,7 @@ def contributing(plan: Plan, fixes: Fixes | None) -> Fixes:
 
 
 def draw_histograms(plan: Plan, fixes: Fixes | None, noise: Noise) -> list[DrawnHistogram]:
-    """Draw every histogram of the plan, ordered by name. Raises :class:`PlanError` if the fixes are not those
-    planned."""
+    """Draw every histogram of the plan, ordered by name. Raises :class:`PlanError` if the fixes are others."""
     settings = plan.terms.histogram
     if settings is None:
         return []
@@ -202,8 +198,7 @@ def mechanism_of(name: str, terms: HistogramTerms) -> SpatialMechanism:
 
 
 def _tuning_queries(terms: HistogramTerms) -> Rectangles:
-    """Random rectangles of whole cells, the same in every window; squares of the configured shares of the box, if
-    any."""
+    """Random rectangles of whole cells, the same in every window; squares of configured shares of the box, if any."""
     rng = np.random.default_rng(_TUNING_SEED)
     if terms.tuning_areas:
         side = np.sqrt(np.resize(np.array(terms.tuning_areas), terms.tuning_queries))[:, None]

@@ -31,8 +31,7 @@ _NORMAL = (1.96, 2.2415)
 
 
 def exact_integers(plan: Plan, contributions: Contributions) -> IntArray:
-    """The true integers to which noise is added, in 1/UNIT: shape (R, C), rows as in :attr:`Layout.rows`. Never publish
-    them."""
+    """The true integers to which noise is added, in 1/UNIT: (R, C), as :attr:`Layout.rows`. Never publish them."""
     kept = contributions.retain(plan.retained)
     return integers(layout_of(plan.terms), kept, PublicCells(plan.cells, plan.ranges))
 
@@ -59,8 +58,7 @@ def draw_participation(plan: Plan, contributions: Contributions, noise: Noise) -
 
 @dataclass(frozen=True)
 class _Law:
-    """The noise of a plan: standard deviations of its parts in full weights, and the scale and interval stated for
-    them."""
+    """The noise of a plan: standard deviations of its parts in full weights, and the stated scale and interval."""
 
     deviations: FloatArray
     per_scale: float
@@ -109,8 +107,7 @@ def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
 
 
 def area_columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
-    """Users and mean of all cells together, columns of one row, from the area's ``noisy`` numbers (2,), in full
-    weights."""
+    """Users and mean of all cells together, one row, from the area's ``noisy`` numbers (2,), in full weights."""
     law = _Law.of(plan.scales.numerator, plan.scales.denominator, plan.gaussian)
     sums = NoisyPolynomials(noisy[:, None], float(law.deviations[-1]))
     upper = plan.terms.speed.upper
@@ -175,8 +172,7 @@ def _distribution(
 
 
 def _levels(tree: LevelTree, nodes: FloatArray) -> list[FloatArray]:
-    """The nodes of each level, shape (C, nodes), from the released ``nodes`` (R, C). Nodes without a bin were not drawn
-    and are 0."""
+    """The nodes of each level, shape (C, nodes), from the released ``nodes`` (R, C). Nodes without a bin are 0."""
     levels, start = [], 0
     for real, span in zip(tree.real_nodes(), tree.leaves_below(), strict=True):
         full = np.zeros((nodes.shape[1], math.prod(tree.factors) // span))

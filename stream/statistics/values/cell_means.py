@@ -28,8 +28,7 @@ MECHANISMS: dict[str, Any] = {
     "epsilon-quantile": EpsilonQuantile,
     "auto": AutoMean,
 }
-"""Mechanisms by their name in the configuration: S1 and S3–S6 of the source, and "auto", which chooses by predicted
-error."""
+"""Mechanisms by configured name: S1 and S3–S6 of the source, and "auto", which chooses by predicted error."""
 
 
 def cell_mechanism(speed: SpeedTerms) -> Any:
@@ -39,8 +38,7 @@ def cell_mechanism(speed: SpeedTerms) -> Any:
 
 @dataclass(frozen=True)
 class CellMeans:
-    """The public part: charges (L,) in µε, and the predicted worst-case error of each cell (C,) in quanta (inf: no
-    mean)."""
+    """The public part: charges (L,) in µε, and each cell's predicted worst-case error (C,) in quanta (inf: no mean)."""
 
     charges: IntArray
     predicted_error: FloatArray

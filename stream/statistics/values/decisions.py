@@ -75,8 +75,7 @@ def decide_allocated(window: PublicWindow, retained: IntArray) -> Decision:
 
 
 def decide_single_cell(window: PublicWindow, retained: IntArray) -> Decision:
-    """Means by the single-cell mechanism of the terms at one ε per cell, the other statistics allocated what is
-    left."""
+    """Means by the terms' single-cell mechanism at one ε per cell, the other statistics allocated what is left."""
     counts, speed, allowances = window.counts, window.speed, window.allowances
     epsilon = cell_epsilon(counts, retained, window.allowance // len(window.statistics(window.speed.statistics)))
     means = plan_cell_means(cell_mechanism(speed), counts, retained, epsilon)

@@ -93,8 +93,7 @@ def _admitted(counts: Counts, granted: IntArray, speed: SpeedTerms) -> Counts:
 
 
 def _program(kept: Counts, speed: SpeedTerms, ranges: Ranges | None = None) -> Sensitivities:
-    """Rows of every statistic of every cell, statistic-major, in the order in which scales are read when they are
-    drawn."""
+    """Rows of every statistic of every cell, statistic-major, in the order in which scales are drawn."""
     statistics: dict[str, CellStatistic | ResidualMean] = {**cell_statistics(speed.statistics, speed, None)}
     if ranges is not None:
         statistics["mean"] = ResidualMean(*ranges.ends, speed.upper_quanta, ranges.gain)
@@ -102,8 +101,7 @@ def _program(kept: Counts, speed: SpeedTerms, ranges: Ranges | None = None) -> S
 
 
 def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArray:
-    """Standard deviation of the noise of each cell's mean without clipping, in quanta; infinite where nothing is
-    released."""
+    """Standard deviation of each cell's noise of the mean without clipping, in quanta; infinite if not released."""
     program = _program(kept, speed)
     allocation = allocate_gaussian(program, np.maximum(granted, _NOBODY))
     sigma, samples = allocation.scales[: kept.n_cells], kept.by_cell(kept.samples)  # the mean comes first
@@ -111,7 +109,6 @@ def _mean_noise(kept: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArra
 
 
 def _half_width(pooled: Counts, granted: IntArray, speed: SpeedTerms) -> FloatArray:
-    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without
-    samples."""
+    """Predicted half width of each cell's 95 % interval, km/h, without clipping; infinite without samples."""
     noise = _mean_noise(pooled, granted, speed)
     return np.asarray(noise * float(gaussian_half_width(2**20)) / 2**20 * QUANTUM)

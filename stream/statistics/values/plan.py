@@ -18,15 +18,11 @@ from dpcore.mean import sum_caps
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
 from dpcore.suppression import (
-    MAX_EVALUATIONS,
     STATISTICS,
     Statistic,
     Suppression,
-    suppress,
     sweep_chop_user,
-    unsuppressed_noise,
 )
-from dpcore.suppression_levels import CostLimitError
 from stream.statistics.columns import CDF
 from stream.statistics.distributions import only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
@@ -64,7 +60,7 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
         terms = due.terms
     speed = terms.speed
     public = PublicWindow(counts, admitted, speed, _caps(counts, admitted, terms), granted)
-    public, proposals, cut_short = (_error_kept if speed.keep == "error" else _epsilon_kept)(public)
+    proposals, cut_short = _proposals(public)
     chosen, decision = min(
         ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
     )
@@ -114,8 +110,7 @@ def _without_distributions(due: Due, samples: IntArray) -> tuple[Due, IntArray]:
 
 
 def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
-    """The most that one user adds to Σx of each cell, in quanta, (C,); None for no caps. ``samples``: (P,) that
-    count."""
+    """The most that one user adds to Σx of each cell, in quanta, (C,); None without. ``samples``: (P,) that count."""
     speed = terms.speed
     if speed.sum_cap == 0 or speed.mean_mechanism != "allocated":
         return None
@@ -124,8 +119,7 @@ def _caps(counts: Counts, samples: IntArray, terms: Terms) -> IntArray | None:
 
 
 def _mean_half_width(counts: Counts, granted: IntArray, terms: Terms) -> FloatArray:
-    """Predicted half width of each cell's 95 % interval of the mean in km/h, without clipping; infinite without
-    samples."""
+    """Predicted half width of each cell's 95 % interval, km/h, without clipping; infinite without samples."""
     speed = terms.speed
     statistics = cell_statistics(speed.statistics, speed, _caps(counts, counts.samples, terms))
     allocation = solve(counts, counts.samples, granted, statistics, speed)
@@ -157,7 +151,7 @@ def _most_cells(counts: Counts, samples: IntArray) -> int:
     return int(np.bincount(counts.pair_user[samples > 0]).max(initial=0))
 
 
-def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
+def _proposals(public: PublicWindow) -> tuple[dict[str, IntArray], tuple[str, ...]]:
     """Retained samples (P,) to choose among by name, "all" that are admitted first; and the steps that were cut short.
 
     What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression
@@ -168,7 +162,7 @@ def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArra
     plain = _enough_users(counts, public.admitted, speed.min_users)
     proposals, cut_short = {"all": plain}, []
     if not plain.any():
-        return public, proposals, ()
+        return proposals, ()
     part = _active_part(counts, plain)
     few_pairs = len(part.samples) <= MAX_PAIRS
     if speed.suppression == "chop-user":
@@ -182,41 +176,7 @@ def _epsilon_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArra
             proposals["clipped"] = _in_place(plain, _clipped(part, public))
         else:
             cut_short.append("clipping")
-    return public, proposals, tuple(cut_short)
-
-
-def _error_kept(public: PublicWindow) -> tuple[PublicWindow, dict[str, IntArray], tuple[str, ...]]:
-    """As :func:`_epsilon_kept`, but ε per cell stays and the loss falls: CHOP-USER in the form of its source.
-
-    ε per cell is ε/K before anything is suppressed, K the most cells of a user. Users are dropped from cells while no
-    cell's predicted worst error passes the largest noise before. With K′ cells left every user's allowance is ε·K′/K,
-    rounded down: a function of public counts, never above ε. Charges are held to it as to ε. Too costly windows keep ε
-    and all cells.
-    """
-    counts, speed = public.counts, public.speed
-    plain = _enough_users(counts, public.admitted, speed.min_users)
-    if not plain.any():
-        return public, {"all": plain}, ()
-    part, micro = _active_part(counts, plain), public.allowance
-    per_cell = micro / int(np.bincount(part.pair_user).max())
-    threshold = unsuppressed_noise(part, per_cell, _suppressed_statistics(public.speed.statistics))
-    try:
-        suppression = suppress(
-            part,
-            per_cell,
-            statistics=_suppressed_statistics(public.speed.statistics),
-            min_users=speed.min_users,
-            threshold=threshold,
-            max_evaluations=MAX_EVALUATIONS if len(part.samples) <= MAX_PAIRS else 0,
-        )
-    except CostLimitError:
-        return public, {"all": plain}, ("suppression",)
-    allowance = micro * suppression.max_cells // suppression.max_cells_before
-    return (
-        replace(public, allowances=np.full(counts.n_users, allowance, dtype=np.int64)),
-        {"suppressed": _in_place(plain, suppression.samples)},
-        (),
-    )
+    return proposals, tuple(cut_short)
 
 
 def _in_place(plain: IntArray, samples: IntArray) -> IntArray:
@@ -240,8 +200,7 @@ def _suppressed_statistics(names: Sequence[str]) -> list[Statistic]:
 
 
 def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppression:
-    """The sweep of least predicted error, as plans are compared by. ``part``: the pairs of ``plain`` (P,) with
-    samples."""
+    """The sweep of least predicted error, as for plans. ``part``: the pairs of ``plain`` (P,) with samples."""
     return sweep_chop_user(
         part,
         public.allowance,
@@ -263,8 +222,7 @@ def _clipped(part: Counts, public: PublicWindow) -> IntArray:
 
 
 def duality_gap(plan: Plan, counts: Counts) -> float | None:
-    """Relative distance of the planned scales' objective to its proved lower bound; None without an allocation
-    program."""
+    """Relative distance of the planned scales' objective to its proved lower bound; None without a program."""
     speed, part = plan.terms.speed, plan.values
     if (
         part is None

@@ -22,8 +22,7 @@ from stream.terms import QUANTUM
 
 
 def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
-    """Bounds for the mean in km/h and the variance in (km/h)², by cell (C,), as far as they are released. Relation
-    "values"."""
+    """Bounds for the mean in km/h and the variance in (km/h)², by cell (C,), as far as released. Relation "values"."""
     total, kept = counts.by_cell(counts.samples), counts.by_cell(plan.retained)
     speed, biases = plan.terms.speed, {}
     upper, micro = speed.upper, 0 if plan.values is None else plan.values.mean_epsilon_micro
@@ -36,8 +35,7 @@ def worst_biases(plan: Plan, counts: Counts) -> dict[str, FloatArray]:
 
 
 def highest_means(plan: Plan, counts: Counts) -> FloatArray:
-    """The mean of each cell in which everybody is as fast as counts, in km/h, (C,): U, and less where caps take from
-    it. Public."""
+    """The mean of each cell in which all are as fast as counts, km/h, (C,): U, less where caps take from it. Public."""
     highest = np.full(counts.n_cells, plan.terms.speed.upper)
     return highest if plan.ranges is not None else highest - _of_caps(plan, counts) * QUANTUM
 

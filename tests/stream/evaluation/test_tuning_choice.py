@@ -15,8 +15,7 @@ from dpcore.accounting import epsilon_of_rho
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
 from stream.evaluation.leading import Outcome, Spending
-from stream.evaluation.settings import Setting, alternatives
-from stream.evaluation.tuning import EPSILONS, Search, Trial, Tuning, terms_of
+from stream.evaluation.tuning import EPSILONS, Search, Setting, Trial, Tuning, alternatives, terms_of
 from stream.evaluation.wants import Want
 from stream.statistics.participation.plan import participation_of
 from stream.statistics.plan import Due, Plan
@@ -49,7 +48,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, width: Width, most: float) -> Sear
         return Outcome(epsilon, epsilon, round(epsilon * 1e6), half_width, share, 1.0)
 
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
-    config = load_config(hourly.BUS, **{"speed.keep": "error", "speed.allocation": "uniform"} | PLAIN)
+    config = load_config(hourly.BUS, **{"speed.mean_mechanism": "baseline", "speed.allocation": "uniform"} | PLAIN)
     return Search(config, np.zeros(1, ROW), WANT, most, draws=1, seed=1)
 
 

@@ -25,7 +25,7 @@ START_US, WINDOWS, CARS = 1_772_600_400_000_000, 20, 400
 def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Events of five hours of the city, and what it noted of its whole windows."""
     with mock.patch.dict(os.environ, CITY):
-        config = load_config(REPO_ROOT / "config" / "riders.toml")
+        config = load_config(REPO_ROOT / "config" / "riders-live.toml")
     city, path = LiveCity(config, CARS, START_US), tmp_path_factory.mktemp("city") / "truth.ndjson"
     end = START_US + WINDOWS * 20_000_000
     events: list[dict[str, object]] = []
