@@ -30,8 +30,7 @@ from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
-from stream.protocol.content import ContentError
-from stream.protocol.parts import signer_of, statistics_of
+from stream.protocol.parts import ContentError, signer_of, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.messages import Messages
 from stream.storage.ledger import Ledger

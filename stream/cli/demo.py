@@ -18,7 +18,6 @@ from rich.live import Live
 
 from dpcore.budget import from_micro
 from dpcore.relation import NeighbouringRelation
-from stream.cli.demo_city import VEHICLES, report
 from stream.cli.demo_services import (
     GTFS_REALTIME,
     Demo,
@@ -29,7 +28,7 @@ from stream.cli.demo_services import (
     start_with_kafka,
     why_no_kafka,
 )
-from stream.cli.demo_view import Releases
+from stream.cli.demo_view import VEHICLES, Releases, report
 from stream.cli.options import (
     FAILED,
     HANDLED,

@@ -10,8 +10,7 @@ import numpy as np
 import structlog
 
 from dpcore.arrays import IdArray
-from stream.protocol.content import ContentError, content_of
-from stream.protocol.parts import Statistics
+from stream.protocol.parts import ContentError, Statistics, content_of
 from stream.statistics.pacing import spendable
 from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.storable import require_storable_plan

@@ -18,8 +18,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.messages.chain import ChainError, Signer, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.protocol.content import ContentError, content_of
-from stream.protocol.parts import Publisher, SlotRows, Statistics
+from stream.protocol.parts import ContentError, Publisher, SlotRows, Statistics, content_of
 from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
 from stream.statistics.window_release import Drawn
