@@ -89,8 +89,7 @@ def _losses(moved: IntArray, power: int, numerator: int, denominator: int) -> In
     if numerator < 0 or denominator < 1 or moved.min(initial=0) < 0:
         raise ParameterError(
             f"scale {numerator}/{denominator} or sensitivity {moved.min(initial=0)} is out of bounds; give numerators "
-            "and "
-            "sensitivities of 0 or more, and a denominator of at least 1"
+            "and sensitivities of 0 or more, and a denominator of at least 1"
         )
     if numerator == 0:
         if np.any(moved != 0):

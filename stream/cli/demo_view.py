@@ -210,10 +210,9 @@ class Releases:
         kind = "modelled mean" if window.modelled else "mean"
         raw = f"raw {window.busiest_raw()}, median {window.typical_raw()}  " if window.modelled else ""
         return (
-            f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  "
-            f"busiest {busy}: {kind} {window.busiest_mean()} km/h  "
-            f"all cells (median) {window.median_half_width()}, by events {window.typical_half_width()}  "
-            f"{raw}{counted}ε {window.epsilon:g}"
+            f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  busiest {busy}: "
+            f"{kind} {window.busiest_mean()} km/h  all cells (median) {window.median_half_width()}, by events "
+            f"{window.typical_half_width()}  {raw}{counted}ε {window.epsilon:g}"
         )
 
     def summary(self) -> str:

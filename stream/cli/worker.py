@@ -43,9 +43,8 @@ def command(config: ConfigFile = None) -> None:
         stop_service(str(error), FAILED)
     except (AuthenticationError, NoPermissionError) as error:
         stop_service(
-            f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the "
-            "rights that "
-            "docs/security.md lists",
+            f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the rights "
+            "that docs/security.md lists",
             FAILED,
         )
     except (OSError, RedisError, KafkaError) as error:

@@ -161,7 +161,6 @@ class Planning:
             accounting = "pure" if self.terms.privacy.zcdp is None else "zcdp"
             raise LedgerError(
                 f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting "
-                f"'{accounting}'; "
-                "restore the old settings until it is released"
+                f"'{accounting}'; restore the old settings until it is released"
             )
         return StoredPlan(plan, stored)

@@ -31,8 +31,7 @@ from stream.windows import Period, Slotting, utc_text
 
 AFRESH = (
     "Where that is impossible, stop every worker of the feed and give it a new name (if feeds share the ledger: each "
-    "of them, and "
-    "the ledger, too): a new ledger releases windows of periods that begin after it was born"
+    "of them, and the ledger, too): a new ledger releases windows of periods that begin after it was born"
 )
 """What an operator can do if the ledger is lost or bound to other settings."""
 
@@ -50,8 +49,7 @@ class SetBackError(LedgerError):
     def __init__(self, remembered: int, committed: int, of: str = "this feed") -> None:
         super().__init__(
             f"{committed} windows of {of} were committed, Redis remembers {remembered}: it was set back to an older "
-            "state and "
-            f"its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
+            f"state and its budgets with it, so nothing is released. Restore the newest append-only file. {AFRESH}"
         )
         self.remembered, self.committed = remembered, committed
 
@@ -74,8 +72,7 @@ class RetiredError(LedgerError):
     def __init__(self, period: str) -> None:
         super().__init__(
             f"period {period} is retired: no event of it could come any more, and what was spent in it is deleted, so "
-            "its windows "
-            "are not released. Leave them; 'hexveil ledger show' says which periods are retired"
+            "its windows are not released. Leave them; 'hexveil ledger show' says which periods are retired"
         )
 
 
@@ -99,9 +96,8 @@ class OutOfTurnError(LedgerError):
         if other > slot:
             why = (
                 f"{window} is never released, because the later window {beside} was planned already: windows are "
-                "released in the order "
-                "of their time, or the order would tell what nobody paid for. Leave it, and replay recordings oldest "
-                "first"
+                "released in the order of their time, or the order would tell what nobody paid for. Leave it, and "
+                "replay recordings oldest first"
             )
         elif other < slot:
             why = (
@@ -282,8 +278,7 @@ class Ledger:
         if known not in ("", identity):
             raise LedgerError(
                 f"the users of this ledger are what {known} names, the configuration says {identity}; by another name "
-                "everybody "
-                "would get a second budget in the same period. Restore feed.topic, feed.format and user in "
+                "everybody would get a second budget in the same period. Restore feed.topic, feed.format and user in "
                 f"[feed.fields]. {AFRESH}"
             )
 
@@ -398,8 +393,7 @@ class Ledger:
         if "GENERATION" in said:
             return LedgerError(
                 "the ledger generation of the plan is gone from Redis; budgets spent are unknown, so nothing is "
-                "released. "
-                "Restore Redis from its append-only file"
+                "released. Restore Redis from its append-only file"
             )
         return None
 
