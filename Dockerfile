@@ -11,7 +11,7 @@ RUN python -m venv /opt/hexveil
 COPY requirements.lock pyproject.toml LICENSE README.md hexveil.py ./
 COPY dpcore dpcore
 COPY stream stream
-COPY config/bus-fleet.toml config/riders.toml config/
+COPY config/bus-fleet.toml config/riders-live.toml config/
 RUN /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.lock && \
     /opt/hexveil/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation .
 

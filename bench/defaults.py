@@ -1,4 +1,4 @@
-"""Measures how useful the maps of the shipped configurations are, on recorded days and generated cities. NOT PRIVATE.
+"""Measures how useful the maps of `bus-fleet.toml` are, on recorded days and generated cities. NOT PRIVATE.
 
 For each feed: the share of events in cells whose leading number has a 95 % interval of ±8 km/h or better, how often
 that interval holds the true mean over samples, how often the number that the release is of (under "participation" a
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.cities import KINDS, rows_of, timetable
-from bench.hourly import SETTINGS, hourly_config
+from bench.hourly import FILES, hourly_config
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from stream.config import Config, load_config
@@ -145,8 +145,8 @@ def summary(case: Case, seeds: Sequence[Figures], draws: int) -> dict[str, Any]:
 
 def cases_of(feeds: Sequence[str]) -> Iterator[Case]:
     """Every map of these feeds."""
-    yield from ((file, "shipped", feed) for file in SETTINGS for feed in feeds)
-    yield from ((file, "hourly", feed) for file in SETTINGS for feed in feeds if feed in COMPARED)
+    yield from (("bus-fleet", "shipped", feed) for feed in feeds)
+    yield from ((file, "hourly", feed) for file in FILES for feed in feeds if feed in COMPARED)
     yield from (("bus-fleet", variant, feed) for variant in VARIANTS for feed in feeds if feed in VARIED)
 
 

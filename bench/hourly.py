@@ -1,63 +1,26 @@
 """The shipped configurations with windows of an hour and ε = 2, by which most figures of the documents were measured.
 
-What depends on these settings stays as it is when better defaults are shipped. ``python -m bench.hourly`` writes them
-as hourly-bus-fleet.toml and hourly-riders.toml into the working folder.
+They are files beside this module, so what depends on them stays as it is when better defaults are shipped.
+``python -m bench.hourly`` copies them as hourly-bus-fleet.toml and hourly-riders.toml into the working folder.
 """
 
 from __future__ import annotations
 
-import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stream.config import Config, load_config
-from stream.config.rewriting import rewritten
-from stream.local import REPO_ROOT
 
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "bus-fleet": {
-        "window.slot": "1h",
-        "privacy.epsilon": 2.0,
-        "privacy.budget": 48.0,
-        "hexagons.resolution": 7,
-        "speed.statistics": ["mean", "variance"],
-        "speed.sum_cap": 0.7,
-        "speed.suppression": "chop-user",
-    },
-    "riders": {
-        "window.slot": "1h",
-        "privacy.epsilon": 2.0,
-        "privacy.budget": 16.0,
-        "feed.quality.frozen": "0s",
-        "feed.quality.teleport_km_h": 0,
-        "speed.statistics": ["mean", "variance"],
-        "speed.clipping": "none",
-    },
-}
-"""What replaces the shipped values, by configuration and dotted keys; besides, sparse hexagons are not merged. Made-up
-riders may be anywhere at any time, so no rule refuses their fixes."""
-
-UNMERGED: Mapping[str, Any] = {"merge_until": None, "coarsest_resolution": 0}
-"""Keys of [hexagons] that are left out, and what that means."""
-_MERGING = re.compile(rf"(?m)^({'|'.join(UNMERGED)}) = .*\n")
-
-
-def hourly_text(name: str) -> str:
-    """The TOML of the hourly configuration ``name``, "bus-fleet" or "riders"."""
-    return rewritten(_MERGING.sub("", _shipped(name)), SETTINGS[name], "hourly").replace("  # hourly\n", "\n")
+FILES: Mapping[str, Path] = {name: Path(__file__).with_name(f"hourly-{name}.toml") for name in ("bus-fleet", "riders")}
 
 
 def hourly_config(name: str, **settings: Any) -> Config:
-    """The hourly configuration ``name`` with further ``settings``, by dotted keys."""
-    unmerged = {f"hexagons.{key}": UNMERGED[key] for key in _MERGING.findall(_shipped(name))}
-    return load_config(REPO_ROOT / "config" / f"{name}.toml", **(unmerged | dict(SETTINGS[name]) | settings))
-
-
-def _shipped(name: str) -> str:
-    return (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
+    """The hourly configuration ``name``, "bus-fleet" or "riders", with further ``settings``, by dotted keys."""
+    return load_config(FILES[name], **settings)
 
 
 if __name__ == "__main__":
-    for name in SETTINGS:
-        Path(f"hourly-{name}.toml").write_text(hourly_text(name), encoding="utf-8")
+    for file in FILES.values():
+        shutil.copy(file, ".")

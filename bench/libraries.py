@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from typing import Any
 import h3
 
 import dpcore
-from bench.hourly import hourly_text
+from bench.hourly import FILES
 from bench.progress import shown
 from dpcore.noise import Noise
 
@@ -111,7 +112,7 @@ def _truth(fixes: Fixes) -> tuple[dict[str, float], dict[str, int]]:
 
 def _hexveil(folder: str, *arguments: str) -> str:
     command = [sys.executable, "-m", "stream", *arguments, "--config", "hexveil.toml"]
-    (Path(folder) / "hexveil.toml").write_text(hourly_text("riders"), encoding="utf-8")
+    shutil.copy(FILES["riders"], Path(folder) / "hexveil.toml")
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from aiokafka import AIOKafkaProducer
 from redis.asyncio import Redis
 from scipy import stats
 
-from bench.hourly import hourly_text
+from bench.hourly import FILES
 from bench.sse import Remote
 from stream.config import Config, load_config
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, RedisServer, free_port
@@ -89,7 +90,7 @@ async def _soaked(sizes: Sizes) -> dict[str, Any]:
         kafka, redis = stack.enter_context(KafkaServer(start_seconds=300)), stack.enter_context(RedisServer())
         settings = bench_settings(kafka.bootstrap, redis.url, folder)
         file = folder / "hexveil.toml"
-        file.write_text(hourly_text("bus-fleet"), encoding="utf-8")
+        shutil.copy(FILES["bus-fleet"], file)
         config = load_config(file, **settings)
         await create_topics(config)
         processes = {name: stack.enter_context(_Process(name, settings, folder)) for name in ("worker", "serve")}

@@ -25,8 +25,10 @@ from bench.progress import shown
 from bench.recordings import absent, path_of_day, recordings
 from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
+from dpcore.relation import NeighbouringRelation
 from research.live_feeds import LIVE, ROLLING
 from stream.config import Config, load_config
+from stream.config.fleets import fleet_map
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.ingestion.pseudonyms import KEY_BYTES
@@ -82,7 +84,10 @@ SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bus": ("bus-fleet", {}),
     "bus, 15 min": ("bus-fleet", {"window.slot": "15m", "privacy.epsilon": 0.125, "hexagons.resolution": 7}),
     "bus, live": ("bus-fleet", UNMERGED | LIVE | ROLLING | {"speed.clipping": "residual"}),
-    "riders": ("riders", {}),
+    "riders": (
+        "riders-live",
+        fleet_map(NeighbouringRelation.PARTICIPATION, 300).keys(NeighbouringRelation.PARTICIPATION),
+    ),
 }
 """Shipped file and what replaces its values, by the name of a configuration."""
 

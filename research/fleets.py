@@ -1,8 +1,8 @@
 """What map a fleet can fill: the table of fleets (:mod:`stream.config.fleets`). NOT PRIVATE: it knows the truth.
 
 ``python -m research fleets``: recorded and simulated buses under "values", at (12, 10⁻⁶) a day, by accounting "zcdp"
-with rolling grants and residual clipping; and the simulated ones under "participation" at ε = 0.25 a window, as if
-vehicles were replaced once they have paid for four hours. One draw each through ``hexveil evaluate --live``. Of each
+with rolling grants and residual clipping; and cars of the demo's city under "participation" at (4, 10⁻⁶) a day. Three
+draws each through ``hexveil evaluate --live``, of 10 000 buses one. Of each
 resolution and timeslot, with the vehicles on the road (median of the windows): share of events within ±5 km/h, MAE in
 km/h, the median half width, coverage, and skill. Positive skill says more than the typical map of the other windows.
 """
@@ -24,14 +24,21 @@ VALUES_MAPS = {
     "city:3600/12": ((7, "15m"),),
     "city:10000/9": ((7, "5m"), (8, "15m")),
 }
-RIDERS_MAPS = {"city:300/14": SMALL[:2], "city:1600/14": ((6, "15m"), (7, "15m"))}
-"""Resolutions and timeslots that are tried on each feed. What 10 000 riders get, ``make demo`` measures."""
-RIDERS: dict[str, Any] = {
-    "privacy.epsilon": 0.25,
-    "privacy.budget": 24.0,
-    "speed.clipping": "none",
-    "feed.domain": {"south": 30.117, "west": -97.914, "north": 30.583, "east": -97.568},
+RIDERS_MAPS = {
+    "cars:300": SMALL[:2],
+    "cars:1200": ((6, "15m"), (7, "15m")),
+    "cars:4000": ((7, "15m"), (8, "15m")),
+    "cars:10000": ((8, "15m"),),
 }
+"""Resolutions and timeslots that are tried on each feed."""
+RIDERS: dict[str, Any] = {
+    "privacy.budget": 4.0,
+    "speed.clipping": "none",
+    "feed.domain": {"south": 30.133, "west": -97.895, "north": 30.401, "east": -97.586},
+}
+WINDOWS = {5: 16, 6: 12, 7: 8, 8: 6}
+"""By resolution: how many the budget of a day pays for of a user who stays in one hexagon. So four hours of driving are
+paid for."""
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -53,6 +60,7 @@ def run(quick: bool) -> dict[str, Any]:
 def measured(feed: str, relation: NeighbouringRelation, resolution: int, slot: str) -> dict[str, Any]:
     """The facts of :class:`stream.evaluation.live.LiveScore`."""
     print(feed, relation, resolution, slot, file=sys.stderr)
-    mechanism = VALUES["and residual"] if relation == NeighbouringRelation.VALUES else RIDERS
+    riders = RIDERS | {"privacy.windows": WINDOWS[resolution]}
+    mechanism = VALUES["and residual"] if relation == NeighbouringRelation.VALUES else riders
     config = config_of(feed, relation, mechanism | {"window.slot": slot, "hexagons.resolution": resolution})
-    return evaluate_live(config, windows_of(feed, config), 1).facts()
+    return evaluate_live(config, windows_of(feed, config), 1 if feed == "city:10000/9" else 3).facts()

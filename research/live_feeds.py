@@ -2,7 +2,8 @@
 
 ``DAY``: one of CapMetro's recorded days; ``DAY:10``: as ten clones, their times shifted by up to six minutes;
 ``DAY+DAY``: several days; ``taxis``: T-Drive's 591 taxis in Beijing, speeds derived from positions; ``city:N``: two
-days of N simulated vehicles; ``city:N/H``: H hours from midnight in Austin on. Constants of the product were chosen on
+days of N simulated vehicles; ``city:N/H``: H hours from midnight in Austin on; ``cars:N``: five hours of
+the demo's city with N cars. Constants of the product were chosen on
 CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16 alone.
 """
 
@@ -26,6 +27,9 @@ from stream.diagnosis.reading import read_recording
 from stream.evaluation.living import Exact, exact_windows
 from stream.local import REPO_ROOT
 from stream.offline import split_by_slot
+from stream.sources.fleet import Fleet
+from stream.sources.live_city import Cars, traffic_in
+from stream.sources.network import build_network
 from stream.sources.simulate import Simulation, simulated_fleet
 from stream.storage.row_store import ROW
 
@@ -61,9 +65,10 @@ VALUES: dict[str, dict[str, Any]] = {
     "and residual": ROLLING | {"speed.clipping": "residual"},
 }
 """Mechanisms under "values", each beside the one before (S14, S15, S17, S16)."""
+PURE: dict[str, Any] = {"privacy.accounting": "pure", "privacy.delta": None, "privacy.windows": None}
 PARTICIPATION: dict[str, dict[str, Any]] = {
-    "Laplace": {"privacy.epsilon": 12 / 96, "speed.clipping": "none"},
-    "and carried": {"privacy.epsilon": 12 / 96, "speed.clipping": "carried"},
+    "Laplace": PURE | {"privacy.epsilon": 12 / 96, "speed.clipping": "none"},
+    "and carried": PURE | {"privacy.epsilon": 12 / 96, "speed.clipping": "carried"},
     "Gaussian": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "none"},
     "Gaussian, carried": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "carried"},
 }
@@ -78,8 +83,9 @@ def config_of(feed: str, relation: NeighbouringRelation, mechanism: dict[str, An
         plain |= {"hexagons.merge_until": None}
     else:
         plain |= {"window.publication_margin": "30s", "feed.quality.teleport_km_h": 0, "feed.quality.frozen": "0s"}
-    place = BEIJING if feed == "taxis" else {"feed.format": "canonical" if feed.startswith("city") else "capmetro"}
-    file = REPO_ROOT / "config" / ("bus-fleet.toml" if values else "riders.toml")
+    made = feed.startswith(("city", "cars"))
+    place = BEIJING if feed == "taxis" else {"feed.format": "canonical" if made else "capmetro"}
+    file = REPO_ROOT / "config" / ("bus-fleet.toml" if values else "riders-live.toml")
     key = {"privacy.user_key_file": str(Path(_folder()) / "user.key")}
     return load_config(file, **(LIVE | plain | place | key | mechanism))
 
@@ -100,6 +106,8 @@ def rows_of(feed: str, config: Config) -> Rows:
     if name == "city":
         vehicles, _, hours = times.partition("/")
         return _simulated(config, int(vehicles), int(hours or 48))
+    if name == "cars":
+        return _driven(config, int(times))
     if name == "taxis":
         return read_recording(config, recordings() / "tdrive/tdrive-600.csv.gz", config.feed.recorded_format)[0]
     days = [read_recording(config, recordings() / path_of_day(day), config.feed.format)[0] for day in name.split("+")]
@@ -128,8 +136,21 @@ def _simulated(config: Config, vehicles: int, hours: int, start: str = "2026-03-
     """Fixes of a simulated fleet, one in two minutes, without faults."""
     begin = round(datetime.fromisoformat(start).timestamp() * 1e6)
     simulation = Simulation(config.feed, vehicles, begin, interval=timedelta(minutes=2))
-    fleet, parts = simulated_fleet(simulation)[0], []
-    while fleet.now_us < begin + hours * 3_600_000_000:
+    return _rows_until(config, simulated_fleet(simulation)[0], begin + hours * 3_600_000_000)
+
+
+def _driven(config: Config, vehicles: int) -> Rows:
+    """Five hours of the cars of the demo's city, without its haste: a fix in two minutes, a drive of 3:45 at most."""
+    begin, rng = round(datetime.fromisoformat("2026-03-03T12:30:00+00:00").timestamp() * 1e6), np.random.default_rng(1)
+    domain, zone = config.feed.domain, ZoneInfo(config.feed.timezone)
+    network, traffic = build_network(domain, 120, rng), traffic_in(domain, 1, begin, zone)
+    cars = Cars(network, traffic, domain, vehicles, rng, interval=120.0)
+    return _rows_until(config, cars, begin + 5 * 3_600_000_000)
+
+
+def _rows_until(config: Config, fleet: Fleet | Cars, end_us: int) -> Rows:
+    parts = []
+    while fleet.now_us < end_us:
         fixes = fleet.step()
         rows = np.zeros(len(fixes.vehicle), dtype=ROW)
         rows["user"], rows["time"] = fixes.vehicle + 1, fixes.time

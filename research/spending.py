@@ -47,9 +47,7 @@ class Sizes:
     budgets: tuple[int, ...]
 
 
-FULL = Sizes(
-    ("2016-11-26", "2017-03-21", "fleet of 541"), ("hourly", "shipped"), (0.1, 0.25, 0.5, 1.0, 2.0, 4.0), 3, (4, 8, 16)
-)
+FULL = Sizes(("2016-11-26", "2017-03-21", "fleet of 541"), ("hourly",), (0.1, 0.25, 0.5, 1.0, 2.0, 4.0), 3, (4, 8, 16))
 QUICK = Sizes(("dense and slow",), ("hourly",), (0.5, 2.0), 1, (2,))
 
 
@@ -60,7 +58,7 @@ def run(quick: bool) -> dict[str, Any]:
     days = [f"capmetro/{feed}.csv.gz" for feed in sizes.feeds if feed[0].isdigit()]
     if missing := absent(*days):
         return {"skipped": missing}
-    cases = [(relation, feed, map_name) for relation in RELATIONS for feed in sizes.feeds for map_name in sizes.maps]
+    cases = [(relation, feed, name) for relation in RELATIONS for feed in sizes.feeds for name in sizes.maps]
     errors = [entry for case in shown(cases, "error by epsilon") for entry in _errors(*case, sizes)]
     paced = [
         _day(relation, feed, grants, admission, sizes.trials)

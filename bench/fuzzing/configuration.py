@@ -10,7 +10,7 @@ from typing import Self
 from bench.fuzzing.hunting import FolderTarget, Hunt
 from bench.fuzzing.mutation import NUMBERS, TEXTS, Mutator
 from stream.config import Config, ConfigError, load_config
-from stream.config.environment import variables
+from stream.config.loading import variables
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT
@@ -47,7 +47,7 @@ class Configuration(FolderTarget):
     def __enter__(self) -> Self:
         super().__enter__()
         self._file = self.folder / "hexveil.toml"
-        shipped = [REPO_ROOT / "config" / name for name in ("bus-fleet.toml", "riders.toml")]
+        shipped = [REPO_ROOT / "config" / name for name in ("bus-fleet.toml", "riders-live.toml")]
         texts = [re.sub(r"(?m)^\[redis\]\nurl = .*\n", _REDIS, path.read_text(encoding="utf-8")) for path in shipped]
         assert all(_REDIS in text for text in texts)
         self._seeds = [_without_comments(text) for text in texts]

@@ -16,8 +16,8 @@ from stream.diagnosis.recognition import recognised
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.sources.lines import RecordingError
-from stream.sources.ordering import in_time_order
 from stream.sources.recording import Recording
+from stream.sources.replay import in_time_order
 
 _SOUND, _MUTATED, _FILES = 8, 24, 6
 _CELLS = (

@@ -229,7 +229,7 @@ class Readers(Target):
         for mechanism in mechanisms:
             whole.append(f"histograms/{start}/{mechanism}?{named}")
             whole += [f"histograms/{start}/count?bbox={box}&mechanism={mechanism}&{named}" for box in _BOXES]
-        return [f"/api/v1/{path}" for path in whole] + [f"/dashboard/usual?window={start}"]
+        return [f"/api/v1/{path}" for path in whole]
 
     async def _ask(self, path: str, cells: int | None) -> None:
         async with self._client.get(path) as answer:

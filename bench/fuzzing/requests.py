@@ -27,7 +27,7 @@ from stream.serve.reading.intake import Arrival, Intake
 
 _PATHS = (
     "/", "/healthz", "/readyz", "/metrics", "/licences.md", "/assets/x", "/dashboard/settings",
-    "/dashboard/usual?window={}", "/dashboard/basemap.pmtiles",
+    "/dashboard/basemap.pmtiles",
     "/api/v1/openapi.json", "/api/v1/windows?limit={}", "/api/v1/windows/{}",
     "/api/v1/hexagons?window={}&bbox={}&resolution={}&format={}",
     "/api/v1/cells/{}?limit={}", "/api/v1/histograms?limit={}", "/api/v1/histograms/{}/count?bbox={}&mechanism={}",

@@ -68,7 +68,7 @@ Goal = Literal["absolute", "relative"]
 GOALS: tuple[Goal, ...] = ("absolute", "relative")
 
 TRUSTED = 50.0
-"""In s/ε: answers from this size on, about 35 standard deviations of one draw, are those of the expected counts."""
+"""Answers of this size in s/ε (about 35 standard deviations of one draw) and more are those of the expected counts."""
 
 CONFORMING_ROUNDS = 3
 MOST = 3.0

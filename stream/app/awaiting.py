@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from stream.config import Config
-from stream.config.addresses import redacted
+from stream.config.servers import redacted
 from stream.messages.message import WINDOW
 from stream.servers.connection import kafka_options
 from stream.storage.client import redis_client

@@ -8,7 +8,7 @@ from mode import Service
 
 from dpcore.relation import NeighbouringRelation
 from stream.app.worker import Worker
-from stream.config.addresses import redacted
+from stream.config.servers import redacted
 from stream.diagnosis.live import KINDS, MAY_BE_RIGHT, FeedDoubts
 from stream.ingestion.decoding import Decoder
 from stream.ingestion.pseudonyms import load_user_key

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from dpcore.relation import NeighbouringRelation
 from stream.app.process import ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
-from stream.messages.retention import KEPT_PERIODS
+from stream.messages.topics import KEPT_PERIODS
 from stream.protocol.close_process import PUBLICATION_LEAD_SECONDS, begin_anew, close_in_process, publish_in_process
 from stream.storage.retirement import Retirement
 from stream.storage.shared_ledger import SharedLedger

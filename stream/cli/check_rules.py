@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.config.feed import MAX_CELLS_PER_USER, MAX_EVENTS_PER_USER, MAX_FUTURE
+from stream.config.feed import MAX_CELLS_PER_USER, MAX_EVENTS_PER_USER, MAX_FUTURE, ORIGIN_DEGREES
 from stream.config.public_cells import MAX_CELLS
-from stream.config.quality import ORIGIN_DEGREES
 
 
 class Rule(NamedTuple):

@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.live import Live
 
-from dpcore.budget import from_micro
 from dpcore.relation import NeighbouringRelation
 from stream.cli.demo_services import (
     GTFS_REALTIME,
@@ -29,6 +28,7 @@ from stream.cli.demo_services import (
     why_no_kafka,
 )
 from stream.cli.demo_view import VEHICLES, Releases, report
+from stream.cli.init import for_fleet
 from stream.cli.options import (
     FAILED,
     HANDLED,
@@ -41,6 +41,7 @@ from stream.cli.options import (
     stopped_by_signals,
 )
 from stream.config import Config
+from stream.config.search import LOCAL
 from stream.embedded import EmbeddedError
 from stream.local import LocalServerError, free_port, tail
 from stream.sources.lines import RecordingError
@@ -63,7 +64,10 @@ def command(
             "a live city under 'participation', buses under 'values'.",
         ),
     ] = None,
-    fleet: Annotated[int | None, typer.Option(min=1, help="Simulate so many buses, under 'values'.")] = None,
+    fleet: Annotated[
+        int | None,
+        typer.Option(min=1, help="Simulate so many buses, by default with what 'hexveil init --vehicles' writes."),
+    ] = None,
     file_format: Annotated[str | None, typer.Option("--format", help="Format of --feed.")] = None,
     kafka: Annotated[
         bool | None,
@@ -76,13 +80,17 @@ def command(
         _require_bindings()
     elif feed is not None and not Path(feed).is_file():
         stop(f"{feed}: no such file")
-    chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
-    settings = read_config(chosen)
-    named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
     interrupts = Interrupts()
     try:
         with tempfile.TemporaryDirectory(prefix="hexveil-demo-") as folder:
             scratch = Path(folder)
+            if fleet is not None and config is None:
+                config = scratch / LOCAL
+                config.write_text(for_fleet(NeighbouringRelation.VALUES, fleet), encoding="utf-8")
+                typer.echo(f"Configuration: what 'hexveil init --vehicles {fleet}' writes", err=True)
+            chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
+            settings = read_config(chosen)
+            named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
             if feed is not None and not is_agency:
                 feeding = Feeding(Path(feed), file_format or settings.feed.format)
             elif is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
@@ -181,5 +189,8 @@ async def _ledger_text(config: Config) -> str:
     async with redis_client(config.redis) as redis:
         ledger = Ledger.of(redis, config)
         totals = [(period, *await ledger.total(period)) for period in await ledger.periods()]
-    lines = [f"  {period}: ε {from_micro(micro):.6f} charged in all, {users} users" for period, users, micro in totals]
+    symbol, (_, per_one) = "ε" if config.privacy.accounting == "pure" else "ρ", config.privacy.ledger_unit
+    lines = [
+        f"  {period}: {symbol} {units / per_one:.6f} charged in all, {users} users" for period, users, units in totals
+    ]
     return "\n".join(["Inside the trust boundary; you see it because you are the operator. Never publish:", *lines])

@@ -42,8 +42,7 @@ from stream.messages.message import OUTPUT_TOPICS, Message
 from stream.messages.topics import create_topics
 from stream.servers.connection import kafka_options
 from stream.sources.delivery import Pacer, Progress
-from stream.sources.invented_schedule import invented_schedule
-from stream.sources.invented_streets import ATTRIBUTION, street_map
+from stream.sources.invented_city import ATTRIBUTION, invented_schedule, streets
 from stream.sources.live_city import LiveCity, Truth
 from stream.sources.messages import Messages
 from stream.sources.places import as_area, as_table, places
@@ -54,13 +53,13 @@ from stream.storage.ledger import Ledger
 
 _IDLE_TIMEOUT = "8s"
 """Wall time after which the last window of a recording that has ended is closed."""
-_PACE = 1200
-"""Simulated seconds per second, so that a window of three hours closes every nine seconds."""
+_WINDOW_SECONDS = 10
+"""How long a window of simulated buses lasts in the demo."""
 _AGENCY_PACE = 720
-"""The same of the simulated agency, polled every second: a fix of a vehicle in twelve minutes, a window in 15 s."""
+"""Simulated seconds per second of the simulated agency, polled every second: a fix of a vehicle in twelve minutes."""
 GTFS_REALTIME = "gtfs-rt"
 """Name of the simulated agency among the sources."""
-_PLACES, _STREETS, _AREA = "places.json", "streets.pmtiles", "city.geojson"
+_PLACES, _STREETS, _AREA = "places.json", "streets.geojson", "city.geojson"
 """Files of the simulated city, which the dashboard shows."""
 _FOLLOW_SECONDS = 0.1
 _LISTENS_SECONDS = 60.0
@@ -81,8 +80,9 @@ class Feeding:
     vehicles: int = 300
     truth: Path | None = None
 
-    def commands(self, timezone: str) -> dict[str, list[str]]:
+    def commands(self, config: Config) -> dict[str, list[str]]:
         """Command lines of the source, and of what it reads from."""
+        timezone = config.feed.timezone
         if self.agency_port is not None:
             polling = ["gtfs-rt", self.agency_url, "--interval", "1s", "--json"]
             return self.agency_command(timezone) | {"source": polling}
@@ -91,7 +91,7 @@ class Feeding:
         elif self.truth is not None:
             source = ["simulate", "--city", "--vehicles", str(self.vehicles), "--truth", str(self.truth)]
         else:
-            source = self._simulating(timezone, _PACE)
+            source = self._simulating(timezone, _pace(config))
         return {"source": [*source, "--json"]}
 
     @property
@@ -124,7 +124,7 @@ class Feeding:
             return city.messages(Truth(city, self.truth)), Pacer(1.0, live=True), city.start_us
         if self.file is None:
             simulation = self.simulation(config.feed)
-            return simulate(simulation), Pacer(_PACE, live=True), simulation.start_us
+            return simulate(simulation), Pacer(_pace(config), live=True), simulation.start_us
         if config.relation == NeighbouringRelation.PARTICIPATION:
             raise FeedingError(
                 "under relation 'participation' it must not depend on the recording which windows are released; name "
@@ -132,6 +132,11 @@ class Feeding:
                 f"hexveil replay {self.file} --offline --from 2017-03-21 --until 2017-03-22 --out releases.ndjson"
             )
         return Replay(self.file, self.file_format, config.feed), Pacer(None), None
+
+
+def _pace(config: Config) -> int:
+    """Simulated seconds per second of simulated buses."""
+    return round(config.window.slot.total_seconds() / _WINDOW_SECONDS)
 
 
 def _morning(timezone: str) -> datetime:
@@ -191,10 +196,10 @@ class Setup:
             chosen["HEXVEIL_PARTICIPATION__GEOJSON"] = str(area := self.scratch / _AREA)
             area.write_text(json.dumps(as_area(chart)), encoding="utf-8")
         (self.scratch / _PLACES).write_text(json.dumps(table), encoding="utf-8")
-        if settings.public.basemap is None:
-            chosen["HEXVEIL_PUBLIC__BASEMAP"] = str(streets := self.scratch / _STREETS)
+        if settings.public.basemap is None and settings.public.streets is None:
+            chosen["HEXVEIL_PUBLIC__STREETS"] = str(lines := self.scratch / _STREETS)
             said = ATTRIBUTION if self.feeding.truth is None else said_of(settings)
-            streets.write_bytes(street_map(settings.feed.domain, simulation.seed, said))
+            lines.write_text(json.dumps(streets(settings.feed.domain, simulation.seed, said)), encoding="utf-8")
         return chosen
 
     def child(self, name: str, arguments: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
@@ -242,7 +247,7 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
     typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
     _tell_dashboard(settings)
     _tell_agency(setup.feeding)
-    commands = {"serve": ["serve"], "worker": ["worker"]} | setup.feeding.commands(settings.feed.timezone)
+    commands = {"serve": ["serve"], "worker": ["worker"]} | setup.feeding.commands(settings)
     processes = _start(stack, setup, commands)
 
     async def follow(releases: Releases) -> None:

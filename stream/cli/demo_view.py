@@ -16,9 +16,7 @@ from zoneinfo import ZoneInfo
 from rich.table import Table
 
 from dpcore.errors import ParameterError
-from dpcore.relation import NeighbouringRelation
 from stream.config import Config
-from stream.config.fleets import fleet_map
 from stream.messages.estimate import RELEASED, estimates_of
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
 from stream.sources.live_city import LIVES_FOR
@@ -229,12 +227,7 @@ class Releases:
 
 
 VEHICLES = 10_000
-_KEYS = fleet_map(NeighbouringRelation.PARTICIPATION, VEHICLES).keys(NeighbouringRelation.PARTICIPATION)
 CITY = {
-    **{
-        f"HEXVEIL_{key.replace('.', '__').upper()}": str(_KEYS[key])
-        for key in ("hexagons.resolution", "privacy.epsilon", "privacy.budget", "speed.clipping")
-    },
     "HEXVEIL_WINDOW__SLOT": "20s",
     "HEXVEIL_WINDOW__ALLOWED_DELAY": "2s",
     "HEXVEIL_WINDOW__PUBLICATION_MARGIN": "3s",

@@ -51,7 +51,7 @@ def iso(micros: int) -> str:
 
 
 class TooLateError(ValueError):
-    """By the clock, every event would be late; the message says what to do."""
+    """Every event would be late by the broker's clock; the message says what to do."""
 
 
 def _in_time(config: Config, blocks: Iterable[Messages]) -> Iterator[Messages]:

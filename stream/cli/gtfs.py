@@ -17,9 +17,8 @@ from stream.cli.feeding import refusals
 from stream.cli.options import FAILED, ConfigFile, choose_config, stop
 from stream.config import Config, ConfigError, load_config
 from stream.config.public_cells import MAX_CELLS
-from stream.sources.modes import Mode
 from stream.sources.places import Places, as_area, as_features, as_table, places
-from stream.sources.schedule import Schedule, ScheduleError, read_schedule
+from stream.sources.schedule import Mode, Schedule, ScheduleError, read_schedule
 from stream.sources.scheduled_speed import scheduled_speeds
 from stream.sources.timetable import Timetable, read_timetable
 

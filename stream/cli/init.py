@@ -27,18 +27,20 @@ def command(
     """Write a complete configuration with comments."""
     if path.exists() and not force:
         stop(f"{path} exists; choose another name or pass --force")
-    text = template(relation).read_text(encoding="utf-8")
-    if vehicles is not None:
-        text = _for_fleet(text, relation, vehicles)
+    text = for_fleet(relation, vehicles)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         stop(f"{path}: {error.strerror}; name a file in a folder that you may write to")
     named = "" if path == LOCAL else f" --config {path}"
-    typer.echo(f"{path} written. Set feed, epsilon and budget in it, then run: hexveil check{named}")
+    typer.echo(f"{path} written. Set feed and budget in it, then run: hexveil check{named}")
 
 
-def _for_fleet(text: str, relation: NeighbouringRelation, vehicles: int) -> str:
+def for_fleet(relation: NeighbouringRelation, vehicles: int | None) -> str:
+    """The configuration of the live map that so many vehicles on the road can fill; None: the shipped one."""
+    text = template(relation).read_text(encoding="utf-8")
+    if vehicles is None:
+        return text
     from stream.config.fleets import fleet_map  # with the whole configuration, which is slow to import
     from stream.config.rewriting import rewritten
 

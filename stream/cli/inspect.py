@@ -20,10 +20,9 @@ from stream.cli.options import UNREACHABLE, AsJson, ConfigFile, choose_config, s
 
 if TYPE_CHECKING:
     from stream.config import Config
-    from stream.diagnosis.inspection import Inspection
+    from stream.diagnosis.inspection import Inspection, Suggestion
     from stream.diagnosis.measures import Measures
     from stream.diagnosis.observations import Observations
-    from stream.diagnosis.suggestion import Suggestion
 
 NOT_PRIVATE = (
     "NOT PRIVATE: what follows are true facts about users. Keep it inside the trust boundary, and publish none of it."
@@ -108,9 +107,9 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
     """The inspection of ``source``; exit 2 if it cannot be read, 3 if a server does not answer."""
     from stream.config import ConfigError
     from stream.diagnosis.inspection import inspect
+    from stream.diagnosis.live import TopicUnreachableError
     from stream.diagnosis.observations import InspectionError
     from stream.diagnosis.observing import observe_file
-    from stream.diagnosis.topic import TopicUnreachableError
     from stream.sources.lines import RecordingError
     from stream.sources.polling import FetchError
 
@@ -140,7 +139,7 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
 
 
 def _copy_standard_input(copy: Path) -> None:
-    """Of a snapshot at most one byte more than one may have."""
+    """Copy standard input to a file: of a snapshot one byte more than it may have, so that a larger one is noticed."""
     from stream.diagnosis.snapshots import form_of
     from stream.sources.file_kinds import HEAD_BYTES, unpacked
     from stream.sources.snapshots import LARGEST_SNAPSHOT
@@ -157,8 +156,8 @@ def _copy_standard_input(copy: Path) -> None:
 def _of_topic(topic: str, limit: int, given: Config | None, config: Path | None) -> Inspection:
     from stream.config import load_config
     from stream.diagnosis.inspection import inspect
+    from stream.diagnosis.live import newest_messages
     from stream.diagnosis.observing import observe_messages
-    from stream.diagnosis.topic import newest_messages
 
     kafka = load_config(choose_config(config)).kafka
     values, arrived_us, unread = asyncio.run(newest_messages(kafka, topic, limit))
@@ -254,7 +253,7 @@ def _plot(seen: Observations, measures: Measures, folder: Path) -> None:
 def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) -> None:
     from stream.config import ConfigError, find_config, load_config
     from stream.config.search import template
-    from stream.diagnosis.suggestion import configuration
+    from stream.diagnosis.inspection import configuration
 
     if not lines:
         stop("nothing to suggest, because no fix can be used: set what the faults say in a configuration, --config")

@@ -73,7 +73,7 @@ def asked(settings: Config, answer: Coroutine[Any, Any, T]) -> T:
     from aiokafka.errors import KafkaError
     from redis.exceptions import RedisError
 
-    from stream.config.addresses import redacted
+    from stream.config.servers import redacted
     from stream.storage.ledger import LedgerError
 
     try:

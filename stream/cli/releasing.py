@@ -16,7 +16,7 @@ import typer
 from stream.cli.options import FAILED, USAGE, progress_bars, stop
 from stream.config import Config
 from stream.diagnosis.recognition import Accepted
-from stream.messages.release_files import ReleaseFileError, release_file
+from stream.messages.lines import ReleaseFileError, release_file
 from stream.messages.tables import ParquetMissingError
 from stream.sources.messages import Messages
 from stream.windows import Window

@@ -43,7 +43,7 @@ def command(
     from stream.serve.api import make_app
     from stream.serve.guards import worth_a_log
     from stream.serve.reading.files import FileSource, ReleaseSourceError, feed_in
-    from stream.serve.reading.topics import TopicSource
+    from stream.serve.reading.intake import TopicSource
     from stream.serve.static_files import BasemapError, check_basemap
     from stream.servers.connection import kafka_options
 

@@ -16,7 +16,7 @@ from dpcore.participation import UNIT
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config
 from stream.config.promise import COMPARATORS, NAMES, bounds, factor, one_day_among_others, percent, posterior
-from stream.messages.retention import kept
+from stream.messages.topics import kept
 
 Table = Sequence[Sequence[str]]
 """Rows of cells; the first row is the head."""

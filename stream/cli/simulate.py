@@ -17,7 +17,7 @@ import typer
 from stream.cli.feeding import feed_kafka, parse_pace
 from stream.cli.options import FAILED, ConfigFile, choose_config, stop, stopped_by_signals
 from stream.config import ConfigError, load_config
-from stream.config.durations import parse_duration
+from stream.config.section import parse_duration
 from stream.ingestion.formats import time_us
 from stream.local import LOOPBACK
 from stream.sources.delivery import Pacer

@@ -27,9 +27,9 @@ from stream.cli.live import (
 from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release, secret_text, stop
 from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
 from stream.config import Config, ConfigError, load_config
-from stream.config.addresses import redacted
-from stream.config.durations import parse_duration
 from stream.config.feed import FeedConfig, SpeedSource
+from stream.config.section import parse_duration
+from stream.config.servers import redacted
 from stream.diagnosis.recognition import Accepted
 from stream.sources.background import in_background
 from stream.sources.delivery import Pacer
@@ -37,9 +37,8 @@ from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
 from stream.sources.standard_input import STDIN
-from stream.sources.stored_snapshots import without_clocks_ahead
 from stream.windows import Slotting, SpanError, Window
 
 MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]

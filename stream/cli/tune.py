@@ -175,7 +175,7 @@ def _resolutions(text: str | None, settings: Config) -> list[int]:
 
 def _slots(text: str | None, settings: Config) -> list[timedelta]:
     """The timeslots of the search, ascending; exit 2 for one that the configuration could not have."""
-    from stream.config.durations import parse_duration
+    from stream.config.section import parse_duration
 
     period, configured = settings.privacy.period, settings.window.slot
     least = settings.feed.quality.frozen or timedelta(0)

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from stream.cli.options import stop
 from stream.config import Config
-from stream.config.durations import duration_text
 from stream.config.rewriting import toml
+from stream.config.section import duration_text
 from stream.evaluation.evaluate import NOT_PRIVATE
 from stream.evaluation.tuning import EPSILONS, HONEST, Grid, Trial, Tuning
 from stream.evaluation.wants import DropWant, Want

@@ -15,9 +15,9 @@ import typer
 
 from stream.cli.options import load_to_release, stop
 from stream.config import Chosen, Config, ConfigError
-from stream.config.durations import parse_duration
-from stream.config.environment import origins
+from stream.config.loading import origins
 from stream.config.rewriting import rewritten, toml
+from stream.config.section import parse_duration
 from stream.evaluation.tuning import Trial, terms_of
 from stream.evaluation.wants import DropWant, Want
 

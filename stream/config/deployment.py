@@ -11,13 +11,11 @@ import h3
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.addresses import Address, check_apart
-from stream.config.feed import FeedConfig, WindowConfig
+from stream.config.feed import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN, FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
 from stream.config.live_rules import live_problems
 from stream.config.privacy import LedgerConfig, PrivacyConfig
-from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
-from stream.config.servers import KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig
+from stream.config.servers import Address, KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig, check_apart
 from stream.config.signing import SigningConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
 from stream.config.value import ValueConfig

@@ -1,4 +1,8 @@
-"""Sections ``[feed]`` and ``[window]``: the incoming events, their units, and the timeslots."""
+"""Sections ``[feed]`` and ``[window]``: the incoming events, their units, and the timeslots.
+
+Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a
+journey.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,40 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, model_validator
 
 from dpcore.relation import NeighbouringRelation
-from stream.config.durations import Duration, PositiveDuration
-from stream.config.quality import QualityConfig
-from stream.config.section import BoundingBox, Section
+from stream.config.section import BoundingBox, Duration, PositiveDuration, Section
+
+PARTICIPATION_FASTEST_KM_H = 400.0
+"""Faster than any vehicle on a road or on rails."""
+ORIGIN_DEGREES = 0.01
+"""Fixes this near to latitude 0, longitude 0, in the Gulf of Guinea, are refused: units without a position say so."""
+PARTICIPATION_FROZEN = timedelta(minutes=20)
+"""Whoever drives for so long is not at one position to the last digit."""
+
+
+class QualityConfig(Section):
+    """Rules for faulty fixes. Each reads one event, or one user's own events of a window; nobody else's events decide.
+
+    ``fastest_km_h``: faster events are refused; 0: none. ``frozen``: a position that a user repeats to the last digit
+    for longer is refused; under "participation" only with a speed above 0, and by default after 20 min.
+    ``teleport_km_h``: a fix is refused if the user would have to be faster than this to come from the fix before it,
+    and to reach the one after it; under "participation" 400 by default. 0: none.
+    ``standing_m``: events of a user who reports only speeds of 0 in a window, and moves by more than this, are refused.
+    """
+
+    fastest_km_h: float | None = Field(default=None, ge=0, le=100_000)
+    frozen: Duration | None = None
+    teleport_km_h: float | None = Field(default=None, ge=0, le=100_000)
+    standing_m: float | None = Field(default=None, ge=100, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _standing_is_no_walking_pace(self) -> Self:
+        if self.fastest_km_h and self.fastest_km_h < 10:
+            raise ValueError(
+                f"fastest_km_h {self.fastest_km_h:g} would refuse ordinary traffic; write 10 or more, or 0 for no such "
+                "rule"
+            )
+        return self
+
 
 _LEAST_MARGIN = timedelta(seconds=1)
 _LIVE_MAX_AGE, _ANY_AGE = timedelta(days=1), timedelta(days=36500)
@@ -50,8 +85,7 @@ def _whole_seconds(slot: timedelta) -> timedelta:
     if slot.microseconds or not _SHORTEST_SLOT <= slot <= _LONGEST_SLOT:
         raise ValueError(
             f"{slot.total_seconds():g} s is not a whole number of seconds from 1s to 31d (workers look once per second "
-            "for "
-            "windows to close, and all rows of a window must fit into memory); write a length like '1h'"
+            "for windows to close, and all rows of a window must fit into memory); write a length like '1h'"
         )
     return slot
 
@@ -86,8 +120,7 @@ def derived_speed_note(relation: NeighbouringRelation, speeds: SpeedSource) -> s
         return None
     return (
         "Under relation 'values' positions and times are public, so a derived speed is public as well and is not "
-        "protected. "
-        "To protect derived speeds, use relation 'participation'."
+        "protected. To protect derived speeds, use relation 'participation'."
     )
 
 
@@ -147,8 +180,7 @@ class FeedFields(Section):
         if self.timezone is not None and self.time_format in TIME_UNIT_US:
             raise ValueError(
                 f"timezone is for texts without an offset, but time_format is {self.time_format!r}, whose numbers "
-                "count from "
-                "1970 in UTC; remove timezone, or set feed.times_zone if they count local time"
+                "count from 1970 in UTC; remove timezone, or set feed.times_zone if they count local time"
             )
         return self
 
@@ -199,8 +231,7 @@ class FeedConfig(Section):
         elif self.fields is not None and self.fields.value is None:
             raise ValueError(
                 "[feed.fields] names no value; name it, or set format to 'canonical' and speeds to 'derived', which "
-                "takes speeds "
-                "from positions"
+                "takes speeds from positions"
             )
         return self
 
@@ -246,8 +277,7 @@ class WindowConfig(Section):
         if self.publication_margin is not None and self.lateness == "event-time":
             raise ValueError(
                 "publication_margin is for live feeds: the windows of a recording ended long ago and are published at "
-                "once; "
-                "leave it out, or set lateness to 'append-time'"
+                "once; leave it out, or set lateness to 'append-time'"
             )
         return self
 

@@ -86,8 +86,7 @@ def _position(position: Any, where: str) -> Position:
     if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
         raise ValueError(
             f"{where} is {shown(position)}, not a place on Earth; write longitude first, from -180 to 180, then "
-            "latitude, "
-            "from -90 to 90"
+            "latitude, from -90 to 90"
         )
     return float(longitude), float(latitude)
 

@@ -87,8 +87,7 @@ class EulerConfig(Section):
         if self.origin == "fixes" and self.regions_per_user > 1:
             raise ValueError(
                 f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one "
-                "region per "
-                'user; set origin = "declared", or leave regions_per_user out'
+                'region per user; set origin = "declared", or leave regions_per_user out'
             )
         return self
 
@@ -133,9 +132,8 @@ class HistogramConfig(Section):
             if micro * MAX_SCALE < self.fixes_per_user * MICRO:
                 raise ValueError(
                     f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per "
-                    "user, so its "
-                    f"noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or the number of "
-                    "mechanisms"
+                    f"user, so its noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or "
+                    "the number of mechanisms"
                 )
         regions = 1 if self.euler is None else self.euler.regions_per_user
         if regions > 1 and epsilons["euler"] * MAX_SCALE < regions * MICRO:
@@ -197,9 +195,8 @@ class HistogramConfig(Section):
         except DPError:
             raise ValueError(
                 f"[histogram.euler]: a user may change the counts by {mechanism.sensitivity(domain)}, and noise of "
-                "that scale over its epsilon "
-                f"of {from_micro(micro)} cannot be drawn; lower diameter_m, regions_per_user, rows or columns, or "
-                "raise epsilon"
+                f"that scale over its epsilon of {from_micro(micro)} cannot be drawn; lower diameter_m, "
+                "regions_per_user, rows or columns, or raise epsilon"
             ) from None
 
     @property

@@ -9,7 +9,7 @@ from stream.config.privacy import PrivacyConfig
 from stream.config.speed import FROM_BINS, SpeedConfig
 
 Needs = dict[str, tuple[bool, str]]
-"""By key: whether it is in the way, and why or what to write."""
+"""For each key whether it prevents the setting, and why or what to write instead."""
 
 
 def live_problems(

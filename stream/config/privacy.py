@@ -14,9 +14,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.budget import MICRO, from_micro, to_micro
 from dpcore.errors import BudgetError, DPError
-from stream.config.durations import PositiveDuration
 from stream.config.feed import FeedName
-from stream.config.section import Section
+from stream.config.section import PositiveDuration, Section
 
 MAX_DELTA = 1e-5
 """Largest delta that a release may state."""
@@ -129,17 +128,9 @@ class PrivacyConfig(Section):
     @cached_property
     def epsilon_micro(self) -> int:
         """The most that one user may lose in one window, in µε. Raises :class:`BudgetError` under zCDP."""
-        return to_micro(self._pure(self.given_epsilon), round_up=False)
-
-    @cached_property
-    def budget_micro(self) -> int:
-        """The most that one user may lose in one period, in µε. Raises :class:`BudgetError` under zCDP."""
-        return to_micro(self._pure(None if self.accounting == "zcdp" else self.given_budget), round_up=False)
-
-    def _pure(self, given: float | None) -> float:
-        if given is None:
+        if self.given_epsilon is None:
             raise BudgetError("this configuration counts nρ (accounting 'zcdp'); µε belong to accounting 'pure'")
-        return given
+        return to_micro(self.given_epsilon, round_up=False)
 
     @cached_property
     def ledger_grant(self) -> int:

@@ -61,8 +61,7 @@ def _check_inside(positions: list[Position], domain: Box) -> None:
     longitude, latitude = outside[0]
     raise ValueError(
         f"{len(outside)} of {len(positions)} positions lie outside feed.domain, where every fix is refused, the first "
-        "at "
-        f"longitude {longitude:g}, latitude {latitude:g}; "
+        f"at longitude {longitude:g}, latitude {latitude:g}; "
         + (
             "write longitude first: all would be inside"
             if swapped

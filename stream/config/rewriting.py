@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from stream.config.deployment import ConfigError
-from stream.config.durations import duration_text
+from stream.config.section import duration_text
 
 _VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\[[^\]\n]*\]|\{[^}\n]*\}|[^#\s]+)"
 

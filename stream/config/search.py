@@ -10,7 +10,7 @@ from typing import NamedTuple
 CONFIG_ENV = "HEXVEIL_CONFIG"
 LOCAL = Path("hexveil.toml")
 """The file that ``hexveil init`` writes."""
-TEMPLATES = {"values": "bus-fleet.toml", "participation": "riders.toml"}
+TEMPLATES = {"values": "bus-fleet.toml", "participation": "riders-live.toml"}
 """File name of the shipped configuration of each relation, in ``config/`` of a clone and in the installed package."""
 
 

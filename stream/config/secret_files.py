@@ -34,9 +34,8 @@ def read_secret(path: Path, most: int = -1) -> bytes:
         if opened & ~_GROUP_READS:
             raise OpenSecretError(
                 f"{path}: mode {status.st_mode & 0o777:04o} lets others read this secret, and it belongs to user "
-                f"{status.st_uid}; "
-                "have it mounted with mode 0440 (defaultMode) and a group of this process (fsGroup), or give a copy "
-                "with mode 0600"
+                f"{status.st_uid}; have it mounted with mode 0440 (defaultMode) and a group of this process (fsGroup), "
+                "or give a copy with mode 0600"
             )
         if opened:
             log.info("the group of a secret file can read it", file=str(path), group=status.st_gid)

@@ -60,8 +60,7 @@ class ValueConfig(Section):
         if self.is_speed and (self.unit != SPEED_UNIT or self.lower != 0 or self.upper > 1000):
             raise ValueError(
                 f"a value named {SPEED!r} is in {SPEED_UNIT}, from lower 0 to upper 1000 at most; leave out unit and "
-                "lower (events "
-                "may be in another unit: feed.speed_unit), or give the value another name"
+                "lower (events may be in another unit: feed.speed_unit), or give the value another name"
             )
         return self
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream.config.feed import SPEED_TO_KMH, SpeedUnit
-from stream.config.quality import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN
+from stream.config.feed import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN, SPEED_TO_KMH, SpeedUnit
 from stream.diagnosis.observations import Observations
 from stream.diagnosis.speeds import LEAST_PAIRS, MOVES_KMH, Steps, check_speeds, steps
 from stream.statistics.fix_rules import refused

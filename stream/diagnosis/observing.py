@@ -162,7 +162,7 @@ def _taken(
     known: Guess,
     arrived_us: NDArray[np.int64] | None = None,
 ) -> Observations:
-    """Of decoded events those that the service takes, whatever their speed."""
+    """The decoded events that the service takes, whatever their speed."""
     users = list(chain.from_iterable(part.user for part in parts))
     time_us, lat, lng, speed, missing, wrong = (
         np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0)
@@ -314,8 +314,7 @@ def _why_none(error: GuessError, sample: _Sample, path: Path) -> str:
         return f"{nothing}. {kind or 'If it is empty, or of another format, name another file or topic.'}"
     if is_row(set().union(*sample.trees[:50])):
         return (
-            "its first line has numbers, so it is no header: write the names of its columns before it, "
-            "like "
+            "its first line has numbers, so it is no header: write the names of its columns before it, like "
             "user,time,lat,lng,speed"
         )
     return (

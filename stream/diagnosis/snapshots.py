@@ -22,8 +22,7 @@ from stream.sources.lines import RecordingError, open_stored
 from stream.sources.messages import Messages
 from stream.sources.refused_vehicles import REMEDIES
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError
-from stream.sources.stored_snapshots import without_clocks_ahead
+from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
 
 Form = Literal["GTFS-realtime", "SIRI-VM"]
 

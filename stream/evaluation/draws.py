@@ -14,8 +14,7 @@ from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.contributions import Contributions
 from dpcore.distribution import Distribution
 from dpcore.noise import Noise
-from stream.evaluation.cell_coverage import means_of
-from stream.evaluation.scores import Errors
+from stream.evaluation.scores import Errors, means_of
 from stream.statistics.columns import MOVING_MEAN, PERCENTS, Columns, Derived
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import area_body, post_process, worst_errors

@@ -21,8 +21,8 @@ from dpcore.arrays import IntArray
 from dpcore.contributions import Contributions
 from stream.config import Config
 from stream.config.public_cells import public_cells
-from stream.evaluation.accounts import Accounts
 from stream.evaluation.draws import Tables, score_draw
+from stream.evaluation.living import Accounts
 from stream.evaluation.scores import Charges, Errors, HistogramScore, Run, Score, useful_error
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.merging import by_planned_cells

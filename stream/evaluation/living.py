@@ -3,10 +3,13 @@
 Ledger, plan, charge, draw, memory and messages are the service's
 (:class:`stream.statistics.window_release.WindowStatistics`), and the number of a cell is the one that readers show
 (:func:`stream.messages.estimate.estimates_of`).
+
+What the users of a simulated feed have paid, by the rules of the ledger; it lives in memory and has no server.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,18 +19,47 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dpcore.arrays import FloatArray, IdArray
+from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
-from stream.evaluation.accounts import Accounts
-from stream.evaluation.cell_coverage import means_of
+from stream.evaluation.scores import means_of
 from stream.messages.estimate import estimates_of
 from stream.messages.message import HEXAGON_SPEED, Message
-from stream.statistics.plan import Due, Plan
+from stream.statistics.pacing import spendable
+from stream.statistics.plan import Allowance, Due, Plan
 from stream.statistics.window_release import WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
+
+
+class Accounts:
+    """Users pay from the budget of the period and, with a horizon, from that of its block, as
+    :meth:`stream.protocol.planning.Planning.make` has them pay.
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[str, Counter[int]] = defaultdict(Counter)
+
+    def allowance(self, due: Due, users: IdArray) -> Allowance:
+        """What each of ``users`` (L,) may spend in the window that is ``due``."""
+        budget, block = due.terms.privacy.budget, due.period.block
+        left = spendable(self._left(due.period.key, budget, users), users, due, budget)
+        if block is not None:
+            left = np.minimum(left, self._left(block.key, block.budget, users))
+        return Allowance(left, budget)
+
+    def pay(self, due: Due, plan: Plan) -> None:
+        """Add the charges of a plan."""
+        users, charged = plan.charged_users()
+        paid, block = dict(zip(users.tolist(), charged.tolist(), strict=True)), due.period.block
+        for key in (due.period.key, *(() if block is None else (block.key,))):
+            self._spent[key].update(paid)
+
+    def _left(self, key: str, budget: int, users: IdArray) -> IntArray:
+        spent = self._spent[key]
+        return np.array([budget - spent[user] for user in users.tolist()], dtype=np.int64)
+
 
 Windows = dict[int, npt.NDArray[np.void]]
 
@@ -62,7 +94,7 @@ class Exact:
 
 
 class Living(Protocol):
-    """What lives from window to window."""
+    """The state that one window leaves to the next."""
 
     def forked(self) -> Self:
         """The same as it is now, to be continued with other rows."""

@@ -45,8 +45,7 @@ class Want:
         if not 0 < half_width < width / 2:
             raise ValueError(
                 f"±{half_width:g} {unit} in {text!r} must be above 0 and below {width / 2:g}, half of the range from "
-                "value.lower to "
-                f"value.upper; write one like {example!r}"
+                f"value.lower to value.upper; write one like {example!r}"
             )
         if not 0 < percent <= 100:
             raise ValueError(f"{percent:g} % in {text!r} must be above 0 and at most 100; write one like {example!r}")

@@ -25,8 +25,7 @@ _MEANING = {
     HEXAGON_SPEED: "One message per released cell and window.",
     SPATIAL_HISTOGRAM: "One message per mechanism and window, from which any range query can be answered.",
     WINDOW: "The close marker: one message per window, sent after all others of it, with their number and digest, and "
-    "with the digest of "
-    "the marker before it.",
+    "with the digest of the marker before it.",
     REJECTED: "Which input was refused and why. Inside the trust boundary only; empty under relation participation.",
 }
 _WINDOW = {"start": "2017-03-21T13:00:00Z", "end": "2017-03-21T14:00:00Z"}
@@ -107,8 +106,7 @@ def document() -> Schema:
             "version": VERSION,
             "description": (
                 "Differentially private traffic statistics. A message may be sent more than once, with the same ce_id "
-                "and the same "
-                "bytes. Later versions may add fields; ignore those that you do not know."
+                "and the same bytes. Later versions may add fields; ignore those that you do not know."
             ),
         },
         "defaultContentType": "application/json",
@@ -189,8 +187,7 @@ def _headers(topic: str) -> Schema:
     if topic == WINDOW:
         properties[SIGNATURE] = text | {
             "description": "Ed25519 signature in base64, by the key that the value names as its signer, of the value "
-            "byte for byte. Absent: "
-            "the marker is not signed."
+            "byte for byte. Absent: the marker is not signed."
         }
     return {"type": "object", "properties": properties, "required": required}
 

@@ -22,8 +22,7 @@ from stream.windows import Window, utc_text
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 UNCHECKED = (
     "Not checked, because releases cannot show it: that noise was drawn, and drawn once; that every user was charged "
-    "before; that the "
-    "rows were those of the feed. The audits, and the evidence of a release, are about these."
+    "before; that the rows were those of the feed. The audits, and the evidence of a release, are about these."
 )
 _HALF = 5e-7
 """Half of the ledger's smallest unit, as ε."""

@@ -19,20 +19,16 @@ from stream.serve.alerts.watching import Alerts
 from stream.serve.broadcast import Broadcast
 from stream.serve.cell_history import Usual
 from stream.serve.city.city import City
-from stream.serve.feeds import Feeds
-from stream.serve.hexagons import Hexagons
+from stream.serve.hexagons import Feeds, Hexagons, Ranges
 from stream.serve.histograms import Histograms
-from stream.serve.means import Means
+from stream.serve.means import Means, Series
 from stream.serve.metrics import PublicMetrics
 from stream.serve.ogc.features import ROOT, Features
 from stream.serve.operations import bound, operations
 from stream.serve.parameters import read_all
-from stream.serve.ranges import Ranges
-from stream.serve.reading.intake import Intake, Source
-from stream.serve.reading.topics import TopicSource
+from stream.serve.reading.intake import Intake, Source, TopicSource
 from stream.serve.responses import JSON, Answers
 from stream.serve.sending import bound_every_answer
-from stream.serve.series import Series
 from stream.serve.static_files import add_pages
 from stream.serve.window_store import View, WindowView
 
@@ -71,6 +67,7 @@ class Service:
             self.broadcast,
             self.alerts,
             self.city,
+            self.city.ways,
             Features(config.feed.name, config.feed.domain, self.view, selections, openapi.DESCRIBED),
         )
         self._described = openapi.document(self.operations)
@@ -166,7 +163,7 @@ def make_app(config: Config, basemap: Path | None = None, source: Source | None 
     app.router.add_get("/healthz", service.health)
     app.router.add_get("/readyz", service.ready)
     app.router.add_get("/metrics", service.public_metrics)
-    add_pages(app, config, service.view, service.answers, service.usual, service.city, basemap)
+    add_pages(app, config, service.view, service.answers, service.city, basemap)
     app.on_response_prepare.append(guards.headers(origins))
     app.on_response_prepare.append(bound_every_answer)
     app.cleanup_ctx.append(service.lifetime)

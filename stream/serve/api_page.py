@@ -60,9 +60,8 @@ def page(document: Node) -> bytes:
         parts += _component(name, component)
     parts.append("</section></main>")
     head = (
-        '<meta charset="utf-8"><meta '
-        'name="viewport" '
-        f'content="width=device-width"><title>{escape(info["title"])}: API</title>'
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(info["title"])}: '
+        "API</title>"
     )
     text = (
         f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head><body>{"".join(parts)}</body></html>'
@@ -152,7 +151,6 @@ def _table(of: str, caption: str, head: Iterable[str], rows: Iterable[Iterable[s
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     # Wide tables scroll; for keyboards, what scrolls must be able to have the focus.
     return (
-        '<div tabindex="0" role="region" '
-        f'aria-label="{escape(of)}: '
+        f'<div tabindex="0" role="region" aria-label="{escape(of)}: '
         f'{caption}"><table><caption>{caption}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
     )

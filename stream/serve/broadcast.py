@@ -11,7 +11,9 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from stream.serve import parameters as p
 from stream.serve.metrics import PublicMetrics
+from stream.serve.operations import get
 from stream.serve.responses import Problem
 from stream.serve.window_store import View, WindowView
 
@@ -92,11 +94,14 @@ class Broadcast:
             stream.frames.put_nowait(None)
             stream.ended.set()
 
+    @get(
+        "/stream", "streamWindows", {"text/event-stream": "EventStream"}, p.FEED, p.AFTER, p.LAST_EVENT_ID,
+        tag="Stream", conditional=False,
+    )  # fmt: skip
     async def stream(
         self, request: web.Request, feed: str, after: int | None, last_event_id: int | None
     ) -> web.StreamResponse:
-        """Send one event per complete window, and one per rule and window with alerts to tell, until the client
-        disconnects."""
+        """Server-sent events: one per finished window, and one per rule and window with alerts to tell."""
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         )

@@ -1,24 +1,138 @@
-"""Handlers for windows, their hexagons, the past releases of one cell, and whole windows as files."""
+"""Handlers for feeds, windows, their hexagons, the past releases of one cell, and whole windows as files.
+
+The complete windows of a range of time are one file, bounded in size and in number at a time. Beside a window stands
+that of another day which begins at the same local time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import date
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from functools import partial
+from typing import Any, Literal
 
 import h3
 import msgspec
 from aiohttp import web
 
+from stream.config import Config
+from stream.config.feed import derived_speed_note
 from stream.messages.estimate import with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
+from stream.serve import parameters as p
 from stream.serve.city.areas import Area
-from stream.serve.other_day import other_day
+from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
+from stream.serve.operations import files, get
 from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
-from stream.serve.window_store import View, WindowView, history
+from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
+
+Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
+"""Why there is no window to compare with.
+
+"same": the day is that of the window itself. "gone": it was here, but is no longer kept. "withheld": nothing was
+published about it, which follows from public counts. "incomplete": its messages have not all arrived, or the close
+marker of the window itself has not, which states the zone and the settings. "later": it lies after the newest complete
+window. "settings": it has another length, another relation or other bounds of clipping. "clocks": no window begins and
+ends at the same local times, and the clocks changed on one of the two days. "none": no such window is here.
+"""
+REASONS: tuple[Reason, ...] = ("same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none")
+_DAY = timedelta(days=1)
+_DEFAULTS = (7 * _DAY, _DAY)
+"""How far back to look where no day is chosen, in this order."""
+
+
+@dataclass(frozen=True)
+class OtherDay:
+    """What stands beside a window: a complete window of ``day``, a local date, or the reason why there is none."""
+
+    window: WindowView
+    zone: str
+    day: date
+    other: WindowView | None
+    reason: Reason | None
+    kept: tuple[str, str] | None
+    """Starts of the oldest and the newest complete window of the feed."""
+
+    def body(self) -> dict[str, Any]:
+        """The object that the API answers with."""
+        oldest, newest = self.kept or (None, None)
+        return {
+            "feed": self.window.feed,
+            "window": {"start": self.window.start, "end": self.window.end},
+            "timezone": self.zone,
+            "day": self.day.isoformat(),
+            "other": None if self.other is None else self.other.summary(),
+            "reason": self.reason,
+            "oldest": oldest,
+            "newest": newest,
+        }
+
+
+def other_day(view: View, window: WindowView, day: date | None) -> OtherDay:
+    """The window that begins on ``day`` at the local time at which ``window`` begins, on the clocks of its feed.
+
+    Without ``day``, it is that of a week before, where it can be compared with, else that of the day before. Of a local
+    time that the clocks repeat, the first is compared with the first and the second with the second.
+    """
+    zone = zone_of(window)
+    local = local_start(window.start, zone)
+    days = [local.date() - back for back in _DEFAULTS if local.date().toordinal() > back.days] if day is None else [day]
+    beside = [_on(view, window, local, zone, one) for one in days or [local.date()]]
+    return next((one for one in beside if one.other is not None), beside[-1])
+
+
+def _on(view: View, window: WindowView, local: datetime, zone: str, day: date) -> OtherDay:
+    start = start_at(local.replace(year=day.year, month=day.month, day=day.day))
+    marker = marker_of(window)
+    kept = view.span(window.feed)
+    other = None if start is None else view.windows.get((window.feed, start))
+    reason: Reason | None
+    if start == window.start:
+        reason = "same"
+    elif marker is None:
+        reason = "incomplete"
+    elif other is None:
+        reason = _absent(view, window, start, local, day)
+    else:
+        reason = _unlike(window, marker, other, zone)
+    return OtherDay(window, zone, day, other if reason is None else None, reason, kept)
+
+
+def _absent(view: View, window: WindowView, start: str | None, local: datetime, day: date) -> Reason:
+    """Why no window that starts then is here."""
+    if (window.feed, start) in view.forgotten:
+        return "gone"
+    kept = view.span(window.feed)
+    if start is not None and kept is not None and start > kept[1]:
+        return "later"
+    return "clocks" if _clocks_change(day, local) or _clocks_change(local.date(), local) else "none"
+
+
+def _unlike(window: WindowView, marker: CloseMarker, other: WindowView, zone: str) -> Reason | None:
+    """Why a window at the same local time cannot be compared with ``window``; None if it can."""
+    known = marker_of(other)
+    if not other.complete or known is None:
+        return "incomplete"
+    if known.withheld:
+        return "withheld"
+    if (known.relation, known.clipping) != (marker.relation, marker.clipping):
+        return "settings"
+    if local_length(other, zone) != local_length(window, zone):
+        return "clocks" if elapsed(other) == elapsed(window) else "settings"
+    return None
+
+
+def _clocks_change(day: date, local: datetime) -> bool:
+    """Whether the offset from UTC at the local start of ``day`` is not that at its end."""
+    if day == date.max:
+        return False
+    midnight = datetime(day.year, day.month, day.day, tzinfo=local.tzinfo)
+    return midnight.utcoffset() != (midnight + _DAY).utcoffset()
+
 
 FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
 """Media type of each file format."""
@@ -28,7 +142,7 @@ short."""
 
 
 class _Place(msgspec.Struct):
-    """Of a release, its cell and the smaller ones that were released apart from it."""
+    """The cell of a release, and the smaller ones that were released apart from it."""
 
     cell: str
     excludes: list[str] = []
@@ -70,24 +184,34 @@ class Hexagons:
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
         self._lists = Turns("lists", MOST_WAITING)
 
+    @get("/windows", "listWindows", {JSON: "WindowList"}, p.FEED, p.limit(100, 1000), tag="Windows")
     async def windows(self, request: web.Request, feed: str, limit: int) -> web.Response:
-        """All windows, newest first."""
+        """Windows, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed)[:limit]]
         key, summaries = key_of("windows", [one.tag for one in chosen]), [one.summary for one in chosen]
         make = partial(_joined, b'{"windows":[', summaries)
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
+    @get("/windows/{window}", "getWindow", {JSON: "Window"}, p.WINDOW_PATH, p.FEED, tag="Windows", errors=(404,))
     async def window(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """One window with its marker."""
+        """One window and its close marker."""
         known = known_window(self._view, window, feed)
         return await self._answers.ready(request, known.described().summary, JSON)
 
+    @get(
+        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, p.WINDOW_PATH, p.FEED, p.DAY,
+        tag="Windows", errors=(404,),
+    )  # fmt: skip
     async def other_day(self, request: web.Request, feed: str, window: str, day: date | None) -> web.Response:
-        """The window of another day that begins at the same local time."""
+        """The window of another day at the same local time, or the reason why there is none."""
         body = msgspec.json.encode(other_day(self._view, known_window(self._view, window, feed), day).body())
         # There are as many bodies as dates, which would push out those of hexagons.
         return self._answers.once(request, body, JSON)
 
+    @get(
+        "/hexagons", "listHexagons", {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
+        p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
+    )  # fmt: skip
     async def hexagons(
         self,
         request: web.Request,
@@ -97,7 +221,7 @@ class Hexagons:
         resolution: int | None,
         shape: str,
     ) -> web.Response:
-        """Cells of one window in ascending order."""
+        """Releases of the cells of one window."""
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
@@ -116,8 +240,9 @@ class Hexagons:
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
         return await turns.answer(answers, request, key, make, kind)
 
+    @get("/cells/{cell}", "getCell", {JSON: "CellHistory"}, p.CELL_PATH, p.FEED, p.limit(1000, 10_000), tag="Hexagons")
     async def cell(self, request: web.Request, feed: str, cell: str, limit: int) -> web.Response:
-        """The newest releases of one cell, oldest first."""
+        """Past releases of one cell, oldest first."""
         windows = self._view.ordered(feed)
         limit = min(limit, len(windows))
         key = key_of("cell", cell, feed, self._view.generation, limit)
@@ -128,6 +253,10 @@ class Hexagons:
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
+    @files(
+        "/windows/{window}/download", "download", "A complete window as {}", FILES, p.WINDOW_PATH, p.FEED,
+        errors=(404, 409),
+    )  # fmt: skip
     async def download(self, request: web.Request, feed: str, window: str, suffix: str) -> web.Response:
         """A complete window as a file."""
         known = complete_window(self._view, window, feed)
@@ -173,3 +302,76 @@ def within(box: Box, lat: float, lng: float) -> bool:
     west, south, east, north = box
     across = lng >= west or lng <= east if west > east else west <= lng <= east
     return bool(across and south <= lat <= north)
+
+
+class Feeds:
+    """Handler for the list of feeds. A configuration describes its own feed only; of others nothing is known but the
+    releases."""
+
+    def __init__(self, config: Config, view: View, answers: Answers) -> None:
+        self._view, self._answers = view, answers
+        self._configured = config.feed.name
+        self._described = _description(
+            config.feed.name, config.feed.derivation, derived_speed_note(config.relation, config.feed.speeds)
+        )
+
+    @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
+    async def listed(self, request: web.Request) -> web.Response:
+        """Feeds, and which of their speeds are derived from positions."""
+        names = sorted({self._configured} | self._view.feeds())
+        feeds = [self._described if name == self._configured else _description(name, None, None) for name in names]
+        body = msgspec.json.encode({"feeds": feeds})
+        return await self._answers.ready(request, body, JSON)
+
+
+def _description(name: str, derived_speeds: str | None, note: str | None) -> dict[str, Any]:
+    return {"feed": name, "derived_speeds": derived_speeds, "note": note}
+
+
+MAX_RANGE_BYTES = 16 << 20
+"""Bytes of message values in one range: some 40 000 cells. As rows in memory they take ten times as much."""
+MAX_WAITING = 4
+"""Ranges that may be written or wait at the same time."""
+
+
+class Ranges:
+    """Writes one range after the other, so that many requests for large ranges cannot fill the memory."""
+
+    def __init__(self, view: View, answers: Answers) -> None:
+        self._view = view
+        self._answers = answers
+        self._turns = Turns("ranges", MAX_WAITING, 30)
+
+    @files(
+        "/download", "downloadRange", "Every complete window of a range of time as one {}, oldest first", FILES,
+        p.FROM, p.TO, p.FEED, errors=(404, 413),
+    )  # fmt: skip
+    async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
+        """The cells of every complete window that begins in [first, last), oldest first."""
+        windows = [
+            window for window in reversed(self._view.ordered(feed)) if window.complete and first <= window.start < last
+        ]
+        if not windows:
+            raise Problem(
+                404,
+                f"no complete window of feed {feed!r} begins in [{first}, {last})",
+                "see /api/v1/windows for starts",
+            )
+        size = sum(window.size for window in windows)
+        if size > MAX_RANGE_BYTES:
+            raise Problem(
+                413,
+                f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}",
+                "ask for a shorter range, or for the windows one by one",
+            )
+        key = key_of("range", suffix, [window.tag for window in windows])
+        compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
+        name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
+
+        def make() -> bytes:
+            return table_of([value for window in windows for value in window.in_order()], suffix)
+
+        try:
+            return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)
+        except ParquetMissingError:
+            raise no_parquet() from None

@@ -11,7 +11,9 @@ from dpcore.spatial import histogram_from_release
 from dpcore.spatial.release import Released
 from stream.messages.heat import heat_of
 from stream.messages.range_query import Box, RangeError, count_in
+from stream.serve import parameters as p
 from stream.serve.hexagons import known_window
+from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import MOST_WAITING, Turns
 from stream.serve.window_store import View, WindowView
@@ -30,8 +32,9 @@ class Histograms:
         self._view, self._answers, self._selections = view, answers, selections
         self._turns = Turns("histograms", MOST_WAITING)
 
+    @get("/histograms", "listHistograms", {JSON: "HistogramList"}, p.FEED, p.limit(100, 1000), tag="Histograms")
     async def listed(self, request: web.Request, feed: str, limit: int) -> web.Response:
-        """Windows with histograms, newest first."""
+        """Windows with spatial histograms, newest first."""
         chosen = [window.described() for window in self._view.ordered(feed) if window.histograms][:limit]
         key, listed = key_of("histograms", [one.tag for one in chosen]), [one.histograms for one in chosen]
 
@@ -40,15 +43,12 @@ class Histograms:
 
         return await self._turns.answer(self._selections, request, key, make, JSON)
 
-    async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
-        """The message as it was released."""
-        known = known_window(self._view, window, feed)
-        name, value = _chosen(known, mechanism)
-        key = key_of("histogram", known.tag, name)
-        return await self._turns.answer(self._answers, request, key, lambda: value, JSON)
-
+    @get(
+        "/heat", "getHeat", {GEOJSON: "HeatFeatures"}, p.FEED, p.WINDOW_QUERY, p.MECHANISM_QUERY,
+        tag="Histograms", errors=(404,),
+    )  # fmt: skip
     async def heat(self, request: web.Request, feed: str, window: str | None, mechanism: str | None) -> web.Response:
-        """The histogram as boxes on the map."""
+        """A spatial histogram as boxes on the map, with numbers, intervals and densities."""
         known = known_window(self._view, window, feed)
         name, value = _chosen(known, mechanism)
 
@@ -60,6 +60,10 @@ class Histograms:
 
         return await self._turns.answer(self._answers, request, key_of("heat", known.tag, name), make, GEOJSON)
 
+    @get(
+        "/histograms/{window}/count", "countRange", {JSON: "RangeCount"},
+        p.WINDOW_PATH, p.FEED, p.RANGE, p.MECHANISM_QUERY, tag="Histograms", errors=(404,),
+    )  # fmt: skip
     async def count(
         self, request: web.Request, feed: str, window: str, bbox: Box, mechanism: str | None
     ) -> web.Response:
@@ -75,6 +79,17 @@ class Histograms:
             return await self._turns.answer(self._selections, request, key, make, JSON)
         except RangeError as error:
             raise Problem(400, error.message, error.remedy) from None
+
+    @get(
+        "/histograms/{window}/{mechanism}", "getHistogram", {JSON: "SpatialHistogram"},
+        p.WINDOW_PATH, p.MECHANISM_PATH, p.FEED, tag="Histograms", errors=(404,),
+    )  # fmt: skip
+    async def release(self, request: web.Request, feed: str, window: str, mechanism: str) -> web.Response:
+        """A spatial histogram as released."""
+        known = known_window(self._view, window, feed)
+        name, value = _chosen(known, mechanism)
+        key = key_of("histogram", known.tag, name)
+        return await self._turns.answer(self._answers, request, key, lambda: value, JSON)
 
 
 def _chosen(window: WindowView, mechanism: str | None) -> tuple[str, bytes]:

@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
-from stream.serve.close_marker import marker_of
-from stream.serve.window_store import WindowView
+from stream.serve.window_store import WindowView, marker_of
 
 _LEAST = timedelta(microseconds=1)
 _KEPT = 20_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
@@ -10,51 +12,33 @@ class PublicMetrics:
 
     def __init__(self) -> None:
         r = self.registry = CollectorRegistry()
-        self.windows = Counter(
-            "hexveil_public_windows",
-            "Windows that became complete: every message that their close marker promises arrived.",
-            registry=r,
+        counter = partial(Counter, namespace="hexveil_public", registry=r)
+        gauge = partial(Gauge, namespace="hexveil_public", registry=r)
+        histogram = partial(Histogram, namespace="hexveil_public", registry=r)
+        self.windows = counter(
+            "windows", "Windows that became complete: every message that their close marker promises arrived."
         )
-        self.messages = Counter(
-            "hexveil_public_messages", "Messages that were read from the output topics.", registry=r
+        self.messages = counter("messages", "Messages that were read from the output topics.")
+        self.invalid = counter(
+            "messages_invalid", "Messages that were refused because they do not match their schema or its limits."
         )
-        self.invalid = Counter(
-            "hexveil_public_messages_invalid",
-            "Messages that were refused because they do not match their schema or its limits.",
-            registry=r,
+        self.duplicate = counter("messages_duplicate", "Messages that had arrived before.")
+        self.last_window_seconds = gauge(
+            "last_window_seconds", "End of the newest complete window of the configured feed, unix time."
         )
-        self.duplicate = Counter("hexveil_public_messages_duplicate", "Messages that had arrived before.", registry=r)
-        self.last_window_seconds = Gauge(
-            "hexveil_public_last_window_seconds",
-            "End of the newest complete window of the configured feed, unix time.",
-            registry=r,
+        self.sse_clients = gauge("sse_clients", "Event streams that are open.")
+        self.sse_dropped = counter("sse_dropped", "Event streams that were ended because their client read too slowly.")
+        self.alerts = counter("alerts", "Alerts that were told, by rule.", ["rule"])
+        self.alerts_active = gauge("alerts_active", "Cells that the rule names in the newest window.", ["rule"])
+        self.unjudged = counter(
+            "windows_unjudged", "Windows whose alerts were not told, because too many windows waited to be judged."
         )
-        self.sse_clients = Gauge("hexveil_public_sse_clients", "Event streams that are open.", registry=r)
-        self.sse_dropped = Counter(
-            "hexveil_public_sse_dropped",
-            "Event streams that were ended because their client read too slowly.",
-            registry=r,
-        )
-        self.alerts = Counter("hexveil_public_alerts", "Alerts that were told, by rule.", ["rule"], registry=r)
-        self.alerts_active = Gauge(
-            "hexveil_public_alerts_active", "Cells that the rule names in the newest window.", ["rule"], registry=r
-        )
-        self.unjudged = Counter(
-            "hexveil_public_windows_unjudged",
-            "Windows whose alerts were not told, because too many windows waited to be judged.",
-            registry=r,
-        )
-        self.deliveries = Counter(
-            "hexveil_public_webhook_deliveries",
+        self.deliveries = counter(
+            "webhook_deliveries",
             "Deliveries to the webhook by outcome: delivered; failed after every attempt; dropped, because too many "
             "waited.",
             ["outcome"],
-            registry=r,
         )
-        self.attempts_failed = Counter(
-            "hexveil_public_webhook_attempts_failed", "Attempts to deliver that failed.", registry=r
-        )
-        self.requests = Counter(
-            "hexveil_public_requests", "Requests that were answered.", ["route", "code"], registry=r
-        )
-        self.request_seconds = Histogram("hexveil_public_request_seconds", "Time until an answer began.", registry=r)
+        self.attempts_failed = counter("webhook_attempts_failed", "Attempts to deliver that failed.")
+        self.requests = counter("requests", "Requests that were answered.", ["route", "code"])
+        self.request_seconds = histogram("request_seconds", "Time until an answer began.")

@@ -7,14 +7,14 @@ from typing import Any
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
+from stream.serve import schema_parts as s
 from stream.serve.alerts.watching import MOST_TOLD
 from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule, schemas_of_series
+from stream.serve.hexagons import REASONS
 from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
-from stream.serve.other_day import REASONS
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
-from stream.serve.schema_parts import Schema, array, features, members, numbers, or_null, ref, with_mark
 
 PATH = f"{BASE}/openapi.json"
 PAGE_PATH = f"{BASE}/openapi.html"
@@ -47,20 +47,18 @@ _ERRORS = {
 }
 _NO_OTHER = (
     "Why there is none. same: the day is that of the window; gone: it was here, but is no longer kept; withheld: "
-    "nothing "
-    "was published about it, which follows from public counts; incomplete: its messages have not all arrived, or the "
-    "close marker of the window itself has not; later: it lies after the newest window; settings: it has another "
-    "length, "
-    "another relation or other bounds of clipping; clocks: no window begins and ends at the same local times, and the "
-    "clocks changed on one of the two days; none: no such window is here."
+    "nothing was published about it, which follows from public counts; incomplete: its messages have not all arrived, "
+    "or the close marker of the window itself has not; later: it lies after the newest window; settings: it has "
+    "another length, another relation or other bounds of clipping; clocks: no window begins and ends at the same local "
+    "times, and the clocks changed on one of the two days; none: no such window is here."
 )
-_TIME = {"type": "string", "format": "date-time"}
+_ABOVE_0 = s.NUMBER | {"exclusiveMinimum": 0}
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
 
 
-def document(operations: Sequence[Operation]) -> Schema:
+def document(operations: Sequence[Operation]) -> s.Schema:
     """The document as data that JSON can hold."""
-    paths: Schema = {}
+    paths: s.Schema = {}
     for operation in operations:
         paths[operation.path] = {"get": _operation(operation)}
     return {
@@ -81,23 +79,25 @@ def document(operations: Sequence[Operation]) -> Schema:
     }
 
 
-def _operation(operation: Operation) -> Schema:
-    media = {kind: {"schema": _bytes(kind) if name is None else ref(name)} for kind, name in operation.content.items()}
-    answer: Schema = {"description": operation.summary + ".", "content": media}
-    responses: Schema = {"200": answer}
+def _operation(operation: Operation) -> s.Schema:
+    media = {
+        kind: {"schema": _bytes(kind) if name is None else s.ref(name)} for kind, name in operation.content.items()
+    }
+    answer: s.Schema = {"description": operation.summary + ".", "content": media}
+    responses: s.Schema = {"200": answer}
     if operation.conditional:
         answer["headers"] = {
-            "ETag": {"description": "Send it back as If-None-Match.", "schema": {"type": "string"}},
+            "ETag": {"description": "Send it back as If-None-Match.", "schema": s.TEXT},
             "Cache-Control": {
                 "description": "no-cache: ask again with the ETag.",
-                "schema": {"type": "string"},
+                "schema": s.TEXT,
             },
         }
         responses["304"] = {"description": "Nothing changed since the ETag that If-None-Match names."}
     for status in sorted({400, 503, *operation.errors}):
         responses[str(status)] = {
             "description": _ERRORS[status],
-            "content": {PROBLEM: {"schema": ref("Problem")}},
+            "content": {PROBLEM: {"schema": s.ref("Problem")}},
         }
     return {
         "operationId": operation.name,
@@ -108,7 +108,7 @@ def _operation(operation: Operation) -> Schema:
     }
 
 
-def _parameter(parameter: Parameter) -> Schema:
+def _parameter(parameter: Parameter) -> s.Schema:
     return {
         "name": parameter.name,
         "in": parameter.where,
@@ -119,19 +119,14 @@ def _parameter(parameter: Parameter) -> Schema:
     }
 
 
-def _schemas() -> Schema:
+def _schemas() -> s.Schema:
     """Every named component: values of the topics unchanged, then the objects that the API builds from them."""
     messages = {name: _message(topic) for name, topic in _MESSAGES.items()}
     return (
         messages
         | _hexagon_schemas(messages["HexagonSpeed"])
         | {
-            "Bounds": members(
-                {
-                    "start": {"type": "string", "format": "date-time"},
-                    "end": {"type": "string", "format": "date-time"},
-                }
-            ),
+            "Bounds": s.members({"start": s.TIME, "end": s.TIME}),
             "ReleasedNumber": _released(),
             **_feed_schemas(),
             **_window_schemas(),
@@ -143,83 +138,83 @@ def _schemas() -> Schema:
             **schemas_of_series(),
             **schemas_of_schedule(_window_fields()),
             **schemas_of_features(),
-            "EventStream": {
-                "type": "string",
-                "description": "Events named window: id is the place of the close marker, data is a Window as JSON. "
-                "Events named "
-                "alert, without id: data is an AlertNews as JSON.",
-            },
-            "Problem": members(
+            "EventStream": s.TEXT
+            | s.said(
+                "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
+                "alert, without id: data is an AlertNews as JSON."
+            ),
+            "Problem": s.members(
                 {
-                    "type": {"type": "string"},
-                    "title": {"type": "string", "description": "What is wrong, with value and bound."},
+                    "type": s.TEXT,
+                    "title": s.TEXT | s.said("What is wrong, with value and bound."),
                     "status": {"type": "integer"},
-                    "detail": {"type": "string", "description": "The remedy."},
+                    "detail": s.TEXT | s.said("The remedy."),
                 }
             ),
         }
     )
 
 
-def _feed_schemas() -> Schema:
+def _feed_schemas() -> s.Schema:
     """Components for the feeds."""
     derived = (
         "Which speeds the configuration says are derived from two positions of a vehicle: those that are missing, or "
-        "all. Null "
-        "where it says of none, and for another feed than the configured one."
+        "all. Null where it says of none, and for another feed than the configured one."
     )
     feed = {
-        "feed": {"type": "string"},
+        "feed": s.TEXT,
         "derived_speeds": {"enum": ["missing", "derived", None], "description": derived},
-        "note": or_null({"type": "string"}, "What derived speeds mean for privacy under the configured relation."),
+        "note": s.or_null(s.TEXT, "What derived speeds mean for privacy under the configured relation."),
     }
     return {
-        "Feed": members(feed),
-        "FeedList": members({"feeds": array(ref("Feed"), "The configured one and all that have windows, by name.")}),
+        "Feed": s.members(feed),
+        "FeedList": s.members(
+            {"feeds": s.array(s.ref("Feed"), "The configured one and all that have windows, by name.")}
+        ),
     }
 
 
-def _window_schemas() -> Schema:
+def _window_schemas() -> s.Schema:
     """Components for windows and their cells."""
     window = _window_fields()
     return {
-        "Window": members(window),
-        "OtherDay": members(
+        "Window": s.members(window),
+        "OtherDay": s.members(
             {name: window[name] for name in ("feed", "window")}
             | {
-                "timezone": {"type": "string", "description": "Zone of the feed, on whose clocks day and time are."},
+                "timezone": s.TEXT | s.said("Zone of the feed, on whose clocks day and time are."),
                 "day": {"type": "string", "format": "date", "description": "Local date that was chosen."},
-                "other": or_null(ref("Window"), "Complete; begins and ends on that day at the same local times."),
-                "reason": or_null({"type": "string", "enum": list(REASONS)}, _NO_OTHER),
-                "oldest": or_null(_TIME, "Start of the oldest complete window that is kept."),
-                "newest": or_null(_TIME, "Start of the newest complete window."),
+                "other": s.or_null(s.ref("Window"), "Complete; begins and ends on that day at the same local times."),
+                "reason": s.or_null({"type": "string", "enum": list(REASONS)}, _NO_OTHER),
+                "oldest": s.or_null(s.TIME, "Start of the oldest complete window that is kept."),
+                "newest": s.or_null(s.TIME, "Start of the newest complete window."),
             }
         ),
-        "WindowList": members({"windows": array(ref("Window"), "Newest first.")}),
-        "HexagonList": members(window | {"hexagons": array(ref("Hexagon"), "In ascending order.")}),
-        "HexagonFeatures": features(ref("Hexagon")),
-        "CellHistory": members({"cell": {"type": "string"}, "releases": array(ref("Hexagon"), "Oldest first.")}),
+        "WindowList": s.members({"windows": s.array(s.ref("Window"), "Newest first.")}),
+        "HexagonList": s.members(window | {"hexagons": s.array(s.ref("Hexagon"), "In ascending order.")}),
+        "HexagonFeatures": s.features(s.ref("Hexagon")),
+        "CellHistory": s.members({"cell": s.TEXT, "releases": s.array(s.ref("Hexagon"), "Oldest first.")}),
     }
 
 
-def _hexagon_schemas(message: Schema) -> Schema:
+def _hexagon_schemas(message: s.Schema) -> s.Schema:
     """Components for a cell's ``message`` with what the API adds to it."""
-    interval = numbers(
+    interval = s.numbers(
         2, "Holds the exact number with 95 %, by the model or the noise; absent where a model gives none."
     )
     method = "released: the value as released. Else the model that made it of released values."
-    estimate: Schema = {
+    estimate: s.Schema = {
         "type": "object",
         "properties": {
-            "value": {"type": "number"},
+            "value": s.NUMBER,
             "interval": interval,
-            "unit": {"type": "string"},
+            "unit": s.TEXT,
             "method": {"type": "string", "description": method},
         },
         "required": ["value", "unit", "method"],
     }
-    leading = or_null(
-        {"type": "object", "additionalProperties": ref("Estimate")},
+    leading = s.or_null(
+        {"type": "object", "additionalProperties": s.ref("Estimate")},
         "By statistic the most accurate number: smoothed, else modelled within the window, else as released. Null "
         "where the "
         "cell was not published, and where nobody is estimated: the released number of users is within its noise.",
@@ -229,27 +224,27 @@ def _hexagon_schemas(message: Schema) -> Schema:
         "required": [*message["required"], "estimate"],
     }
     return {
-        "Estimate": with_mark(estimate, "Released values crowd the bound of speeds: read it as 'or more'."),
+        "Estimate": s.with_mark(estimate, "Released values crowd the bound of speeds: read it as 'or more'."),
         "Hexagon": hexagon,
     }
 
 
-def _window_fields() -> Schema:
+def _window_fields() -> s.Schema:
     return {
-        "feed": {"type": "string"},
-        "window": ref("Bounds"),
-        "complete": {"type": "boolean", "description": "Marker, number of messages and digest agree."},
+        "feed": s.TEXT,
+        "window": s.ref("Bounds"),
+        "complete": s.BOOLEAN | s.said("Marker, number of messages and digest agree."),
         "event_id": {
-            "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+            "anyOf": [s.POSITIVE, {"type": "null"}],
             "description": "Id of its server-sent event; null before its marker came.",
         },
-        "cells": {"type": "integer", "minimum": 0},
-        "histograms": array({"type": "string"}, "Mechanisms of its spatial histograms."),
-        "marker": {"anyOf": [ref("CloseMarker"), {"type": "null"}]},
+        "cells": s.COUNT,
+        "histograms": s.array(s.TEXT, "Mechanisms of its spatial histograms."),
+        "marker": {"anyOf": [s.ref("CloseMarker"), {"type": "null"}]},
     }
 
 
-def _histogram_schemas(released: Schema) -> Schema:
+def _histogram_schemas(released: s.Schema) -> s.Schema:
     """Components for spatial histograms, whose messages have the properties ``released``, and for answers to range
     queries."""
     window = _window_fields()
@@ -260,61 +255,56 @@ def _histogram_schemas(released: Schema) -> Schema:
             "properties": {name: released[name] for name in released if name not in ("feed", "window", "structure")},
             "required": ["mechanism", "relation", "epsilon", "domain"],
         },
-        "WindowHistograms": members(
+        "WindowHistograms": s.members(
             {name: window[name] for name in ("feed", "window", "complete")}
-            | {"histograms": array(ref("HistogramSummary"), "In order of mechanism.")}
+            | {"histograms": s.array(s.ref("HistogramSummary"), "In order of mechanism.")}
         ),
-        "HistogramList": members({"windows": array(ref("WindowHistograms"), "Newest first.")}),
+        "HistogramList": s.members({"windows": s.array(s.ref("WindowHistograms"), "Newest first.")}),
         "HeatFeatures": _heat(),
-        "RangeCount": members(
+        "RangeCount": s.members(
             {
-                "value": {"type": "number", "description": "Estimate: raw, moved into the interval."},
-                "raw": {"type": "number", "description": "As if points lay evenly inside blocks; may be negative."},
+                "value": s.NUMBER | s.said("Estimate: raw, moved into the interval."),
+                "raw": s.NUMBER | s.said("As if points lay evenly inside blocks; may be negative."),
                 "interval": {
                     "oneOf": [
-                        numbers(2, "Holds the exact number in 95 % of releases, wherever points lie inside blocks."),
+                        s.numbers(2, "Holds the exact number in 95 % of releases, wherever points lie inside blocks."),
                         {"type": "null", "description": "The release does not say how its noise is distributed."},
                     ]
                 },
-                "unit": {"type": "string", "const": "1"},
-                "mechanism": {"type": "string"},
-                "epsilon": {"type": "number", "exclusiveMinimum": 0},
-                "relation": {"type": "string"},
-                "window": ref("Bounds"),
-                "fixes_per_user": {"type": "integer", "minimum": 1, "description": "Users count with at most so many."},
-                "bbox": numbers(4, "The range that is answered, west, south, east, north; euler's is of whole cells."),
+                "unit": s.const("1"),
+                "mechanism": s.TEXT,
+                "epsilon": _ABOVE_0,
+                "relation": s.TEXT,
+                "window": s.ref("Bounds"),
+                "fixes_per_user": s.POSITIVE | s.said("Users count with at most so many."),
+                "bbox": s.numbers(
+                    4, "The range that is answered, west, south, east, north; euler's is of whole cells."
+                ),
             }
         ),
     }
 
 
-def _heat() -> Schema:
+def _heat() -> s.Schema:
     """A GeoJSON FeatureCollection of boxes."""
-    ring = array(numbers(2, "Longitude and latitude in degrees."), "A closed ring.")
-    end = {"anyOf": [{"type": "integer"}, {"type": "null"}], "description": "Of the 95 % interval; null where unknown."}
-    number = {"type": "number", "minimum": 0}
+    ring = s.array(s.numbers(2, "Longitude and latitude in degrees."), "A closed ring.")
+    end = {"anyOf": [{"type": "integer"}, {"type": "null"}]} | s.said("Of the 95 % interval; null where unknown.")
+    number = s.NUMBER | {"minimum": 0}
     properties = {
-        "value": number | {"description": "Users, or regions of users; at least 0 and within the interval."},
+        "value": number | s.said("Users, or regions of users; at least 0 and within the interval."),
         "low": end,
         "high": end,
-        "density": number | {"description": "Per square kilometre."},
+        "density": number | s.said("Per square kilometre."),
     }
-    polygon = {"type": {"type": "string", "const": "Polygon"}, "coordinates": array(ring, "One ring.")}
-    box = {"type": {"type": "string", "const": "Feature"}} | {
-        "geometry": members(polygon),
-        "properties": members(properties),
-    }
-    about = {"feed": {"type": "string"}, "window": ref("Bounds"), "mechanism": {"type": "string"}}
-    about |= {"epsilon": {"type": "number", "exclusiveMinimum": 0}, "relation": {"type": "string"}}
-    listed = array(members(box), "From south to north.")
-    kind = {"type": "string", "const": "FeatureCollection"}
-    return members({"type": kind, "about": members(about), "features": listed})
+    box = s.feature(s.shape("Polygon", s.array(ring, "One ring.")), s.members(properties))
+    about = {"feed": s.TEXT, "window": s.ref("Bounds"), "mechanism": s.TEXT, "epsilon": _ABOVE_0, "relation": s.TEXT}
+    return s.collection(box, "From south to north.", about=s.members(about))
 
 
-def _file_schemas() -> Schema:
+def _file_schemas() -> s.Schema:
     """Components for complete windows as files."""
     return {
-        "DownloadFeatures": features(ref("Row")),
+        "DownloadFeatures": s.features(s.ref("Row")),
         "Row": {
             "type": "object",
             "description": "A flat row as in the CSV file; a column per number that any cell of the window has.",
@@ -327,71 +317,62 @@ def _file_schemas() -> Schema:
     }
 
 
-def _alert_schemas() -> Schema:
+def _alert_schemas() -> s.Schema:
     """Components for rules and alerts."""
-    number = {"type": "number"}
-    speed = {"anyOf": [number, {"type": "null"}]}
+    speed = {"anyOf": [s.NUMBER, {"type": "null"}]}
     rule = {
-        "name": {"type": "string"},
-        "below": speed | {"description": "The exact mean is below this; or null."},
-        "above": speed | {"description": "The exact mean is above this; or null."},
-        "slower_km_h": speed | {"description": "The exact mean is below usual by more than this, in km/h; or null."},
-        "slower_percent": speed | {"description": "The same as a share of usual; or null."},
-        "windows": {"type": "integer", "minimum": 1, "description": "In so many consecutive windows."},
-        "false_alarms_per_day": number | {"description": "Bound on the expected number, of all cells together."},
-        "unit": {"type": "string", "description": "Unit of the rule's limit and of its alerts: km/h of speeds."},
-        "cells": {"type": "integer", "minimum": 0, "description": "Cells of the window that the rule covers."},
+        "name": s.TEXT,
+        "below": speed | s.said("The exact mean is below this; or null."),
+        "above": speed | s.said("The exact mean is above this; or null."),
+        "slower_km_h": speed | s.said("The exact mean is below usual by more than this, in km/h; or null."),
+        "slower_percent": speed | s.said("The same as a share of usual; or null."),
+        "windows": s.POSITIVE | s.said("In so many consecutive windows."),
+        "false_alarms_per_day": s.NUMBER | s.said("Bound on the expected number, of all cells together."),
+        "unit": s.TEXT | s.said("Unit of the rule's limit and of its alerts: km/h of speeds."),
+        "cells": s.COUNT | s.said("Cells of the window that the rule covers."),
     }
     alert = {
-        "id": {"type": "string", "description": "Depends on feed, rule, window and cell only."},
-        "rule": {"type": "string"},
-        "feed": {"type": "string"},
-        "cell": {"type": "string"},
-        "window": ref("Bounds"),
-        "first_window": {
-            "type": "string",
-            "format": "date-time",
-            "description": "Start of the first of the rule's windows.",
-        },
-        "new": {"type": "boolean", "description": "Not so one window earlier."},
-        "statistic": {"type": "string"},
-        "value": {"type": "number", "description": "Released mean."},
-        "limit": {"type": "number", "description": "The exact mean is below this, or above it."},
+        "id": s.TEXT | s.said("Depends on feed, rule, window and cell only."),
+        "rule": s.TEXT,
+        "feed": s.TEXT,
+        "cell": s.TEXT,
+        "window": s.ref("Bounds"),
+        "first_window": s.TIME | s.said("Start of the first of the rule's windows."),
+        "new": s.BOOLEAN | s.said("Not so one window earlier."),
+        "statistic": s.TEXT,
+        "value": s.NUMBER | s.said("Released mean."),
+        "limit": s.NUMBER | s.said("The exact mean is below this, or above it."),
         "usual": speed,
-        "unit": {"type": "string"},
+        "unit": s.TEXT,
     }
     news = {
-        "id": {"type": "string", "description": "Depends on feed, rule and window only."},
-        "rule": {"type": "string"},
-        "feed": {"type": "string"},
-        "window": ref("Bounds"),
-        "count": {
-            "type": "integer",
-            "minimum": 1,
-            "description": f"Alerts that are told; at most {MOST_TOLD} are listed.",
-        },
-        "alerts": array(ref("Alert"), "In order of cell."),
+        "id": s.TEXT | s.said("Depends on feed, rule and window only."),
+        "rule": s.TEXT,
+        "feed": s.TEXT,
+        "window": s.ref("Bounds"),
+        "count": s.POSITIVE | s.said(f"Alerts that are told; at most {MOST_TOLD} are listed."),
+        "alerts": s.array(s.ref("Alert"), "In order of cell."),
     }
     listed = {
-        "feed": {"type": "string"},
-        "window": ref("Bounds"),
-        "rules": array(
-            ref("AlertRule"), "As configured; empty if the window is not complete or of a feed without rules."
+        "feed": s.TEXT,
+        "window": s.ref("Bounds"),
+        "rules": s.array(
+            s.ref("AlertRule"), "As configured; empty if the window is not complete or of a feed without rules."
         ),
-        "alerts": array(ref("Alert"), "By rule, in order of cell."),
+        "alerts": s.array(s.ref("Alert"), "By rule, in order of cell."),
     }
     return {
-        "AlertRule": members(rule),
-        "Alert": members(alert),
-        "AlertNews": members(news),
-        "AlertList": members(listed),
+        "AlertRule": s.members(rule),
+        "Alert": s.members(alert),
+        "AlertNews": s.members(news),
+        "AlertList": s.members(listed),
     }
 
 
 _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}
 
 
-def _message(topic: str) -> Schema:
+def _message(topic: str) -> s.Schema:
     """The schema of a topic's values as a component. Repeated parts get names, and additional fields are allowed.
 
     Rules on which fields require or exclude each other are only in the topic's own schema, because generators of
@@ -399,7 +380,7 @@ def _message(topic: str) -> Schema:
     """
     value = schema(topic)
     named = {name: value[name] for name in ("type", "properties", "required")}
-    eased: Schema = _eased(named, value["properties"].get("mean"))
+    eased: s.Schema = _eased(named, value["properties"].get("mean"))
     return {"description": value["title"]} | eased
 
 
@@ -411,23 +392,23 @@ def _eased(node: Any, released: Any) -> Any:
         return node
     properties = node.get("properties", {})
     if properties.keys() == {"start", "end"}:
-        return ref("Bounds")
+        return s.ref("Bounds")
     if released is not None and properties.keys() == released["properties"].keys():
-        return ref("ReleasedNumber")
+        return s.ref("ReleasedNumber")
     return {
         name: _eased(part, released) for name, part in node.items() if (name, part) != ("additionalProperties", False)
     }
 
 
-def _released() -> Schema:
+def _released() -> s.Schema:
     """A number with its noise, in any unit."""
     mean = schema(HEXAGON_SPEED)["properties"]["mean"]
     properties = mean["properties"] | {
-        "unit": {"type": "string", "description": "That of the value (km/h of speeds), its square, or 1 (a count)."}
+        "unit": s.TEXT | s.said("That of the value (km/h of speeds), its square, or 1 (a count).")
     }
     return {"type": "object", "properties": properties, "required": mean["required"]}
 
 
-def _bytes(kind: str) -> Schema:
+def _bytes(kind: str) -> s.Schema:
     """A file. Client generators recognise binary content by a format that OpenAPI no longer defines since 3.1."""
-    return {"type": "string"} if kind.startswith("text/") else {"type": "string", "format": "binary"}
+    return s.TEXT if kind.startswith("text/") else {"type": "string", "format": "binary"}

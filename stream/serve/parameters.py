@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
@@ -72,8 +73,30 @@ def _read(request: web.Request, parameter: Parameter) -> Any:
         ) from None
 
 
-_START_SCHEMA = {"type": "string", "format": "date-time"}
-_START_EXAMPLE = "2017-03-21T12:00:00Z"
+_TIME = {"type": "string", "format": "date-time"}
+_START = "2017-03-21T12:00:00Z"
+_BOX = "-97.8,30.2,-97.7,30.3"
+_MECHANISM_NAME = ({"type": "string", "pattern": _MECHANISM}, "ug", t.matching(_MECHANISM, "name of a mechanism"))
+_ITEM = (
+    {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{15}$"},
+    "20170321T120000Z-87489e342ffffff",
+    read_item_id,
+)
+_in_path = partial(Parameter, where="path", required=True)
+
+
+def _text(most: int) -> Mapping[str, Any]:
+    return {"type": "string", "minLength": 1, "maxLength": most}
+
+
+def _pattern(pattern: str) -> Mapping[str, Any]:
+    return {"type": "string", "pattern": pattern}
+
+
+def _choice(name: str, description: str, *names: str, argument: str) -> Parameter:
+    """One of the names, by default the first."""
+    schema = {"type": "string", "enum": list(names), "default": names[0]}
+    return Parameter(name, description, schema, names[0], t.one_of(*names), default=names[0], argument=argument)
 
 
 def limit(default: int, high: int) -> Parameter:
@@ -82,254 +105,88 @@ def limit(default: int, high: int) -> Parameter:
     return Parameter("limit", "Entries at most, newest first.", schema, default, t.whole(1, high), default=default)
 
 
-def feed(configured: str) -> Parameter:
-    """The parameter for the feed; default: the configured one."""
-    schema = {"type": "string", "pattern": _FEED, "default": configured}
-    return Parameter(
-        "feed", "Name of the feed.", schema, configured, t.matching(_FEED, "feed name"), default=configured
-    )
-
-
-WINDOW_QUERY = Parameter(
-    "window", "Start of the window; default: the newest complete one.", _START_SCHEMA, _START_EXAMPLE, t.start
-)
-WINDOW_PATH = Parameter(
-    "window", "Start of the window.", _START_SCHEMA, _START_EXAMPLE, t.start, where="path", required=True
-)
-DAY = Parameter(
-    "day",
-    "Local date, on the clocks of the feed; default: a week before, where a window of then can be compared with, else "
-    "the day before.",
-    {"type": "string", "format": "date"},
-    "2017-03-14",
-    t.day,
-)
-FROM = Parameter(
-    "from",
-    "Windows that begin at this time or later.",
-    _START_SCHEMA,
-    _START_EXAMPLE,
-    t.start,
-    required=True,
-    argument="first",
-)
-TO = Parameter(
-    "to",
-    "Windows that begin before this time.",
-    _START_SCHEMA,
-    "2017-03-22T12:00:00Z",
-    t.start,
-    required=True,
-    argument="last",
-)
-DAYS = Parameter(
-    "days",
-    "Windows that begin on such days, on the clocks of the feed; default: on any.",
-    {"type": "string", "enum": ["workday", "saturday", "sunday", "weekend"]},
-    "workday",
-    t.one_of("workday", "saturday", "sunday", "weekend"),
-)
-HOURS = Parameter(
-    "hours",
-    "Windows that begin in these local hours: the first, and the one that does not count any more; default: in any.",
-    {"type": "string", "pattern": "^[0-9]{1,2}-[0-9]{1,2}$"},
-    "7-9",
-    t.hours,
-)
-AREA_QUERY = Parameter(
-    "area",
-    "Name of an area, as /api/v1/areas lists it: its cells alone, and all of them together.",
-    {"type": "string", "minLength": 1, "maxLength": 300},
-    "route:10",
-    str,
-)
-NAMES = Parameter(
-    "of",
-    f"Names of areas or H3 cells, or all, with | between them; at most {t.MOST_NAMES}. Default: all areas and routes.",
-    {"type": "string", "minLength": 1, "maxLength": 600},
-    "all|route:10",
-    t.names,
-    argument="names",
-)
-ROUTE_PATH = Parameter(
-    "route",
-    "Name of the route, as /api/v1/routes has it.",
-    {"type": "string", "minLength": 1, "maxLength": 256},
-    "10",
-    str,
-    where="path",
-    required=True,
-)
-FROM_STOP = Parameter(
-    "from_stop",
-    "Name of the stop at which the way begins; default: the start of each line.",
-    {"type": "string", "minLength": 1, "maxLength": 256},
-    "Congress / 6th",
-    str,
-)
-TO_STOP = Parameter(
-    "to_stop",
-    "Name of the stop at which the way ends; default: the end of each line.",
-    {"type": "string", "minLength": 1, "maxLength": 256},
-    "Guadalupe / 21st",
-    str,
-)
-CELL_PATH = Parameter(
-    "cell",
-    "H3 index.",
-    {"type": "string", "pattern": "^[0-9a-f]{15}$"},
-    "87489e342ffffff",
-    t.cell,
-    where="path",
-    required=True,
-)
-AREA_PATH = Parameter(
-    "name",
-    "Name of the area, as /api/v1/areas lists it.",
-    {"type": "string", "minLength": 1, "maxLength": 300},
-    "route:10",
-    str,
-    where="path",
-    required=True,
-)
-RING = Parameter(
-    "ring",
-    f"Corners of the area, longitude,latitude,longitude,latitude,… in degrees; 3 to {t.MOST_CORNERS} of them.",
-    {"type": "string", "pattern": t.RING_PATTERN},
-    "-97.8,30.2,-97.7,30.2,-97.7,30.3",
-    t.ring,
-    required=True,
-)
-RING_QUERY = replace(RING, description=f"{RING.description} Its cells, and all of them together.", required=False)
-RESOLUTION = Parameter(
-    "resolution",
-    "Only cells of this H3 resolution.",
-    {"type": "integer", "minimum": 0, "maximum": 15},
-    7,
-    t.whole(0, 15),
-)
-FORMAT = Parameter(
-    "format",
-    "Plain JSON, or a GeoJSON FeatureCollection of the hexagons.",
-    {"type": "string", "enum": ["json", "geojson"], "default": "json"},
-    "json",
-    t.one_of("json", "geojson"),
-    default="json",
-    argument="shape",
-)
-TABLE = Parameter(
-    "format",
-    "JSON, or a table with one row for each line.",
-    {"type": "string", "enum": ["json", "csv"], "default": "json"},
-    "json",
-    t.one_of("json", "csv"),
-    default="json",
-    argument="form",
-)
-BBOX = Parameter(
-    "bbox",
-    "west,south,east,north in degrees: only cells whose centre lies in it.",
-    {"type": "string", "pattern": t.BOX_PATTERN},
-    "-97.8,30.2,-97.7,30.3",
-    t.box,
-)
-RANGE = Parameter(
-    "bbox",
-    "The range, west,south,east,north in degrees, inside the histogram's domain.",
-    {"type": "string", "pattern": t.BOX_PATTERN},
-    "-97.8,30.2,-97.7,30.3",
-    t.box,
-    required=True,
-)
-MECHANISM_PATH = Parameter(
-    "mechanism",
-    "Name of the mechanism that made the histogram.",
-    {"type": "string", "pattern": _MECHANISM},
-    "ug",
-    t.matching(_MECHANISM, "name of a mechanism"),
-    where="path",
-    required=True,
-)
-MECHANISM_QUERY = Parameter(
-    "mechanism",
-    "Name of the mechanism; may be left out where the window has one histogram.",
-    {"type": "string", "pattern": _MECHANISM},
-    "ug",
-    t.matching(_MECHANISM, "name of a mechanism"),
-)
-AFTER = Parameter(
-    "after",
-    "Windows after this event id, as Last-Event-ID; for a first connection, which cannot send that header.",
-    {"type": "integer", "minimum": 0, "maximum": _MAX_NUMBER},
-    41,
-    t.whole(0, _MAX_NUMBER),
-)
-LAST_EVENT_ID = Parameter(
-    "Last-Event-ID",
-    "Id of the last event received; events after it are sent first.",
-    {"type": "string", "pattern": "^[0-9]{1,19}$"},
-    "41",
-    t.whole(0, _MAX_NUMBER),
-    where="header",
-    argument="last_event_id",
-)
-COLLECTION_PATH = Parameter(
-    "collection",
-    "A feed and which of its windows: newest or all.",
-    {"type": "string", "pattern": _COLLECTION},
-    "bus.newest",
-    t.matching(_COLLECTION, "name of a collection"),
-    where="path",
-    required=True,
-)
-_ITEM_SCHEMA = {"type": "string", "pattern": "^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{15}$"}
-_ITEM_EXAMPLE = "20170321T120000Z-87489e342ffffff"
-ITEM_PATH = Parameter(
-    "item",
-    "Identifier of a feature: start of the window and cell.",
-    _ITEM_SCHEMA,
-    _ITEM_EXAMPLE,
-    read_item_id,
-    where="path",
-    required=True,
-)
-AFTER_ITEM = Parameter(
-    "after",
-    "Features behind this one; the link to the next page has it.",
-    _ITEM_SCHEMA,
-    _ITEM_EXAMPLE,
-    read_item_id,
-)
-DURING = Parameter(
-    "datetime",
-    "Only windows that hold this time, or share one with this interval; `..` for an open end.",
-    {"type": "string"},
-    "2017-03-21T12:00:00Z/..",
-    read_interval,
-    argument="interval",
-)
-BOUNDS = Parameter(
-    "bbox",
-    "west,south,east,north in degrees: only hexagons that meet it; with west above east it crosses 180°. "
-    "Heights, as the third and sixth of six numbers, select nothing.",
-    {"type": "string"},
-    "-97.8,30.2,-97.7,30.3",
-    t.bounds,
-)
-FORM = Parameter(
-    "f",
-    "The format, which is always JSON.",
-    {"type": "string", "enum": ["json"], "default": "json"},
-    "json",
-    t.one_of("json"),
-    default="json",
-    argument="form",
-)
-
-
 def page(default: int, high: int) -> Parameter:
     """The parameter for the number of features of a page."""
-    schema = {"type": "integer", "minimum": 1, "default": default}
-    return Parameter(
-        "limit", f"Features at most; more than {high} count as {high}.", schema, default, t.page(high), default=default
-    )
+    schema, said = {"type": "integer", "minimum": 1, "default": default}, f"Features at most; more than {high} count as"
+    return Parameter("limit", f"{said} {high}.", schema, default, t.page(high), default=default)
+
+
+def feed(configured: str) -> Parameter:
+    """The parameter for the feed; default: the configured one."""
+    schema, read = {"type": "string", "pattern": _FEED, "default": configured}, t.matching(_FEED, "feed name")
+    return Parameter("feed", "Name of the feed.", schema, configured, read, default=configured)
+
+
+# fmt: off
+FEED = feed("bus")
+"""With another default for every service: :func:`stream.serve.operations.operations` puts its configured feed here."""
+WINDOW_QUERY = Parameter("window", "Start of the window; default: the newest complete one.", _TIME, _START, t.start)
+WINDOW_PATH = _in_path("window", "Start of the window.", _TIME, _START, t.start)
+DAY = Parameter(
+    "day", "Local date, on the clocks of the feed; default: a week before, where a window of then can be compared "
+    "with, else the day before.", {"type": "string", "format": "date"}, "2017-03-14", t.day)
+FROM = Parameter(
+    "from", "Windows that begin at this time or later.", _TIME, _START, t.start, required=True, argument="first")
+TO = Parameter(
+    "to", "Windows that begin before this time.", _TIME, "2017-03-22T12:00:00Z", t.start, required=True,
+    argument="last")
+_DAYS = ("workday", "saturday", "sunday", "weekend")
+DAYS = Parameter(
+    "days", "Windows that begin on such days, on the clocks of the feed; default: on any.",
+    {"type": "string", "enum": list(_DAYS)}, "workday", t.one_of(*_DAYS))
+HOURS = Parameter(
+    "hours", "Windows that begin in these local hours: the first, and the one that does not count any more; default: "
+    "in any.", _pattern("^[0-9]{1,2}-[0-9]{1,2}$"), "7-9", t.hours)
+AREA_QUERY = Parameter(
+    "area", "Name of an area, as /api/v1/areas lists it: its cells alone, and all of them together.", _text(300),
+    "route:10", str)
+NAMES = Parameter(
+    "of", f"Names of areas or H3 cells, or all, with | between them; at most {t.MOST_NAMES}. Default: all areas and "
+    "routes.", _text(600), "all|route:10", t.names, argument="names")
+ROUTE_PATH = _in_path("route", "Name of the route, as /api/v1/routes has it.", _text(256), "10", str)
+FROM_STOP = Parameter(
+    "from_stop", "Name of the stop at which the way begins; default: the start of each line.", _text(256),
+    "Congress / 6th", str)
+TO_STOP = Parameter(
+    "to_stop", "Name of the stop at which the way ends; default: the end of each line.", _text(256),
+    "Guadalupe / 21st", str)
+CELL_PATH = _in_path("cell", "H3 index.", _pattern("^[0-9a-f]{15}$"), "87489e342ffffff", t.cell)
+AREA_PATH = _in_path("name", "Name of the area, as /api/v1/areas lists it.", _text(300), "route:10", str)
+RING = Parameter(
+    "ring", f"Corners of the area, longitude,latitude,longitude,latitude,… in degrees; 3 to {t.MOST_CORNERS} of them.",
+    _pattern(t.RING_PATTERN), "-97.8,30.2,-97.7,30.2,-97.7,30.3", t.ring, required=True)
+RING_QUERY = replace(RING, description=f"{RING.description} Its cells, and all of them together.", required=False)
+RESOLUTION = Parameter(
+    "resolution", "Only cells of this H3 resolution.", {"type": "integer", "minimum": 0, "maximum": 15}, 7,
+    t.whole(0, 15))
+FORMAT = _choice(
+    "format", "Plain JSON, or a GeoJSON FeatureCollection of the hexagons.", "json", "geojson", argument="shape")
+TABLE = _choice("format", "JSON, or a table with one row for each line.", "json", "csv", argument="form")
+FORM = _choice("f", "The format, which is always JSON.", "json", argument="form")
+BBOX = Parameter(
+    "bbox", "west,south,east,north in degrees: only cells whose centre lies in it.", _pattern(t.BOX_PATTERN), _BOX,
+    t.box)
+RANGE = Parameter(
+    "bbox", "The range, west,south,east,north in degrees, inside the histogram's domain.", _pattern(t.BOX_PATTERN),
+    _BOX, t.box, required=True)
+BOUNDS = Parameter(
+    "bbox", "west,south,east,north in degrees: only hexagons that meet it; with west above east it crosses 180°. "
+    "Heights, as the third and sixth of six numbers, select nothing.", {"type": "string"}, _BOX, t.bounds)
+MECHANISM_PATH = _in_path("mechanism", "Name of the mechanism that made the histogram.", *_MECHANISM_NAME)
+MECHANISM_QUERY = Parameter(
+    "mechanism", "Name of the mechanism; may be left out where the window has one histogram.", *_MECHANISM_NAME)
+AFTER = Parameter(
+    "after", "Windows after this event id, as Last-Event-ID; for a first connection, which cannot send that header.",
+    {"type": "integer", "minimum": 0, "maximum": _MAX_NUMBER}, 41, t.whole(0, _MAX_NUMBER))
+LAST_EVENT_ID = Parameter(
+    "Last-Event-ID", "Id of the last event received; events after it are sent first.", _pattern("^[0-9]{1,19}$"), "41",
+    t.whole(0, _MAX_NUMBER), where="header", argument="last_event_id")
+COLLECTION_PATH = _in_path(
+    "collection", "A feed and which of its windows: newest or all.", _pattern(_COLLECTION), "bus.newest",
+    t.matching(_COLLECTION, "name of a collection"))
+ITEM_PATH = _in_path("item", "Identifier of a feature: start of the window and cell.", *_ITEM)
+AFTER_ITEM = Parameter("after", "Features behind this one; the link to the next page has it.", *_ITEM)
+DURING = Parameter(
+    "datetime", "Only windows that hold this time, or share one with this interval; `..` for an open end.",
+    {"type": "string"}, "2017-03-21T12:00:00Z/..", read_interval, argument="interval")
+# fmt: on

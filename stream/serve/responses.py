@@ -13,7 +13,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from stream.serve.clients import client_of
+from stream.serve.addresses import client_of
 from stream.serve.sending import Sending
 
 JSON = "application/json"

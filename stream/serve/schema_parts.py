@@ -6,6 +6,23 @@ from typing import Any
 
 Schema = dict[str, Any]
 
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+POSITIVE: Schema = {"type": "integer", "minimum": 1}
+TIME: Schema = TEXT | {"format": "date-time"}
+
+
+def said(description: str) -> Schema:
+    """What is to be said of a schema: ``TEXT | said("H3 index.")``."""
+    return {"description": description}
+
+
+def const(value: str) -> Schema:
+    """A text that is always this."""
+    return TEXT | {"const": value}
+
 
 def ref(name: str) -> Schema:
     """A component by its name."""
@@ -30,13 +47,7 @@ def array(items: Schema, description: str) -> Schema:
 
 def numbers(count: int, description: str) -> Schema:
     """So many numbers."""
-    return {
-        "type": "array",
-        "items": {"type": "number"},
-        "minItems": count,
-        "maxItems": count,
-        "description": description,
-    }
+    return array(NUMBER, description) | {"minItems": count, "maxItems": count}
 
 
 def or_null(schema: Schema, description: str) -> Schema:
@@ -44,24 +55,30 @@ def or_null(schema: Schema, description: str) -> Schema:
     return {"anyOf": [schema, {"type": "null"}], "description": description}
 
 
+def shape(kind: str, coordinates: Schema) -> Schema:
+    """A GeoJSON geometry."""
+    return members({"type": const(kind), "coordinates": coordinates})
+
+
+def feature(geometry: Schema, properties: Schema, **more: Schema) -> Schema:
+    """A GeoJSON feature."""
+    return members({"type": const("Feature")} | more | {"geometry": geometry, "properties": properties})
+
+
+def collection(one: Schema, description: str, **more: Schema) -> Schema:
+    """A GeoJSON FeatureCollection."""
+    return members({"type": const("FeatureCollection")} | more | {"features": array(one, description)})
+
+
 def hexagon(properties: Schema) -> Schema:
     """A GeoJSON feature of one cell."""
-    position = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+    position = {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}
     rings = {"type": "array", "items": {"type": "array", "items": position, "minItems": 4}}
-    polygon = members({"type": {"type": "string", "const": "Polygon"}, "coordinates": rings})
-    polygons = {"type": "array", "items": rings}
-    apart = members({"type": {"type": "string", "const": "MultiPolygon"}, "coordinates": polygons})
-    return members(
-        {
-            "type": {"type": "string", "const": "Feature"},
-            "id": {"type": "string", "description": "H3 index."},
-            "geometry": {"anyOf": [polygon, apart], "description": "What is left of a merged cell may lie apart."},
-            "properties": properties,
-        }
-    )
+    apart = shape("MultiPolygon", {"type": "array", "items": rings})
+    either = {"anyOf": [shape("Polygon", rings), apart]} | said("What is left of a merged cell may lie apart.")
+    return feature(either, properties, id=TEXT | said("H3 index."))
 
 
 def features(properties: Schema) -> Schema:
     """A GeoJSON FeatureCollection of cells."""
-    cells = array(hexagon(properties), "Cells.")
-    return members({"type": {"type": "string", "const": "FeatureCollection"}, "features": cells})
+    return collection(hexagon(properties), "Cells.")

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
-from stream.serve.clients import client_of
+from stream.serve.addresses import client_of
 
 SEND_BUFFER = 32 * 1024
 """Bytes that the system and the transport each buffer for a client that does not read; the rest waits where it is

@@ -1,4 +1,7 @@
-"""Serves the dashboard: static files of the package, their security headers, and an optional basemap by byte ranges."""
+"""Serves the dashboard: static files of the package, their security headers, and an optional basemap by byte ranges.
+
+Parts of a file that is too large to be sent, or kept, as a whole.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import asyncio
 import gzip
 import hashlib
 import mimetypes
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -19,15 +23,57 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.messages.tables import can_write_parquet
-from stream.serve.byte_ranges import part_of
-from stream.serve.cell_history import Usual
+from stream.serve.addresses import client_of
 from stream.serve.city.city import City
-from stream.serve.clients import client_of
-from stream.serve.hexagons import known_window
-from stream.serve.parameters import WINDOW_QUERY, feed, read_all
-from stream.serve.responses import JSON, Answers, Problem, accepts_gzip, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import JSON, Answers, Problem, accepts_gzip
 from stream.serve.window_store import View
+
+LARGEST_RANGE = 4 << 20
+"""Bytes of a file that one request may read: more than any tile of a map or directory of an archive has."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file, the status of the answer that has them, and what its headers say of them."""
+
+    body: bytes
+    status: int
+    headers: dict[str, str]
+
+
+def part_of(path: Path, request: web.Request) -> Part:
+    """The bytes that the request asks for; all without a range. Raises :class:`Problem` 413 and 416."""
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        size, tag = about.st_size, f'"{about.st_mtime_ns:x}-{about.st_size:x}"'
+        headers = {"ETag": tag, "Accept-Ranges": "bytes"}
+        is_part = "Range" in request.headers and request.headers.get("If-Range", tag) == tag
+        start, stop = _bounds(request, size) if is_part else (0, size)
+        if stop - start > LARGEST_RANGE:
+            title = f"{stop - start} bytes are asked for at once, above {LARGEST_RANGE}"
+            raise Problem(413, title, "ask for them by shorter ranges")
+        file.seek(start)
+        body = file.read(stop - start)
+    if not is_part:
+        return Part(body, 200, headers)
+    return Part(body, 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{size}"})
+
+
+def _bounds(request: web.Request, size: int) -> tuple[int, int]:
+    """The first byte of the request's range, and that behind its last."""
+    try:
+        asked = request.http_range
+        start, stop, _ = asked.indices(size)
+    except ValueError:
+        start = stop = 0
+    else:
+        if not asked.start and request.headers["Range"].lower().startswith("bytes=-"):
+            start = stop  # the last 0 bytes, which aiohttp reads as all (RFC 9110, section 14.1.2)
+    if start >= stop:
+        title = f"the file has no bytes {request.headers['Range'][:80]!r}"
+        raise Problem(416, title, f"ask for one range of its {size} bytes", {"Content-Range": f"bytes */{size}"})
+    return start, stop
+
 
 LIMITS: tuple[dict[str, str | None], ...] = (
     {"name": "values", "relation": "values"},
@@ -128,15 +174,12 @@ def has_vectors(archive: Path) -> bool:
 class Pages:
     """Handlers for the page, and for what it requests besides the read API."""
 
-    def __init__(
-        self, config: Config, view: View, answers: Answers, usual: Usual, city: City, basemap: Path | None
-    ) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers, city: City, basemap: Path | None) -> None:
         self._assets = read_assets()
         self._view, self._answers, self._basemap = view, answers, basemap
         self._feed = config.feed.name
         self._security = security_headers(config.public.frame_ancestors)
         self._reading = asyncio.Semaphore(MOST_READ)
-        self._usual, self._usual_turns = usual, Turns("usual values", MOST_WAITING)
         domain = config.feed.domain
         self._settings: dict[str, Any] = {
             "build": self._assets["index.html"].tag,
@@ -149,6 +192,8 @@ class Pages:
             "places": city.named,
             "lines": city.drawn or (basemap is not None and has_vectors(basemap)),
             "network": city.drawn,
+            "street_names": city.writes_names,
+            "attribution": city.attribution,
             "areas": city.divided,
             "scheduled": city.timed,
             "limits": LIMITS,
@@ -178,15 +223,6 @@ class Pages:
         body = msgspec.json.encode(self._settings | {"feeds": feeds})
         return await self._answers.ready(request, body, JSON)
 
-    async def usual(self, request: web.Request) -> web.Response:
-        """Usual values of the cells before a window."""
-        asked = read_all(request, (feed(self._feed), WINDOW_QUERY))
-        window = known_window(self._view, asked["window"], asked["feed"])
-        days, earlier = self._usual.earlier(self._view, window)
-        key = key_of("usual", window.tag, days, [other.tag for other in earlier])
-        make = partial(self._usual.over, window, days, earlier)
-        return await self._usual_turns.answer(self._answers, request, key, make, JSON)
-
     async def tiles(self, request: web.Request) -> web.Response:
         """The basemap by byte ranges, or as a whole where it is small."""
         if self._basemap is None:
@@ -211,15 +247,13 @@ def add_pages(
     config: Config,
     view: View,
     answers: Answers,
-    usual: Usual,
     city: City,
     basemap: Path | None = None,
 ) -> None:
     """Add routes for the dashboard at ``/`` and for what it needs besides the read API."""
-    pages = Pages(config, view, answers, usual, city, basemap)
+    pages = Pages(config, view, answers, city, basemap)
     app.router.add_get("/", pages.asset)
     app.router.add_get("/licences.md", pages.asset)
     app.router.add_get("/assets/{name}", pages.asset)
     app.router.add_get("/dashboard/settings", pages.settings)
-    app.router.add_get("/dashboard/usual", pages.usual)
     app.router.add_get("/dashboard/basemap.pmtiles", pages.tiles)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from stream.serve.clients import client_of, network_of
+from stream.serve.addresses import client_of, network_of
 from stream.serve.responses import Answers, Problem
 
 MOST_WAITING = 64

@@ -1,4 +1,7 @@
-"""Holds releases in memory: windows, their cells and histograms, and whether they are complete. No I/O."""
+"""Holds releases in memory: windows, their cells and histograms, and whether they are complete. No I/O.
+
+Also what the service reads of a window's close marker.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from stream.config.value import SPEED, SPEED_UNIT
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, digest
 from stream.serve.ogc.selection import Bounds
 from stream.serve.received import Received
@@ -268,3 +272,39 @@ def history(windows: Sequence[WindowView], cell: str) -> list[bytes]:
 
 def _by_number(window: WindowView) -> int:
     return 0 if window.number is None else window.number
+
+
+class Clipping(msgspec.Struct):
+    """A range of values, in their unit."""
+
+    lower: float
+    upper: float
+    unit: str = SPEED_UNIT
+
+
+class Period(msgspec.Struct):
+    """The ledger period of the window, of which only the zone is read."""
+
+    timezone: str
+
+
+class CloseMarker(msgspec.Struct):
+    """How the numbers of a window were made."""
+
+    relation: str
+    clipping: Clipping
+    period: Period
+    accounting: str = "pure"
+    withheld: bool = False
+    value: str = SPEED
+
+
+def marker_of(window: WindowView) -> CloseMarker | None:
+    """The window's close marker; None before it arrived."""
+    return None if window.marker is None else msgspec.json.decode(window.marker, type=CloseMarker)
+
+
+def bounds_of(window: WindowView) -> Clipping:
+    """The bounds of the window's values; any number of 0 or more before its close marker arrived."""
+    marker = marker_of(window)
+    return Clipping(0.0, float("inf")) if marker is None else marker.clipping

@@ -138,7 +138,7 @@ class ServerVersion:
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any]) -> ServerVersion:
-        """From the section "server" of INFO. There Valkey also reports Redis 7.2.4, for compatibility."""
+        """Name and version by section "server" of INFO, where Valkey also reports Redis 7.2.4, for compatibility."""
         if info.get("server_name") == "valkey":
             return cls("Valkey", str(info["valkey_version"]))
         return cls("Redis", str(info["redis_version"]))

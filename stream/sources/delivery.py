@@ -91,8 +91,7 @@ class KafkaSender:
             if time.monotonic() > deadline:
                 raise DeliveryError(
                     f"Kafka at {self.bootstrap} has no topic {self.topic!r}, or does not show it; run 'hexveil topics "
-                    "create', correct feed.topic, "
-                    "or let this user describe and write it"
+                    "create', correct feed.topic, or let this user describe and write it"
                 )
             await asyncio.sleep(_NAP_S)
 

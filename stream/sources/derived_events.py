@@ -27,8 +27,8 @@ from stream.ingestion.formats import claims_utc, recording_format, time_us, utc_
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
-from stream.sources.ordering import in_time_order
 from stream.sources.refused_vehicles import cause_of_left_out
+from stream.sources.replay import in_time_order
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import NO_PLACE, SnapshotError, SnapshotRows
 from stream.windows import Slotting

@@ -211,9 +211,8 @@ def wrong_header(names: list[str], missing: set[str], fields: FeedFields) -> str
     hint = "" if fitting is None else f"; its header has the columns of {fitting!r}: give --format {fitting}"
     if is_row(names):
         return (
-            "its first line has numbers, so it is no header: write the names of its columns before "
-            "it, "
-            f"like {','.join(fields.paths)}"
+            "its first line has numbers, so it is no header: write the names of its columns before it, like "
+            f"{','.join(fields.paths)}"
         )
     if any("." in path for path in fields.paths):
         return f"the format is nested, and nested formats are not read from CSV; write one JSON object a line{hint}"
@@ -221,6 +220,5 @@ def wrong_header(names: list[str], missing: set[str], fields: FeedFields) -> str
         return f"no column {', '.join(sorted(missing))} in its header{hint}"
     return (
         f"its header {', '.join(names)[:200]!r} has no column {', '.join(sorted(missing))}; name its columns in "
-        "[feed.fields] "
-        "and set feed.format = 'declared'"
+        "[feed.fields] and set feed.format = 'declared'"
     )

@@ -33,8 +33,7 @@ PAUSE_S = 10.0
 """After an error Redis is left alone for so long, so that the feed is not held up with every batch."""
 _MEANWHILE = (
     ": events are sent on, but until it is mended, a restart, or another process of this feed, derives no speed for "
-    "the first "
-    "position of a vehicle"
+    "the first position of a vehicle"
 )
 
 
@@ -80,8 +79,7 @@ class FixMemory:
             self._saw_damage = True
             log.warning(
                 "kept positions were damaged and are deleted: the next position of these vehicles has no derived "
-                "speed; see "
-                "who else writes to this redis",
+                "speed; see who else writes to this redis",
                 vehicles=self.damaged,
             )
         return {vehicle: kept[user] for vehicle, user in users.items() if user in kept}
@@ -124,8 +122,7 @@ class FixMemory:
                 self._trouble = str(error)
                 log.warning(
                     "positions are not kept in redis, so a restart derives no speed for the first one; this is tried "
-                    "again "
-                    "with every batch",
+                    "again with every batch",
                     reason=str(error),
                 )
 
@@ -158,13 +155,11 @@ class FixMemory:
         if str(error).startswith(OTHER_KEY):
             return (
                 f"{self._key_file} is not the user key of this feed in redis; copy the workers' privacy.user_key_file "
-                "there "
-                "and start this command again"
+                "there and start this command again"
             )
         return (
-            "redis refuses to keep positions; see its error: rights (docs/security.md), maxmemory, or "
-            "a "
-            "replica's address"
+            "redis refuses to keep positions; see its error: rights (docs/security.md), maxmemory, or a replica's "
+            "address"
         )
 
 

@@ -2,6 +2,14 @@
 
 Only so can a demo show hours of a live map within minutes: under relation "participation" a worker takes what is in
 time by the broker's clock, and nothing else. Positions therefore move faster than the speeds of their events say.
+
+Traffic of a simulated city by place and time: rush hours, jams that move along roads, and incidents. Pure.
+
+Places are kilometres east and north of the middle of the city, times µs of the city's clock. Nothing here was measured.
+
+The vehicles of a simulated live city: columns only; no clock, no I/O.
+
+A vehicle drives along the roads for a few hours, then another one takes its place. Streets and speeds are invented.
 """
 
 from __future__ import annotations
@@ -10,22 +18,192 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import h3.api.numpy_int as h3
 import numpy as np
+import numpy.typing as npt
 
+from dpcore.arrays import FloatArray
 from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
+from stream.config.section import BoundingBox
 from stream.messages.message import cell_text
-from stream.sources.cars import Cars, traffic_in
+from stream.sources.fleet import CONGESTION_WEEKDAY, Fixes
 from stream.sources.messages import Messages
-from stream.sources.network import build_network, site_in
+from stream.sources.network import RED_LIGHTS_PER_S, RINGS, Network, build_network, main_roads, ring_road, site_in
 from stream.sources.simulate import canonical_events
-from stream.sources.traffic import INCIDENT_KM, Traffic
 from stream.windows import utc_text
+
+LONGEST_DRIVE = timedelta(hours=3, minutes=45)
+"""With timeslots of a quarter of an hour a vehicle is in at most sixteen, which last four hours."""
+
+SPEED_MS = np.array([9.0, 10.0, 11.0])
+"""Speed of cars on an empty road of each class, m/s (32, 36 and 40 km/h)."""
+
+
+def traffic_in(domain: BoundingBox, seed: int, start_us: int, timezone: ZoneInfo) -> Traffic:
+    """The traffic of the city that a simulation with ``seed`` drives in: jams on four main roads and the outer ring."""
+    site = site_in(domain)
+    spokes = main_roads(np.random.Generator(np.random.PCG64(seed)), site.radius_km)
+    roads = (*spokes[:6:3], ring_road(site.radius_km * RINGS[1]))
+    places = np.array([spoke[len(spoke) // 2] for spoke in spokes[1::2]])
+    return Traffic(roads, places, start_us, timezone)
+
+
+class Cars:
+    """``vehicles`` cars on ``network``, each with a fix every ``interval`` seconds. A :meth:`step` is ``tick`` seconds.
+
+    Vehicles are numbered: the ones at the start from 0, and every one that takes another's place gets the next number.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        traffic: Traffic,
+        domain: BoundingBox,
+        vehicles: int,
+        rng: np.random.Generator,
+        *,
+        interval: float,
+        tick: float = 15.0,
+    ) -> None:
+        self.network, self.traffic, self.rng = network, traffic, rng
+        self.now_us, self.interval_us, self.tick = traffic.start_us, round(interval * 1e6), min(tick, interval)
+        site = site_in(domain)
+        middle = [(column[:-1] + column[1:]) / 2 for column in (network.vertex_lat, network.vertex_lng)]
+        east, north = (middle[1] - site.lng) * site.km_per_degree[1], (middle[0] - site.lat) * site.km_per_degree[0]
+        self._places = np.column_stack([east, north])
+        self._lasting = network.segment_factor[:-1] ** 0.25
+        self.number = np.arange(vehicles)
+        self.next_number = vehicles
+        self.path, self.at = self._somewhere(vehicles)
+        longest = LONGEST_DRIVE // timedelta(microseconds=1)
+        self.ends_us = self.now_us + rng.integers(1, longest, vehicles)
+        self.speed = np.full(vehicles, 8.0)
+        self.waits = np.zeros(vehicles)
+        self.mood = rng.normal(size=vehicles)
+        self.phase_us = rng.integers(0, self.interval_us, vehicles)
+
+    def _somewhere(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Paths, and places on their axis, for ``n`` vehicles."""
+        lengths = self.network.path_end - self.network.path_start
+        path = self.rng.choice(len(lengths), n, p=lengths / lengths.sum())
+        return path, self.network.path_start[path] + self.rng.random(n) * lengths[path]
+
+    def step(self) -> Fixes:
+        """Advance one tick and return the fixes taken in it."""
+        self._renew()
+        self._drive()
+        self.now_us += round(self.tick * 1e6)
+        return self._measure()
+
+    def _renew(self) -> None:
+        """Put a new vehicle in the place of each that has driven long enough."""
+        over = np.flatnonzero(self.ends_us <= self.now_us)
+        self.number[over] = self.next_number + np.arange(len(over))
+        self.next_number += len(over)
+        self.path[over], self.at[over] = self._somewhere(len(over))
+        self.ends_us[over] += LONGEST_DRIVE // timedelta(microseconds=1)
+        self.mood[over] = self.rng.normal(size=len(over))
+
+    def _drive(self) -> None:
+        net, rng, tick = self.network, self.rng, self.tick
+        factors = self.traffic.factors(self._places, net.segment_class[:-1], self.now_us) * self._lasting
+        segment = net.segment(self.at)
+        road = net.segment_class[segment]
+        self.waits -= tick
+        moving = self.waits <= 0
+        red = moving & (rng.random(len(road)) < RED_LIGHTS_PER_S[road] * tick)
+        usual = (SPEED_MS[road] * factors[segment]) * np.exp(0.15 * self.mood)
+        self.speed = np.where(moving & ~red, usual, 0.0)
+        self.waits[red] = 5 + 40 * rng.random(int(red.sum()))
+        self.at = self.at + self.speed * tick
+        over = self.at - net.path_end[self.path]
+        home = np.flatnonzero(over > 0)
+        self.path[home] = net.path_next[self.path[home]]
+        self.at[home] = net.path_start[self.path[home]] + over[home]
+
+    def _measure(self) -> Fixes:
+        back_us = (self.now_us - self.phase_us) % self.interval_us
+        chosen = np.flatnonzero(back_us < round(self.tick * 1e6))
+        chosen = chosen[np.argsort(-back_us[chosen], kind="stable")]
+        at = self.at[chosen] - self.speed[chosen] * back_us[chosen] / 1e6
+        lat, lng = self.network.locate(np.maximum(at, self.network.path_start[self.path[chosen]]))
+        return Fixes(self.number[chosen], self.now_us - back_us[chosen], lat, lng, self.speed[chosen])
+
+
+HOUR_US = 3_600_000_000
+RUSH = 0.15
+"""Rush hours slow cars by so much less than they slow buses, which queue at stops."""
+JAM_KM, JAM_SPEED = 1.2, 0.45
+"""Radius of a moving jam, and the share of the usual speed that is left in its middle."""
+JAM_KM_H = 3.0
+"""Speed at which a jam moves along its road."""
+INCIDENT_KM, INCIDENT_SPEED, INCIDENT_HOURS = 1.8, 0.3, 3.0
+"""Radius of an incident, the share of speed that is left throughout it, and how long it lasts."""
+EVERY_HOURS = 4.0
+"""Time from the begin of an incident to that of the next one."""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One incident: its place (x, y) in km, and its first moment in µs."""
+
+    place: tuple[float, float]
+    start_us: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The traffic of a city that begins to be watched at ``start_us``.
+
+    ``roads``: corners (n, 2) of the roads along which jams move to and fro, one jam on each. ``places``: (n, 2), where
+    incidents happen, one after the other; the first begins ``first_hours`` after the start.
+    """
+
+    roads: tuple[FloatArray, ...]
+    places: FloatArray
+    start_us: int
+    timezone: ZoneInfo
+    first_hours: float = 1.25
+
+    def incident(self, now_us: int) -> Incident | None:
+        """The incident of this moment, if there is one."""
+        hours = (now_us - self.start_us) / HOUR_US - self.first_hours
+        number = int(hours // EVERY_HOURS)
+        if hours < 0 or hours - number * EVERY_HOURS >= INCIDENT_HOURS:
+            return None
+        x, y = self.places[number % len(self.places)].tolist()
+        start_us = self.start_us + round((self.first_hours + number * EVERY_HOURS) * HOUR_US)
+        return Incident((x, y), start_us)
+
+    def factors(self, places: FloatArray, road_class: npt.NDArray[np.int64], now_us: int) -> FloatArray:
+        """The share of the free speed that is driven at ``places`` (n, 2) on roads of ``road_class`` (n,)."""
+        local = datetime.fromtimestamp(now_us / 1e6, UTC).astimezone(self.timezone)
+        hour = local.hour + local.minute / 60 - 0.5
+        usual = [np.interp(hour, np.arange(-1, 25), np.pad(row, 1, mode="wrap")) for row in CONGESTION_WEEKDAY]
+        factors = 1 - RUSH * (1 - np.array(usual)[road_class])
+        for number, road in enumerate(self.roads):
+            gone = np.exp(-np.square(_distance(places, self._middle(number, road, now_us)) / JAM_KM))
+            factors *= 1 - (1 - JAM_SPEED) * gone
+        if (incident := self.incident(now_us)) is not None:
+            factors[_distance(places, np.array(incident.place)) < INCIDENT_KM] *= INCIDENT_SPEED
+        return factors
+
+    def _middle(self, number: int, road: FloatArray, now_us: int) -> FloatArray:
+        """Where the jam of a road is: it goes to and fro between the road's ends."""
+        along = np.append(0.0, np.hypot(*np.diff(road, axis=0).T).cumsum())
+        gone = (number / len(self.roads)) * along[-1] + (now_us - self.start_us) / HOUR_US * JAM_KM_H
+        at = along[-1] - abs(gone % (2 * along[-1]) - along[-1])
+        return np.array([np.interp(at, along, column) for column in road.T])
+
+
+def _distance(places: FloatArray, place: FloatArray) -> FloatArray:
+    return np.asarray(np.hypot(*(places - place).T))
+
 
 LIVES_FOR = timedelta(minutes=15)
 """What one timeslot of the feed stands for."""

@@ -20,7 +20,7 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from stream.config.addresses import redacted
+from stream.config.servers import redacted
 
 log = structlog.get_logger()
 
@@ -127,9 +127,8 @@ class Poller:
             remedy = "; check the address and the key" if final else ""
             if answer.status in (401, 403) and not had_secrets:
                 remedy = (
-                    f" after a redirect to {answer.url.origin()}, which was not sent the key: if "
-                    "you "
-                    "trust it, name its address"
+                    f" after a redirect to {answer.url.origin()}, which was not sent the key: if you trust it, name "
+                    "its address"
                 )
             raise FetchError(f"status {answer.status}{remedy}", retry_after_s=_retry_after(answer), final=final)
         body = bytearray()

@@ -101,8 +101,7 @@ class Recording:
         if one_each and feed.records is not None:
             raise RecordingError(
                 f"{path}: feed.records names a list in one document, and under 'participation' the form of one event "
-                "must not decide "
-                "what becomes of another; write one event a line and leave feed.records out"
+                "must not decide what becomes of another; write one event a line and leave feed.records out"
             )
         self._one_each = one_each
         self._lines = Lines(path, stored, feed.encoding, feed.records, over_lines=not one_each)

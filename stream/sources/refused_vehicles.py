@@ -15,8 +15,7 @@ _OTHER_MESSAGES = frozenset({"no-vehicle", "deleted"})
 """Entries that say nothing about vehicles, and may stand beside these."""
 REMEDIES = {
     "no-vehicle": "the feed has trip updates or alerts and no vehicle position: unless that changes, ask the agency "
-    "for the "
-    "address of its vehicle positions",
+    "for the address of its vehicle positions",
     "no-vehicle-id": "the feed does not name its vehicles, so nobody's budget could be charged: ask the agency for "
     "their identifiers",
     "no-position": "the feed has no coordinates: ask the agency",
@@ -25,8 +24,7 @@ REMEDIES = {
     "other-coordinates": "srsName names other coordinates: ask the agency for WGS 84",
     "time-unreadable": "their times are no times of the format, or local times without a zone: ask the agency",
     "time-no-epoch-seconds": "their times are outside the years 2000 to 2100, as milliseconds are where the format has "
-    "seconds: ask the "
-    "agency for seconds",
+    "seconds: ask the agency for seconds",
 }
 """What is wrong where most vehicles are refused for a reason, and what to do."""
 SWAPPED_AXES = "Likely lat and lng are swapped: exchange them in the recording, or in [feed.fields]."

@@ -39,7 +39,6 @@ class Staleness:
             seconds = (received_us - self._moved_us) / 1_000_000
             return (
                 f"the feed stands still: for {seconds:.0f} s its header has had the same timestamp, although its "
-                "server answers; ask "
-                "the agency"
+                "server answers; ask the agency"
             )
         return None

@@ -173,16 +173,14 @@ class Table:
             if zone is None:
                 raise RecordingError(
                     f"{self.path}: the times in column {name!r} have no zone; set feed.format = 'declared', and in "
-                    "[feed.fields] "
-                    "timezone to that of the recording, like 'UTC' or 'America/Chicago'"
+                    "[feed.fields] timezone to that of the recording, like 'UTC' or 'America/Chicago'"
                 )
             return utc_of_local(whole, zone)
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             if self._number_us is None:
                 raise RecordingError(
                     f"{self.path}: column {name!r} contains numbers ({kind}), and time_format is 'rfc3339'; set it to "
-                    "'epoch-s', "
-                    "'epoch-ms' or 'epoch-us' in [feed.fields]"
+                    "'epoch-s', 'epoch-ms' or 'epoch-us' in [feed.fields]"
                 )
             return _of_numbers(array, self._number_us)
         if _is_text(kind):

@@ -12,25 +12,20 @@ from stream.sources.staleness import STALE_S
 _STALE_US = round(STALE_S * 1_000_000)
 _EARLIER = (
     "most vehicles have an earlier timestamp than one that was sent, so they are left out: the agency's clock was "
-    "ahead, its "
-    "servers answer with old documents, or stored files are not in order of time"
+    "ahead, its servers answer with old documents, or stored files are not in order of time"
 )
 _AHEAD = (
     "most vehicles have a timestamp that is more than five minutes ahead, so they are refused: correct the clock of "
-    "this "
-    "machine, or feed.timezone if times have no zone, or ask the agency"
+    "this machine, or feed.timezone if times have no zone, or ask the agency"
 )
 _BEHIND = (
     "most new timestamps are more than 25 min behind their arrival, so that events are late for their windows: they "
-    "are local times "
-    "read in another zone, or of a clock that is behind; ask the agency, or correct feed.timezone if times have no "
-    "zone, or the "
-    "clock of this machine"
+    "are local times read in another zone, or of a clock that is behind; ask the agency, or correct feed.timezone if "
+    "times have no zone, or the clock of this machine"
 )
 _UNMOVED = (
-    f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no "
-    "event "
-    "is sent; ask the agency"
+    f"for {STALE_S:.0f} s no vehicle's timestamp has advanced, although the document changes: no event is sent; ask "
+    "the agency"
 )
 
 
@@ -56,8 +51,7 @@ def local_as_utc(ahead_s: NDArray[np.float64], of: str) -> str | None:
     return (
         f"most times are {shown} {'ahead of' if shift > 0 else 'behind'} {of}: local time sent as UTC? If so, set "
         "feed.times_zone to the zone of those clocks, like 'Europe/Berlin', which follows daylight saving; else "
-        "correct their "
-        "offset, or timezone in [feed.fields]"
+        "correct their offset, or timezone in [feed.fields]"
     )
 
 

@@ -6,6 +6,12 @@ so they are rounded to 1e-6 degree, a tenth of a metre. Speeds are in m/s; many 
 FULL_DATASET and DIFFERENTIAL are read alike: each position says where a vehicle was at one time. Which vehicles a feed
 leaves out says nothing, and a deleted entity takes back no earlier position. The specification leaves DIFFERENTIAL
 undefined.
+
+The part of GTFS-realtime that is read, and its bounds. A parser keeps all else as bytes, whatever is nested in it.
+
+Two bytes of a snapshot can be a message of their own, which takes a hundred once it is parsed. So parts are counted
+before: of protobuf its entities, because nothing else that is read here is repeated, and of JSON and text what
+separates values.
 """
 
 from __future__ import annotations
@@ -13,23 +19,105 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
-from google.protobuf import json_format, text_format
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
+from google.transit import gtfs_realtime_pb2
 
 from stream.sources.file_kinds import BOM
-from stream.sources.reduced_feed import MOST_ENTITIES, FeedMessage, too_many_entities, too_many_separators
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
+
+MOST_ENTITIES = 100_000
+"""Of one snapshot; the largest cities have some 10 000 vehicles."""
+MOST_SEPARATORS: Mapping[str, int] = {"JSON": 2_000_000, "text": 500_000}
+"""Characters that begin or separate values: as many as 80 000 and 20 000 vehicles with all their fields have."""
+_SEPARATORS = {"JSON": b"{[,", "text": b"{<:,\"'"}
+_KIND_BITS = 3
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
+_ALL: frozenset[str] = frozenset()
+_READ = {
+    "FeedMessage": {"header", "entity"},
+    "FeedHeader": _ALL,
+    "FeedEntity": {"id", "is_deleted", "vehicle"},
+    "VehiclePosition": {"position", "timestamp", "vehicle"},
+    "Position": _ALL,
+    "VehicleDescriptor": _ALL,
+}
+"""Fields by message."""
+
+
+def _reduced() -> type[Any]:
+    file = descriptor_pb2.FileDescriptorProto()
+    gtfs_realtime_pb2.DESCRIPTOR.CopyToProto(file)
+    file.name = "reduced-gtfs-realtime.proto"
+    messages = [message for message in file.message_type if message.name in _READ]
+    del file.message_type[:]
+    for message in messages:
+        if names := _READ[message.name]:
+            fields = [field for field in message.field if field.name in names]
+            for part in (message.field, message.nested_type, message.enum_type):
+                del part[:]
+            message.field.extend(fields)
+        file.message_type.append(message)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    made: type[Any] = message_factory.GetMessageClass(pool.FindMessageTypeByName("transit_realtime.FeedMessage"))
+    return made
+
+
+FeedMessage: type[Any] = _reduced()
+"""A FeedMessage of the vehicles' positions alone."""
+
+
+def too_many_separators(body: bytes, form: str) -> bool:
+    """Whether a document in JSON or text has more parts than :data:`MOST_SEPARATORS`, wherever they are."""
+    return sum(body.count(sign) for sign in _SEPARATORS[form]) > MOST_SEPARATORS[form]
+
+
+def too_many_entities(body: bytes) -> bool:
+    """Whether a FeedMessage in protobuf has more outermost fields than :data:`MOST_ENTITIES`.
+
+    What is in a group counts as if it were outside. Raises :class:`DecodeError` for bytes that are no protobuf.
+    """
+    at, fields = 0, 0
+    while at < len(body):
+        tag, at = _varint(body, at)
+        kind = tag & (1 << _KIND_BITS) - 1
+        if kind == _VARINT:
+            _, at = _varint(body, at)
+        elif kind == _BYTES:
+            size, at = _varint(body, at)
+            at += size
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        elif kind not in (_GROUP, _END_GROUP):
+            raise DecodeError("a field of no known kind")
+        fields += 1
+        if fields > MOST_ENTITIES:
+            return True
+    return False
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(body) and shift < 70:
+        byte = body[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+    raise DecodeError("a number that does not end")
+
 
 _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
 _INCREMENTALITY = FeedMessage.DESCRIPTOR.fields_by_name["header"].message_type.fields_by_name["incrementality"].number
 _NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
-"""What the parser of protobuf's text form says of one."""
+"""How the parser of protobuf's text form begins its error about an unknown incrementality."""
 _UNREADABLE = (ValueError, RecursionError)
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half of a surrogate pair."""
@@ -83,8 +171,7 @@ def vehicle_name(descriptor: Any) -> str | None:
 
 
 def parse_feed(body: bytes) -> tuple[Any, int]:
-    """The decoded message, from protobuf, JSON or text, with what :mod:`stream.sources.reduced_feed` reads of it, and
-    how many entities could not be read.
+    """The decoded message, from protobuf, JSON or text, with what is read of it, and how many entities were unreadable.
 
     Raises :class:`SnapshotError`, also for a message whose parts would take more memory than a city's.
     """
@@ -250,8 +337,7 @@ def _check_numbered(message: Any) -> None:
 def _unknown_incrementality(value: str) -> SnapshotError:
     return SnapshotError(
         f"header.incrementality is {value[:40]!r}, neither FULL_DATASET nor DIFFERENTIAL, so what its entities mean is "
-        "unknown; "
-        "ask the agency for one of these"
+        "unknown; ask the agency for one of these"
     )
 
 

@@ -30,7 +30,7 @@ _UNSURE = 0.1
 _FEWEST = 1e-3
 """Where fewer users are expected in a cell, its release says nothing about their mean."""
 _LEAST_VARIANCE = 1e-12
-"""Of a count's noise: a count with less is as good as exact."""
+"""Variance of a count's noise below which the count is taken as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
 _BESIDE_AREA = Dynamics(event=(0.1, 0.3))

@@ -1,4 +1,4 @@
-"""What of a window can be stored: plan and committed bytes are one value each, so bounded before the charge."""
+"""Whether a window can be stored: plan and committed bytes are one value each, so bounded before the charge."""
 
 from __future__ import annotations
 

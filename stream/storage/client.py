@@ -15,8 +15,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisCluste
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-from stream.config.addresses import host_and_port, redacted
-from stream.config.servers import RedisConfig
+from stream.config.servers import RedisConfig, host_and_port, redacted
 from stream.servers.connection import first_line, tls_context
 
 CLUSTER_SECONDS = 5.0

@@ -141,7 +141,7 @@ class Ledger:
         self._redis = redis
         self._calls: Any = redis  # typed by redis-py as answering str too; this client answers bytes
         self._keys = FeedKeys(feed, shared_ledger)
-        """What charges and remembers a plan in one step."""
+        """The script that charges and remembers a plan in one step."""
 
     @classmethod
     def of(cls, redis: Redis, config: Config) -> Self:

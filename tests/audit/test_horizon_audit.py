@@ -18,14 +18,13 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.config import Config, load_config
+from stream.config import Config
 from stream.config.public_cells import public_cells
-from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, RetiredError
 from stream.storage.retirement import Retirement
 from stream.windows import Horizon, Slotting
-from tests.support.builders import SLOT
+from tests.support.builders import SLOT, riders_config
 
 DAY, HOUR = 86_400, 3600
 GRANT, BUDGET, BLOCK = 3, 4, 7
@@ -190,8 +189,9 @@ NIGHTS = 28
 WORKER = np.array([7], dtype=np.uint64)
 
 
-def shipped(folder: Path) -> Config:
-    return load_config(REPO_ROOT / "config" / "riders.toml", **{"privacy.user_key_file": str(folder / "user.key")})
+def loud(folder: Path) -> Config:
+    """Windows of four hours over 312 hexagons, each at ε = 2 of 12 a day: little noise beside a single user."""
+    return riders_config(folder, **{"window.slot": "4h", "privacy.budget": 12.0, "speed.statistics": ["mean"]})
 
 
 async def nights_paid(redis: Redis, config: Config, horizon: Horizon | None) -> list[bool]:
@@ -224,7 +224,7 @@ def ranks(config: Config, paid: list[bool]) -> np.ndarray:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return shipped(tmp_path)
+    return loud(tmp_path)
 
 
 async def test_without_a_horizon_a_few_nights_find_the_worker(config: Config, redis: Redis) -> None:

@@ -135,14 +135,14 @@ async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made
         if step == "plan":
             seen.append(decode_plan(await redis.get(keys.plan(SLOT))))
             if len(seen) == 1:
-                await redis.hset(keys.ledger(period), str(seen[0].users[0]), config.privacy.budget_micro)
+                await redis.hset(keys.ledger(period), str(seen[0].users[0]), config.privacy.ledger_budget)
 
     await dataclasses.replace(protocol, after_step=spend).close(SLOT)
     first, last = seen[0], seen[-1]
     assert first.charges[0] > 0
     assert last.charges[0] == 0
     assert np.array_equal(first.users, last.users)
-    assert int(await redis.hget(keys.ledger(period), str(first.users[0]))) == config.privacy.budget_micro
+    assert int(await redis.hget(keys.ledger(period), str(first.users[0]))) == config.privacy.ledger_budget
     assert noise.asked == 1
 
 

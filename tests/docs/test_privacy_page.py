@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpcore.accounting import epsilon_of_rho
+from dpcore.accounting import NANO, epsilon_of_rho
 from dpcore.noise import Noise
 from dpcore.participation import UNIT
 from stream.config import Config, load_config
@@ -53,9 +53,9 @@ def test_comparators_are_those_of_the_sheet() -> None:
 
 
 def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
-    """config/riders.toml with its key file in ``tmp_path``; overrides are dotted keys."""
+    """config/riders-live.toml with its key file in ``tmp_path``; overrides are dotted keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | overrides
-    return load_config(REPO_ROOT / "config" / "riders.toml", **settings)
+    return load_config(REPO_ROOT / "config" / "riders-live.toml", **settings)
 
 
 def half_width(config: Config, name: str) -> float:
@@ -68,23 +68,23 @@ def half_width(config: Config, name: str) -> float:
 def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> None:
     config = shipped_riders(tmp_path)
     privacy = config.privacy
-    assert (privacy.epsilon, privacy.budget) == (2.0, 12.0)
+    assert (privacy.budget, privacy.delta) == (4.0, 1e-6)
     windows, full = privacy.period // config.window.slot, privacy.ledger_budget // privacy.ledger_grant
     assert row("Windows of a day; paid in full") == [f"{windows}; {full}"]
     assert row("Messages of a window, visited or not") == [f"{len(public_cells(config))} cells and one close marker"]
-    window = participation_of(Terms.of(config)).unit_grant / 1e6
-    assert row("A commuter on the road in 2 of the windows pays") == [f"{2 * window:g} of {privacy.budget:g}"]
-    assert full == windows
-    assert row("A taxi on the road all day pays")[0].startswith(f"{full * window:g} of {privacy.budget:g}: it counts")
+    commuter = epsilon_of_rho(6 * privacy.ledger_grant // 5, privacy.delta)
+    assert row("A commuter of 6 windows, each in 5 hexagons alike, pays") == [f"{commuter:.1f} of {privacy.budget:g}"]
+    said = f"it counts in {full} windows spent in one hexagon each, in {5 * full} spent in 5"
+    assert row("A taxi on the road all day pays") == [f"{privacy.budget:g} of {privacy.budget:g}: {said}"]
     t, s = participation_of(Terms.of(config)).scales
     assert participation_of(Terms.of(config)).layout.rows.tolist() == [2]
-    assert row("Noise scale of the two numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
+    assert row("Noise (standard deviation) of the two numbers of a cell, in users") == [f"{t[0] / s[0] / UNIT:.1f}"]
     assert row("95 % interval of the number of users in a cell") == [f"± {half_width(config, 'users'):.1f}"]
     user = shipped_riders(tmp_path, **{"participation.weight": "user"})
     assert row('The same with `weight = "user"` (each of 8 cells counts them fully)') == [
         f"± {half_width(user, 'users'):.1f}"
     ]
-    sample = shipped_riders(tmp_path, **{"participation.weight": "sample", "speed.clipping": "none"})
+    sample = shipped_riders(tmp_path, **{"participation.weight": "sample"})
     cells = row('The same with `weight = "sample"`, 5 samples in each of 8 cells, number of events')
     assert cells == [f"± {half_width(sample, 'events'):.1f}"]
     assert sample.participation is not None
@@ -95,7 +95,8 @@ def test_what_a_histogram_adds_is_what_it_is_charged(tmp_path: Path) -> None:
     config = shipped_riders(tmp_path, histogram={"mechanisms": ["ug"], "epsilon": 0.5})
     whole = config.privacy.ledger_grant + config.histogram_grant
     full = config.privacy.ledger_budget // whole
-    assert f"a full window costs {whole / 1e6:g}, and B = {config.privacy.budget:g} pays {full} of" in PAGE
+    said = f"a window costs ρ = {whole / NANO:.3f}, and B = {config.privacy.budget:g} (ρ =\n"
+    assert f"{said}{config.privacy.ledger_budget / NANO:.3f}) pays {full} of them" in PAGE
 
 
 def test_the_zcdp_promise_is_what_every_release_states(tmp_path: Path) -> None:

@@ -1,41 +1,67 @@
-"""The samplers draw from exactly the stated distributions; a wrong scale or a biased sign is caught."""
+"""The samplers draw from exactly the stated distributions, one number at a time and in wide batches; a wrong scale, a
+biased sign, a bare proposal and wrong tables are caught."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal, localcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from dpcore import noise as sampler
+from dpcore._inversion import PART, PARTS, WHOLE, Inversion, part_tails, whole_tails
 from dpcore.errors import OverflowBoundError, ParameterError
-from dpcore.noise import Groups, Noise, interval_half_width
+from dpcore.gaussian import discrete_gaussian, gaussian_half_width
+from dpcore.noise import WIDE, Groups, Noise, interval_half_width
 from tests.support.tapes import Geometric
 
 N = 200_000
-"""Samples per test. A scale off by 1 % moves E|X| by about 4 standard errors at this size (power > 0.97 at α)."""
+"""Samples per test. A scale off by 1 % moves E|X| by about 4 standard errors (power > 0.97 at α), a variance by 6."""
 ALPHA = 1e-6
 """False alarm rate of each test, two-sided."""
 SCALES = [(1, 1), (3, 7), (7, 3), (50, 1), (65_000, 1), (2**32 + 1, 2**20)]
+SMALL = (1, 5)
+"""A scale of the Gaussian of which nearly every sample is 0."""
 
 
-def p_value(samples: np.ndarray, t: int, s: int) -> float:
-    """χ² of binned samples against the exact law, bins of expected count >= 50, tails pooled."""
-    a = math.exp(-s / t)
-
-    def cdf(x: np.ndarray) -> np.ndarray:
-        return np.where(x >= 0, 1 - a ** (np.abs(x) + 1) / (1 + a), a ** np.abs(x) / (1 + a))
-
-    edges = np.unique(np.round(stats.laplace.ppf(np.linspace(0.002, 0.998, 80), scale=t / s)).astype(np.int64))
+def p_value(samples: np.ndarray, edges: np.ndarray, below: np.ndarray) -> float:
+    """χ² of samples binned at ``edges``, up to which a sample is with probability ``below``. Bins of expected count >=
+    50, the rest pooled."""
     observed = np.histogram(samples, bins=[-(2**62), *(edges + 0.5).tolist(), 2**62])[0]
-    probability = np.diff(np.concatenate([[0.0], cdf(edges), [1.0]]))
+    probability = np.diff([0.0, *below.tolist(), 1.0])
     keep = probability * len(samples) >= 50
     observed = np.append(observed[keep], observed[~keep].sum())
-    probability = np.append(probability[keep], probability[~keep].sum())
-    expected = probability * len(samples)
+    expected = np.append(probability[keep], probability[~keep].sum()) * len(samples)
     used = expected > 0
-    return float(stats.chi2.sf(((observed - expected)[used] ** 2 / expected[used]).sum(), used.sum() - 1))
+    return float(stats.chi2.sf(((observed - expected)[used] ** 2 / expected[used]).sum(), max(used.sum() - 1, 1)))
+
+
+def of_laplace(samples: np.ndarray, t: int, s: int) -> float:
+    """:func:`p_value` against discrete Laplace noise of scale t/s."""
+    a = math.exp(-s / t)
+    edges = np.unique(np.round(stats.laplace.ppf(np.linspace(0.002, 0.998, 80), scale=t / s)).astype(np.int64))
+    below = np.where(edges >= 0, 1 - a ** (np.abs(edges) + 1.0) / (1 + a), a ** np.abs(edges) / (1 + a))
+    return p_value(samples, edges, below)
+
+
+def gaussian_law(t: int, s: int) -> tuple[np.ndarray, np.ndarray]:
+    """Support and probabilities of discrete Gaussian noise of scale t/s, from the sum itself."""
+    sigma = t / s
+    x = np.arange(-int(12 * sigma) - 12, int(12 * sigma) + 13)
+    mass = np.exp(-0.5 * (x / sigma) ** 2)
+    return x, mass / mass.sum()
+
+
+def of_gaussian(samples: np.ndarray, t: int, s: int) -> float:
+    """:func:`p_value` against discrete Gaussian noise of scale t/s."""
+    x, mass = gaussian_law(t, s)
+    below = np.cumsum(mass)
+    at = np.unique(np.searchsorted(below, np.linspace(0.002, 0.998, 80)))
+    return p_value(samples, x[at], below[at])
 
 
 @pytest.mark.parametrize("batch", [10_000, N], ids=["by rejection", "by inversion"])
@@ -43,16 +69,21 @@ def p_value(samples: np.ndarray, t: int, s: int) -> float:
 def test_discrete_laplace_has_its_exact_distribution(t: int, s: int, batch: int) -> None:
     noise = Noise()
     x = np.concatenate([noise.discrete_laplace(t, s, batch) for _ in range(N // batch)])
-    assert p_value(x, t, s) > ALPHA
+    assert of_laplace(x, t, s) > ALPHA
 
 
 @pytest.mark.parametrize(("t", "s"), SCALES)
 def test_geometric_draws_that_tests_take_for_it_have_the_same_distribution(t: int, s: int) -> None:
-    assert p_value(Geometric(1).discrete_laplace(t, s, N), t, s) > ALPHA
+    assert of_laplace(Geometric(1).discrete_laplace(t, s, N), t, s) > ALPHA
+
+
+@pytest.mark.parametrize(("t", "s"), [*SCALES, SMALL])
+def test_discrete_gaussian_has_its_exact_distribution(t: int, s: int) -> None:
+    assert of_gaussian(discrete_gaussian(Noise(), t, s, N), t, s) > ALPHA
 
 
 @pytest.mark.parametrize("bug", ["half scale", "positive zero twice", "one sided"])
-def test_a_planted_bug_in_the_sampler_is_caught(bug: str) -> None:
+def test_a_planted_bug_in_the_laplace_sampler_is_caught(bug: str) -> None:
     noise = Noise()
     broken: dict[str, Callable[[], np.ndarray]] = {
         "half scale": lambda: noise.discrete_laplace(7, 6, N),
@@ -66,14 +97,51 @@ def test_a_planted_bug_in_the_sampler_is_caught(bug: str) -> None:
         ),
         "one sided": lambda: np.abs(noise.discrete_laplace(7, 3, N)),
     }
-    assert p_value(broken[bug](), 7, 3) < ALPHA
+    assert of_laplace(broken[bug](), 7, 3) < ALPHA
+
+
+@pytest.mark.parametrize(
+    "bug", ["half scale", "proposal only", "laplace of the same variance", "one sided", "1 % short"]
+)
+def test_a_planted_bug_in_the_gaussian_sampler_is_caught(bug: str) -> None:
+    noise = Noise()
+    broken: dict[str, Callable[[], np.ndarray]] = {
+        "half scale": lambda: discrete_gaussian(noise, 7, 6, N),
+        "proposal only": lambda: noise.discrete_laplace(7, 3, N),
+        "laplace of the same variance": lambda: noise.discrete_laplace(7_000_000, 4_242_641, N),
+        "one sided": lambda: np.abs(discrete_gaussian(noise, 7, 3, N)),
+        "1 % short": lambda: discrete_gaussian(noise, 693, 300, 4 * N),
+    }
+    assert of_gaussian(broken[bug](), 7, 3) < ALPHA
 
 
 def test_a_column_of_scales_gives_each_entry_its_own() -> None:
     scales = np.array([1, 10, 100, 1000])
-    x = Noise().discrete_laplace(np.repeat(scales, 50_000)).reshape(4, -1)
-    for row, t in zip(x, scales.tolist(), strict=True):
-        assert p_value(row, t, 1) > ALPHA
+    for draw, judged in (
+        (Noise().discrete_laplace, of_laplace),
+        (lambda t: discrete_gaussian(Noise(), t), of_gaussian),
+    ):
+        for row, t in zip(draw(np.repeat(scales, 50_000)).reshape(4, -1), scales.tolist(), strict=True):
+            assert judged(row, t, 1) > ALPHA
+    assert discrete_gaussian(Noise(), np.ones((2, 3), dtype=int), 4).shape == (2, 3)
+    assert discrete_gaussian(Noise(), 5, 1, 0).shape == (0,)
+
+
+@pytest.mark.false_alarm(1.1e-4)
+def test_opendp_draws_gaussians_from_the_same_distribution() -> None:
+    """n = 20 000 of theirs, fresh in every run, α = 1e-6 twice: against the exact law, and against ours by two samples.
+
+    A scale 10 % off fails the first with power above 1 - 1e-6, the second, at 1e-3, with power 0.9999.
+    """
+    import opendp.prelude as opendp  # these imports take a second and only this test needs them
+
+    opendp.enable_features("contrib")
+    space = opendp.vector_domain(opendp.atom_domain(T=int)), opendp.l2_distance(T=float)
+    theirs = np.array(opendp.m.make_gaussian(*space, scale=20.0)([0] * 20_000))
+    assert of_gaussian(theirs, 20, 1) > ALPHA
+    assert of_gaussian(theirs, 22, 1) < ALPHA
+    assert stats.ks_2samp(theirs, discrete_gaussian(Noise(), 20, 1, N)).pvalue > ALPHA
+    assert stats.ks_2samp(theirs, discrete_gaussian(Noise(), 22, 1, N)).pvalue < 1e-3
 
 
 def test_intervals_are_the_smallest_that_hold_95_percent() -> None:
@@ -82,6 +150,16 @@ def test_intervals_are_the_smallest_that_hold_95_percent() -> None:
         w = float(interval_half_width(t, s))
         assert 1 - 2 * a ** (w + 1) / (1 + a) >= 0.95 - 1e-9
         assert w == 0 or 1 - 2 * a**w / (1 + a) < 0.95 + 1e-9
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.9875, 0.999])
+def test_intervals_of_gaussians_are_the_smallest_that_hold_their_confidence(confidence: float) -> None:
+    for t, s in [*SCALES, SMALL, (31, 1), (32, 1), (33, 1), (100, 1), (1237, 3), (9999, 1)]:
+        x, mass = gaussian_law(t, s)
+        w = float(gaussian_half_width(t, s, confidence))
+        assert mass[np.abs(x) <= w].sum() >= confidence - 1e-9
+        assert w == 0 or mass[np.abs(x) <= w - 1].sum() < confidence + 1e-9
+    assert gaussian_half_width(np.array([[1, 2**40], [50, 1]])).shape == (2, 2)
 
 
 @pytest.mark.parametrize("weights", [None, [1, 0, 3, 9]])
@@ -134,8 +212,12 @@ def test_entropy_decides_everything() -> None:
     def tape(seed: int) -> Noise:
         return Noise(np.random.default_rng(seed).bytes)
 
-    assert (tape(1).discrete_laplace(50, 1, 1000) == tape(1).discrete_laplace(50, 1, 1000)).all()
-    assert (tape(1).discrete_laplace(50, 1, 1000) != tape(2).discrete_laplace(50, 1, 1000)).any()
+    for draw in (
+        lambda noise: noise.discrete_laplace(50, 1, 1000),
+        lambda noise: discrete_gaussian(noise, 50, 1, 1000),
+    ):
+        assert (draw(tape(1)) == draw(tape(1))).all()
+        assert (draw(tape(1)) != draw(tape(2))).any()
 
 
 def test_bounded_integers_are_uniform_for_bounds_that_do_not_divide_the_word() -> None:
@@ -151,6 +233,8 @@ def test_parameters_out_of_bounds_are_refused_with_a_remedy() -> None:
         lambda: noise.discrete_laplace(0, 1, 1),
         lambda: noise.discrete_laplace(2**40 + 1, 1, 1),
         lambda: noise.discrete_laplace(1, 0, 1),
+        *(lambda t=t, s=s: discrete_gaussian(noise, t, s, 1) for t, s in [(0, 1), (2**40 + 1, 1), (1, 0), (-1, 1)]),
+        lambda: gaussian_half_width(1, 1, 1.0),
         lambda: noise.below(0),
         lambda: noise.exponential(np.array([], dtype=int), 1, 1),
         lambda: noise.exponential(np.array([1]), 1, 1, weights=np.array([0])),
@@ -161,3 +245,67 @@ def test_parameters_out_of_bounds_are_refused_with_a_remedy() -> None:
             call()
     with pytest.raises(OverflowBoundError):
         noise.exponential(np.array([0, 1]), 1, 1, weights=np.array([2**61, 2**61]))
+
+
+def exact_floor(tail: Decimal, bits: int) -> int:
+    return int(tail * 2**bits)
+
+
+def tails(bits: int) -> tuple[list[int], list[int]]:
+    """The tails of the whole and of the part, by decimal arithmetic with 200 digits."""
+    with localcontext() as context:
+        context.prec = 200
+        e = Decimal(-1).exp()
+        whole = [exact_floor(e**k, bits) for k in range(1, bits + 1)]
+        part = [exact_floor(((-Decimal(k) / PARTS).exp() - e) / (1 - e), bits) for k in range(1, PARTS)]
+    return [floor for floor in whole if floor] + [0], part
+
+
+@pytest.mark.parametrize("bits", [16, 64, 128, 256])
+def test_the_tails_are_right_to_the_last_bit(bits: int) -> None:
+    assert (whole_tails(bits), part_tails(bits)) == tails(bits)
+
+
+@pytest.mark.parametrize(("name", "law"), [("whole", WHOLE), ("part", PART)])
+def test_sixteen_bits_decide_what_they_can_and_the_rest_is_left_to_further_bits(name: str, law: Inversion) -> None:
+    """All 65 536 draws of 16 bits, completed by zeros and by ones: each end of the interval has the value of the exact
+    tails."""
+    floors = np.array(tails(64)[name == "part"], dtype=np.uint64)
+    bits = np.arange(2**16, dtype=np.uint16)
+    for fill in (2 << 16, 2**64 - 1):  # neither meets a tail, which 64 bits would not decide
+        drawn = law.of(bits, lambda n, fill=fill: np.full(n, fill, dtype=np.uint64))
+        r = (bits.astype(np.uint64) << np.uint64(48)) | np.uint64(fill >> 16)
+        assert drawn.tolist() == (floors[None, :] > r[:, None]).sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize(("law", "floors"), [(WHOLE, whole_tails), (PART, part_tails)], ids=["whole", "part"])
+def test_where_64_bits_meet_a_tail_further_bits_decide(law: Inversion, floors: Callable[[int], list[int]]) -> None:
+    at = next(floor for floor in floors(64) if floor >> 48 in floors(16))
+    k = floors(64).index(at) + 1
+    for beyond, expected in ((0, k), (2**64 - 1, k - 1)):
+        words = Mock(side_effect=np.array([[(at << 16) % 2**64], [beyond]], dtype=np.uint64))
+        assert law.of(np.array([at >> 48], dtype=np.uint16), words).tolist() == [expected]
+
+
+WIDE_SCALES = [(7, 3), (2**32 + 1, 2**20), (2**40, 1)]
+
+
+@pytest.mark.parametrize(("t", "s"), WIDE_SCALES)
+def test_a_wide_batch_has_the_exact_law(t: int, s: int) -> None:
+    assert of_laplace(Noise().discrete_laplace(t, s, N), t, s) > ALPHA
+
+
+def test_a_batch_just_too_narrow_has_the_exact_law_too() -> None:
+    for t, s in WIDE_SCALES[:2]:
+        samples = np.concatenate([Noise().discrete_laplace(t, s, WIDE - 1) for _ in range(6)])
+        assert of_laplace(samples, t, s) > ALPHA
+
+
+@pytest.mark.parametrize("bug", ["uniform part", "half unit"])
+def test_a_planted_bug_in_the_tables_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {
+        "uniform part": lambda bits: [((PARTS - k) << bits) // PARTS for k in range(1, PARTS)],
+        "half unit": lambda bits: part_tails(bits)[: PARTS // 2],
+    }
+    monkeypatch.setattr(sampler, "PART", Inversion(wrong[bug]))
+    assert of_laplace(Noise().discrete_laplace(7_000, 3, N), 7_000, 3) < ALPHA

@@ -27,7 +27,7 @@ from stream.local import REPO_ROOT
 
 AUDITS = ("tests/audit", "tests/model")
 QUICK = ("tests/audit/test_transcript_audit.py", "tests/audit/test_horizon_audit.py")
-CONFIGURATIONS = ("config/riders.toml", "config/bus-fleet.toml")
+CONFIGURATIONS = ("config/riders-live.toml", "config/bus-fleet.toml")
 
 
 class Watching:

@@ -9,7 +9,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from stream.config import Config
-from stream.config.problems import fields_of, section_of
+from stream.config.loading import fields_of, section_of
 from stream.local import REPO_ROOT
 
 FLOORS = (
@@ -23,7 +23,6 @@ FLOORS = (
         "logs",
         "servers",
         "terms",
-        "tiles",
     },
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
@@ -73,7 +72,7 @@ def test_no_import_climbs_to_a_higher_floor() -> None:
     assert not climbs, "\n".join(sorted(climbs))
 
 
-MOST_ROOMS, MOST_ARROWS = 22, 107
+MOST_ROOMS, MOST_ARROWS = 21, 106
 """As measured; a change that lowers them lowers these numbers, too."""
 
 

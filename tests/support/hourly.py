@@ -10,16 +10,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bench.hourly import hourly_text
+from bench.hourly import FILES
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="hexveil-hourly-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
-
-def write_hourly(name: str, file: Path) -> Path:
-    """Write the hourly configuration ``name`` to ``file`` and return it."""
-    file.write_text(hourly_text(name), encoding="utf-8")
-    return file
-
-
-BUS, RIDERS = (write_hourly(name, _FOLDER / f"{name}.toml") for name in ("bus-fleet", "riders"))
+BUS, RIDERS = (Path(shutil.copyfile(FILES[name], _FOLDER / f"{name}.toml")) for name in ("bus-fleet", "riders"))

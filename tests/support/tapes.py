@@ -48,7 +48,7 @@ class Geometric(Noise):
     """Recorded Laplace noise of the same distribution, up to the rounding of floats, from numpy's geometric draws.
 
     It costs a tenth of the exact sampler, and is for tests that measure what is made of noise, such as intervals. That
-    the sampler has this distribution is the claim of ``tests/dpcore/test_noise.py`` and ``test_wide_noise.py``.
+    the sampler has this distribution is the claim of ``tests/dpcore/test_noise.py``.
     """
 
     def __init__(self, seed: int | Sequence[int]) -> None:

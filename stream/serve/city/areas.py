@@ -16,8 +16,7 @@ import numpy.typing as npt
 from stream.config import ConfigError
 from stream.config.geojson import Polygon, by_number, polygons_of, shown
 from stream.messages.shapes import centre_of
-from stream.serve.city.files import check_name, read_bytes
-from stream.serve.city.places import Places
+from stream.serve.city.places import Places, check_name, read_bytes
 
 LARGEST = 8 << 20
 """Bytes of the file of polygons."""
@@ -44,10 +43,10 @@ class Area(Protocol):
 
     @property
     def kind(self) -> Literal["polygon", "route"]:
-        """What it is made of."""
+        """Whether the area is made of polygons or of a route."""
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
-        """Those of the released cells that belong to it, in the same order."""
+        """The released cells that belong to the area, in the same order."""
 
     def geometry(self) -> dict[str, Any]:
         """Its outline as a GeoJSON MultiPolygon."""
@@ -169,8 +168,7 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
         except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"public.areas {path} is no file of areas: {error}; write a GeoJSON FeatureCollection of Polygons, "
-                "each with a "
-                "property 'name'"
+                "each with a property 'name'"
             ) from None
     if places.resolution is not None:
         for route in sorted(places.corridors, key=by_number):
@@ -178,8 +176,7 @@ def read_areas(path: Path | None, places: Places) -> dict[str, Area]:
             if len(cells) > MOST_CROSSED:
                 raise ConfigError(
                     f"public.places: route {route[:40]!r} crosses {len(cells)} cells, more than {MOST_CROSSED}; write "
-                    "the places "
-                    "at a coarser resolution"
+                    "the places at a coarser resolution"
                 )
             areas[ROUTE + route] = Corridor(route, cells, places.resolution)
     return areas

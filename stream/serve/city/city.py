@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -19,18 +19,18 @@ from stream.config import Config, ConfigError
 from stream.config.geojson import Position, lines_of, shapes
 from stream.config.value import SPEED
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
+from stream.serve import parameters as p
 from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside, numbers_of
-from stream.serve.city.files import read_bytes
-from stream.serve.city.places import read_places
+from stream.serve.city.places import check_name, read_bytes, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
-from stream.serve.close_marker import bounds_of, marker_of
 from stream.serve.hexagons import complete_window, known_area, known_window
+from stream.serve.operations import get
 from stream.serve.responses import CSV, GEOJSON, JSON, Answers, key_of
 from stream.serve.turns import MOST_WAITING, Turns
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import View, WindowView, bounds_of, marker_of
 
 LARGEST = 32 << 20
 """Bytes of the file."""
@@ -38,31 +38,36 @@ MOST_POINTS = 500_000
 """Points of all lines together."""
 
 
-def read_streets(path: Path | None) -> list[list[list[Position]]]:
-    """Of each feature its lines; the points of sensors are lines of one position. Without a file there are none.
+class Streets(NamedTuple):
+    """``features``: GeoJSON of lines and sensors, with their names where they have some. ``attribution``: what the page
+    says about them."""
 
-    Raises :class:`ConfigError`.
-    """
+    features: Sequence[dict[str, Any]] = ()
+    attribution: str | None = None
+
+
+def read_streets(path: Path | None) -> Streets:
+    """Lines, points and names of the file; without one there are none. Raises :class:`ConfigError`."""
     if path is None:
-        return []
-    body = read_bytes(path, "streets", LARGEST)
+        return Streets()
     try:
-        features = [lines_of(shape, where) for where, shape in shapes(json.loads(body.decode("utf-8")))]
-        points = sum(len(line) for lines in features for line in lines)
+        document = json.loads(read_bytes(path, "streets", LARGEST).decode("utf-8"))
+        features, points = [], 0
+        for (where, shape), described in zip(shapes(document), document.get("features", [document]), strict=True):
+            lines = lines_of(shape, where)
+            points += sum(len(line) for line in lines)
+            name = (described.get("properties") or {}).get("name")
+            named = {"name": check_name(name, f"the name of {where}")} if isinstance(name, str) and name.strip() else {}
+            features.append({"type": "Feature", "geometry": _shape(lines), "properties": named})
         if points > MOST_POINTS:
             raise ValueError(f"it has {points} points, more than {MOST_POINTS}; leave out minor streets")
+        said = document.get("attribution")
+        return Streets(features, check_name(said, "its attribution") if isinstance(said, str) else None)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"public.streets {path} is no file of streets: {error}; write a GeoJSON FeatureCollection of lines or "
             "points"
         ) from None
-    return features
-
-
-def street_features(features: list[list[list[Position]]]) -> bytes:
-    """Answer of ``/api/v1/streets``: GeoJSON."""
-    listed = [{"type": "Feature", "geometry": _shape(lines), "properties": {}} for lines in features]
-    return msgspec.json.encode({"type": "FeatureCollection", "features": listed})
 
 
 def _shape(lines: list[list[Position]]) -> dict[str, Any]:
@@ -90,9 +95,11 @@ class City:
         self.by_name = read_areas(config.public.areas, places)
         self._feed, self._zone = config.feed.name, config.feed.timezone
         streets = read_streets(config.public.streets)
-        self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops or streets)
+        self.named, self.drawn = bool(places.cells), bool(places.lines or places.stops or streets.features)
         self._places, self._routes, self._stops = places.table(), places.route_features(), places.stop_features()
-        self._streets = street_features(streets)
+        self._streets = msgspec.json.encode({"type": "FeatureCollection", "features": streets.features})
+        self.attribution = streets.attribution
+        self.writes_names = any("name" in feature["properties"] for feature in streets.features)
         listed = [{"name": area.name, "kind": area.kind} for area in self.by_name.values()]
         self._list = msgspec.json.encode({"areas": listed})
         self._service = ScheduledService(places.scheduled, places.resolution)
@@ -106,16 +113,19 @@ class City:
         """Whether there are areas."""
         return bool(self.by_name)
 
+    @get("/places", "listPlaces", {JSON: "PlaceList"}, tag="Places")
     async def places(self, request: web.Request) -> web.Response:
-        """Names and routes of cells."""
+        """Names of cells, and the routes that cross them."""
         return await self._answer(request, self._places, JSON)
 
+    @get("/routes", "listRoutes", {GEOJSON: "RouteFeatures"}, tag="Places")
     async def routes(self, request: web.Request) -> web.Response:
-        """Lines of the routes."""
+        """Lines of the routes, simplified."""
         return await self._answer(request, self._routes, GEOJSON)
 
+    @get("/streets", "listStreets", {GEOJSON: "StreetFeatures"}, tag="Places")
     async def streets(self, request: web.Request) -> web.Response:
-        """Lines of streets, and points of sensors."""
+        """Lines of streets, and points of sensors, which carry the colours of the map."""
         return await self._answer(request, self._streets, GEOJSON)
 
     def _is_timed(self, window: WindowView) -> bool:
@@ -123,17 +133,22 @@ class City:
         marker = marker_of(window)
         return window.feed == self._feed and (marker is None or marker.value == SPEED)
 
+    @get("/stops", "listStops", {GEOJSON: "StopFeatures"}, tag="Places")
     async def stops(self, request: web.Request) -> web.Response:
         """Stops."""
         return await self._answer(request, self._stops, GEOJSON)
 
+    @get("/scheduled", "listScheduledSpeeds", {JSON: "ScheduledTable"}, tag="Places")
     async def scheduled(self, request: web.Request) -> web.Response:
-        """Scheduled speeds by cell, kind of day and local hour."""
+        """Scheduled speeds of cells by kind of day and local hour."""
         return await self._answer(request, self._scheduled, JSON)
 
+    @get(
+        "/windows/{window}/scheduled", "getScheduledSpeeds", {JSON: "ScheduledSpeeds"}, p.WINDOW_PATH, p.FEED,
+        tag="Places", errors=(404,),
+    )  # fmt: skip
     async def scheduled_in(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """The scheduled speeds of the released cells of one window in its hours; none of feeds that the timetable was
-        not made for."""
+        """Scheduled speeds of the released cells of one window, in its hours."""
         known = known_window(self._view, window, feed)
         key, service, values, summary = key_of("scheduled", known.tag), self._service, known.in_order(), known.summary()
 
@@ -146,15 +161,20 @@ class City:
 
         return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
 
+    @get("/areas", "listAreas", {JSON: "AreaList"}, tag="Areas")
     async def areas(self, request: web.Request) -> web.Response:
-        """Every area without its statistics."""
+        """Named areas: polygons, then corridors of routes."""
         return await self._answer(request, self._list, JSON)
 
     async def _answer(self, request: web.Request, body: bytes, kind: str) -> web.Response:
         return await self._answers.ready(request, body, kind, self._keys[body])
 
+    @get(
+        "/areas/{name}", "getArea", {JSON: "AreaStatistics"}, p.AREA_PATH, p.FEED, p.WINDOW_QUERY,
+        tag="Areas", errors=(404,),
+    )  # fmt: skip
     async def area(self, request: web.Request, name: str, feed: str, window: str | None) -> web.Response:
-        """The released statistics of the cells of one area in one window."""
+        """Released statistics of the cells of an area in one window, together."""
         area = known_area(self.by_name, name)
         known = known_window(self._view, window, feed)
         key, answers, named = key_of("area", name, known.tag), self._answers, {"name": area.name, "kind": area.kind}
@@ -162,17 +182,25 @@ class City:
         # A restart may bring other areas, so the answer is not immutable even for a complete window.
         return await self._turns.answer(answers, request, key, make, JSON)
 
+    @get(
+        "/windows/{window}/areas.csv", "downloadAreas", {CSV: None}, p.WINDOW_PATH, p.FEED,
+        tag="Downloads", errors=(404, 409),
+    )  # fmt: skip
     async def areas_file(self, request: web.Request, feed: str, window: str) -> web.Response:
-        """The statistics of every area in one complete window as CSV."""
+        """Every named area in a complete window as csv: sums and means of its cells, with their errors."""
         known = complete_window(self._view, window, feed)
         make = partial(_areas_csv, self.by_name.values(), known.in_order(), known)
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}-areas.csv"
         return await self._turns.answer(self._answers, request, key_of("areas file", known.tag), make, CSV, name)
 
+    @get(
+        "/area", "measureArea", {JSON: "DrawnAreaStatistics"}, p.RING, p.FEED, p.WINDOW_QUERY,
+        tag="Areas", errors=(404,),
+    )  # fmt: skip
     async def drawn_area(
         self, request: web.Request, ring: list[Position], feed: str, window: str | None
     ) -> web.Response:
-        """The same of an area that somebody drew."""
+        """Released statistics of the cells of a drawn area in one window, together."""
         known = known_window(self._view, window, feed)
         key, answers, area = key_of("drawn area", ring, known.tag), self._rings, PolygonArea("", [[ring]])
         make = partial(_statistics, area, {}, known, known.in_order(), known.summary())

@@ -32,7 +32,7 @@ from dpcore.cdf import ONE_SIDED
 from stream.config.value import QUANTUM
 from stream.messages.estimate import RELEASED, estimates_of
 from stream.serve.city.areas import Area
-from stream.serve.close_marker import Bounds
+from stream.serve.window_store import Clipping
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
 """Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95
@@ -75,7 +75,7 @@ class CellNumbers(msgspec.Struct):
     accounting: str | None = None
     mean: _Estimate | None = None
     variance: _Estimate | None = None
-    clipping: Bounds | None = None
+    clipping: Clipping | None = None
     excludes: list[str] = []
     estimate: dict[str, Modelled] | None = None
     """The leading estimates; only those of the mean and of what is typical are read."""
@@ -103,7 +103,7 @@ def _numbers(body: dict[str, Any]) -> CellNumbers:
     return msgspec.convert(body | {"estimate": read if "mean" in read else None}, CellNumbers)
 
 
-def combined(cells: Sequence[CellNumbers], within: Bounds) -> dict[str, Any]:
+def combined(cells: Sequence[CellNumbers], within: Clipping) -> dict[str, Any]:
     """Events or users, and mean (in the unit of ``within``, clipped to it) of the cells together, each with its 95 %
     interval.
 
@@ -169,7 +169,7 @@ def _count(cells: Sequence[CellNumbers]) -> dict[str, Any]:
     return {"value": max(total, 0.0), "interval": interval}
 
 
-def _mean(published: Sequence[CellNumbers], within: Bounds) -> dict[str, Any] | None:
+def _mean(published: Sequence[CellNumbers], within: Clipping) -> dict[str, Any] | None:
     """Of means that are weighted by exact numbers of events."""
     weights, total, variance = 0.0, 0.0, 0.0
     for cell in published:
@@ -186,7 +186,7 @@ def _mean(published: Sequence[CellNumbers], within: Bounds) -> dict[str, Any] | 
     return _stated(raw, raw - half, raw + half, within)
 
 
-def _mean_of_ratios(published: Sequence[CellNumbers], within: Bounds) -> dict[str, Any] | None:
+def _mean_of_ratios(published: Sequence[CellNumbers], within: Clipping) -> dict[str, Any] | None:
     """Of means that are ratios of noisy numbers: the ratio of their totals."""
     form = MEAN_OF[2 if any(cell.variance is not None for cell in published) else 1].tolist()
     count, total, a, b, c = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -213,12 +213,12 @@ def _mean_of_ratios(published: Sequence[CellNumbers], within: Bounds) -> dict[st
     return _stated(total / count, (b - root) / a - _MEASURED, (b + root) / a + _MEASURED, within)
 
 
-def _range(clipping: Bounds) -> tuple[float, float]:
+def _range(clipping: Clipping) -> tuple[float, float]:
     """Lower end and width; a range of one value has the width of a quantum."""
     return clipping.lower, max(clipping.upper - clipping.lower, QUANTUM)
 
 
-def _stated(raw: float, low: float, high: float, within: Bounds) -> dict[str, Any]:
+def _stated(raw: float, low: float, high: float, within: Clipping) -> dict[str, Any]:
     value, low, high = (min(max(number, within.lower), within.upper) for number in (raw, low, high))
     return {"value": value, "raw": raw, "interval": [low, high], "unit": within.unit}
 

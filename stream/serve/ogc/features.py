@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,13 +17,13 @@ from aiohttp import web
 from stream.config.section import BoundingBox
 from stream.messages.shapes import Place, parts_of, places_of, ring_of
 from stream.messages.tables import feature, rows_of
+from stream.serve import parameters as p
 from stream.serve.addresses import base_of
-from stream.serve.close_marker import marker_of
-from stream.serve.ogc.extent import bounds_of, extent_of
-from stream.serve.ogc.selection import Bounds, Interval, is_during, item_id, meets
+from stream.serve.ogc.selection import Bounds, Interval, bounds_of, extent_of, is_during, item_id, meets
+from stream.serve.operations import get
 from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
 from stream.serve.turns import Turns
-from stream.serve.window_store import View, WindowView
+from stream.serve.window_store import View, WindowView, marker_of
 
 ROOT = "/ogc"
 NEWEST, ALL = "newest", "all"
@@ -39,6 +40,8 @@ MOST_SCANNED = 20_000
 features."""
 MOST_WAITING = 16
 """Pages that may be made or wait at the same time: anybody may ask for pages that nobody asked for before."""
+
+_get = partial(get, tag="Features", base=ROOT)
 
 Link = dict[str, str]
 Body = dict[str, Any]
@@ -59,6 +62,7 @@ class Features:
         self._bounding = asyncio.Lock()
         self._turns = Turns("pages", MOST_WAITING)
 
+    @_get("", "getLandingPage", {JSON: "LandingPage"}, p.FORM)
     async def landing(self, request: web.Request, form: str) -> web.Response:
         """Where everything is."""
         here = base_of(request)
@@ -72,23 +76,30 @@ class Features:
         text = "Differentially private traffic statistics by H3 hexagon, read only."
         return await self._told(request, {"title": "Hexveil", "description": text, "links": links})
 
+    @_get("/conformance", "getConformance", {JSON: "Conformance"}, p.FORM)
     async def conformance(self, request: web.Request, form: str) -> web.Response:
         """The classes of requirements that hold."""
         return await self._told(request, {"conformsTo": CONFORMS_TO})
 
+    @_get("/collections", "listCollections", {JSON: "CollectionList"}, p.FORM)
     async def collections(self, request: web.Request, form: str) -> web.Response:
-        """Both collections of every feed."""
+        """The newest window, and all windows, of each feed."""
         here = base_of(request)
         feeds = sorted({self._feed} | self._view.feeds())
         listed = [await self._listed(here, feed, kind) for feed in feeds for kind in (NEWEST, ALL)]
         links = [_link(f"{here}{ROOT}/collections", "self", JSON, "This list")]
         return await self._told(request, {"links": links, "collections": listed})
 
+    @_get("/collections/{collection}", "getCollection", {JSON: "Collection"}, p.COLLECTION_PATH, p.FORM, errors=(404,))
     async def collection(self, request: web.Request, collection: str, form: str) -> web.Response:
         """One collection."""
         feed, kind = self._known(collection)
         return await self._told(request, await self._listed(base_of(request), feed, kind))
 
+    @_get(
+        "/collections/{collection}/items", "listFeatures", {GEOJSON: "FeaturePage"},
+        p.COLLECTION_PATH, p.page(1000, MOST_FEATURES), p.BOUNDS, p.DURING, p.AFTER_ITEM, p.FORM, errors=(404,),
+    )  # fmt: skip
     async def items(
         self,
         request: web.Request,
@@ -99,7 +110,7 @@ class Features:
         after: tuple[str, str] | None,
         form: str,
     ) -> web.Response:
-        """The features of a collection after ``after``, at most ``limit``."""
+        """Hexagons with their statistics, page by page."""
         feed, kind = self._known(collection)
         here, asked = base_of(request), request.rel_url
         windows = self._windows(feed, kind)
@@ -119,8 +130,12 @@ class Features:
         key = key_of("items", self._view.generation, here, str(asked))
         return await self._turns.answer(self._answers, request, key, make, GEOJSON)
 
+    @_get(
+        "/collections/{collection}/items/{item}", "getFeature", {GEOJSON: "LinkedFeature"},
+        p.COLLECTION_PATH, p.ITEM_PATH, p.FORM, errors=(404,),
+    )  # fmt: skip
     async def item(self, request: web.Request, collection: str, item: tuple[str, str], form: str) -> web.Response:
-        """One feature."""
+        """One hexagon of one window."""
         feed, kind = self._known(collection)
         start, cell = item
         window = next((window for window in self._windows(feed, kind) if window.start == start), None)

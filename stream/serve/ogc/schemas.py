@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from stream.serve.schema_parts import Schema, array, features, hexagon, members, ref
-
-_TEXT: Schema = {"type": "string"}
+from stream.serve import schema_parts as s
 
 
-def schemas_of_features() -> Schema:
+def schemas_of_features() -> s.Schema:
     """Components for landing page, conformance, collections and features."""
-    link = {"href": _TEXT, "rel": _TEXT, "type": _TEXT, "title": _TEXT}
-    links = {"links": array(ref("Link"), "Where to go from here.")}
+    link = {"href": s.TEXT, "rel": s.TEXT, "type": s.TEXT, "title": s.TEXT}
+    links = {"links": s.array(s.ref("Link"), "Where to go from here.")}
     extent = {
-        "spatial": members({"bbox": array(array({"type": "number"}, "A box."), "Boxes."), "crs": _TEXT}),
-        "temporal": members({"interval": array(array({"type": ["string", "null"]}, "From, to."), "Intervals.")}),
+        "spatial": s.members({"bbox": s.array(s.array(s.NUMBER, "A box."), "Boxes."), "crs": s.TEXT}),
+        "temporal": s.members({"interval": s.array(s.array({"type": ["string", "null"]}, "From, to."), "Intervals.")}),
     }
     collection = {
-        "id": _TEXT,
-        "title": _TEXT,
-        "description": _TEXT,
-        "itemType": {"type": "string", "const": "feature"},
-        "crs": array(_TEXT, "Reference systems of coordinates."),
-        "extent": members(extent),
+        "id": s.TEXT,
+        "title": s.TEXT,
+        "description": s.TEXT,
+        "itemType": s.const("feature"),
+        "crs": s.array(s.TEXT, "Reference systems of coordinates."),
+        "extent": s.members(extent),
     }
-    page, one = features(ref("Row")), hexagon(ref("Row"))
-    returned = {"numberReturned": {"type": "integer", "minimum": 0}}
+    page, one = s.features(s.ref("Row")), s.hexagon(s.ref("Row"))
+    returned = {"numberReturned": s.COUNT}
     return {
-        "Link": members(link),
-        "LandingPage": members({"title": _TEXT, "description": _TEXT} | links),
-        "Conformance": members({"conformsTo": array(_TEXT, "Classes of requirements.")}),
-        "Collection": members(collection | links),
-        "CollectionList": members(links | {"collections": array(ref("Collection"), "By feed.")}),
-        "FeaturePage": members(page["properties"] | links | returned),
-        "LinkedFeature": members(one["properties"] | links),
+        "Link": s.members(link),
+        "LandingPage": s.members({"title": s.TEXT, "description": s.TEXT} | links),
+        "Conformance": s.members({"conformsTo": s.array(s.TEXT, "Classes of requirements.")}),
+        "Collection": s.members(collection | links),
+        "CollectionList": s.members(links | {"collections": s.array(s.ref("Collection"), "By feed.")}),
+        "FeaturePage": s.members(page["properties"] | links | returned),
+        "LinkedFeature": s.members(one["properties"] | links),
     }

@@ -62,8 +62,8 @@ def independent_charges(path: Path, config: Config) -> int:
         counts = Contributions.group(
             cells.astype(np.uint64), users.astype(np.uint64), moments, np.zeros(len(cells), np.int64), upper=upper
         ).counts
-        left = np.array([config.privacy.budget_micro - spent[user] for user in counts.users.tolist()])
-        plan = plan_values(counts, due_of(config, slot), Allowance(left, config.privacy.budget_micro))
+        left = np.array([config.privacy.ledger_budget - spent[user] for user in counts.users.tolist()])
+        plan = plan_values(counts, due_of(config, slot), Allowance(left, config.privacy.ledger_budget))
         retained = plan.retained.tolist()
         shape = (2, counts.n_cells)
         t, s = (column.reshape(shape).tolist() for column in (plan.scales.numerator, plan.scales.denominator))

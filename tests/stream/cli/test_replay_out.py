@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.local import REPO_ROOT
+from stream.messages.lines import ReleaseFileError, release_file
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
-from stream.messages.release_files import ReleaseFileError, release_file
 from stream.offline import LinePublisher
 from tests.stream.serve.serving import released
 from tests.support import hourly

@@ -12,8 +12,7 @@ import typer
 from stream.cli.tune_writing import check_target, keys_for, write_chosen
 from stream.config import Config, load_config
 from stream.evaluation.leading import Outcome
-from stream.evaluation.settings import Setting
-from stream.evaluation.tuning import EPSILONS, Trial
+from stream.evaluation.tuning import EPSILONS, Setting, Trial
 from stream.evaluation.wants import Want
 from tests.support import hourly
 

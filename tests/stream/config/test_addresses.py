@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream.config.addresses import redacted
+from stream.config.servers import redacted
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
     config = load_config(BUS)
     assert config.relation == "values"
     assert config.value.upper_quanta == 6500
-    assert load_config(REPO_ROOT / "config" / "riders.toml").relation == "participation"
+    assert load_config(REPO_ROOT / "config" / "riders-live.toml").relation == "participation"
 
 
 @pytest.mark.parametrize(

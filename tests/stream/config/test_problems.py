@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from stream.config import Config, ConfigError, load_config
-from stream.config.problems import keys, problems
+from stream.config.loading import keys, problems
 from stream.local import REPO_ROOT
 
 
@@ -25,7 +25,7 @@ class FileOnly(Config):
         return (init_settings,)
 
 
-BUS, RIDERS = (REPO_ROOT / "config" / f"{name}.toml" for name in ("bus-fleet", "riders"))
+BUS, RIDERS = (REPO_ROOT / "config" / f"{name}.toml" for name in ("bus-fleet", "riders-live"))
 KEYS = [path for path, _ in keys(Config)]
 WRONG: list[Any] = [
     "x",

@@ -40,7 +40,7 @@ def test_every_relation_has_its_own_file_and_template(tmp_path: Path, monkeypatc
     for relation in ("values", "participation"):
         assert load_config(find_config(None, relation, {})).relation == relation
     monkeypatch.chdir(REPO_ROOT)
-    assert find_config(None, "participation", {}).file == Path("config/riders.toml")
+    assert find_config(None, "participation", {}).file == Path("config/riders-live.toml")
 
 
 def test_a_file_that_was_named_and_is_missing_is_never_replaced_by_another(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.alerts import WebhookConfig
 from stream.ingestion.pseudonyms import existing_user_key, load_user_key
-from stream.serve.alerts.webhook import signing_secret
+from stream.serve.alerts.watching import signing_secret
 from stream.servers.connection import first_line
 from tests.support.hourly import BUS
 from tests.support.secret_files import write_secret

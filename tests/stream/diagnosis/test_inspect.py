@@ -26,13 +26,12 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.servers import KafkaConfig
 from stream.diagnosis.columns import guess_fields, paths_of
-from stream.diagnosis.inspection import inspect
+from stream.diagnosis.inspection import inspect, suggested_feed
+from stream.diagnosis.live import TopicUnreachableError, newest_messages
 from stream.diagnosis.measures import measure
 from stream.diagnosis.observations import InspectionError, Observations
 from stream.diagnosis.observing import observe_file, observe_messages
-from stream.diagnosis.suggestion import suggested_feed
 from stream.diagnosis.times import time_form
-from stream.diagnosis.topic import TopicUnreachableError, newest_messages
 from stream.sources.lines import RecordingError
 from tests.support.builders import SLOT
 from tests.support.feeding import create_topic

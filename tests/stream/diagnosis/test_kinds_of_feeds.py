@@ -23,8 +23,8 @@ from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
+from stream.diagnosis.inspection import configuration
 from stream.diagnosis.observations import InspectionError
-from stream.diagnosis.suggestion import configuration
 from stream.local import REPO_ROOT
 from tests.support.inspecting import inspected
 

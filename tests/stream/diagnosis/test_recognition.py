@@ -18,7 +18,7 @@ from stream.cli import app
 from stream.local import REPO_ROOT
 from tests.support.builders import SLOT
 
-BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders.toml"))
+BUS, RIDERS = (str(REPO_ROOT / "config" / name) for name in ("bus-fleet.toml", "riders-live.toml"))
 DAY = ("--from", "2017-03-21T04:00", "--until", "2017-03-21T08:00")
 EVENT = {"user": "bus-17", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
 
@@ -167,7 +167,7 @@ def test_under_participation_windows_are_released_all_the_same_and_the_command_s
     code, out, stderr = run("replay", "day.ndjson", "--offline", "--config", RIDERS, *span)
     assert code == 2
     assert "only noise" in stderr
-    assert sum(json.loads(line)["topic"] == "hexveil.window.v1" for line in out.splitlines()) == 1
+    assert sum(json.loads(line)["topic"] == "hexveil.window.v1" for line in out.splitlines()) == 16
 
 
 def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path) -> None:

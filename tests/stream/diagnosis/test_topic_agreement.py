@@ -18,10 +18,9 @@ from bench.fuzzing.messages import FORMATS, sound_event
 from bench.fuzzing.mutation import Mutator
 from stream.config import load_config
 from stream.config.servers import KafkaConfig
-from stream.diagnosis.inspection import inspect
+from stream.diagnosis.inspection import configuration, inspect
+from stream.diagnosis.live import newest_messages
 from stream.diagnosis.observing import observe_messages
-from stream.diagnosis.suggestion import configuration
-from stream.diagnosis.topic import newest_messages
 from stream.local import REPO_ROOT, free_port
 from stream.messages.topics import create_topics
 from tests.support.builders import bus_config

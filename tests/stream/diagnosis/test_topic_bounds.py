@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from stream.config.servers import KafkaConfig
-from stream.diagnosis.topic import newest_messages
+from stream.diagnosis.live import newest_messages
 from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.messages.topics import INPUT_SETTINGS
 from tests.support.feeding import create_topic

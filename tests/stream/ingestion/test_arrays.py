@@ -17,9 +17,9 @@ from redis.asyncio import Redis
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.servers import KafkaConfig
+from stream.diagnosis.live import newest_messages
 from stream.diagnosis.observing import observe_file, observe_messages
 from stream.diagnosis.reading import ageless, read_recording
-from stream.diagnosis.topic import newest_messages
 from stream.ingestion import decoding
 from stream.ingestion.arrays import MAX_ARRAY_BYTES, MAX_EVENTS, Cutter, elements, first_element
 from stream.ingestion.decoding import REASONS, Batch, Decoder

@@ -147,7 +147,7 @@ async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_p
     await store(redis, config, rows)
     users = np.unique(rows["user"])
     poor, period = users[:3], "2017-03-21"
-    almost = config.privacy.budget_micro - config.histogram_grant + 1
+    almost = config.privacy.ledger_budget - config.histogram_grant + 1
     for user in poor.tolist():
         await redis.hset(FeedKeys("riders").ledger(period), str(user), almost)
     publisher = Collected()

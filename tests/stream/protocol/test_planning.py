@@ -67,7 +67,7 @@ async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_r
     late = await planning.replaced(window, rows, first, NOBODY)
     assert late == replaced, "a worker that saw the older plan must not undo the newer"
     assert await planning.charge(replaced.plan) is None
-    await redis.hset(LEDGER, str(int(refused[0])), config.privacy.budget_micro)
+    await redis.hset(LEDGER, str(int(refused[0])), config.privacy.ledger_budget)
     assert np.array_equal(await planning.charge(first.plan), refused)
 
 
@@ -133,4 +133,4 @@ async def test_paced_users_take_turns_where_the_budget_pays_for_a_third_of_the_w
         assert min(admitted) > 0
         assert 30 <= sum(admitted) <= 60
     spent = await protocol.ledger.spent("2017-03-21", rows.counts.users, besides=0)
-    assert spent.max() <= config.privacy.budget_micro
+    assert spent.max() <= config.privacy.ledger_budget

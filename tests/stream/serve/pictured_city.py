@@ -7,6 +7,7 @@ Everything is made by the commands that an operator uses, from the shipped ``bus
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from datetime import datetime
 from pathlib import Path
 
 from stream.config import Config, load_config
-from stream.sources.invented_streets import crossing, street_map
+from stream.sources.invented_city import crossing
+from stream.sources.invented_city import streets as invented
 from stream.sources.network import Network, site_in
 from stream.sources.simulate import Simulation, simulated_fleet
 
@@ -40,16 +42,15 @@ class City:
     config: Config
     shipped: Path
     compared: Path
-    streets: Path
 
 
 def city(folder: Path) -> City:
     """Make everything that is not in ``folder`` yet; some minutes of processor time."""
     os.environ["HEXVEIL_PRIVACY__USER_KEY_FILE"] = str(folder / "user.key")
-    fleet, places, streets = folder / "fleet.ndjson", folder / "places.json", folder / "streets.pmtiles"
+    fleet, places, streets = folder / "fleet.ndjson", folder / "places.json", folder / "streets.geojson"
     domain = load_config(CONFIG).feed.domain
     simulation = Simulation(load_config(CONFIG).feed, VEHICLES, _microseconds(START))
-    streets.write_bytes(street_map(domain, simulation.seed))
+    streets.write_text(json.dumps(invented(domain, simulation.seed)), encoding="utf-8")
     (folder / "gtfs.zip").write_bytes(timetable(simulation))
     _hexveil("gtfs", str(folder / "gtfs.zip"), "--out", str(places), "--force")
     if not fleet.exists():
@@ -63,8 +64,8 @@ def city(folder: Path) -> City:
             made = path.with_suffix(".part.ndjson")
             _hexveil("replay", str(fleet), "--offline", "--out", str(made), **environment)
             made.rename(path)
-    config = load_config(CONFIG, **{"public.places": str(places)})
-    return City(config, *releases, streets)
+    config = load_config(CONFIG, **{"public.places": str(places), "public.streets": str(streets)})
+    return City(config, *releases)
 
 
 def _hexveil(*arguments: str, **environment: str) -> None:

@@ -23,7 +23,6 @@ from playwright.async_api import Page
 
 from stream.serve.api import make_app
 from stream.serve.reading.files import FileSource
-from stream.serve.static_files import check_basemap
 from tests.stream.serve.browser import LAPTOP, PHONE, chromium, opened, place_of
 from tests.stream.serve.pictured_city import City, city
 from tests.stream.serve.serving import origin_of, ready
@@ -47,6 +46,7 @@ PICTURES = [
     Picture("light", LAPTOP, "light", "colours=now", "point", "shipped"),
     Picture("day", LAPTOP, "light", DAY, "point"),
     Picture("phone", PHONE, "light", "colours=now", "none", "shipped"),
+    Picture("phone-difference", PHONE, "light", "colours=difference"),
     Picture("phone-day", PHONE, "light", DAY),
     Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),
 ]
@@ -60,7 +60,7 @@ async def take(made: City, folder: Path) -> None:
         day = (datetime.fromisoformat(newest) - timedelta(days=1)).date().isoformat()
         last = [body for body in bodies if "cell" in body and body["window"]["end"] == newest]
         busiest = max(last, key=lambda body: body["users"])["cell"]
-        app = make_app(made.config, check_basemap(made.streets), FileSource(releases))
+        app = make_app(made.config, None, FileSource(releases))
         async with TestClient(TestServer(app)) as client, chromium() as browser:
             await ready(client)
             for picture in (picture for picture in PICTURES if picture.releases == kind):

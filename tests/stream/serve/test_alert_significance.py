@@ -16,7 +16,7 @@ from dpcore.arrays import FloatArray
 from dpcore.bernstein import NoisyPolynomials
 from dpcore.gaussian import discrete_gaussian
 from dpcore.noise import Noise
-from stream.serve.alerts.significance import (
+from stream.serve.alerts.rules import (
     ROUNDED,
     chance_below,
     chance_ratio_below,

@@ -20,15 +20,15 @@ from stream.messages.estimate import estimates_of
 from stream.messages.message import HEXAGON_SPEED, Message, validator
 from stream.messages.tables import table_of
 from stream.serve.city.combining import combined, numbers_of
-from stream.serve.city.routes import estimates, travel
-from stream.serve.close_marker import Bounds
+from stream.serve.city.ways import estimates, travel
+from stream.serve.window_store import Clipping
 from tests.stream.serve.browser import needs_chromium
 from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, USUAL_DAY, Cell, city_config, rows_of_city
 from tests.stream.serve.pages import page_of
 from tests.support.participating import riders
 from tests.support.releasing import released
 
-KM_H = Bounds(0.0, 65.0)
+KM_H = Clipping(0.0, 65.0)
 MOTORWAY = {**USUAL_DAY, UNCERTAIN: Cell(6, 2, 85.0)}
 
 

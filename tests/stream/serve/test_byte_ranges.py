@@ -14,8 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from stream.serve import sending
 from stream.serve.api import make_app
-from stream.serve.byte_ranges import LARGEST_RANGE
-from stream.serve.static_files import PMTILES, check_basemap
+from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from tests.support.builders import bus_config
 
 

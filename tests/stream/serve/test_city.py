@@ -17,8 +17,6 @@ from playwright.async_api import Browser, Page, expect
 
 from stream.config import Config
 from stream.serve.static_files import check_basemap
-from stream.tiles.archive import archive_of
-from stream.tiles.vector_tile import Feature
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
@@ -32,6 +30,7 @@ from tests.stream.serve.browser import (
     revisit,
 )
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
+from tests.stream.serve.made_basemap import street_map
 from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
 from tests.stream.serve.pages import in_sight
 from tests.stream.serve.serving import origin_of, serving
@@ -279,6 +278,7 @@ async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until
 
 
 @needs_chromium
+@pytest.mark.nightly
 async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, config: Config) -> None:
     place = f"?area={quote('<script>document.title=1</script>')}"
     async with (
@@ -294,12 +294,9 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
     browser: Browser, kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
     """A road runs through BUSY, a path through UNCERTAIN; a street and a sensor are in STEADY."""
-    (busy, steady, uncertain), archive = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN)), tmp_path / "city.pmtiles"
-    roads = [
-        Feature("line", [(lat, lng - 0.01), (lat, lng + 0.01)], {"kind": kind})
-        for (lat, lng), kind in ((busy, "major_road"), (uncertain, "path"))
-    ]
-    archive.write_bytes(archive_of({"roads": roads}, range(9, 14), ""))
+    busy, steady, uncertain = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN))
+    roads = {"primary": busy, "path": uncertain}
+    tiles = street_map(tmp_path, {kind: [(lat, lng - 0.01), (lat, lng + 0.01)] for kind, (lat, lng) in roads.items()})
     ends = [[steady[1] - 0.01, steady[0]], [steady[1] + 0.01, steady[0]]]
     shapes = [
         {"type": "LineString", "coordinates": ends},
@@ -311,7 +308,7 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.streets": str(streets)}
     config = city_config(tmp_path, **overrides)
     async with (
-        serving(config, window(config, 0), check_basemap(archive)) as client,
+        serving(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), f"#at=13/{busy[0]:.4f}/{busy[1]:.4f}", color_scheme="light") as page,
     ):
         far: dict[str, list[int]] = {}

@@ -16,7 +16,7 @@ from dpcore.noise import Noise
 from dpcore.participation import UNIT
 from stream.config import Config
 from stream.serve.city.combining import combined, numbers_of
-from stream.serve.close_marker import Bounds
+from stream.serve.window_store import Clipping
 from stream.statistics.participation.draw import draw_participation, exact_integers
 from stream.storage.row_store import ROW
 from tests.support.builders import SLOT, zcdp_config
@@ -43,7 +43,7 @@ def rows_of(config: Config, slow: int) -> np.ndarray:
 
 
 def together(bodies: list[dict[str, Any]], upper: float) -> dict[str, Any]:
-    return combined(numbers_of([msgspec.json.encode(body) for body in bodies]), Bounds(0.0, upper))
+    return combined(numbers_of([msgspec.json.encode(body) for body in bodies]), Clipping(0.0, upper))
 
 
 CASES: dict[str, tuple[float, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config,
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of
-from tests.support.nightly import nightly
+from tests.support.nightly import nightly, nightly_but
 from tests.support.tapes import recording
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -115,6 +115,7 @@ async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as
         await expect(page.locator("#play")).to_have_accessible_name("Play the windows")
 
 
+@pytest.mark.nightly
 async def test_a_move_by_hand_stops_the_playing_and_a_range_without_windows_cannot_be_played(
     browser: Browser, config: Config
 ) -> None:
@@ -159,6 +160,7 @@ async def test_another_feed_is_picked_by_keyboard_and_stays_in_the_address(
         await expect(picker).to_have_value("night-bus")
 
 
+@pytest.mark.nightly
 async def test_a_page_that_is_opened_while_serve_still_reads_offers_the_feeds_that_were_read(
     browser: Browser, config: Config, tmp_path: Path
 ) -> None:
@@ -178,6 +180,7 @@ async def test_a_page_that_is_opened_while_serve_still_reads_offers_the_feeds_th
         await expect(page.locator("#feed option")).to_have_text(["day-bus", "night-bus"])
 
 
+@pytest.mark.nightly
 async def test_with_one_feed_there_is_no_picker_and_a_feed_without_windows_is_named_as_such(
     browser: Browser, config: Config
 ) -> None:
@@ -202,7 +205,7 @@ STALE = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=STALE)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=nightly_but(["de"], STALE))
 async def translated(
     request: pytest.FixtureRequest, browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[str, Page]]:
@@ -294,7 +297,7 @@ SMALLEST_LETTERS = """() => {
     ("place", "letters", "screens"),
     [
         ("", 11, [(PHONE, "dark"), (DESKTOP, "light"), (LAPTOP, "light"), (LAPTOP, "dark")]),
-        ("&large=on", 17, [(WALL, "light"), (HIGH_WALL, "dark")]),
+        nightly("&large=on", 17, [(WALL, "light"), (HIGH_WALL, "dark")]),
     ],
     ids=["390-1024-and-1280", "3840"],
 )
@@ -318,6 +321,7 @@ LEGEND = "(({ scrollHeight, clientHeight }) => [scrollHeight, clientHeight])(doc
 CHOOSERS = ("#statistics", "#schemes", "#kinds", "#units", "#day")
 
 
+@pytest.mark.nightly
 async def test_a_wall_shows_the_legend_whole_without_choosers_nobody_can_reach(
     browser: Browser, config: Config
 ) -> None:

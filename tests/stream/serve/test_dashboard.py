@@ -29,8 +29,6 @@ from stream.config import Config
 from stream.messages.message import WINDOW, Message, digest
 from stream.serve.api import make_app
 from stream.serve.static_files import check_basemap
-from stream.tiles.archive import archive_of
-from stream.tiles.vector_tile import Feature
 from tests.stream.serve.browser import (
     DESKTOP,
     PHONE,
@@ -60,6 +58,7 @@ from tests.stream.serve.city import (
 from tests.stream.serve.made_windows import histogram_message
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.nightly import nightly
+from tests.support.street_tiles import archive
 from tests.support.tapes import recording
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -288,6 +287,7 @@ async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_p
         await expect(page.get_by_role("radio", name="Typical")).to_be_disabled()
 
 
+@pytest.mark.nightly
 async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(
     browser: Browser, kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
@@ -343,6 +343,7 @@ async def test_the_badge_says_how_old_the_newest_window_is(shown: Shown) -> None
     await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: the last window ended \d+ years ago"))
 
 
+@pytest.mark.nightly
 async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(
     browser: Browser, config: Config
 ) -> None:
@@ -369,6 +370,7 @@ async def test_an_address_shows_the_same_place_window_and_statistic_again(browse
         assert await fields(other) == await fields(page)
 
 
+@pytest.mark.nightly
 async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(browser: Browser, config: Config) -> None:
     place = "#window=2016-01-01T00:00:00Z"
     async with city(browser, config, windows(config, [USUAL_DAY] * 2), place) as (page, _):
@@ -438,6 +440,7 @@ def whole(number: float) -> str:
     return str(Decimal(number).quantize(Decimal(1), ROUND_HALF_UP))
 
 
+@pytest.mark.nightly
 async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser: Browser, config: Config) -> None:
     *cells, marker = window(config, 0)
     histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
@@ -480,6 +483,7 @@ async def test_downloads_are_linked_and_are_the_window(shown: Shown) -> None:
         assert "attachment" in answer.headers["Content-Disposition"]
 
 
+@pytest.mark.nightly
 async def test_parquet_is_offered_only_where_the_server_can_write_it(
     browser: Browser, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,6 +493,7 @@ async def test_parquet_is_offered_only_where_the_server_can_write_it(
         await expect(page.locator("#download-list a")).to_have_text(["CSV", "GeoJSON"] * 2)
 
 
+@pytest.mark.nightly
 async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_stay(day: Shown) -> None:
     page = day.page
     mean = bodies(day.messages)[BUSY]["mean"]["value"]  # of the last window
@@ -576,6 +581,7 @@ async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_
         await no_violation(page)
 
 
+@pytest.mark.nightly
 async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_where_speeds_come_from(
     browser: Browser, config: Config
 ) -> None:
@@ -639,7 +645,7 @@ async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
 
 @pytest.mark.parametrize(
     ("size", "colours"),
-    [(PHONE, "dark"), (DESKTOP, "light"), nightly(DESKTOP, "dark"), nightly(PHONE, "light")],
+    [(PHONE, "dark"), nightly(DESKTOP, "light"), nightly(DESKTOP, "dark"), nightly(PHONE, "light")],
     ids=["phone-dark", "desktop-light", "desktop-dark", "phone-light"],
 )
 async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colours: Literal["light", "dark"]) -> None:
@@ -675,6 +681,7 @@ async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Brow
         await expect(page.locator("#details .reading")).to_have_text(READING)
 
 
+@pytest.mark.nightly
 async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Browser, config: Config) -> None:
     async with city(browser, config, window(config, 0), color_scheme="dark") as (page, _):
         root = page.locator("html")
@@ -701,12 +708,11 @@ async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
     browser: Browser, config: Config, tmp_path: Path, colours: str, attribution: str
 ) -> None:
     lat, lng = h3.cell_to_latlng(BUSY)
-    street = Feature("line", [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)])
-    archive = tmp_path / "city.pmtiles"
-    archive.write_bytes(archive_of({"roads": [street]}, range(9, 10), attribution))
+    street = [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)]
+    tiles = archive(tmp_path / "city.pmtiles", [(street, {})], range(9, 10), attribution)
     answers: list[Response] = []
     async with (
-        serving(config, window(config, 0), check_basemap(archive)) as client,
+        serving(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), color_scheme=colours, errors=True) as page,
     ):
         page.on("response", lambda answer: answers.append(answer))
@@ -726,26 +732,23 @@ async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
         assert (land > 600) == (colours == "dark"), "the map changes its theme though the server does not answer"
 
 
+@pytest.mark.nightly
 async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_font_of_the_server(
     browser: Browser, config: Config, tmp_path: Path
 ) -> None:
     """The same street without and with its name, from left to right or from right to left."""
     empty = h3.latlng_to_cell(30.6, -97.7, 7)
     lat, lng = h3.cell_to_latlng(empty)
-    ends, archive = [(lat, lng - 0.2), (lat, lng + 0.2)], tmp_path / "city.pmtiles"
-    archives = [
-        archive_of({"roads": [Feature("line", ends, tags)]}, range(9, 12), "")
-        for tags in ({}, {"name": "Longest Street"}, {"name": "שדרות רוטשילד"})
-    ]
+    ends, tiles = [(lat, lng - 0.2), (lat, lng + 0.2)], tmp_path / "city.pmtiles"
     place, seen = f"#at=11/{lat:.4f}/{lng:.4f}", []
-    archive.write_bytes(archives[0])
+    archive(tiles, [(ends, {})], range(9, 12))
     async with (
-        serving(config, window(config, 0), check_basemap(archive)) as client,
+        serving(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), place, color_scheme="light") as page,
     ):
-        for content in archives:
-            if content != archives[0]:
-                archive.write_bytes(content)
+        for name in ("", "Longest Street", "שדרות רוטשילד"):
+            if name:
+                archive(tiles, [(ends, {"name": name})], range(9, 12))
                 await revisit(page, place)
             await page.wait_for_timeout(500)
             seen.append([sum(pixel) for pixel in await pixels(page, empty, 400)])
@@ -766,12 +769,11 @@ async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, confi
     """One name where there is nothing else: its letters cover (20 / 12)² as many pixels."""
     empty = h3.latlng_to_cell(30.6, -97.7, 7)
     lat, lng = h3.cell_to_latlng(empty)
-    street = Feature("line", [(lat, lng - 0.2), (lat, lng + 0.2)], {"name": "Longest Street"})
-    archive = tmp_path / "city.pmtiles"
-    archive.write_bytes(archive_of({"roads": [street]}, range(9, 12), ""))
+    street = ([(lat, lng - 0.2), (lat, lng + 0.2)], {"name": "Longest Street"})
+    tiles = archive(tmp_path / "city.pmtiles", [street], range(9, 12))
     place, inked = f"#at=11/{lat:.4f}/{lng:.4f}", []
     async with (
-        serving(config, window(config, 0), check_basemap(archive)) as client,
+        serving(config, window(config, 0), check_basemap(tiles)) as client,
         opened(browser, origin_of(client), place, color_scheme="light") as page,
     ):
         for large in ("", "&large=on"):
@@ -893,6 +895,7 @@ async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_
         await expect(said).to_contain_text("Keine Regel nennt eine Zelle")
 
 
+@pytest.mark.nightly
 async def test_the_page_fits_a_wall_paper_and_languages_that_run_from_right_to_left(
     browser: Browser, config: Config
 ) -> None:

@@ -136,6 +136,7 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         await expect(legend.locator("h3")).to_contain_text("Mon, 20 Mar 2017")
 
 
+@pytest.mark.nightly
 async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser: Browser, config: Config) -> None:
     withheld = changed(window(config, -3 * DAY), marker={"withheld": True})
     messages = [*withheld, *window(config, -DAY), *window(config, 0)]
@@ -162,6 +163,7 @@ async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser
         await expect(row.locator(".none")).to_have_text("–")
 
 
+@pytest.mark.nightly
 async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browser: Browser, config: Config) -> None:
     then = {**USUAL_DAY, BUSY: Cell(1, 1, 20.0)}
     del then[STEADY]
@@ -179,6 +181,7 @@ async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browse
         await expect(page.locator("#legend")).to_contain_text("no value of that day that can be compared with")
 
 
+@pytest.mark.nightly
 async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(browser: Browser, tmp_path: Path) -> None:
     merging = {"hexagons.merge_until": 3.0, "hexagons.coarsest_resolution": 5, "privacy.epsilon": 8.0}
     config = city_config(tmp_path, **merging, **{"speed.min_users": 1, "privacy.budget": 192.0})
@@ -192,6 +195,7 @@ async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(br
         await expect(page.locator("#details")).not_to_contain_text("nothing was released")
 
 
+@pytest.mark.nightly
 async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(
     browser: Browser, tmp_path: Path, kafka: str, topic_name: str
 ) -> None:
@@ -206,6 +210,7 @@ async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(
         await expect(legend.locator("h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
 
 
+@pytest.mark.nightly
 async def test_a_comparison_that_fails_does_not_keep_the_window_from_the_screen(
     browser: Browser, config: Config
 ) -> None:

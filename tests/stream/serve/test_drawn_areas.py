@@ -296,6 +296,7 @@ async def test_a_polygon_is_drawn_by_keyboard_alone(browser: Browser, config: Co
 
 
 @needs_chromium
+@pytest.mark.nightly
 async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(browser: Browser, config: Config) -> None:
     lat, lng = h3.cell_to_latlng(BUSY)
     small = [(lng + 0.002, lat), (lng + 0.003, lat), (lng + 0.003, lat + 0.001)]
@@ -311,6 +312,7 @@ async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(br
 
 
 @needs_chromium
+@pytest.mark.nightly
 async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(browser: Browser, config: Config) -> None:
     """Every reason is in ``pure.test.ts``."""
     place = f"#ring={text_of(around(BUSY, 0.01))}&area={quote(chr(0x202E) + '<script>')}"
@@ -353,6 +355,7 @@ async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_annou
 
 
 @needs_chromium
+@pytest.mark.nightly
 async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser: Browser, config: Config) -> None:
     place = f"#ring={text_of(around(BUSY, 0.01))}"
     async with page_of(browser, config, window(config, 0), place) as (page, _):

@@ -26,10 +26,11 @@ from stream.local import REPO_ROOT
 from stream.messages.lines import line_of
 from stream.messages.shapes import ring_of
 from stream.serve.ogc import features as ogc
-from stream.serve.ogc.extent import bounds_of, extent_of
 from stream.serve.ogc.selection import (
     Bounds,
     Interval,
+    bounds_of,
+    extent_of,
     is_during,
     item_id,
     meets,

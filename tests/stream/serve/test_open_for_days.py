@@ -108,6 +108,7 @@ for (const [name, by] of [['addEventListener', 1], ['removeEventListener', -1]])
 }"""
 
 
+@pytest.mark.nightly
 async def test_one_plot_of_a_cells_past_is_alive_however_many_windows_were_shown(
     browser: Browser, config: Config
 ) -> None:
@@ -194,6 +195,7 @@ async def test_a_window_that_the_server_forgot_is_gone_and_no_longer_offered(bro
         await expect(page.locator("#empty")).to_be_hidden()
 
 
+@pytest.mark.nightly
 async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists_its_alerts(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -217,6 +219,7 @@ async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.nightly
 async def test_enter_counts_that_is_pressed_before_the_search_knows_its_entries_unless_more_is_typed(
     browser: Browser, tmp_path: Path, goes_on: bool
 ) -> None:
@@ -240,6 +243,7 @@ async def test_enter_counts_that_is_pressed_before_the_search_knows_its_entries_
         await expect(page.locator("#details")).to_be_visible(visible=not goes_on)
 
 
+@pytest.mark.nightly
 async def test_the_focus_stays_in_the_table_where_its_pages_are_turned_and_other_windows_come(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -299,6 +303,7 @@ KEPT, MISSED = 12, 16
 """Windows whose cells a page may hold, and those that are shown while its screen is locked."""
 
 
+@pytest.mark.nightly
 async def test_a_locked_screen_holds_no_more_windows_than_one_that_is_looked_at(
     browser: Browser, config: Config
 ) -> None:
@@ -343,6 +348,7 @@ async def test_within_the_hour_an_open_page_drops_windows_that_the_server_forgot
             await context.close()
 
 
+@pytest.mark.nightly
 async def test_ages_are_those_of_the_servers_clock_however_wrong_that_of_the_screen_is(
     browser: Browser, config: Config
 ) -> None:
@@ -353,6 +359,7 @@ async def test_ages_are_those_of_the_servers_clock_however_wrong_that_of_the_scr
         await expect(page.locator("#badge-text")).to_have_text("Up to date: the last window ended 5 minutes ago")
 
 
+@pytest.mark.nightly
 async def test_a_reader_is_told_that_windows_stopped_and_not_every_few_seconds_which_one_is_shown(
     browser: Browser, config: Config
 ) -> None:
@@ -370,6 +377,7 @@ NO_STORAGE = """Object.defineProperty(window, 'localStorage', {
 });"""
 
 
+@pytest.mark.nightly
 async def test_where_nothing_can_be_stored_the_theme_can_be_chosen_all_the_same(
     browser: Browser, config: Config
 ) -> None:

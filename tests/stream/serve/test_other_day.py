@@ -11,8 +11,8 @@ import pytest
 from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import Message
+from stream.serve.hexagons import OtherDay, other_day
 from stream.serve.local_time import local_start, start_at
-from stream.serve.other_day import OtherDay, other_day
 from stream.serve.window_store import View
 from tests.stream.serve.city import USUAL_DAY, city_config, window
 from tests.stream.serve.serving import serving_file

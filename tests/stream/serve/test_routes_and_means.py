@@ -18,8 +18,10 @@ from aiohttp.test_utils import TestClient
 from playwright.async_api import Browser, expect
 
 from stream.messages.lines import line_of
+from stream.serve.api import SERVICE
+from stream.serve.cell_history import Usual
 from stream.serve.city.combining import numbers_of
-from stream.serve.city.routes import along, estimates, pieces_of, travel
+from stream.serve.city.ways import along, estimates, pieces_of, travel
 from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, UNCERTAIN, city_config, window
 from tests.stream.serve.made_places import STOP, city_files
@@ -158,13 +160,14 @@ async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_tab
         said = (await get(client, "/api/v1/routes/10/speed"))["lines"][0]
         assert said["stops"] == [STOP]
         assert (said["from_stop"], said["to_stop"]) == (STOP, STOP)
-        usual = {one["cell"]: one["raw"]["mean"] for one in (await get(client, "/dashboard/usual"))["cells"]}
+        view, kept = client.server.app[SERVICE].view, Usual()
+        usual = kept.means(view.ordered()[0], kept.earlier(view, view.ordered()[0]))
         released = {one["cell"] for one in (await get(client, "/api/v1/hexagons"))["hexagons"] if one.get("mean")}
         metres = dict.fromkeys(released, 0.0)
         for cell, start, end in pieces_of(LINE, 7):
             if cell in metres:
                 metres[cell] += end - start
-        minutes = sum(length * 0.06 / usual[cell]["value"] for cell, length in metres.items() if length)
+        minutes = sum(length * 0.06 / usual[cell].value for cell, length in metres.items() if length)
         assert said["typical"]["minutes"] == pytest.approx(minutes, abs=0.01)
         ranged = "from=2017-03-21T00:00:00Z&to=2017-03-26T00:00:00Z"
         whole = await get(client, f"/api/v1/routes/10/means?{ranged}&days=workday&hours=7-8")

@@ -226,6 +226,7 @@ async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_exp
 
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.nightly
 async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_the_screen(
     browser: Browser, config: Config, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from stream.messages.message import HEXAGON_SPEED
 from stream.messages.tables import table_of
-from stream.serve.ranges import MAX_RANGE_BYTES, MAX_WAITING
+from stream.serve.hexagons import MAX_RANGE_BYTES, MAX_WAITING
 from tests.stream.serve.city import CELLS, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.serving import released, serving
 from tests.support.builders import bus_config
@@ -92,7 +92,7 @@ async def test_a_range_that_is_too_large_is_refused_with_its_bound(
     tmp_path: Path, kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_RANGE_BYTES == 16 << 20
-    monkeypatch.setattr("stream.serve.ranges.MAX_RANGE_BYTES", 5_000)
+    monkeypatch.setattr("stream.serve.hexagons.MAX_RANGE_BYTES", 5_000)
     config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config, windows(config, [USUAL_DAY] * 3)) as client:
         refused = await client.get(f"/api/v1/download.csv?{spanning(0, 9)}")
@@ -116,7 +116,7 @@ async def test_ranges_are_written_one_at_a_time_and_few_wait(
         writing -= 1
         return json.dumps([len(values), suffix]).encode()
 
-    monkeypatch.setattr("stream.serve.ranges.table_of", slowly)
+    monkeypatch.setattr("stream.serve.hexagons.table_of", slowly)
     async with serving(config, windows(config, [USUAL_DAY] * 8)) as client:
         asked = [
             asyncio.create_task(client.get(f"/api/v1/download.csv?{spanning(0, last)}"))

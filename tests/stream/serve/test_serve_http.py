@@ -27,7 +27,7 @@ from stream.local import REPO_ROOT, KafkaServer
 from stream.messages.topics import create_topics
 from stream.serve.api import SERVICE, make_app
 from stream.serve.guards import worth_a_log
-from stream.serve.reading.topics import TopicSource
+from stream.serve.reading.intake import TopicSource
 from stream.serve.window_store import View
 from tests.stream.serve.made_windows import START, windows_of, with_histograms
 from tests.stream.serve.serving import publish, released, serving
@@ -147,9 +147,6 @@ REFUSED = [
     "/api/v1/hexagons?window=" + START + "&window=" + START,
     "/api/v1/hexagons?limit=1",
     f"/api/v1/histograms/{START}/UG",
-    "/dashboard/usual?window=never",
-    "/dashboard/usual?feed=BUS",
-    "/dashboard/usual?feed=" + "a" * 5000,
 ]
 ABSENT = [
     "/api/v1",

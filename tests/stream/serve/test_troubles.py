@@ -57,6 +57,7 @@ async def test_a_map_that_lost_its_graphics_for_good_says_so(browser: Browser, t
         await expect(page.locator("#notice")).to_contain_text("graphics processor did not come back", timeout=60_000)
 
 
+@pytest.mark.nightly
 async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_looked_at(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from stream.serve.clients import client_of
+from stream.serve.addresses import client_of
 from stream.serve.responses import JSON, Answers, Problem
 from stream.serve.turns import Turns
 

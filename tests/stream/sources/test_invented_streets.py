@@ -1,77 +1,75 @@
-"""The street map of the simulated city shows the roads on which its vehicles drive, by the names that its stops
-have."""
+"""The streets of the simulated city are the roads on which its vehicles drive, by the names that its stops have."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import shapely
-from pyogrio.raw import read
 
 from stream.config.feed import FeedConfig
 from stream.config.section import BoundingBox
-from stream.sources.invented_schedule import invented_schedule
-from stream.sources.invented_streets import crossing, street_map
+from stream.serve.city.city import read_streets
+from stream.sources.invented_city import crossing, invented_schedule, streets
 from stream.sources.network import site_in
 from stream.sources.simulate import Simulation, simulated_fleet
-from stream.tiles.vector_tile import Feature, Point
 from tests.stream.sources.recordings import AUSTIN
-from tests.support.counting_calls import calls_in
-from tests.support.mercator import in_metres
 
 DOMAIN = BoundingBox.model_validate(AUSTIN)
 FEED = FeedConfig(name="bus", topic="bus", timezone="America/Chicago", domain=DOMAIN)
 SIMULATION = Simulation(FEED, 300, 1_710_738_000_000_000)
+SITE = site_in(DOMAIN)
 
 
-def roads_of(path: Path, domain: BoundingBox, seed: int = 1) -> dict[str, shapely.Geometry]:
-    """The roads by name, in metres on the map of the world, at the closest zoom."""
-    path.write_bytes(street_map(domain, seed))
-    meta, _, shapes, columns = read(path, layer="roads")
-    names = columns[list(meta["fields"]).index("name")]
-    lines = shapely.from_wkb(shapes)
-    return {name: shapely.union_all(lines[names == name]) for name in set(names)}
+def in_metres(lat: np.ndarray, lng: np.ndarray) -> np.ndarray:
+    """Metres east and north of the middle of the city, (n, 2)."""
+    north, east = (lat - SITE.lat) * SITE.km_per_degree[0], (lng - SITE.lng) * SITE.km_per_degree[1]
+    return np.column_stack([east, north]) * 1000
 
 
-def test_every_vehicle_drives_on_a_road_of_the_map(tmp_path: Path) -> None:
-    roads = shapely.union_all(list(roads_of(tmp_path / "city.pmtiles", DOMAIN).values()))
+def roads_of(seed: int = 1) -> dict[str, shapely.Geometry]:
+    """The roads by name, in metres."""
+    shapes = [
+        (feature["properties"]["name"], np.array(feature["geometry"]["coordinates"]))
+        for feature in streets(DOMAIN, seed)["features"]
+    ]
+    names = {name for name, _ in shapes}
+    return {
+        name: shapely.union_all(
+            [shapely.LineString(in_metres(at[:, 1], at[:, 0])) for own, at in shapes if own == name]
+        )
+        for name in names
+    }
+
+
+def test_every_vehicle_drives_on_a_road_of_the_map() -> None:
+    roads = shapely.union_all(list(roads_of().values()))
     shapely.prepare(roads)
     _, network, _ = simulated_fleet(SIMULATION)
-    driven = in_metres(Feature("line", list(zip(network.vertex_lat, network.vertex_lng, strict=True))))
+    driven = shapely.points(in_metres(network.vertex_lat, network.vertex_lng))
     assert len(driven) > 1_000
-    assert shapely.distance(roads, shapely.points(driven)).max() < 5.0
-    other = shapely.union_all(list(roads_of(tmp_path / "other.pmtiles", DOMAIN, seed=2).values()))
-    assert shapely.distance(other, shapely.points(driven)).max() > 200.0, "another seed has other main roads"
+    assert shapely.distance(roads, driven).max() < 5.0
+    other = shapely.union_all(list(roads_of(seed=2).values()))
+    assert shapely.distance(other, driven).max() > 200.0, "another seed has other main roads"
 
 
-def test_a_stop_has_the_name_of_the_crossing_that_the_map_shows_nearest_to_it(tmp_path: Path) -> None:
-    roads = roads_of(tmp_path / "city.pmtiles", DOMAIN)
+def test_a_stop_has_the_name_of_the_crossing_that_the_map_shows_nearest_to_it() -> None:
+    roads = roads_of()
     avenues = [name for name in roads if name.endswith(" Avenue")]
-    streets = [name for name in roads if name.endswith(" Street")]
-    assert (len(avenues), len(streets)) == (23, 23)
-    site, near = site_in(DOMAIN), 0
+    numbered = [name for name in roads if name.endswith(" Street")]
+    assert (len(avenues), len(numbered)) == (23, 23)
+    near = 0
     for stop in list(invented_schedule(SIMULATION).stops.values())[::7]:
-        point: Point = in_metres(Feature("point", [(stop.lat, stop.lng)]))[0]
-        if max(abs(stop.lat - site.lat), abs(stop.lng - site.lng)) < 0.05:  # where both run past
-            nearest = [
-                min(names, key=lambda name: roads[name].distance(shapely.Point(point))) for names in (avenues, streets)
-            ]
+        (point,) = shapely.points(in_metres(np.array([stop.lat]), np.array([stop.lng])))
+        if max(abs(stop.lat - SITE.lat), abs(stop.lng - SITE.lng)) < 0.05:  # where both run past
+            nearest = [min(names, key=lambda name: roads[name].distance(point)) for names in (avenues, numbered)]
             assert stop.name == " / ".join(name.partition(" ")[0] for name in nearest)
             near += 1
     assert near > 20
-    assert crossing(site, site.lat, site.lng) == "Maple / 12th"
-    assert crossing(site, 90.0, -180.0) == "Birch / 1st"
-
-
-def test_river_parks_and_their_names_are_there(tmp_path: Path) -> None:
-    path = tmp_path / "city.pmtiles"
-    path.write_bytes(street_map(DOMAIN, 1))
-    names = {layer: read(path, layer=layer) for layer in ("water", "landuse", "places")}
-    assert "Hexwater" in names["water"][3][list(names["water"][0]["fields"]).index("name")]
-    assert len(names["landuse"][2]) >= 3
-    assert "Veil Park" in names["places"][3][list(names["places"][0]["fields"]).index("name")]
-    assert b"An invented city" in path.read_bytes()
+    assert crossing(SITE, SITE.lat, SITE.lng) == "Maple / 12th"
+    assert crossing(SITE, 90.0, -180.0) == "Birch / 1st"
 
 
 @pytest.mark.parametrize(
@@ -86,15 +84,16 @@ def test_river_parks_and_their_names_are_there(tmp_path: Path) -> None:
     ],
     ids=["equator", "arctic", "world", "pole", "edge", "tiny"],
 )
-def test_any_domain_has_a_small_map_that_takes_little_work(
+def test_any_domain_has_streets_that_the_service_accepts_with_their_names(
     tmp_path: Path, south: float, west: float, north: float, east: float
 ) -> None:
     domain = BoundingBox(south=south, west=west, north=north, east=east)
-    made = list[bytes]()
-    assert calls_in(lambda: made.append(street_map(domain, 1))) < 500_000
-    (archive,) = made
-    assert archive == street_map(domain, 1)
-    assert len(archive) < 200_000
-    (tmp_path / "city.pmtiles").write_bytes(archive)
-    meta, _, _, columns = read(tmp_path / "city.pmtiles", layer="places")
-    assert {*columns[list(meta["fields"]).index("name")]} <= {"Veil Park", "Noise Common", "Ledger Hill"}
+    made = json.dumps(streets(domain, 1))
+    assert made == json.dumps(streets(domain, 1))
+    assert len(made) < 200_000
+    (tmp_path / "city.geojson").write_text(made)
+    read = read_streets(tmp_path / "city.geojson")
+    assert read.attribution == "An invented city"
+    assert {"Maple Avenue", "12th Street", "Mill Road", "Outer Ring"} <= {
+        feature["properties"]["name"] for feature in read.features
+    }

@@ -25,7 +25,7 @@ START_US, WINDOWS, CARS = 1_772_600_400_000_000, 20, 400
 def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Events of five hours of the city, and what it noted of its whole windows."""
     with mock.patch.dict(os.environ, CITY):
-        config = load_config(REPO_ROOT / "config" / "riders.toml")
+        config = load_config(REPO_ROOT / "config" / "riders-live.toml")
     city, path = LiveCity(config, CARS, START_US), tmp_path_factory.mktemp("city") / "truth.ndjson"
     end = START_US + WINDOWS * 20_000_000
     events: list[dict[str, object]] = []
@@ -36,6 +36,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, obje
     return events, [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_cars_are_replaced_before_the_budget_of_sixteen_windows_is_spent(lived) -> None:  # type: ignore[no-untyped-def]
     windows = defaultdict(set)
     for event in lived[0]:

@@ -13,9 +13,8 @@ from stream.config import load_config
 from stream.config.section import BoundingBox
 from stream.local import REPO_ROOT
 from stream.serve.city.places import read_places
-from stream.sources.invented_schedule import invented_schedule
-from stream.sources.places import as_table, places
-from stream.sources.route_lines import route_lines, simplified
+from stream.sources.invented_city import invented_schedule
+from stream.sources.places import as_table, places, route_lines, simplified
 from stream.sources.schedule import Schedule, Stop, read_schedule
 from stream.sources.simulate import Simulation
 from tests.stream.sources.made_schedules import AUSTIN, FILES, archive
@@ -95,7 +94,7 @@ def test_platforms_of_one_name_and_place_are_one_stop() -> None:
     assert len(places(Schedule(stops=stops), AUSTIN, 8).stops) == 1
 
 
-@pytest.mark.parametrize("template", ["bus-fleet.toml", "riders.toml"])
+@pytest.mark.parametrize("template", ["bus-fleet.toml", "riders-live.toml"])
 def test_the_invented_city_has_a_name_for_nearly_every_cell_and_is_served(tmp_path: Path, template: str) -> None:
     config = load_config(REPO_ROOT / "config" / template, **{"feed.format": "canonical"})
     schedule = invented_schedule(Simulation(config.feed, 300, 1_490_097_600_000_000))

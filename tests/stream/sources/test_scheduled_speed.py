@@ -18,10 +18,8 @@ from dpcore.earth import great_circle_m
 from stream.cli import app
 from stream.serve.city.places import read_places
 from stream.sources import timetable
-from stream.sources.along_line import line_of, positions
-from stream.sources.modes import mode_of
-from stream.sources.schedule import ScheduleError
-from stream.sources.scheduled_speed import ScheduledSpeeds, scheduled_speeds
+from stream.sources.schedule import ScheduleError, mode_of
+from stream.sources.scheduled_speed import ScheduledSpeeds, line_of, positions, scheduled_speeds
 from stream.sources.timetable import read_timetable
 from tests.stream.sources.made_schedules import AUSTIN, archive
 from tests.support import hourly

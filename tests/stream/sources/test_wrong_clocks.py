@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.hfp import HighFrequencyPositions, Publication
 from stream.sources.siri import SiriVehicleMonitoring
-from stream.sources.snapshots import Snapshot
-from stream.sources.stored_snapshots import without_clocks_ahead
+from stream.sources.snapshots import Snapshot, without_clocks_ahead
 from stream.sources.timestamps import Judged, TimestampWatch
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting

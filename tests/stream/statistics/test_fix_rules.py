@@ -166,9 +166,8 @@ def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path:
 
 
 def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
-    return load_config(
-        REPO_ROOT / "config" / "riders.toml", **({"privacy.user_key_file": str(tmp_path / "user.key")} | overrides)
-    )
+    settings = {"privacy.user_key_file": str(tmp_path / "user.key"), "window.slot": "4h"} | overrides
+    return load_config(REPO_ROOT / "config" / "riders-live.toml", **settings)
 
 
 def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_default(tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_de
     assert FixRules.of(shipped_riders(tmp_path, **off)) == FixRules()
     longer = shipped_riders(tmp_path, **{"feed.quality.frozen": "30m"})
     assert FixRules.of(longer) == FixRules(moving_us=1_800_000_000, teleport_km_h=400.0)
-    short = shipped_riders(tmp_path, **{"window.slot": "15m", "privacy.epsilon": 0.1})
+    short = shipped_riders(tmp_path, **{"window.slot": "15m"})
     assert FixRules.of(short) == FixRules(teleport_km_h=400.0), "no window is long enough to see it"
 
 

@@ -67,12 +67,12 @@ def transcript(config: Config, windows: list[np.ndarray], who: Chooser = contrib
     releases: Transcript = []
     for number, rows in enumerate(windows):
         users = np.unique(rows["user"]).tolist()
-        left = np.array([config.privacy.budget_micro - spent.get(user, 0) for user in users], dtype=np.int64)
+        left = np.array([config.privacy.ledger_budget - spent.get(user, 0) for user in users], dtype=np.int64)
         plan, contributions, fixes = planned_with_fixes(config, rows, left, SLOT + 3600 * number)
         assert plan.terms.histogram is not None
         for user, charge in zip(contributions.counts.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
-            assert spent[user] <= config.privacy.budget_micro
+            assert spent[user] <= config.privacy.ledger_budget
         mine = who(plan, fixes)
         releases.append((exact_counts(plan.terms.histogram, mine), exact_components(plan, mine)))
     return releases
@@ -83,7 +83,7 @@ def windows_paid(config: Config, windows: list[np.ndarray], user: int) -> int:
     spent = paid = 0
     for number, rows in enumerate(windows):
         own = rows[rows["user"] == user]
-        left = np.full(len(np.unique(own["user"])), config.privacy.budget_micro - spent, dtype=np.int64)
+        left = np.full(len(np.unique(own["user"])), config.privacy.ledger_budget - spent, dtype=np.int64)
         plan, _, fixes = planned_with_fixes(config, own, left, SLOT + 3600 * number)
         spent += int(plan.charges.sum())
         assert plan.terms.histogram is not None

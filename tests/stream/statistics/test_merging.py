@@ -135,7 +135,7 @@ def test_users_without_budget_do_not_enter_the_caps(tmp_path: Path) -> None:
     long = rows[rows["user"] == 1].repeat(20)
     long["time"] += np.arange(len(long)) % 1000 + 1
     more = np.concatenate([rows[rows["user"] != 1], long])
-    left = np.where(np.unique(more["user"]) == 1, 0, config.privacy.budget_micro)
+    left = np.where(np.unique(more["user"]) == 1, 0, config.privacy.ledger_budget)
     refused, _ = planned(config, more, left)
     without, _ = planned(config, rows[rows["user"] != 1])
     shared = np.isin(refused.cells, without.cells)

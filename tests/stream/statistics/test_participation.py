@@ -272,7 +272,7 @@ def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_use
     assert cells.max() > 1
     expected = config.privacy.epsilon_micro // 8 * cells if weight != "share" else np.full(len(cells), 2_000_000)
     assert (plan.charges == expected).all()
-    left = np.full(contributions.counts.n_users, config.privacy.budget_micro)
+    left = np.full(contributions.counts.n_users, config.privacy.ledger_budget)
     left[2] = expected[2] - 1
     poor, _ = planned(config, rows, left)
     user = contributions.counts.users[2]

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.hourly import hourly_text
 from bench.recordings import path_of_day, recordings
 from dpcore.noise import Noise
 from stream.cli import app
 from stream.statistics.values.draw import exact_values
 from stream.statistics.values.worst_bias import worst_biases
+from tests.support import hourly
 from tests.support.builders import bus_config, random_rows
 from tests.support.releasing import build_messages, planned
 
@@ -63,7 +63,7 @@ def test_users_alike_have_the_error_that_check_states(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_replay_of_a_recorded_day_shows_windows_in_which_chop_user_was_used(tmp_path: Path) -> None:
     file = tmp_path / "hexveil.toml"
-    file.write_text(hourly_text("bus-fleet"))
+    file.write_text(hourly.BUS.read_text())
     releases = tmp_path / "releases.ndjson"
     arguments = ["replay", str(recordings() / path_of_day("2017-03-21")), "--format", "capmetro"]
     done = CliRunner().invoke(app, [*arguments, "--offline", "--out", str(releases), "--config", str(file)])

@@ -125,7 +125,7 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch:
         plan, contributions = planned(config, random_rows(2, 100))
         assert b"zcdp" not in encode_plan(plan)
         assert decode_plan(encode_plan(plan)) == plan
-        assert plan.budget == config.privacy.budget_micro == config.privacy.ledger_budget
+        assert plan.budget == config.privacy.ledger_budget
         for message in build_messages(plan, contributions, Noise(), None)[0]:
             assert not {"accounting", "rho", "rho_budget", "delta"} & set(json.loads(message.value))
         assert "accounting" not in config.ledger_policy
@@ -133,9 +133,8 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch:
 
 def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path: Path) -> None:
     config = zcdp_config(tmp_path, **SMALL)
-    for name in ("epsilon_micro", "budget_micro"):
-        with pytest.raises(BudgetError, match="nρ"):
-            getattr(config.privacy, name)
+    with pytest.raises(BudgetError, match="nρ"):
+        _ = config.privacy.epsilon_micro
     plan, _ = planned(config, random_rows(1, 30))
     assert plan.budget == 400_000_000
 
@@ -319,7 +318,7 @@ async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent
 
 
 def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
-    """config/riders.toml as a file, counting ``accounting``."""
+    """The hourly riders as a file, counting ``accounting``."""
     text = hourly.RIDERS.read_text(encoding="utf-8")
     text = text.replace("redis://127.0.0.1:6379/0", redis_url)
     if accounting == "zcdp":

@@ -70,26 +70,33 @@ const NAMES: { name: RegExp; kind: 'LineString' | 'Point'; from: number; colour:
   { name: /^(places?|place_labels)$/, kind: 'Point', from: 0, colour: 'name' },
 ];
 
-/** Names along lines or at points, in the reader's own font: the style names none of the server's. */
-function names(ids: string[], colours: MapColours, letters: number): LayerSpecification[] {
-  return NAMES.flatMap(({ name, kind, from, colour }) =>
-    ids.filter((id) => name.test(id)).map((id): LayerSpecification => ({
-      id: `names-${id}`,
-      type: 'symbol',
-      source: 'streets',
-      'source-layer': id,
-      minzoom: from,
-      filter: ['all', ['==', ['geometry-type'], kind], ['has', 'name']],
-      layout: {
-        'text-field': ['to-string', ['get', 'name']],
-        'text-size': letters,
-        'text-padding': 12,
-        'symbol-placement': kind === 'Point' ? 'point' : 'line',
-      },
-      paint: { 'text-color': colours[colour], 'text-halo-color': colours.land, 'text-halo-width': 1.5 },
-    })),
-  );
+/** Names along lines or at points of a source, in the reader's own font: the style names none of the server's. */
+function written(id: string, source: { source: string; 'source-layer'?: string }, { kind, from, colour }: Omit<(typeof NAMES)[number], 'name'>, colours: MapColours, letters: number): LayerSpecification {
+  return {
+    id,
+    type: 'symbol',
+    ...source,
+    minzoom: from,
+    filter: ['all', ['==', ['geometry-type'], kind], ['has', 'name']],
+    layout: {
+      'text-field': ['to-string', ['get', 'name']],
+      'text-size': letters,
+      'text-padding': 12,
+      'symbol-placement': kind === 'Point' ? 'point' : 'line',
+    },
+    paint: { 'text-color': colours[colour], 'text-halo-color': colours.land, 'text-halo-width': 1.5 },
+  };
 }
+
+const names = (ids: string[], colours: MapColours, letters: number): LayerSpecification[] =>
+  NAMES.flatMap(({ name, ...look }) =>
+    ids.filter((id) => name.test(id)).map((id) => written(`names-${id}`, { source: 'streets', 'source-layer': id }, look, colours, letters)));
+
+/** Names along the operator's streets. */
+export const streetNames = (colours: MapColours, letters: number): Ground => ({
+  sources: { names: { type: 'geojson', data: new URL('api/v1/streets', document.baseURI).href } },
+  layers: [written('names', { source: 'names' }, { kind: 'LineString', from: 9.5, colour: 'name' }, colours, letters)],
+});
 
 /** What is in a PMTiles archive: layers of vectors, or pictures where there are none. */
 export interface Archive {
@@ -154,7 +161,7 @@ interface Metadata {
  * The attribution's words without its links: the page fetches nothing from elsewhere and leads nowhere. They are HTML again,
  * which is what the map expects, so that words that look like markup stay words.
  */
-function withoutMarkup(html: string): string {
+export function withoutMarkup(html: string): string {
   const words = new DOMParser().parseFromString(html, 'text/html').body;
   words.replaceChildren(words.textContent ?? '');
   return words.innerHTML;

@@ -17,7 +17,7 @@ import workerAddress from 'maplibre-gl/dist/maplibre-gl-worker.mjs?worker&url';
 import type { Feature, FeatureCollection, Geometry } from 'geojson';
 import { Protocol } from 'pmtiles';
 import { lines } from './api';
-import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streets, type Archive, type Ground } from './basemap';
+import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streetNames, streets, withoutMarkup, type Archive, type Ground } from './basemap';
 import { make } from './dom';
 import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
@@ -167,8 +167,11 @@ export class HexagonMap {
     this.map.on('zoom', () => {
       if (this.isDrawn && this.map.getZoom() < LAND_UNTIL) void this.inTurn(() => this.addLand());
     });
+    const { attribution } = settings;
+    if (settings.basemap || attribution) {
+      this.map.addControl(new AttributionControl({ compact: true, customAttribution: attribution ? withoutMarkup(attribution) : [] }), 'bottom-left');
+    }
     if (settings.basemap) {
-      this.map.addControl(new AttributionControl({ compact: true }), 'bottom-left');
       this.ask();
       this.map.on('sourcedata', ({ sourceId, tile }) => (this.hasNewTiles ||= sourceId === 'streets' && Boolean(tile)));
       this.map.on('idle', () => this.hasNewTiles && this.drawLines(this.network));
@@ -249,15 +252,18 @@ export class HexagonMap {
   /** What is drawn under the hexagons and over them. Lines lie on them, thin and half transparent, and names on everything; areas under them. */
   private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
     const colours = MAP_COLOURS[this.theme];
-    const below = this.archive ? streets(this.archive, colours, isLarge() ? LARGE_LETTERS : LETTERS) : NOTHING;
+    const letters = isLarge() ? LARGE_LETTERS : LETTERS;
+    const below = this.archive ? streets(this.archive, colours, letters) : NOTHING;
+    const named = this.settings.street_names ? streetNames(colours, letters) : NOTHING;
     const calls = this.settings.network ? stops(colours, this.lines.isShown) : NOTHING;
     return {
-      sources: { ...below.sources, ...calls.sources },
+      sources: { ...below.sources, ...calls.sources, ...named.sources },
       under: below.layers.filter((layer) => layer.type === 'fill' || layer.type === 'raster'),
       over: [
         ...below.layers.filter((layer) => layer.type === 'line'),
         ...calls.layers,
         ...below.layers.filter((layer) => layer.type === 'symbol'),
+        ...named.layers,
       ],
     };
   }

@@ -158,6 +158,9 @@ export interface Settings {
   /** Whether cells have names, whether the operator serves lines or stops, and whether there are named areas. */
   places: boolean;
   network: boolean;
+  /** Whether the operator's streets have names, and what is to be said about them. */
+  street_names: boolean;
+  attribution: string | null;
   areas: boolean;
   /** Whether cells have scheduled speeds. */
   scheduled: boolean;

@@ -1,1 +1,0 @@
-"""Street maps as files: vector tiles, and the archive that holds them. Pure."""
