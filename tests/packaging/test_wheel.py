@@ -96,6 +96,8 @@ def test_a_recording_becomes_releases_with_the_shipped_template(desk: Desk) -> N
     (desk.folder / "releases.ndjson").write_text(releases)
     assert json.loads(releases.splitlines()[-1])["topic"] == "hexveil.window.v1"
     assert (desk.folder / "var" / "user.key").is_file()
+    desk.run("verify", "releases.ndjson")
+    desk.run("key", "signing", "signing.key")
     assert json.loads(desk.run("evaluate", "day.ndjson.gz", "--trials", "1", "--json").stdout)["private"] is False
     grid = ("--resolutions", "5", "--slots", "1h", "--budget", "500", "--draws", "1")
     want = ("--want", "±20 km/h for 50 % of events")

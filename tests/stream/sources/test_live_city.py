@@ -36,6 +36,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, obje
     return events, [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_cars_are_replaced_before_the_budget_of_sixteen_windows_is_spent(lived) -> None:  # type: ignore[no-untyped-def]
     windows = defaultdict(set)
     for event in lived[0]:

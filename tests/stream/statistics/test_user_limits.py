@@ -208,6 +208,7 @@ def made_up_users(users: int, cells: int) -> np.ndarray:
     return rows
 
 
+@pytest.mark.nightly
 def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
