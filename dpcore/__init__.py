@@ -21,7 +21,6 @@ __all__ = [
     "bernstein",
     "budget",
     "cdf",
-    "clipping",
     "contributions",
     "distribution",
     "earth",

@@ -146,7 +146,7 @@ def _of_windows_by_counts(config: Config, window: str) -> Iterator[Rule]:
 
     few = "cells with fewer users are suppressed"
     yield Rule(window, "speed.min_users", config.speed.min_users, "users", few)
-    pairs = "with more pairs of a cell and a user, neither suppression nor joint clipping is tried"
+    pairs = "with more pairs of a cell and a user, suppression is not tried"
     yield Rule(window, "pairs", MAX_PAIRS, "pairs", pairs, fixed=True)
     steps = "suppression ends after this number of evaluations of its error function"
     yield Rule(window, "suppression", MAX_EVALUATIONS, "evaluations", steps, fixed=True)

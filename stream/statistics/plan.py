@@ -71,7 +71,7 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
     Σx of each cell, in quanta, (C,), None for no caps; ``sum_cap``: the largest of them. ``merged``: the cell into
     which each hexagon with rows is merged, ascending by hexagon; None if no hexagon is merged. ``cut_short``: what
     public counts made too costly to try in full. ``chosen``: the proposal of least predicted error, "all" samples,
-    "suppressed" or "clipped"; "" without a choice. ``most_cells``: of one admitted user, before and after. ``lower``,
+    or "suppressed"; "" without a choice. ``most_cells``: of one admitted user, before and after. ``lower``,
     ``upper``: range in quanta to which users' means in each cell are clipped, around the ``foretold`` mean, (C,); None
     if they are not.
     """
@@ -92,12 +92,13 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
 class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
     """What is decided under relation "participation" alone.
 
-    ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, (C,) each; None if they are
-    not.
+    ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, around the ``foretold`` mean,
+    (C,); None if they are not.
     """
 
     lower: IntArray | None = None
     upper: IntArray | None = None
+    foretold: IntArray | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
