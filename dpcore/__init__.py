@@ -28,7 +28,6 @@ __all__ = [
     "event_order",
     "gaussian",
     "gaussian_allocation",
-    "grants",
     "interval_calibration",
     "laplace_posterior",
     "level_tree",

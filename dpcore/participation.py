@@ -175,9 +175,8 @@ class Participation:
         weights += [moments] * (self.layout.moving_from > 0) + [self.area_share] * self.layout.area
         if self.unit_grant < len(weights):
             raise BudgetError(
-                f"an allowance of {self.grant} {'nρ' if self.gaussian else 'µε'} over "
-                f"{self.cells} cells and {len(weights)} parts leaves less than 1 each; "
-                "raise the allowance, or lower cells_per_user"
+                f"an allowance of {self.grant} {'nρ' if self.gaussian else 'µε'} over {self.cells} cells and "
+                f"{len(weights)} parts leaves less than 1 each; raise the allowance, or lower cells_per_user"
             )
         return split_budget(self.unit_grant, np.array(weights) / sum(weights))
 

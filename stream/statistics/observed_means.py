@@ -10,7 +10,7 @@ Where none are drawn, p15, p50 and p85 of each cell are what a model reads from 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h3
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import FloatArray, IntArray
+from dpcore.interval_calibration import CLASSES
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
@@ -33,7 +34,9 @@ _LEAST_VARIANCE = 1e-12
 """Variance of a count's noise below which the count is taken as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
-_BESIDE_AREA = Dynamics(event=(0.1, 0.3))
+_OF_USERS = Dynamics(usual=(0.0,) * len(CLASSES))
+"""Under "participation" a cell's class is by its users, not by its events, and the model is as sure as it should be."""
+_BESIDE_AREA = replace(_OF_USERS, event=(0.1, 0.3))
 """Where the mean of the area is released, every user counts once, with the mean of many samples: it scatters less than
 one sample. Without the area, the usual grid stays, by which intervals of the shipped maps were measured."""
 
@@ -73,7 +76,7 @@ def observed_means(
         past = known[1] if known is not None and np.array_equal(known[0], cells) else None
         now = _counted(bodies, _numbers(bodies))
         releases = _of_expected_users(bodies, (cells, places), now, past, level, upper, area)
-        dynamics = None if area is None else _BESIDE_AREA
+        dynamics = _OF_USERS if area is None else _BESIDE_AREA
         return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now), dynamics)
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)

@@ -242,8 +242,7 @@ def decode_plan(blob: bytes) -> Plan:
     except msgspec.DecodeError as error:
         raise PlanError(
             f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this "
-            "worker; "
-            "otherwise restore Redis from its append-only file"
+            "worker; otherwise restore Redis from its append-only file"
         ) from None
 
 
@@ -261,8 +260,7 @@ def check_rows(plan: Plan, contributions: Contributions) -> None:
     if contributions.upper != upper:
         raise PlanError(
             f"the noise of window {utc_text(plan.window.start)} protects speeds up to {upper} quanta, but its rows are "
-            "clipped "
-            f"to {contributions.upper}; nothing was drawn"
+            f"clipped to {contributions.upper}; nothing was drawn"
         )
     if counts_digest(contributions.counts) != plan.counts_digest:
         raise PlanError(
