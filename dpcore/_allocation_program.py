@@ -11,7 +11,7 @@ import scipy
 from dpcore.arrays import FloatArray
 
 _EXPONENT = 2
-"""Of the multiplicative step: loss is homogeneous of degree −1/2 in the prices, so 2 solves a lone constraint."""
+"""Exponent of the multiplicative step. Loss is homogeneous of degree −1/2 in prices, so 2 solves a lone constraint."""
 _NEGLIGIBLE = 1e-9
 """Share of the total price below which a slack user is left out of the restricted program."""
 _FIRST_ROUND = 30

@@ -88,8 +88,7 @@ def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> 
     if not (np.all(np.isfinite(observed)) and np.all(np.isfinite(scales)) and np.all(scales >= 0)):
         raise ParameterError(
             f"observations {observed[~np.isfinite(observed)][:3]} or scales "
-            f"{scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} "
-            "are not finite or below 0; leave such cells out"
+            f"{scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} are not finite or below 0; leave such cells out"
         )
     if np.any(np.diag(covariance) <= 0):
         raise ParameterError("every quantity needs a prior variance above 0")

@@ -31,7 +31,8 @@ BLOCK = 10_000
 _WIDEST = 100.0
 """A deviation, in U, above that of every law within these shares: the widest has 28.1."""
 _HALVINGS, _STEPS, _CLOSE = 28, 100, 1e-9
-"""Of the bisection over deviations; at most, of Newton's steps; and the last step, in deviations."""
+"""Rounds of the bisection over deviations; the most steps of Newton's method to a location; the step, in deviations,
+after which it ends."""
 _ROUNDS = 20
 """Rounds of scoring, which end in the level and the variance between cells."""
 

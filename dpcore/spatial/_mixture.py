@@ -51,7 +51,7 @@ class Estimates:
     share: FloatArray
 
     def put(self, nodes: IntArray, estimates: Estimates) -> None:
-        """Set those of ``nodes``."""
+        """Write the estimates of ``nodes``."""
         self.mean[nodes], self.variance[nodes] = estimates.mean, estimates.variance
         self.empty[nodes], self.share[nodes] = estimates.empty, estimates.share
 

@@ -88,7 +88,7 @@ class Domain:
 
     @property
     def width(self) -> float:
-        """From west to east."""
+        """The width of the box from west to east."""
         return self.east - self.west + (360.0 if self.west > self.east else 0.0)
 
     def offsets(self, latitude: FloatArray, longitude: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -21,7 +21,7 @@ from dpcore.arrays import FloatArray, IntArray
 from dpcore.spatial.domain import IntGrid
 
 Grade = Literal["noisy", "ordered", "truncated", "consistent", "covert"]
-"""What holds of the counts: nothing; C1 and C2; none is below 0; both; besides, covertness."""
+"""What the counts satisfy: nothing; C1 and C2; none is below 0; both; both and covertness."""
 Inference = Literal["none", "ordered", "truncated", "max-norm", "consistent", "covert"]
 """What is inferred: nothing, so that answers stay unbiased; or a :data:`Grade`, nearest in L1 unless "max-norm"."""
 

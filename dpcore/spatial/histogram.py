@@ -34,7 +34,7 @@ PAIRS_PER_CHUNK = 2**22
 
 
 _HAIR = 1e-9
-"""In cells or blocks: an edge nearer to a grid line than this counts as lying on it."""
+"""An edge nearer to a grid line than this, in cells or blocks, counts as lying on it."""
 
 
 class HistogramError(ParameterError):

@@ -119,7 +119,7 @@ class Tree:
 
     @classmethod
     def of_levels(cls, levels: list[tuple[IntArray, IntArray, LevelDraws]]) -> Tree:
-        """From (boxes, parent of each within the level above, draws) of every level; the root's parent is -1."""
+        """The tree of levels, each (boxes, parent of each within the level above, draws); the root's parent is -1."""
         sizes = [len(boxes) for boxes, _, _ in levels]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         parents = [parent + (starts[depth - 1] if depth else 0) for depth, (_, parent, _) in enumerate(levels)]

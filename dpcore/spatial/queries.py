@@ -63,7 +63,7 @@ class Rectangles:
 
     @classmethod
     def of_cells(cls, inclusive: npt.ArrayLike) -> Rectangles:
-        """From rows of inclusive cell indices x0, x1, y0, y1, shape (Q, 4)."""
+        """Rectangles from rows of inclusive cell indices x0, x1, y0, y1, shape (Q, 4)."""
         cells = np.asarray(inclusive, dtype=np.float64).reshape(-1, 4)
         return cls(cells[:, 0], cells[:, 1] + 1, cells[:, 2], cells[:, 3] + 1)
 

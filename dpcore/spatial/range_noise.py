@@ -231,7 +231,7 @@ PartNoise = Literal["independent"] | TreeNoise | None
 
 
 _HAIR = 1e-6
-"""Of a count: released counts are rounded, and sums of many of them in floating point."""
+"""Tolerance in counts: released counts are rounded, and sums of many of them in floating point."""
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,7 @@ class Footprints:
         return cls(domain, region, bands.row + 2 * first[region], left, np.minimum(right, last))._inside()
 
     def _inside(self) -> Footprints:
-        """What is left of the runs inside the box."""
+        """The parts of the runs that lie inside the box."""
         rows, columns = 2 * self.domain.rows - 1, 2 * self.domain.columns - 1
         inside = (self.row >= 0) & (self.row < rows) & (self.high >= 0) & (self.low < columns)
         low, high = np.maximum(self.low, 0), np.minimum(self.high, columns - 1)
@@ -320,7 +320,8 @@ class _Bands:
 
     @classmethod
     def of(cls, regions: Regions, x: FloatArray, flat: npt.NDArray[np.bool_], reach: int) -> _Bands:
-        """Those between least and largest ``x`` of each region: one band of a ``flat`` one, at most ``reach`` + 1."""
+        """The bands between the least and the largest ``x`` of each region: one of a ``flat`` region, at most
+        ``reach`` + 1."""
         top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
         first = np.floor(top).astype(np.int64)
         bands = np.minimum(np.maximum(np.ceil(bottom).astype(np.int64) - first, 1), reach + 1)

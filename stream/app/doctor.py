@@ -15,7 +15,7 @@ from stream.config.secret_files import readers
 from stream.config.servers import redacted
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
-from stream.servers.version import NEEDED, REMEDY, ServerVersion
+from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from stream.storage.client import misconfigured, redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import spans_servers
@@ -117,7 +117,7 @@ def _of_all(servers: list[_Server], setting: str) -> tuple[str, str]:
 
 
 def _skew(servers: list[_Server]) -> Finding:
-    """Of a cluster's clocks each may decide what is late once its server has taken over, so all are compared."""
+    """Compare the clocks of all nodes: after a failover that of another node decides what is late."""
     clocks = [0.0, *(server.ahead for server in servers)]
     skew = max(clocks) - min(clocks)
     who = "this machine and Redis" if len(servers) == 1 else f"this machine and {len(servers)} nodes of Redis"
@@ -202,7 +202,7 @@ _ADOPT = "run hexveil ledger adopt, and first read its text"
 
 
 async def _since(ledger: Ledger, config: Config) -> str:
-    """Of which periods windows are released, and which are retired."""
+    """Which periods the ledger releases, and which are retired."""
     retired, begin = await ledger.retired(), await ledger.releases_since(config.slotting)
     since = "none, its birth is not recorded" if begin is None else f"periods from {utc_text(begin)} on"
     if begin is not None and begin > time.time():

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 _STOP_SECONDS = 8.0
 """How long a stopping worker waits for everything to end."""
 _CONNECTIONS, _IDLE_SECONDS = 256, 75.0
-"""Of the operator port: most connections at a time, and seconds until one that asks for nothing is closed."""
+"""Most connections of the operator port at a time, and seconds until one without a request is closed."""
 _BEHIND_SECONDS = 1.0
 """A window that is published more than this after its instant of publication counts as late."""
 

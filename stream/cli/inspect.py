@@ -139,7 +139,7 @@ def _inspected(source: str, limit: int, given: Config | None, config: Path | Non
 
 
 def _copy_standard_input(copy: Path) -> None:
-    """Of a snapshot at most one byte more than one may have."""
+    """Copy standard input to a file: of a snapshot one byte more than it may have, so that a larger one is noticed."""
     from stream.diagnosis.snapshots import form_of
     from stream.sources.file_kinds import HEAD_BYTES, unpacked
     from stream.sources.snapshots import LARGEST_SNAPSHOT

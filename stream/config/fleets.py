@@ -73,8 +73,8 @@ FLEET_MAPS = {
         FleetMap(10_000, 8, _QUARTER, 0.92, 4.7, 6),
     ),
 }
-"""By relation; by vehicles, ascending. Measured with 285, 736, 1 642 and 3 022 buses on the road, and with 318, 1 270,
-4 235 and 10 000 users."""
+"""The maps of each relation, in order of vehicles. Measured with 285, 736, 1 642 and 3 022 buses on the road, and with
+318, 1 270, 4 235 and 10 000 users."""
 
 
 def fleet_map(relation: NeighbouringRelation, vehicles: int) -> FleetMap:

@@ -181,7 +181,7 @@ PREFIX, SEPARATOR = "HEXVEIL_", "__"
 OTHERS = ("HEXVEIL_CONFIG", "HEXVEIL_KAFKA_JARS")
 """Variables of Hexveil that do not set a key."""
 _NEAR, _MISSPELT = 0.6, 0.8
-"""From this similarity on (difflib's ratio), a known name is suggested; and a variable without the separator is
+"""Similarity (difflib's ratio) at which a known name is suggested, and at which a variable without the separator is
 refused.
 
 A less similar variable without the separator may belong to others: container platforms set HEXVEIL_SERVICE_HOST for a

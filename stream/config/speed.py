@@ -57,7 +57,7 @@ class SpeedConfig(Section):
     ] = "allocated"
     suppression: Literal["chop-user", "none"] = "none"
     allocation: Literal["exact-loss", "uniform"] = "exact-loss"
-    clipping: Literal["joint", "carried", "residual", "none"] = "joint"
+    clipping: Literal["residual", "none"] = "none"
     sum_cap: float = Field(default=0.0, ge=0, le=1000)
     post_processing: tuple[Literal["kalman", "clipped-normal"], ...] = ("kalman",)
     min_users: int = Field(default=1, ge=1)

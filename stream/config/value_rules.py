@@ -1,4 +1,4 @@
-"""What of a configuration argues with distance by time, and so is for speeds alone."""
+"""Settings that rest on speed being distance by time: they are refused with another value."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _why_none(paths: list[str], missing: list[str], once: set[str], repeating: l
 
 
 class _Counted(NamedTuple):
-    """Of a field of a sample: how many values there are, how many of them occur once, and how many differ."""
+    """Values of one field in a sample: how many there are, how many occur once, and how many differ."""
 
     values: int
     once: int
@@ -190,7 +190,7 @@ class _Counted(NamedTuple):
 
 
 def _named(paths: Iterable[str]) -> list[str]:
-    """Those paths whose names are like a user's."""
+    """The paths whose names are like that of a user."""
     return [path for path in paths if "user" in guess_fields([path]) or _LIKE_A_USER.search(_plain(path)[0])]
 
 

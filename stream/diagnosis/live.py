@@ -126,12 +126,12 @@ log = structlog.get_logger()
 DOUBTFUL_SPEED = "doubtful-speed"
 """Speeds that may be right, and would agree with the positions only in another unit. Every other kind is clear."""
 KINDS = ("refused", "zone", "speed", DOUBTFUL_SPEED, "bound", "users")
-"""What may be wrong."""
+"""Faults that an alarm names."""
 MAY_BE_RIGHT = frozenset({DOUBTFUL_SPEED, "bound"})
 """Kinds that are no fault for certain."""
 MOST_ROWS = 20_000
 _SPAN_US = 1_800_000_000
-"""Of more rows than :data:`MOST_ROWS`, those of half an hour are kept, and then those of fewer users."""
+"""Where there are more rows than :data:`MOST_ROWS`, those of the last half hour are kept, then those of fewer users."""
 _LEAST_EVENTS, _LOOKS, _MOST_TIMES, _LEAST_TIMES = 100, 20, 1_000, 10
 """Events since the last judgement of refusals without which there is no new one; refused events of each reason that
 are looked at; times that are compared with their arrivals."""

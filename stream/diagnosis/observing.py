@@ -162,7 +162,7 @@ def _taken(
     known: Guess,
     arrived_us: NDArray[np.int64] | None = None,
 ) -> Observations:
-    """Of decoded events those that the service takes, whatever their speed."""
+    """The decoded events that the service takes, whatever their speed."""
     users = list(chain.from_iterable(part.user for part in parts))
     time_us, lat, lng, speed, missing, wrong = (
         np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0)

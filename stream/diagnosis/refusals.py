@@ -65,8 +65,8 @@ _AT_FAULT = {
 
 
 class Look(NamedTuple):
-    """What is looked at of an event: the names of its fields, those of the format with numbers and short
-    texts there (None for others), what a reader of tables says of a row that is no event, and when it arrived."""
+    """A refused event: the names of its fields, the format's fields with numbers and short texts in them (None for
+    others), what a reader of tables says of a row that is no event, and when it arrived."""
 
     names: tuple[str, ...]
     values: Mapping[str, float | str | None]
@@ -271,7 +271,7 @@ class Refusals:
 
 
 def powers_of_degrees(lat: Any, lng: Any) -> list[int]:
-    """By which powers of ten most positions may be multiplied, the likeliest first; empty for degrees, and nonsense.
+    """Powers of ten by which most positions may be multiplied, the likeliest first; empty for degrees and nonsense.
 
     They are whole numbers of at least a degree. Of several powers the smallest puts them in a city of usual size.
     """

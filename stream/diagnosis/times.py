@@ -33,10 +33,10 @@ _SAMPLE = 500
 _ZONE = re.compile(r"([+-]\d\d:?\d\d|(?<=\d)\s?Z)$")
 _UNIX = datetime(1970, 1, 1)
 _FRACTIONS = {
-    "-0930": "Pacific/Marquesas", "-0330": "America/St_Johns", "-0230": "America/St_Johns", "+0330": "Asia/Tehran",
-    "+0430": "Asia/Kabul", "+0530": "Asia/Kolkata", "+0545": "Asia/Kathmandu", "+0630": "Asia/Yangon",
-    "+0845": "Australia/Eucla", "+0930": "Australia/Darwin", "+1030": "Australia/Adelaide",
-    "+1245": "Pacific/Chatham", "+1345": "Pacific/Chatham",
+    "-09:30": "Pacific/Marquesas", "-03:30": "America/St_Johns", "-02:30": "America/St_Johns", "+03:30": "Asia/Tehran",
+    "+04:30": "Asia/Kabul", "+05:30": "Asia/Kolkata", "+05:45": "Asia/Kathmandu", "+06:30": "Asia/Yangon",
+    "+08:45": "Australia/Eucla", "+09:30": "Australia/Darwin", "+10:30": "Australia/Adelaide",
+    "+12:45": "Pacific/Chatham", "+13:45": "Pacific/Chatham",
 }  # fmt: skip
 """A zone of each offset that is no whole number of hours and that clocks show: the one where most people live."""
 _NEITHER = (
@@ -52,7 +52,7 @@ _NEITHER = (
 class TimeForm(NamedTuple):
     """``time_format`` as in ``[feed.fields]``, or "epoch-ns". ``local``: share of the times without an offset from UTC.
 
-    ``either``: another pattern that reads all of the times as well. ``offset``: from UTC, like "+0530", that most of
+    ``either``: another pattern that reads all of the times as well. ``offset``: from UTC, like "+05:30", that most of
     the times have; None if they have none or say UTC.
     """
 
@@ -104,9 +104,9 @@ def time_form(values: Sequence[Any]) -> TimeForm | None:
 
 def _offset_of(texts: list[str]) -> str | None:
     """The offset that most ``texts`` end in; None if it is none, or UTC."""
-    ends = Counter(end and end[0].replace(":", "") for end in map(_ZONE.search, texts))
+    ends = Counter(end and end[0] for end in map(_ZONE.search, texts))
     offset = ends.most_common(1)[0][0]
-    return offset if offset and offset[0] in "+-" and offset[1:] != "0000" else None
+    return f"{offset[:3]}:{offset[-2:]}" if offset and offset[0] in "+-" and offset.strip("+-0:") else None
 
 
 def no_form(values: Sequence[Any]) -> str | None:

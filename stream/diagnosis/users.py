@@ -14,7 +14,7 @@ from stream.diagnosis.speeds import steps
 ONCE = 0.9
 """Share of events whose user occurs once from which on the field names events."""
 LEAST_EVENTS, LEAST_SPREAD_US = 50, 60_000_000
-"""With fewer events, or if half of them are of one minute as in one snapshot, nothing is said."""
+"""With fewer events, or if half of them lie in one minute as in a snapshot, the field is not judged."""
 _LARGEST_SHARE = 1 / 3
 _PLACEHOLDERS = frozenset(["0", "-1", "-", "--", "?", "null", "none", "nil", "nan", "n/a", "na", "unknown", "undefined",
                            "unbekannt", "test", "default"])  # fmt: skip

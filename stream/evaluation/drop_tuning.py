@@ -116,7 +116,7 @@ class DropSearch:
         zcdp = {"privacy.accounting": "zcdp", "privacy.delta": delta, "privacy.epsilon": None}
         smoothed = "kalman" in self._config.speed.post_processing
         if self._config.relation == NeighbouringRelation.PARTICIPATION:
-            for clipping in ("none", "carried") if smoothed else ("none",):
+            for clipping in ("none", "residual") if smoothed else ("none",):
                 yield Way(f"pure ε, clipping {clipping}", pure | {"speed.clipping": clipping})
                 yield Way(f"zCDP, clipping {clipping}", zcdp | {"speed.clipping": clipping})
             return

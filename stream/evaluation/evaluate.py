@@ -49,9 +49,9 @@ class PlannedWindow:
     measured: Callable[[], Contributions]
 
     def remembering(self, memory: Memory | None) -> Plan:
-        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only where ranges are
-        carried over."""
-        return self.after(memory) if self.plan.terms.speed.clipping in ("carried", "residual") else self.plan
+        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only with residual
+        clipping."""
+        return self.after(memory) if self.plan.terms.speed.clipping == "residual" else self.plan
 
     def duality_gaps(self) -> list[float]:
         """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were

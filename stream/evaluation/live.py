@@ -25,7 +25,7 @@ from stream.evaluation.scores import USEFUL_KMH
 from stream.windows import utc_text
 
 Means = tuple[int, IdArray, FloatArray, FloatArray]
-"""Of a window: its start in epoch seconds; ids, events and exact means of its cells, (H,) each."""
+"""A window: its start in epoch seconds; ids, events and exact means of its cells, (H,) each."""
 
 
 @dataclass(frozen=True)

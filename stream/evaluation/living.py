@@ -94,7 +94,7 @@ class Exact:
 
 
 class Living(Protocol):
-    """What lives from window to window."""
+    """The state that one window leaves to the next."""
 
     def forked(self) -> Self:
         """The same as it is now, to be continued with other rows."""

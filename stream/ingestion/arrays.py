@@ -148,7 +148,7 @@ class Cutter:
         return values
 
     def rest(self) -> list[bytes]:
-        """What was begun and is not complete, once the text has ended."""
+        """The element that is not complete when the text ends, if there is one."""
         left = self._text[self._begin :].strip(_SPACE)
         return [left] if left and self._depth and not self._skipping else []
 

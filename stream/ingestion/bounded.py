@@ -293,7 +293,7 @@ class _Batch:
 
 
 class _Damaged:
-    """In place of a batch that was damaged in the log. None of its bytes is believed."""
+    """Stands for a batch that was damaged in the log. None of its bytes is used."""
 
     is_control_batch = False
 

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 MAX_MESSAGE_BYTES = 1 << 16
 """Largest size of a message with one event, which has about a hundred bytes."""
 AT_ONCE = 10_000
-"""Of messages that are no event alone, no further one is begun after so many events, or 32 bytes for each."""
+"""Messages with several events are decoded until they have given this many events, or 32 bytes for each."""
 _MAX_VALUE = 2**31 - 1
 
 

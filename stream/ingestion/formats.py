@@ -100,7 +100,7 @@ class FeedFormat:
 _UNITS: dict[str, SpeedUnit] = {"capmetro": "m/s", "capmetro-2015": "mph", "itms": "km/h"}
 """The units of speed that known formats fix."""
 OF_FIX = tuple(map(attrgetter, ROLES))
-"""What reads the values of a :class:`Fix`."""
+"""Getters of the values of a :class:`Fix`, in the order of ``ROLES``."""
 
 
 def feed_format(feed: FeedConfig) -> FeedFormat:

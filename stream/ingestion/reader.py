@@ -83,7 +83,7 @@ class Ingestor(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has
         self._report = report
         self._observe = observe
         self.bounded: BoundedConsumer | None = None
-        """What reads the feed; none before :meth:`run`."""
+        """The consumer of the feed; none before :meth:`run`."""
         self._stopping = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()

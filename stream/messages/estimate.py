@@ -24,7 +24,7 @@ RELEASED = "released"
 """``method`` of an estimate that no model made."""
 
 Estimates = dict[str, dict[str, Any]]
-"""By statistic: ``value``, ``interval`` (95 %; absent where the model gives none), ``unit`` and ``method``;
+"""For each statistic: ``value``, ``interval`` (95 %; absent where the model gives none), ``unit`` and ``method``;
 ``at_bound``, which is true, where the released value crowds the bound of speeds, whatever a model made of it."""
 
 

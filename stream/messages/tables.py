@@ -55,7 +55,7 @@ _ESTIMATE = (
     ),
 )
 TO_AVERAGE, TO_ADD = "_raw_to_average", "_raw_to_add"
-"""What the columns of raw numbers end with: of statistics of speed, and of counts."""
+"""Endings of the columns of raw numbers: those of statistics, and those of counts."""
 _NOISE = ("_clamped", "_scale", "_low", "_high", "_unit", "_worst_error", "_mechanism", "_at_bound")
 _MEAN = tuple(f"mean{part}" for part in ("", TO_AVERAGE, *_NOISE))
 _MODELLED = tuple(
@@ -188,7 +188,7 @@ def _columns(rows: Iterable[Row]) -> list[str]:
 
 
 def _totals(rows: Iterable[Row]) -> dict[str, Row]:
-    """By start of each window the columns of its totals."""
+    """The columns of totals of each window, by its start."""
     windows: dict[str, dict[str, _Sum]] = {}
     for row in rows:
         for name, one in windows.setdefault(row["window_start"], {name: _Sum() for name in COUNTED}).items():
@@ -245,7 +245,7 @@ _MEANINGS = {
     "_high": "Upper end of the 95 % interval.",
     "_at_bound": "True where the value is to be read as 'or more': it crowds the bound that speeds are clipped to.",
 }
-"""What a column holds, by the end of its name."""
+"""Meaning of a column, by the end of its name."""
 
 
 def _description(name: str) -> dict[str, str]:
@@ -274,7 +274,7 @@ def _apart(row: Row) -> tuple[str, ...]:
 
 
 def _finest(rows: Iterable[Row]) -> dict[str, int]:
-    """By start of the window, the finest resolution of its cells and of what they exclude."""
+    """The finest resolution of a window's cells and of what they exclude, by the window's start."""
     finest: dict[str, int] = {}
     for row in rows:
         levels = [row["resolution"], *map(h3.get_resolution, _apart(row))]

@@ -120,7 +120,7 @@ class DueWindows:
         await self.rows.seal(slot, seen.offsets)
 
     async def _open(self, slots: list[int], latest: int | None) -> tuple[list[int], dict[int, str]]:
-        """Those whose windows may be released, and why the others never are. ``latest``: that was planned."""
+        """The slots whose windows may be released, and why the others never are. ``latest``: the latest planned one."""
         passed = {}
         for slot in slots:
             if await self._is_passed(slot, latest):

@@ -146,10 +146,9 @@ class LedgerCheck:
                 f"feed {feed!r} (last window {marker.window.start})" for feed, marker in sorted(published.markers())
             )
             raise LedgerError(
-                f"{feeds} released under ledger generation {', '.join(foreign)}, "
-                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one {whom}, so "
-                "nothing is "
-                f"released. Restore Redis from its append-only file. {AFRESH}"
+                f"{feeds} released under ledger generation {', '.join(foreign)}, Redis holds {generation or 'none'}: "
+                f"spent budgets are lost, or two Redis serve one {whom}, so nothing is released. Restore Redis from "
+                f"its append-only file. {AFRESH}"
             )
         await self.ledger.check_published({feed: marker.sequence for feed, marker in published.markers()})
         for feed, marker in published.markers():

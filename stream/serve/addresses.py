@@ -1,8 +1,7 @@
 """Absolute addresses of the service as the client names it, also behind a proxy that ends TLS or serves it below a
 path.
 
-Who asks: clients, among whom costly answers and the room for sending are shared, and the networks that they are
-of.
+The client of a request and its network: costly answers and room for sending are shared among clients.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from aiohttp import web
 from stream.http_server import site_of
 
 _ONE_NETWORK = {4: 24, 6: 48}
-"""Bits, by version of the protocol, of an address that are of the network of one operator or of one customer of
-theirs."""
+"""Bits of an address that name the network of one operator or customer, by version of the protocol."""
 
 
 def client_of(request: web.Request) -> str:

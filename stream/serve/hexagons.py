@@ -57,7 +57,7 @@ class OtherDay:
     """Starts of the oldest and the newest complete window of the feed."""
 
     def body(self) -> dict[str, Any]:
-        """As the API answers."""
+        """The object that the API answers with."""
         oldest, newest = self.kept or (None, None)
         return {
             "feed": self.window.feed,
@@ -141,7 +141,7 @@ short."""
 
 
 class _Place(msgspec.Struct):
-    """Of a release, its cell and the smaller ones that were released apart from it."""
+    """The cell of a release, and the smaller ones that were released apart from it."""
 
     cell: str
     excludes: list[str] = []

@@ -121,7 +121,7 @@ def _settings(marker: CloseMarker) -> tuple[Any, ...]:
 
 
 Releases = dict[tuple[str, tuple[str, ...]], list[CellNumbers]]
-"""Of each cell and what it excludes, what windows released."""
+"""What windows released of each cell and the cells that it excludes."""
 
 
 def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Releases:
@@ -219,7 +219,7 @@ class Series:
 
 
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:
-    """Of each name with an estimate, what is said of it."""
+    """The rows of each name that has an estimate."""
     cells, within, rows = numbers_of(window.in_order()), bounds_of(window), []
     for one in named:
         if estimate := combined(one.of(cells), within)["estimate"]:

@@ -274,12 +274,26 @@ def _by_number(window: WindowView) -> int:
     return 0 if window.number is None else window.number
 
 
+class Stretched(msgspec.Struct):
+    """The range of which a mean with residual clipping is a share, and the deviation of what clipping leaves open."""
+
+    lower: float
+    upper: float
+    open: float
+
+
 class Clipping(msgspec.Struct):
     """A range of values, in their unit."""
 
     lower: float
     upper: float
     unit: str = SPEED_UNIT
+    stretched: Stretched | None = None
+
+    def of_shares(self, least: float) -> tuple[float, float]:
+        """Lower end and width, at least ``least``, of the range of which a mean of noisy numbers is a share."""
+        ends = self.stretched or self
+        return ends.lower, max(ends.upper - ends.lower, least)
 
 
 class Period(msgspec.Struct):

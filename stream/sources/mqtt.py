@@ -43,7 +43,7 @@ _GATHER_SECONDS = 0.2
 _REPORT_SECONDS = 60.0
 _KEEPALIVE_S = 30
 _QOS_BITS = 0x06
-"""Of the first byte of PUBLISH."""
+"""Bits of the quality of service in the first byte of PUBLISH."""
 _REFUSED = 128
 """Lowest reason code of SUBACK that refuses a topic."""
 _DENIED = frozenset({134, 135})

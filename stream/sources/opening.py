@@ -1,5 +1,4 @@
-"""Opens a recording by what it contains, whatever its name: lines (NDJSON, CSV) or Parquet, from a file or standard
-input."""
+"""Opens a recording, a file or standard input, as lines (NDJSON, CSV) or Parquet: its content decides, not its name."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Mode(StrEnum):
 
 
 _BASIC = (Mode.TRAM, Mode.METRO, Mode.RAIL, Mode.BUS, Mode.FERRY, Mode.TRAM, Mode.LIFT, Mode.LIFT)
-"""By ``route_type`` 0 to 7; a cable tram (5) is a tram, an aerial lift (6) and a funicular (7) a lift."""
+"""Modes by ``route_type`` 0 to 7; a cable tram (5) is a tram, an aerial lift (6) and a funicular (7) a lift."""
 _BEYOND = {11: Mode.TROLLEYBUS, 12: Mode.METRO}
 _EXTENDED = {
     1: Mode.RAIL,
@@ -59,7 +59,7 @@ _EXTENDED = {
     13: Mode.LIFT,
     14: Mode.LIFT,
 }
-"""By the hundreds of an extended ``route_type``."""
+"""Modes by the hundreds of an extended ``route_type``."""
 
 
 def mode_of(route_type: str) -> Mode:

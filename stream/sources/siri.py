@@ -49,7 +49,7 @@ class SiriVehicleMonitoring(SnapshotEvents):
     ``feed.timezone``."""
 
     def decoder(self, feed: FeedConfig) -> Decode:
-        """Of SIRI-VM documents."""
+        """The decoder of SIRI-VM documents."""
         clocks = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
         zone, kmh = ZoneInfo(feed.timezone), SPEED_TO_KMH[self.unit]
         return partial(decode_siri, zone=zone, kmh=kmh, max_future_us=self.max_future_us, times_zone=clocks)

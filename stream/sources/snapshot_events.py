@@ -41,7 +41,7 @@ _FORGET_US = 6 * 3_600_000_000
 MOST_REMEMBERED = 2**20
 """Vehicles whose newest timestamp is remembered; of more, the half that was seen last."""
 _CLOCKS_DIFFER_US = 10_000_000
-"""By so much two clocks may differ, so that a timestamp a little after its arrival is no reason to doubt it."""
+"""How much two clocks may differ: a timestamp at most this much after its arrival is not doubted."""
 _MOVING_KMH, _STANDS_KMH = 12.0, 1.0
 _ENOUGH = 200
 _LEAST_TIMES, _MOST_TIMES = 10, 1_000

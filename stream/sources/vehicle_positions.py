@@ -117,7 +117,7 @@ _LARGEST_SINGLE = 3.4e38
 _UINT64_DIGITS = 20
 _INCREMENTALITY = FeedMessage.DESCRIPTOR.fields_by_name["header"].message_type.fields_by_name["incrementality"].number
 _NO_INCREMENTALITY = 'Enum type "transit_realtime.FeedHeader.Incrementality" has no value'
-"""What the parser of protobuf's text form says of one."""
+"""How the parser of protobuf's text form begins its error about an unknown incrementality."""
 _UNREADABLE = (ValueError, RecursionError)
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half of a surrogate pair."""

@@ -29,7 +29,7 @@ _AT_ONCE = 500
 
 
 OTHER_KEY = "OTHERKEY"
-"""With this word Redis's error begins if the feed is bound to another user key."""
+"""The word with which the script's error begins if the feed is bound to another user key."""
 
 
 class LastFixes:

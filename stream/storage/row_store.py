@@ -258,8 +258,7 @@ class RowStore(SealedRows):
         if known is None or known.decode() != fingerprint:
             raise StateError(
                 "the pseudonyms in Redis were made with another user key than this worker's; give every worker of the "
-                "feed, "
-                f"and of the feeds that share its ledger, the same privacy.user_key_file. {AFRESH}"
+                f"feed, and of the feeds that share its ledger, the same privacy.user_key_file. {AFRESH}"
             )
 
     async def has_key(self) -> bool:

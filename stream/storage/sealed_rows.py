@@ -26,7 +26,7 @@ ROW = np.dtype(
 
 _PLACELESS = [name for name in ROW.names or () if name not in ("lat", "lng")]
 PLACELESS_ROW = np.dtype([(name, ROW[name]) for name in _PLACELESS])
-"""What is read of an event where no statistic needs its position: 28 bytes."""
+"""The part of a row, 28 bytes, that is read where no statistic needs positions."""
 
 _BYTES_PER_READ = 2**19
 """What one read of a partition takes at least, unless fewer are left: it takes Redis about a millisecond, in which it

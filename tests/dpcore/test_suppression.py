@@ -22,7 +22,7 @@ from dpcore.suppression import (
 )
 from dpcore.suppression_levels import departure_bound, departure_error
 
-CASES = 3000
+CASES = 1500
 
 
 def chop_user(counts: Counts, epsilon_micro: float, **settings: Any) -> Suppression:

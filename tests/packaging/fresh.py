@@ -44,7 +44,8 @@ def run(*command: str | Path, cwd: Path = Path("/")) -> str:
 
 def clean() -> dict[str, str]:
     """The present environment without variables that lead to this tree or configure Hexveil."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HEXVEIL", "VIRTUAL"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HEXVEIL", "VIRTUAL"))}
+    return kept | {"UV_SYSTEM_CERTS": "1"}  # uv reads the machine's certificates only if it is told to
 
 
 def build(folder: Path) -> None:
@@ -61,9 +62,10 @@ def archive(folder: Path, name: str, suffix: str) -> Path:
 
 
 def install(archive: Path, folder: Path) -> None:
-    """A virtual environment with ``archive`` and what it requires, as a user gets them today."""
+    """A virtual environment with ``archive`` and what it requires, in the versions that a user gets today. By uv, in
+    seconds: pip took more than five minutes on a busy machine."""
     run(sys.executable, "-m", "venv", folder)
-    run(folder / "bin" / "python", "-m", "pip", "install", "-q", archive)
+    run(sys.executable, "-m", "uv", "pip", "install", "-q", "--python", folder / "bin" / "python", archive)
 
 
 def install_linked(archive: Path, folder: Path) -> None:

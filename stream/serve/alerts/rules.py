@@ -326,7 +326,7 @@ def _of_ratios(
     bodies = [body for body in map(decoder.decode, window.in_order()) if body.mean is not None]
     counted = [(body, body.events if isinstance(body.events, _Number) else body.users) for body in bodies]
     rows = [
-        (int(body.cell, 16), body.mean.raw, count.raw, count.scale, *_range(body.clipping or marker.clipping))
+        (int(body.cell, 16), body.mean.raw, count.raw, count.scale, *_bounds(body, marker).of_shares(ROUNDED))
         for body, count in counted
         if isinstance(count, _Number) and body.mean is not None and not rule.relative
     ]
@@ -346,6 +346,5 @@ def _limit(rule: AlertRule) -> float:
     return next((float(limit) for limit in (rule.below, rule.above) if limit is not None), 0.0)
 
 
-def _range(clipping: Clipping) -> tuple[float, float]:
-    """Lower end and width."""
-    return clipping.lower, max(clipping.upper - clipping.lower, ROUNDED)
+def _bounds(body: _Cell, marker: CloseMarker) -> Clipping:
+    return body.clipping or marker.clipping

@@ -44,7 +44,7 @@ WAITING = 64
 """Most deliveries that wait; the oldest is dropped for a newer one."""
 ATTEMPTS = 6
 TIMEOUT_SECONDS = 10.0
-"""Of one attempt, from the connection to the status."""
+"""Limit of one attempt in seconds, from the connection to the status."""
 FIRST_PAUSE_SECONDS = 1.0
 """Before the second attempt; it doubles with each, and is multiplied by a random number between ½ and 1½."""
 LEAST_SECRET = 16

@@ -43,10 +43,10 @@ class Area(Protocol):
 
     @property
     def kind(self) -> Literal["polygon", "route"]:
-        """What it is made of."""
+        """Whether the area is made of polygons or of a route."""
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
-        """Those of the released cells that belong to it, in the same order."""
+        """The released cells that belong to the area, in the same order."""
 
     def geometry(self) -> dict[str, Any]:
         """Its outline as a GeoJSON MultiPolygon."""

@@ -48,10 +48,10 @@ NEAR_M, BESIDE_M = 150.0, 80.0
 SLOWEST_KMH = 0.5
 """Slower estimates say nothing about a travel time."""
 _METRES = 111_195.0
-"""Of a degree of latitude."""
+"""Metres of a degree of latitude."""
 
 Piece = tuple[str, float, float]
-"""Of a line, in its direction: the cell of a piece, and the metres from the start of the line to its ends."""
+"""A piece of a line, in its direction: its cell, and the metres from the start of the line to its ends."""
 
 
 def pieces_of(line: Sequence[Position], resolution: int) -> list[Piece]:

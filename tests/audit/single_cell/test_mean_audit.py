@@ -39,6 +39,7 @@ from tests.audit.blackbox import (
     half_scale,
     samples,
 )
+from tests.support.nightly import nightly
 
 UPPER = 40
 COUNTS = np.array([2, 2, 2])
@@ -159,7 +160,7 @@ def split(last: int, upper: int) -> np.ndarray:
     return np.repeat(np.array([0] * 4 + [upper] * 4 + [last]), 400)
 
 
-@pytest.mark.parametrize("make", [Levy, FixedQuantile, EpsilonQuantile])
+@pytest.mark.parametrize("make", [Levy, nightly(FixedQuantile), nightly(EpsilonQuantile)])
 def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
     """ε = 2. The outputs are (mean, scale), because the scale reveals the width of the range."""
     mechanism = make(800)
@@ -177,7 +178,9 @@ def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
     assert_private(epsilon_lower_bound(*(outputs(x) for x in pair)), 2.0)
 
 
-@pytest.mark.parametrize(("make", "m", "n"), [(Levy, np.full(9, 900), 2600), (FixedQuantile, np.full(400, 2), 800)])
+@pytest.mark.parametrize(
+    ("make", "m", "n"), [(Levy, np.full(9, 900), 2600), nightly(FixedQuantile, np.full(400, 2), 800)]
+)
 def test_averages_that_are_not_clipped_to_the_range_are_caught(
     make: Any, m: np.ndarray, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

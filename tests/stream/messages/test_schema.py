@@ -82,6 +82,7 @@ def test_the_asyncapi_document_is_valid_and_its_parser_has_nothing_to_say(tmp_pa
 
 
 @needs_parser
+@pytest.mark.nightly
 def test_the_parser_finds_what_is_wrong(tmp_path: Path) -> None:
     broken = document()
     broken["channels"]["window"]["messages"]["window"]["payload"]["properties"]["messages"]["type"] = "number of them"

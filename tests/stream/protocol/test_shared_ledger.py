@@ -223,3 +223,22 @@ async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis: Re
     boxes = [await redis.get(FeedKeys.of(config).outbox(SLOT)) for config in (bus, tram)]
     assert None not in boxes
     assert boxes[0] != boxes[1]
+
+
+async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(
+    redis: Redis, tmp_path: Path
+) -> None:
+    bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
+    await each_stored(redis, bus, tram)
+    older = {key: await redis.dump(key) for key in await redis.keys()}
+    await drawn(redis, tram)
+    publisher = Collected()
+    worker = protocol_of(redis, bus, publisher)
+    assert await worker.ledger.sequence() == 0
+    await redis.flushall()
+    for key, value in older.items():
+        await redis.restore(key, 0, value)
+    with pytest.raises(SetBackError, match="1 windows of the feeds of ledger 'city' were committed, Redis remembers 0"):
+        await worker.close(SLOT)
+    assert publisher.messages == []
+    assert await worker.ledger.periods() == []

@@ -46,6 +46,7 @@ PICTURES = [
     Picture("light", LAPTOP, "light", "colours=now", "point", "shipped"),
     Picture("day", LAPTOP, "light", DAY, "point"),
     Picture("phone", PHONE, "light", "colours=now", "none", "shipped"),
+    Picture("phone-difference", PHONE, "light", "colours=difference"),
     Picture("phone-day", PHONE, "light", DAY),
     Picture("phone-schedule", PHONE, "dark", "colours=scheduled&values=raw"),
 ]

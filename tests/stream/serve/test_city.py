@@ -30,11 +30,11 @@ from tests.stream.serve.browser import (
     revisit,
 )
 from tests.stream.serve.city import BUSY, CELLS, LONELY, STEADY, UNCERTAIN, bodies, city_config, window
+from tests.stream.serve.made_basemap import street_map
 from tests.stream.serve.made_places import ARABIC, HOSTILE, STOP, STOP_NORTH, WEST_SIDE, city_files
 from tests.stream.serve.pages import in_sight
 from tests.stream.serve.serving import origin_of, serving
 from tests.support.nightly import nightly
-from tests.support.street_tiles import archive
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -295,11 +295,8 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
 ) -> None:
     """A road runs through BUSY, a path through UNCERTAIN; a street and a sensor are in STEADY."""
     busy, steady, uncertain = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN))
-    roads = [
-        ([(lat, lng - 0.01), (lat, lng + 0.01)], {"kind": kind})
-        for (lat, lng), kind in ((busy, "major_road"), (uncertain, "path"))
-    ]
-    tiles = archive(tmp_path / "city.pmtiles", roads, range(9, 14))
+    roads = {"primary": busy, "path": uncertain}
+    tiles = street_map(tmp_path, {kind: [(lat, lng - 0.01), (lat, lng + 0.01)] for kind, (lat, lng) in roads.items()})
     ends = [[steady[1] - 0.01, steady[0]], [steady[1] + 0.01, steady[0]]]
     shapes = [
         {"type": "LineString", "coordinates": ends},

@@ -287,6 +287,7 @@ async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_p
         await expect(page.get_by_role("radio", name="Typical")).to_be_disabled()
 
 
+@pytest.mark.nightly
 async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(
     browser: Browser, kafka: str, tmp_path: Path, topic_name: str
 ) -> None:
@@ -342,6 +343,7 @@ async def test_the_badge_says_how_old_the_newest_window_is(shown: Shown) -> None
     await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: the last window ended \d+ years ago"))
 
 
+@pytest.mark.nightly
 async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(
     browser: Browser, config: Config
 ) -> None:
@@ -368,6 +370,7 @@ async def test_an_address_shows_the_same_place_window_and_statistic_again(browse
         assert await fields(other) == await fields(page)
 
 
+@pytest.mark.nightly
 async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(browser: Browser, config: Config) -> None:
     place = "#window=2016-01-01T00:00:00Z"
     async with city(browser, config, windows(config, [USUAL_DAY] * 2), place) as (page, _):
@@ -437,6 +440,7 @@ def whole(number: float) -> str:
     return str(Decimal(number).quantize(Decimal(1), ROUND_HALF_UP))
 
 
+@pytest.mark.nightly
 async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser: Browser, config: Config) -> None:
     *cells, marker = window(config, 0)
     histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
@@ -489,6 +493,7 @@ async def test_parquet_is_offered_only_where_the_server_can_write_it(
         await expect(page.locator("#download-list a")).to_have_text(["CSV", "GeoJSON"] * 2)
 
 
+@pytest.mark.nightly
 async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_stay(day: Shown) -> None:
     page = day.page
     mean = bodies(day.messages)[BUSY]["mean"]["value"]  # of the last window
@@ -676,6 +681,7 @@ async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Brow
         await expect(page.locator("#details .reading")).to_have_text(READING)
 
 
+@pytest.mark.nightly
 async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Browser, config: Config) -> None:
     async with city(browser, config, window(config, 0), color_scheme="dark") as (page, _):
         root = page.locator("html")
@@ -889,6 +895,7 @@ async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_
         await expect(said).to_contain_text("Keine Regel nennt eine Zelle")
 
 
+@pytest.mark.nightly
 async def test_the_page_fits_a_wall_paper_and_languages_that_run_from_right_to_left(
     browser: Browser, config: Config
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_built_files_are_those_of_the_sources() -> None:
 
 
 @needs_packages
+@pytest.mark.nightly
 def test_building_again_gives_the_same_files(tmp_path: Path) -> None:
     run = ["npx", "vite", "build", "--outDir", str(tmp_path), "--emptyOutDir", "--logLevel", "warn"]
     subprocess.run(run, cwd=SOURCES, check=True, capture_output=True, timeout=240)

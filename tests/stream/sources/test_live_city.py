@@ -13,7 +13,7 @@ import h3
 import numpy as np
 import pytest
 
-from stream.cli.demo_city import CITY
+from stream.cli.demo_view import CITY
 from stream.config import load_config
 from stream.local import REPO_ROOT
 from stream.sources.live_city import LiveCity, Truth
@@ -36,6 +36,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, obje
     return events, [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_cars_are_replaced_before_the_budget_of_sixteen_windows_is_spent(lived) -> None:  # type: ignore[no-untyped-def]
     windows = defaultdict(set)
     for event in lived[0]:

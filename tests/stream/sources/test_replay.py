@@ -60,6 +60,7 @@ def synthetic(due: np.ndarray) -> list[Messages]:
     return [Messages(due, [b"v%d" % (i % 7) for i in range(len(due))], [b"%d" % i for i in range(len(due))])]
 
 
+@pytest.mark.nightly
 async def test_the_recorded_day_reaches_the_topic_whole_and_in_order_per_vehicle(
     kafka: str, topics: list[str], shared_data: Path
 ) -> None:
