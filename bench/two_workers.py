@@ -25,7 +25,7 @@ from redis.asyncio import Redis
 
 from bench.hourly import hourly_config
 from bench.progress import shown
-from stream.app.closing import Closing
+from stream.app.services import Closing
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.local import REPO_ROOT, KafkaServer, RedisServer

@@ -9,18 +9,16 @@ guess.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import scipy
 
 from dpcore._whole_numbers import is_whole_number, whole_number, whole_numbers
 from dpcore.arrays import IntArray
-from dpcore.budget import MICRO, Amount, exact_amount, from_micro, whole_units
+from dpcore.budget import MICRO, from_micro
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 from dpcore.noise import MAX_SCALE_NUMERATOR
 from dpcore.scales import checked_sensitivity
@@ -33,17 +31,6 @@ MAX_RHO = 1_000
 _DIGITS = 60
 _GUARD = Decimal(10) ** -40
 """Above the error of a handful of operations at 60 digits."""
-
-
-def to_nano(rho: Amount, *, round_up: bool) -> int:
-    """``rho`` in nρ; floats are read as their shortest decimal form, as in :func:`dpcore.budget.to_micro`.
-
-    Raises :class:`BudgetError` unless ``rho`` is positive and at most 1000, or if an allowance rounds down to nothing.
-    """
-    exact = exact_amount("rho", rho)
-    if not 0 < exact <= MAX_RHO:
-        raise BudgetError(f"rho {rho!r} is outside (0, {MAX_RHO}]; give a number inside")
-    return whole_units("rho", exact, NANO, round_up=round_up, given=rho)
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -89,8 +76,7 @@ def _losses(moved: IntArray, power: int, numerator: int, denominator: int) -> In
     if numerator < 0 or denominator < 1 or moved.min(initial=0) < 0:
         raise ParameterError(
             f"scale {numerator}/{denominator} or sensitivity {moved.min(initial=0)} is out of bounds; give numerators "
-            "and "
-            "sensitivities of 0 or more, and a denominator of at least 1"
+            "and sensitivities of 0 or more, and a denominator of at least 1"
         )
     if numerator == 0:
         if np.any(moved != 0):
@@ -125,7 +111,7 @@ def epsilon_of_rho(rho_nano: int, delta: float) -> float:
         return order * rho - (log_delta + math.log(order)) / excess + math.log(excess / order)
 
     guess = math.log(max(math.sqrt(-log_delta / rho), 1e-6))
-    best = _least(of, guess).x
+    best = scipy.optimize.minimize_scalar(of, bracket=(guess - 1, guess + 1)).x
     with localcontext() as context:
         context.prec = _DIGITS
         excess = Decimal(math.exp(best))
@@ -134,23 +120,6 @@ def epsilon_of_rho(rho_nano: int, delta: float) -> float:
         epsilon = order * Decimal(int(rho_nano)) / NANO - log / excess + (excess / order).ln() + _GUARD
         micro = int((epsilon * MICRO).to_integral_value(rounding=ROUND_CEILING))
     return from_micro(max(micro, 0))
-
-
-def delta_of_rho(rho_nano: int, epsilon: float) -> float:
-    """Least known δ with which ρ-zCDP implies (``epsilon``, δ)-DP: inf over α of CKS, Corollary 13. For reports."""
-    rho = _checked_nano(rho_nano) / NANO
-
-    def of(log_order: float) -> float:
-        excess = math.exp(log_order)
-        order = 1 + excess
-        return excess * (order * rho - epsilon) - log_order + order * math.log(excess / order)
-
-    guess = math.log(max((epsilon - rho) / (2 * rho), 1e-6))
-    return min(math.exp(_least(of, guess).fun), 1.0)
-
-
-def _least(of: Callable[[float], float], guess: float) -> Any:
-    return scipy.optimize.minimize_scalar(of, bracket=(guess - 1, guess + 1))
 
 
 def rho_of(epsilon: float, delta: float) -> int:
@@ -168,7 +137,7 @@ def rho_of(epsilon: float, delta: float) -> int:
 
 def _checked_nano(rho_nano: int) -> int:
     if not is_whole_number(rho_nano) or rho_nano < 1:
-        raise BudgetError(f"rho of {rho_nano!r} nρ is not an integer of at least 1; use accounting.to_nano")
+        raise BudgetError(f"rho of {rho_nano!r} nρ is not an integer of at least 1; count in nano-rho")
     return int(rho_nano)
 
 

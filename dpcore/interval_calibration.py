@@ -34,7 +34,7 @@ margin are ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,8 +48,9 @@ CLASSES = (1, 4, 12, 40, 120, 400)
 """Least number of events of a cell in each class."""
 FACTORS = tuple(2.0 ** (step / 2) for step in range(-8, 13))
 """Candidate factors on the model's variance."""
-USUAL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""Prior mean of log₂ of the factor of each class: models know too little of cells with few events."""
+USUAL = (0.5, 1.0, 0.3, 0.0, 0.0, 0.0)
+"""Prior mean of log₂ of the factor of each class: models know less than they say of cells of few events, of which some
+are motorways. Chosen on CapMetro's 2017-03-16 and 2017-03-21."""
 PRIOR_SPREAD = 1.0
 """Prior standard deviation of log₂ of every factor."""
 ALIKE = 0.7
@@ -61,8 +62,7 @@ UNLIKE = ((-5, 1 / 6), (-1, 2 / 3), (3, 1 / 6))
 nodes of Gauss and Hermite for a log-normal variable of mean 1, whose log₂ has a standard deviation of 1.2, rounded to
 the grid."""
 MOST_PER_CELL = 8.0
-"""The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide for its
-class."""
+"""The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide."""
 FINEST_SCALE = 1e-3
 """Smaller scales are raised to this share of the prediction's standard deviation; it is too small to matter."""
 
@@ -101,10 +101,12 @@ def _no_evidence() -> FloatArray:
 @dataclass(frozen=True)
 class Calibration:
     """What releases said about the model so far. ``evidence``: (classes, factors), natural logarithms up to a constant
-    of the class. Raises :class:`ParameterError` for another shape, and for what is not finite.
+    of the class. ``usual``: what holds without (:data:`USUAL`). Raises :class:`ParameterError` for another shape, and
+    for what is not finite.
     """
 
     evidence: FloatArray = field(default_factory=_no_evidence)
+    usual: tuple[float, ...] = USUAL
 
     def __post_init__(self) -> None:
         if self.evidence.shape != (len(CLASSES), len(FACTORS)) or not np.all(np.isfinite(self.evidence)):
@@ -114,7 +116,7 @@ class Calibration:
 
     def faded(self, share: float) -> Calibration:
         """This calibration with only a ``share`` of its evidence, because traffic changes."""
-        return Calibration(self.evidence * share)
+        return replace(self, evidence=self.evidence * share)
 
     def after(self, prediction: Prediction, observed: Observed) -> Calibration:
         """This calibration with the evidence of one window's releases added; cells without a release add none."""
@@ -125,13 +127,13 @@ class Calibration:
         likely = np.maximum(likely - likely.max(axis=0, initial=-np.inf), -MOST_PER_CELL)
         added = np.zeros_like(self.evidence)
         np.add.at(added, class_of(observed.events[known]), likely.T)
-        return Calibration(self.evidence + added)
+        return replace(self, evidence=self.evidence + added)
 
     @property
     def factors(self) -> FloatArray:
         """The factor of each class, (classes,): :data:`MARGIN` above the posterior mean of its logarithm."""
         logs = np.log2(FACTORS)
-        weight = _posterior_of_classes(self.evidence, logs)
+        weight = _posterior_of_classes(self.evidence, logs, self.usual)
         mean = weight @ logs
         spread = np.sqrt(np.maximum(weight @ np.square(logs) - np.square(mean), 0.0))
         return np.asarray(2.0 ** (mean + MARGIN * spread))
@@ -152,8 +154,7 @@ class Calibration:
     def estimate(
         self, value: FloatArray, prediction: Prediction, observed: Observed, upper: float
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The model's own ``value`` of every cell, (C,), and the ends of its interval, which holds it: clipped to [0,
-        ``upper``]."""
+        """The model's own ``value`` of every cell, (C,), and its interval around it, clipped to [0, ``upper``]."""
         low, high = self.interval(prediction, observed)
         value, low, high = np.clip([value, np.minimum(low, value), np.maximum(high, value)], 0.0, upper)
         return value, low, high
@@ -190,12 +191,12 @@ def _likelihoods(
     return mixed
 
 
-def _posterior_of_classes(evidence: FloatArray, logs: FloatArray) -> FloatArray:
+def _posterior_of_classes(evidence: FloatArray, logs: FloatArray, usual: tuple[float, ...]) -> FloatArray:
     """Posterior of every factor in each class, (classes, factors), given the ``evidence`` of all: forward and backward
-    sums over the classes, whose ``logs`` are a Gaussian chain of mean :data:`USUAL`, spread :data:`PRIOR_SPREAD` and
+    sums over the classes, whose ``logs`` are a Gaussian chain of mean ``usual``, spread :data:`PRIOR_SPREAD` and
     correlation :data:`ALIKE`.
     """
-    off = (logs - np.array(USUAL)[:, None]) / PRIOR_SPREAD
+    off = (logs - np.array(usual)[:, None]) / PRIOR_SPREAD
     likely = np.exp(evidence - evidence.max(axis=1, keepdims=True))
     following = np.exp(-0.5 * np.square(off[1:, None, :] - ALIKE * off[:-1, :, None]) / (1 - ALIKE**2))
     following = following / following.sum(axis=2, keepdims=True)

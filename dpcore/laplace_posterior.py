@@ -23,8 +23,7 @@ TOLERANCE = 1e-3
 FINEST_SCALE = 1e-3
 """Smaller scales are raised to this share of the prior's standard deviation; the difference is too small to matter."""
 _DAMPING = 0.7
-"""Share of its step that a site moves by, once whole steps did not halve the last movement: correlated sites overshoot
-together."""
+"""Share of its step that a site moves by, once whole steps do not halve movements: correlated sites overshoot."""
 _WEAK = 1e-6
 """Sites whose precision is less than this share of their prior one: (1 - x)/precision would round away."""
 
@@ -88,8 +87,7 @@ def _check(covariance: FloatArray, observed: FloatArray, scales: FloatArray) -> 
     if not (np.all(np.isfinite(observed)) and np.all(np.isfinite(scales)) and np.all(scales >= 0)):
         raise ParameterError(
             f"observations {observed[~np.isfinite(observed)][:3]} or scales "
-            f"{scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} "
-            "are not finite or below 0; leave such cells out"
+            f"{scales[~(scales >= 0) | ~np.isfinite(scales)][:3]} are not finite or below 0; leave such cells out"
         )
     if np.any(np.diag(covariance) <= 0):
         raise ParameterError("every quantity needs a prior variance above 0")

@@ -7,8 +7,10 @@ level of its tree, its moving reports) move in L1 by at most their weight there 
 which depend on their own data only, as do the cells and samples they give. The same holds of the part of the area,
 which is the count and mean of all cells together. Proof: a sample of weight w adds w to one node of each level, and
 non-negative numbers of sum w to the polynomials of its cell (:mod:`dpcore.bernstein`): L1 norm w, hence L2 norm at most
-w. To those of moving reports it adds the same or, where it stands, nothing. Weights of a user's contribution add up to
-at most the sensitivity, in at most k cells ("share": in all cells together). The area's numbers are sums of such
+w. Where a range is given (:mod:`dpcore.residual`), the mean of a user's samples in the cell takes their place, clipped
+to it and mapped to [0, U]: its polynomials still sum to w, and the range follows from earlier releases. To those of
+moving reports a sample adds the same or, where it stands, nothing. Weights of a user's contribution add up to at most
+the sensitivity, in at most k cells ("share": in all cells together). The area's numbers are sums of such
 polynomials over all samples of all cells. They move in L1 by the sum W of a user's weights, hence in L2 by at most W,
 not by the root of the sum of squares over cells. So the area is offered with "share" only, where W is at most 1.
 Discrete Laplace noise of scale b costs L1/b; discrete Gaussian noise of scale σ costs L2²/(2σ²) in ρ
@@ -173,9 +175,8 @@ class Participation:
         weights += [moments] * (self.layout.moving_from > 0) + [self.area_share] * self.layout.area
         if self.unit_grant < len(weights):
             raise BudgetError(
-                f"an allowance of {self.grant} {'nρ' if self.gaussian else 'µε'} over "
-                f"{self.cells} cells and {len(weights)} parts leaves less than 1 each; "
-                "raise the allowance, or lower cells_per_user"
+                f"an allowance of {self.grant} {'nρ' if self.gaussian else 'µε'} over {self.cells} cells and "
+                f"{len(weights)} parts leaves less than 1 each; raise the allowance, or lower cells_per_user"
             )
         return split_budget(self.unit_grant, np.array(weights) / sum(weights))
 

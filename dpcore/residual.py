@@ -3,7 +3,8 @@
 To be proved: if all values of one user change, the integer of cell g moves by at most
 :meth:`ResidualMean.sensitivities` of their pair there, Δ = Γ·(upper − lower). The ranges are post-processing of earlier
 releases, hence public. Proof: the Γ retained values of the user add S; what they contribute is S clipped to [Γ·lower,
-Γ·upper], an interval of length Δ. Tested: by brute force in ``tests/dpcore/test_residual.py``, where a range that
+Γ·upper], an interval of length Δ. Under "participation" no sensitivity depends on a range
+(:mod:`dpcore.participation`). Tested: by brute force in ``tests/dpcore/test_residual.py``, where a range that
 follows the true data moves by more.
 
 A narrow range has less noise, but the clipped mean moves by less than the mean. Model: means of users in a cell are
@@ -22,12 +23,13 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from dpcore.allocation import Sensitivities, checked_retained
+from dpcore.allocation import Sensitivities, checked_retained, exact_charges
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import Counts
 from dpcore.errors import ParameterError
+from dpcore.mean import clipping_bias
 from dpcore.pair_sums import Summable
-from dpcore.scales import check_clipped, checked_upper
+from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 KAPPAS = (0.25, 0.4, 0.6, 0.85, 1.2, 1.7, 2.4, np.inf)
 """Candidate half ranges, in spreads of users; the last is no clipping."""
@@ -83,6 +85,19 @@ class ResidualMean:
         kept = np.maximum(counts.by_cell(retained) * self.top, 1)
         weight = counts.by_cell(counts.samples) / (kept * self.gain)
         return Sensitivities.of_pairs(counts, self.sensitivities(counts, retained), weight)
+
+    def charges(self, counts: Counts, retained: IntArray, scales: LaplaceScales) -> IntArray:
+        """µε of each user for Laplace noise of ``scales`` (C,), shape (L,): Σ over their cells of Δ/b, each term
+        rounded up."""
+        return exact_charges(self.rows(counts, retained), scales.numerator, scales.denominator)
+
+    def full_ranges(self, counts: Counts, retained: IntArray) -> FloatArray:
+        """Integers in the full range U of the undone mean of each cell, shape (C,)."""
+        return np.maximum(counts.by_cell(retained) * self.top * self.gain, 1.0)
+
+    def clipping_bias(self, total: IntArray, retained: IntArray) -> FloatArray:
+        """Worst-case bias of a mean over n of N samples, in ranges U, shape (C,), beside what ranges add."""
+        return clipping_bias(total, retained)
 
     def integers(self, kept: Summable) -> IntArray:
         """Σ of the clipped sums per cell, shape (C,): what noise is added to; never to be shown.

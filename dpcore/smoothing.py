@@ -27,7 +27,7 @@ from dpcore._smoothing_fit import MOST_INFORMATIVE, Posterior, Window, averaged,
 from dpcore._smoothing_model import HOURS_OF_DAY, AreaMean, Dynamics, Releases, SmoothingState
 from dpcore.arrays import FloatArray, IdArray, IntArray
 from dpcore.errors import ParameterError
-from dpcore.interval_calibration import Observed, class_of
+from dpcore.interval_calibration import Calibration, Observed, class_of
 
 __all__ = [
     "FORGOTTEN",
@@ -196,6 +196,7 @@ def _aged(
             np.zeros(HOURS_OF_DAY),
             np.full(HOURS_OF_DAY, np.inf),
             hours,
+            Calibration(usual=d.usual),
         )
     passed = hours - state.hours
     faded, passing = np.exp(-passed / d.memory_hours), np.exp(-passed / d.passing_hours)
@@ -214,7 +215,7 @@ def _aged(
         state.profile,
         state.profile_variance,
         hours,
-        state.calibration.faded(float(np.exp(-passed / CALIBRATION_HOURS))),
+        replace(state.calibration.faded(float(np.exp(-passed / CALIBRATION_HOURS))), usual=d.usual),
     )
 
 

@@ -68,9 +68,9 @@ VALUES: dict[str, dict[str, Any]] = {
 PURE: dict[str, Any] = {"privacy.accounting": "pure", "privacy.delta": None, "privacy.windows": None}
 PARTICIPATION: dict[str, dict[str, Any]] = {
     "Laplace": PURE | {"privacy.epsilon": 12 / 96, "speed.clipping": "none"},
-    "and carried": PURE | {"privacy.epsilon": 12 / 96, "speed.clipping": "carried"},
+    "and residual": PURE | {"privacy.epsilon": 12 / 96, "speed.clipping": "residual"},
     "Gaussian": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "none"},
-    "Gaussian, carried": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "carried"},
+    "Gaussian, residual": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "residual"},
 }
 
 

@@ -31,10 +31,10 @@ from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.statistics.carried_clipping import carry
 from stream.statistics.columns import PERCENTS
 from stream.statistics.pipeline import area_body, post_process
 from stream.statistics.relations import speed_of
+from stream.statistics.residual_clipping import with_ranges
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 
@@ -134,7 +134,7 @@ def released(planned: list[PlannedWindow], draws: int) -> dict[str, FloatArray]:
     for each in planned:
         counts = each.contributions.counts
         for number, memory in enumerate(memories):
-            plan = carry(each.plan, memory)
+            plan = with_ranges(each.plan, memory)
             noise = Noise(np.random.default_rng([number, plan.window.start]).bytes)
             speed = speed_of(plan.terms)
             columns = speed.draw(plan, each.contributions, noise)

@@ -6,7 +6,7 @@ truth.
 **How they are charged.** FAST and PeGaSus protect one event, RescueDP and ToPS any w windows. Here one vehicle's whole
 day is protected, so all of them get what ours has: discrete Gaussian noise counted in ρ, each vehicle's own exact loss
 over all cells of a window (:mod:`dpcore.gaussian_allocation`), and what a vehicle did not spend rolls over to later
-windows (:mod:`dpcore.grants`). A mechanism that samples every n-th window leaves its vehicles n times as much for it.
+windows (:mod:`dpcore.budget`). A mechanism that samples every n-th window leaves its vehicles n times as much for it.
 Noise is drawn by numpy. All of them, as ours, expect 20 ± 15 km/h where nothing was read. Parameters of each are the
 best of a small search by MAE on the feed itself, which favours them.
 
@@ -37,8 +37,8 @@ import numpy as np
 from dpcore.accounting import rho_of
 from dpcore.allocation import Sensitivities
 from dpcore.arrays import BoolArray, FloatArray, IntArray
+from dpcore.budget import rolling_grants
 from dpcore.gaussian_allocation import allocate_gaussian
-from dpcore.grants import rolling_grants
 from dpcore.relation import NeighbouringRelation
 from research.live_feeds import VALUES, config_of, windows_of
 from stream.evaluation.live import LiveScore, evaluate_live, judge

@@ -30,10 +30,10 @@ from stream.diagnosis.reading import read_recording
 from stream.evaluation.evaluate import PlannedWindow, planned_windows
 from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.statistics.carried_clipping import carry
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.pipeline import area_body, post_process
 from stream.statistics.relations import speed_of
+from stream.statistics.residual_clipping import with_ranges
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
 
@@ -103,7 +103,7 @@ def measured(feed: str, epsilon: float, shares: tuple[int, int], draws: int) -> 
 
 def _smoothed(planned: PlannedWindow, memory: Memory | None, noise: Noise) -> tuple[Part, Memory | None]:
     """One draw of one window, and the memory after it."""
-    plan, counts = carry(planned.plan, memory), planned.contributions.counts
+    plan, counts = with_ranges(planned.plan, memory), planned.contributions.counts
     speed = speed_of(plan.terms)
     columns = speed.draw(plan, planned.contributions, noise)
     bodies = speed.body(plan, counts, columns)

@@ -30,8 +30,7 @@ from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import RedisServer
 from stream.messages.lines import line_of
 from stream.messages.message import WINDOW, Message
-from stream.protocol.content import ContentError
-from stream.protocol.parts import signer_of, statistics_of
+from stream.protocol.parts import ContentError, signer_of, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.sources.messages import Messages
 from stream.storage.ledger import Ledger
@@ -118,8 +117,7 @@ def _within(rows: npt.NDArray[np.void], span: Window, path: Path, relation: str)
         first, last = (utc_text(int(edge) // 1_000_000) for edge in (rows["time"].min(), rows["time"].max()))
         raise SpanError(
             f"{path}: none of its {len(rows)} events lies between --from and --until; they are from {first} to {last}, "
-            "so "
-            "name a span that overlaps it"
+            "so name a span that overlaps it"
         )
     return inside
 
@@ -160,8 +158,7 @@ def replay_offline(
     if config.relation == NeighbouringRelation.PARTICIPATION and span is None:
         raise SpanError(
             "under relation 'participation' it must not depend on the recording which windows are released; name the "
-            "time "
-            "that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
+            "time that it is known to cover, like --from 2017-03-21 --until 2017-03-22"
         )
     if blocks is None:
         rows, refusals = read_recording(config, path, file_format, on_progress)

@@ -111,7 +111,7 @@ class SpeedTerms(Struct, frozen=True):
     mean_mechanism: str
     suppression: Literal["chop-user", "none"]
     allocation: Literal["exact-loss", "uniform"]
-    clipping: Literal["joint", "carried", "residual", "none"]
+    clipping: Literal["residual", "none"]
     post_processing: tuple[str, ...]
     cdf_bins: int
     sum_cap: float = 0.0
@@ -122,6 +122,11 @@ class SpeedTerms(Struct, frozen=True):
     def upper(self) -> float:
         """U, the width of the value's range, in its unit."""
         return self.upper_quanta * QUANTUM
+
+    @property
+    def clips(self) -> bool:
+        """Whether means of users are clipped to ranges around a forecast."""
+        return self.clipping == "residual" and "mean" in self.statistics
 
 
 class ValueTerms(Struct, frozen=True):
@@ -188,8 +193,7 @@ class FixRules(Struct, frozen=True):
 
 
 class UserLimits(Struct, frozen=True):
-    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.window_rows`); 0 for no
-    limit."""
+    """Most ``cells`` and ``events`` of a user that count (:mod:`stream.statistics.window_rows`); 0 for no limit."""
 
     cells: int = 0
     events: int = 0

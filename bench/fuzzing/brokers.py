@@ -45,9 +45,8 @@ class MqttBroker(LoopTarget):
 
     name = "mqtt"
     contract = (
-        "events of sound messages, or another attempt; nothing is taken of a connection after a "
-        "QoS "
-        "that was not granted"
+        "events of sound messages, or another attempt; nothing is taken of a connection after a QoS that was not "
+        "granted"
     )
 
     def __init__(self) -> None:

@@ -79,8 +79,7 @@ class PushedBodies(LoopTarget):
 def _post(body: bytes, more: str = "") -> bytes:
     """A request with the token."""
     head = (
-        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
-        f"{_TOKEN}\r\nContent-Length: "
+        f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {_TOKEN}\r\nContent-Length: "
         f"{len(body)}\r\n{more}\r\n"
     )
     return head.encode() + body

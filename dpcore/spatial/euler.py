@@ -260,8 +260,7 @@ class Euler:
         if not can_draw(rest, sensitivity) or (for_total and not can_draw(for_total, self.regions_per_user)):
             raise ParameterError(
                 f"a user may change the counts by {sensitivity}, and noise of that scale over {rest} µε cannot be "
-                "drawn; lower the "
-                "diameter, the regions per user or the number of rows and columns, or raise the budget"
+                "drawn; lower the diameter, the regions per user or the number of rows and columns, or raise the budget"
             )
         return rest, for_total
 

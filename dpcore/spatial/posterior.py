@@ -92,23 +92,14 @@ def sparse_reading(goal: Goal, tree: Tree, epsilon_micro: int, points_per_user: 
 
 
 def both_readings(tree: Tree, sanity: float = 20.0) -> tuple[FloatArray, FloatArray]:
-    """(:func:`sparse_counts`, :func:`expected_counts`), which share what does not depend on estimates."""
+    """Two counts ≥ 0 of all nodes, shape (M,) each: sparse ones and posterior means.
+
+    Sparse counts are 0 in space that looks empty; children add up to their parent's count or less. ``sanity``: the
+    count below which errors are measured in points, not relatively. Posterior means add up, except that the root keeps
+    its count where everything below it is 0. ``tree``: unbiased draws with their variances, before least squares.
+    """
     sparse, expected = _descend(tree, (sanity, None))
     return sparse.kept_alone(), expected.counts
-
-
-def expected_counts(tree: Tree) -> FloatArray:
-    """Posterior means ≥ 0 of all nodes, shape (M,); children add up to their parent, except that the root keeps its
-    count where everything below it is 0. ``tree``: unbiased draws with their variances, before least squares.
-    """
-    return _descend(tree, (None,))[0].counts
-
-
-def sparse_counts(tree: Tree, sanity: float = 20.0) -> FloatArray:
-    """Counts ≥ 0 of all nodes, shape (M,), that are 0 in space that looks empty; children add up to their parent's
-    count or less. ``sanity``: the count below which errors are measured in points, not relatively.
-    """
-    return _descend(tree, (sanity,))[0].kept_alone()
 
 
 def _descend(tree: Tree, sanities: tuple[float | None, ...]) -> list[_Reading]:

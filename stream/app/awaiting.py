@@ -96,8 +96,7 @@ async def _ask_kafka(config: Config) -> None:
             if time.monotonic() > deadline:
                 raise TopicMissingError(
                     f"Kafka at {config.kafka.bootstrap} has no topic {', '.join(sorted(missing))}, or does not show "
-                    "it; run 'hexveil topics "
-                    "create', correct feed.topic, or let this user describe and read it"
+                    "it; run 'hexveil topics create', correct feed.topic, or let this user describe and read it"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)
     finally:

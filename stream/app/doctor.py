@@ -15,7 +15,7 @@ from stream.config.secret_files import readers
 from stream.config.servers import redacted
 from stream.ingestion.pseudonyms import UserKeyError, key_fingerprint, load_user_key
 from stream.protocol.ledger_check import Known, LedgerCheck, verify_ledger
-from stream.servers.version import NEEDED, REMEDY, ServerVersion
+from stream.servers.connection import NEEDED, REMEDY, ServerVersion
 from stream.storage.client import misconfigured, redis_client
 from stream.storage.ledger import Ledger, LedgerError
 from stream.storage.partitions import spans_servers

@@ -16,8 +16,7 @@ from stream.ingestion.reader import Ingestor
 from stream.messages.message import Message
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import make_producer
-from stream.servers.connection import connect
-from stream.servers.version import require_supported
+from stream.servers.connection import connect, require_supported
 from stream.storage.client import misconfigured
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError

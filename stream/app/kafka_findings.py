@@ -102,8 +102,7 @@ async def replication_finding(admin: AIOKafkaAdminClient, config: Config, topic:
         settled = ",".join(f"{name}={value}" for name, value in needed.items())
         remedies.append(
             f"{_alter(config, topic)} --add-config {settled}: otherwise a replica that lacks acknowledged messages may "
-            "lead, or "
-            "the loss of one broker stops the topic"
+            "lead, or the loss of one broker stops the topic"
         )
     return Finding(
         f"replicas of {topic}",
@@ -137,8 +136,7 @@ async def _input_settings(admin: AIOKafkaAdminClient, config: Config) -> list[Fi
                 stamped == "LogAppendTime",
                 f"message.timestamp.type {stamped}",
                 f"{alter} --add-config message.timestamp.type=LogAppendTime: the broker's clock says which events are "
-                "in "
-                "time, and messages without its timestamp are refused",
+                "in time, and messages without its timestamp are refused",
             ),
         )
     return findings

@@ -8,10 +8,8 @@ import faust
 import structlog
 
 from stream.app.awaiting import servers_answer
-from stream.app.closing import Closing
 from stream.app.ingesting import Ingesting
-from stream.app.publishing import Publishing
-from stream.app.retiring import Retiring
+from stream.app.services import Closing, Publishing, Retiring
 from stream.app.worker import Worker
 from stream.config import Config
 

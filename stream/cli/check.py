@@ -83,18 +83,15 @@ def _histogram_text(settings: Config, costs: dict[str, Any]) -> str:
     names = ", ".join(f"{name} (epsilon {epsilon:g})" for name, epsilon in costs["epsilon"].items())
     text = (
         f"Every released window has spatial histograms: {names}. Each protects participation. For all of them, a user "
-        "with a fix "
-        f"in the box pays {costs['unit']} {costs['cost_per_window']:g} per window, and {costs['cost_per_period']:g} if "
-        "they have one in "
-        f"every window of a period. Together with speed this is {costs['window_cost_with_speed']:g} and "
-        f"{costs['period_cost_with_speed']:g}."
+        f"with a fix in the box pays {costs['unit']} {costs['cost_per_window']:g} per window, and "
+        f"{costs['cost_per_period']:g} if they have one in every window of a period. Together with speed this is "
+        f"{costs['window_cost_with_speed']:g} and {costs['period_cost_with_speed']:g}."
     )
     if settings.relation == NeighbouringRelation.VALUES:
         text += (
             "\nWith histograms, every window charges each user the whole epsilon for speed, because their exact loss "
-            "depends on who "
-            "else was there, and later histograms would reveal it. Under 'values' it is public who was where: the "
-            "hexagons show it."
+            "depends on who else was there, and later histograms would reveal it. Under 'values' it is public who was "
+            "where: the hexagons show it."
         )
     return text
 
@@ -194,8 +191,7 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         instants = settings.publication
         yield (
             f"A window is published {(instants.delay + instants.margin).total_seconds():g} s after its end, whatever "
-            "it holds; one "
-            f"whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
+            f"it holds; one whose draw takes longer, a multiple of {instants.margin.total_seconds():g} s later."
         )
     if settings.window.lateness == "append-time":
         begins = datetime.fromtimestamp(_first_period(settings), ZoneInfo(settings.feed.timezone))

@@ -87,9 +87,8 @@ def _of_faulty_units(config: Config) -> Iterator[Rule]:
         yield Rule(user, "feed.quality.frozen", _seconds(config.frozen), "s", frozen)
     if config.teleport_km_h:
         teleport = (
-            "a fix of a window is refused if it is reached, and left, only by steps that are "
-            "faster, "
-            "and longer than 1 km"
+            "a fix of a window is refused if it is reached, and left, only by steps that are faster, and longer than 1 "
+            "km"
         )
         yield Rule(user, "feed.quality.teleport_km_h", config.teleport_km_h, "km/h", teleport)
     if quality.standing_m is not None:
@@ -128,9 +127,8 @@ def _of_windows(config: Config) -> Iterator[Rule]:
     yield Rule(window, "window.slot", _seconds(config.window.slot), "s", "the length of a window")
     if config.publication is not None:
         margin = (
-            "a window is published this long after its end and allowed_delay; one whose draw "
-            "takes "
-            "longer, a multiple later"
+            "a window is published this long after its end and allowed_delay; one whose draw takes longer, a multiple "
+            "later"
         )
         yield Rule(window, "window.publication_margin", _seconds(config.publication.margin), "s", margin)
     if config.participation is not None:
@@ -146,7 +144,7 @@ def _of_windows_by_counts(config: Config, window: str) -> Iterator[Rule]:
 
     few = "cells with fewer users are suppressed"
     yield Rule(window, "speed.min_users", config.speed.min_users, "users", few)
-    pairs = "with more pairs of a cell and a user, neither suppression nor joint clipping is tried"
+    pairs = "with more pairs of a cell and a user, suppression is not tried"
     yield Rule(window, "pairs", MAX_PAIRS, "pairs", pairs, fixed=True)
     steps = "suppression ends after this number of evaluations of its error function"
     yield Rule(window, "suppression", MAX_EVALUATIONS, "evaluations", steps, fixed=True)

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.live import Live
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.demo_city import VEHICLES, report
 from stream.cli.demo_services import (
     GTFS_REALTIME,
     Demo,
@@ -28,7 +27,7 @@ from stream.cli.demo_services import (
     start_with_kafka,
     why_no_kafka,
 )
-from stream.cli.demo_view import Releases
+from stream.cli.demo_view import VEHICLES, Releases, report
 from stream.cli.init import for_fleet
 from stream.cli.options import (
     FAILED,

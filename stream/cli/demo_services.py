@@ -21,8 +21,7 @@ import typer
 from aiokafka import AIOKafkaConsumer
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.demo_city import CITY, said_of
-from stream.cli.demo_view import Releases
+from stream.cli.demo_view import CITY, Releases, said_of
 from stream.cli.options import read_config
 from stream.config import Chosen, Config
 from stream.config.feed import FeedConfig

@@ -63,12 +63,9 @@ def _in_time(config: Config, blocks: Iterable[Messages]) -> Iterator[Messages]:
             if config.slotting.window(first).end + config.window.allowed_delay.total_seconds() < time.time():
                 raise TooLateError(
                     f"the first event happened at {iso(first * 1_000_000)}. With window.lateness 'append-time', an "
-                    "event is late if the "
-                    f"broker gets it more than {config.window.allowed_delay} after the end of its window. For a "
-                    "recording, set "
-                    "window.lateness = 'event-time' here and for the worker, or release it without Kafka: hexveil "
-                    "replay "
-                    "--offline"
+                    f"event is late if the broker gets it more than {config.window.allowed_delay} after the end of its "
+                    "window. For a recording, set window.lateness = 'event-time' here and for the worker, or release "
+                    "it without Kafka: hexveil replay --offline"
                 )
         yield block
 
@@ -232,8 +229,7 @@ class SnapshotReport:
             return None
         return (
             f"Of {tally.driving} vehicles that moved, {tally.driving_but_reported_still} reported a speed of 0, so the "
-            "feed's "
-            "speeds cannot be right. Set feed.speeds = 'derived', or give --speeds derived."
+            "feed's speeds cannot be right. Set feed.speeds = 'derived', or give --speeds derived."
         )
 
     def end(self, files: int) -> None:

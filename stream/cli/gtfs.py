@@ -179,9 +179,8 @@ def _tell(config: Config, schedule: Schedule, chart: Places, as_json: bool, spee
         return
     typer.echo(
         f"{summary['stops']} stops, {summary['routes']} routes: {summary['cells']} cells of resolution "
-        f"{chart.resolution}, "
-        f"{summary['named']} with a name, {crossed} crossed by routes; {chart.outside} not wholly in feed.domain left "
-        "out" + refusals(schedule.refused),
+        f"{chart.resolution}, {summary['named']} with a name, {crossed} crossed by routes; {chart.outside} not wholly "
+        "in feed.domain left out" + refusals(schedule.refused),
         err=True,
     )
     _tell_speeds(speeds)

@@ -23,8 +23,7 @@ Speeds = Annotated[
     str | None,
     typer.Option(
         help="'missing': derive missing speeds from positions; 'derived': derive all; 'reported': derive none. "
-        "Default: feed.speeds "
-        "if it is set, else 'missing'.",
+        "Default: feed.speeds if it is set, else 'missing'.",
         show_default=False,
     ),
 ]
@@ -33,8 +32,7 @@ EventsFile = Annotated[
     typer.Option(
         "--out",
         help="Write canonical events as NDJSON to this file instead of Kafka ('-': stdout); those of a live feed are "
-        "appended. With "
-        "--offline: the releases.",
+        "appended. With --offline: the releases.",
     ),
 ]
 Offline = Annotated[bool, typer.Option(help="Release the events here, without Kafka; see --out.")]
@@ -66,8 +64,7 @@ def live_speed_note(settings: Config, speeds: SpeedSource) -> str | None:
         return note
     mismatch = (
         f"Here speeds are {speeds!r}, but feed.speeds is {configured!r}, and hexveil check, the dashboard and "
-        "/api/v1/feeds say "
-        f"what that says: set feed.speeds to {speeds!r}."
+        f"/api/v1/feeds say what that says: set feed.speeds to {speeds!r}."
     )
     return mismatch if note is None else f"{note} {mismatch}"
 

@@ -90,8 +90,7 @@ def command(
         if settings.feed.derives_speeds and order == "file":
             raise RecordingError(
                 f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order "
-                "file, and "
-                "what is read is sorted to its end before any event is sent"
+                "file, and what is read is sorted to its end before any event is sent"
             )
         source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
         send = partial(
@@ -160,7 +159,6 @@ def _check_offline(speed: str, order: str, loop: bool, limit: int | None) -> Non
     if sending:
         raise typer.BadParameter(
             f"{', '.join(sending)}: for what is sent to Kafka; --offline releases all of a recording at once, or what "
-            "--from and "
-            "--until name, so leave it out",
+            "--from and --until name, so leave it out",
             param_hint="--offline",
         )

@@ -26,9 +26,8 @@ def command(
     releases: Annotated[
         Path | None,
         typer.Argument(
-            help="File of releases (from replay --offline --out), or a folder of such *.ndjson files; serve "
-            "follows them as they "
-            "grow. Default: Kafka."
+            help="File of releases (from replay --offline --out), or a folder of such *.ndjson files; serve follows "
+            "them as they grow. Default: Kafka."
         ),
     ] = None,
     config: ConfigFile = None,

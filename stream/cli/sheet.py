@@ -35,11 +35,9 @@ _RELATION = {
 }
 _STYLE = (
     "body{font:10pt/1.35 system-ui,sans-serif;max-width:52em;margin:1.5em auto;padding:0 "
-    "1em;color:#111;background:#fff}"
-    "h1{font-size:15pt;margin:0}h2{font-size:11pt;margin:.9em 0 .2em}p{margin:.2em 0}"
-    "table{border-collapse:collapse;width:100%;margin:.3em 0}td,th{border:1px solid #999;padding:.15em "
-    ".4em;text-align:left;"
-    "vertical-align:top}th{background:#eee}@media print{body{font:7.5pt/1.2 "
+    "1em;color:#111;background:#fff}h1{font-size:15pt;margin:0}h2{font-size:11pt;margin:.9em 0 .2em}p{margin:.2em "
+    "0}table{border-collapse:collapse;width:100%;margin:.3em 0}td,th{border:1px solid #999;padding:.15em "
+    ".4em;text-align:left;vertical-align:top}th{background:#eee}@media print{body{font:7.5pt/1.2 "
     "system-ui,sans-serif;margin:0;max-width:none}h1{font-size:12pt}h2{font-size:9pt;margin:.6em 0 "
     ".1em}@page{size:A4;margin:10mm}}"
 )
@@ -112,11 +110,9 @@ def _sections(config: Config) -> Iterator[Section]:
             f"{differ} Whatever is published is at most so many times likelier in one than in the other, and so is "
             "every conclusion from it.",
             "This is all that is promised. What the crowd shows about everybody is not hidden: if a jam slows every "
-            "vehicle, it also tells "
-            "that this one was slow.",
+            "vehicle, it also tells that this one was slow.",
             f"**Protected:** {protected}. **Public:** {public}. **One user** is whoever the feed gives one identifier; "
-            "a person with "
-            "two vehicles is two users, and their bounds add up to twice these.",
+            "a person with two vehicles is two users, and their bounds add up to twice these.",
         ],
         _odds(config),
     )
@@ -178,10 +174,8 @@ def _attacks(config: Config) -> Iterator[str]:
     one = percent(posterior(0.5, privacy.epsilon))
     yield (
         "**Hard:** a user in one window among many, about whom the reader knows nothing else. Even if they know "
-        "everybody else's data, "
-        f"an even guess becomes at most {one}; in one release of a busy hexagon, whose other users they do not know, "
-        "they learn next to "
-        "nothing."
+        f"everybody else's data, an even guess becomes at most {one}; in one release of a busy hexagon, whose other "
+        "users they do not know, they learn next to nothing."
     )
     if config.participation is None and not config.value.is_speed:
         yield (
@@ -192,24 +186,20 @@ def _attacks(config: Config) -> Iterator[str]:
     if config.participation is None:
         yield (
             "**Easy:** computing speeds from public positions and times, which needs no release. On two recorded days, "
-            "straight lines between "
-            "fixes two minutes apart gave half of the buses their mean over three hours within 3 km/h. This feed "
-            "protects measured speeds, "
-            "not where or when."
+            "straight lines between fixes two minutes apart gave half of the buses their mean over three hours within "
+            "3 km/h. This feed protects measured speeds, not where or when."
         )
         return
     nights = nights_to_stand_out(config)
     paid = "no horizon ends it"
     if privacy.horizon is not None:
         paid = (
-            f"the horizon ends it after {privacy.horizon_budget // config.window_grant} such windows "
-            "in "
+            f"the horizon ends it after {privacy.horizon_budget // config.window_grant} such windows in "
             f"{privacy.horizon.period.days} days"
         )
     yield (
         "**Easy:** a user who is alone in one hexagon in the same window every day stands out by three standard "
-        "deviations of the noise "
-        f"after {nights} days; {paid}. Waiting helps the reader, because noise averages out."
+        f"deviations of the noise after {nights} days; {paid}. Waiting helps the reader, because noise averages out."
     )
 
 
@@ -232,8 +222,7 @@ def _assumptions(config: Config) -> Iterator[str]:
     yield "Whoever runs the worker, Kafka's input topic or Redis sees raw events and is trusted."
     yield (
         f"Identifiers stay the same within a {'block of the horizon' if config.privacy.horizon else 'period'}: a user "
-        "with two has two "
-        "budgets. Redis keeps every charge; without it nothing is released."
+        "with two has two budgets. Redis keeps every charge; without it nothing is released."
     )
     yield "No other release is made from the same data, by another feed name or by an evaluation that leaves the house."
 
@@ -241,9 +230,8 @@ def _assumptions(config: Config) -> Iterator[str]:
 def _refusals(config: Config) -> Iterator[str]:
     if config.relation == NeighbouringRelation.VALUES:
         yield (
-            "the vehicles are private cars, taxis or riders, or positions are not public anyway: "
-            "this "
-            "relation does not hide whereabouts;"
+            "the vehicles are private cars, taxis or riders, or positions are not public anyway: this relation does "
+            "not hide whereabouts;"
         )
         yield "drivers must not be judged by where and how long they stood, which is public here."
     else:

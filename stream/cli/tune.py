@@ -145,8 +145,7 @@ def _check_no_horizon(settings: Config) -> None:
     if settings.privacy.horizon is not None:
         stop(
             "tune searches the budget of one period and does not know privacy.horizon; take the horizon out to tune, "
-            "put it back "
-            "with at least the budget that tune chooses, and see by hexveil evaluate what it costs"
+            "put it back with at least the budget that tune chooses, and see by hexveil evaluate what it costs"
         )
 
 

@@ -125,8 +125,7 @@ def _say_chosen(chosen: Trial, want: Want, config: Config, keys: Mapping[str, An
     if chosen.outcome.covered < HONEST:
         typer.echo(
             f"Beware: only {chosen.outcome.covered:.0%} of the events are in cells whose 95 % interval holds the "
-            "truth. Compare with "
-            "hexveil evaluate, or use speed.post_processing = []."
+            "truth. Compare with hexveil evaluate, or use speed.post_processing = []."
         )
 
 
@@ -135,8 +134,7 @@ def _sentence(trial: Trial, want: Want) -> str:
     return (
         f"budget {outcome.budget:.3g}, ε {outcome.epsilon:g}, H3 {trial.grid[0]}, {duration_text(trial.grid[1])}, "
         f"{trial.setting.words}: {outcome.share:.1%} of events within ±{want.half_width:g} {want.unit}, "
-        f"{want.share:.0%} within "
-        f"±{outcome.half_width:.1f}; the interval holds the truth for {outcome.covered:.1%}"
+        f"{want.share:.0%} within ±{outcome.half_width:.1f}; the interval holds the truth for {outcome.covered:.1%}"
     )
 
 

@@ -79,8 +79,7 @@ def write_chosen(
         stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
     typer.echo(
         f"{path} written for {want}. What it says follows from the recording, so treat it as public. Check feed.name "
-        "and the "
-        f"paths in it, then run: hexveil check --config {path}",
+        f"and the paths in it, then run: hexveil check --config {path}",
         err=True,
     )
 

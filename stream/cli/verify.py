@@ -108,17 +108,15 @@ def _text(report: dict[str, Any], trusted: list[str]) -> Iterator[str]:
         block = "" if feed["horizon"] is None else f", {feed['horizon']:g} in a block of the horizon"
         yield (
             f"Feed {feed['feed']}: {feed['windows']} windows, numbers {first} to {last}, from {feed['first']} to "
-            f"{feed['last']}; relation "
-            f"'{feed['relation']}', at most ε {feed['epsilon']:g} in a window and {feed['budget']:g} in a "
-            f"period{block}."
+            f"{feed['last']}; relation '{feed['relation']}', at most ε {feed['epsilon']:g} in a window and "
+            f"{feed['budget']:g} in a period{block}."
         )
         if first > 1:
             yield f"  The first {first - 1} windows are not here."
         if feed["faded"]:
             yield (
-                f"  Of the first {feed['faded']} windows here only the close markers are left, so "
-                "their "
-                "messages were not checked."
+                f"  Of the first {feed['faded']} windows here only the close markers are left, so their messages were "
+                "not checked."
             )
         if feed["chained"] < feed["windows"]:
             yield f"  {feed['windows'] - feed['chained']} close markers are of an earlier version and not chained."

@@ -24,8 +24,7 @@ def command(config: ConfigFile = None) -> None:
     from stream.app.running import run_worker
     from stream.config import ConfigError
     from stream.ingestion.pseudonyms import UserKeyError
-    from stream.servers.connection import kafka_options
-    from stream.servers.version import ServerVersionError
+    from stream.servers.connection import ServerVersionError, kafka_options
     from stream.storage.client import redis_client
     from stream.storage.ledger import LedgerError
     from stream.storage.row_store import StateError
@@ -44,9 +43,8 @@ def command(config: ConfigFile = None) -> None:
         stop_service(str(error), FAILED)
     except (AuthenticationError, NoPermissionError) as error:
         stop_service(
-            f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the "
-            "rights that "
-            "docs/security.md lists",
+            f"Redis refuses this user: {error}; correct redis.username and redis.password_file, or grant the rights "
+            "that docs/security.md lists",
             FAILED,
         )
     except (OSError, RedisError, KafkaError) as error:

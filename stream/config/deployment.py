@@ -1,5 +1,4 @@
-"""The configuration of one deployment as one immutable :class:`Config`; rules that join several sections are checked
-here."""
+"""The configuration of one deployment as one immutable :class:`Config`; rules that join sections are checked here."""
 
 from __future__ import annotations
 
@@ -69,11 +68,6 @@ class Config(BaseModel):
         if (self.relation == NeighbouringRelation.PARTICIPATION) != (self.participation is not None):
             raise ValueError("[participation] and relation = 'participation' go together; give both or neither")
         if self.relation == NeighbouringRelation.VALUES:
-            if self.speed.clipping == "carried":
-                raise ValueError(
-                    "speed.clipping 'carried' is for relation 'participation' only; under 'values' set it to 'joint' "
-                    "or 'none'"
-                )
             return self
         refused = {
             "window.lateness": (
@@ -88,11 +82,6 @@ class Config(BaseModel):
                 self.speed.allocation != "uniform",
                 "exact-loss chooses noise by true counts",
                 "'uniform'",
-            ),
-            "speed.clipping": (
-                self.speed.clipping == "joint",
-                "joint clipping depends on counts",
-                "'none' or 'carried'",
             ),
             "speed.sum_cap": (self.speed.sum_cap != 0, "the cap depends on the counts of all users", "0"),
             "hexagons.merge_until": (
@@ -172,25 +161,6 @@ class Config(BaseModel):
         possible = reads and self.window.slot > PARTICIPATION_FROZEN
         given = self.feed.quality.frozen
         return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
-
-    @model_validator(mode="after")
-    def _something_is_carried_over(self) -> Self:
-        if self.speed.clipping != "carried":
-            return self
-        needs = {
-            "speed.statistics": (
-                "variance" in self.speed.statistics,
-                "clipped means of users do not give the variance of speeds; leave out 'variance'",
-            ),
-            "speed.post_processing": (
-                "kalman" not in self.speed.post_processing,
-                "only 'kalman' carries earlier releases over; set it to ['kalman']",
-            ),
-        }
-        problems = [f"{key}: {why}" for key, (bad, why) in needs.items() if bad]
-        if problems:
-            raise ValueError("not with speed.clipping 'carried': " + "; ".join(problems))
-        return self
 
     @model_validator(mode="after")
     def _live_maps_fit_together(self) -> Self:

@@ -19,7 +19,7 @@ def live_problems(
     values, zcdp = relation == NeighbouringRelation.VALUES, privacy.accounting == "zcdp"
     chosen: dict[str, tuple[bool, Needs]] = {
         "privacy.accounting 'zcdp' under 'values'": (values and zcdp, _gaussian(speed)),
-        "speed.clipping 'residual'": (speed.clipping == "residual", _residual(speed, values, zcdp)),
+        "speed.clipping 'residual'": (speed.clipping == "residual", _residual(speed, values)),
         "privacy.admission 'rolling'": (privacy.admission == "rolling", _rolling(speed, values, shared, histogram)),
     }
     for name, (applies, needs) in chosen.items():
@@ -36,7 +36,6 @@ def _gaussian(speed: SpeedConfig) -> Needs:
         ),
         "speed.suppression": (speed.suppression != "none", "CHOP-USER is for pure ε; set it to 'none'"),
         "speed.allocation": (speed.allocation != "exact-loss", "set it to 'exact-loss'"),
-        "speed.clipping": (speed.clipping not in ("residual", "none"), "set it to 'residual' or 'none'"),
         "speed.sum_cap": (speed.sum_cap != 0, "residual clipping takes its place; set it to 0"),
         "speed.statistics": (
             bool(set(speed.statistics) & set(FROM_BINS)),
@@ -45,12 +44,18 @@ def _gaussian(speed: SpeedConfig) -> Needs:
     }
 
 
-def _residual(speed: SpeedConfig, values: bool, zcdp: bool) -> Needs:
+def _residual(speed: SpeedConfig, values: bool) -> Needs:
     return {
-        "relation": (not values, "under 'participation' set speed.clipping to 'carried' or 'none'"),
-        "privacy.accounting": (not zcdp, "its noise is Gaussian; set it to 'zcdp'"),
-        "speed.statistics": (speed.statistics != ("mean",), "set it to ['mean']"),
+        "speed.statistics": (
+            not values and "variance" in speed.statistics,
+            "clipped means of users do not give the variance of speeds; leave out 'variance'",
+        ),
         "speed.post_processing": ("kalman" not in speed.post_processing, "only 'kalman' foretells; add it"),
+        "speed.mean_mechanism": (
+            speed.mean_mechanism != "allocated",
+            "the papers' mechanisms choose ranges of their own; set it to 'allocated'",
+        ),
+        "speed.sum_cap": (speed.sum_cap != 0, "it takes the place of caps; set it to 0"),
     }
 
 

@@ -1,5 +1,4 @@
-"""Reads snapshots of positions for an inspection, GTFS-realtime or SIRI-VM, with the readers of ``hexveil gtfs-rt`` and
-``siri-vm``."""
+"""Reads snapshots of positions for an inspection, GTFS-realtime or SIRI-VM, with the readers of both commands."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def snapshots_in(path: Path) -> tuple[list[Path], Form] | None:
 
 
 def reader_of(form: str, config: Config, speeds: SpeedSource) -> SnapshotEvents:
-    """The reader of the command for this form. Raises :class:`InspectionError` if it is not installed, or cannot be
-    used."""
+    """The reader of the command for this form. Raises :class:`InspectionError` if it cannot be used."""
     feed = config.feed
     try:
         if "siri" in form.lower():

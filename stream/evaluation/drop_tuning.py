@@ -74,8 +74,7 @@ class DropTuning:
 
 
 class DropSearch:
-    """Trials of one recording. ``file``: the configuration; ``most``: largest budget; ``on_trial``: called after
-    each."""
+    """Trials of one recording. ``file``: the configuration; ``most``: largest budget; ``on_trial``: after each."""
 
     def __init__(self, file: Path, rows: Rows, want: DropWant, most: float, draws: int, seed: int) -> None:
         self._file, self._config, self._want, self._most = file, load_config(file), want, most
@@ -116,7 +115,7 @@ class DropSearch:
         zcdp = {"privacy.accounting": "zcdp", "privacy.delta": delta, "privacy.epsilon": None}
         smoothed = "kalman" in self._config.speed.post_processing
         if self._config.relation == NeighbouringRelation.PARTICIPATION:
-            for clipping in ("none", "carried") if smoothed else ("none",):
+            for clipping in ("none", "residual") if smoothed else ("none",):
                 yield Way(f"pure ε, clipping {clipping}", pure | {"speed.clipping": clipping})
                 yield Way(f"zCDP, clipping {clipping}", zcdp | {"speed.clipping": clipping})
             return

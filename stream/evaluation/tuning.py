@@ -123,14 +123,14 @@ def alternatives(setting: Setting, config: Config, half_width: float | None) -> 
     if config.relation == NeighbouringRelation.VALUES:
         if speed.mean_mechanism != "allocated":
             return
-        if speed.allocation == "exact-loss":
-            yield replace(setting, clipping="none" if setting.clipping == "joint" else "joint")
+        if setting.clipping == "none" and not speed.sum_cap and "kalman" in speed.post_processing:
+            yield replace(setting, clipping="residual")
         yield replace(setting, suppression="none" if setting.suppression == "chop-user" else "chop-user")
         if half_width is not None and setting.merge_until is None and setting.resolution > 0:
             yield replace(setting, merge_until=half_width, coarsest_resolution=setting.resolution - 1)
         return
     if setting.clipping == "none" and "kalman" in speed.post_processing and "variance" not in setting.statistics:
-        yield replace(setting, clipping="carried")
+        yield replace(setting, clipping="residual")
     for cells in CELLS_PER_USER:
         if cells != setting.cells_per_user:
             yield replace(setting, cells_per_user=cells)
@@ -220,8 +220,7 @@ class Recording:
 
 
 class Search:
-    """Trials of one recording, each made once. ``most``: largest budget of a period; ``on_trial``: called after
-    each."""
+    """Trials of one recording, each made once. ``most``: largest budget of a period; ``on_trial``: after each."""
 
     def __init__(
         self,
@@ -390,8 +389,7 @@ class Search:
         return best
 
     def _honest(self, trial: Trial, before: float, most: float) -> Trial | None:
-        """``trial``, or one of a few higher ε, whose intervals hold the truth often enough; None if all of them do
-        not."""
+        """``trial``, or one of a few higher ε, whose intervals hold the truth often enough, or None."""
         for level in range(trial.level, min(trial.level + _HONEST_STEPS, len(EPSILONS))):
             candidate = self.trial(trial.setting, level)
             if candidate.outcome.budget > most:
@@ -403,7 +401,7 @@ class Search:
     def _price(self, best: Trial) -> None:
         """Try the configured statistics beside ``best``, so that what they cost is known."""
         statistics = self._config.speed.statistics
-        clipping = "none" if best.setting.clipping == "carried" else best.setting.clipping
+        clipping = "none" if "variance" in statistics else best.setting.clipping
         configured = replace(best.setting, statistics=statistics, clipping=clipping)
         if statistics != best.setting.statistics and "mean" in statistics:
             self.least(configured, best.level + 3, math.inf)

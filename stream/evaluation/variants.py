@@ -17,8 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chop-user": _PLAIN | {"suppression": "chop-user"},
     "exact-loss": _PLAIN | {"allocation": "exact-loss"},
     "exact-loss+chop-user": _PLAIN | {"allocation": "exact-loss", "suppression": "chop-user"},
-    "exact-loss+clipping": _PLAIN | {"allocation": "exact-loss", "clipping": "joint"},
-    "exact-loss+clipping+cap": _PLAIN | {"allocation": "exact-loss", "clipping": "joint", "sum_cap": 0.7},
+    "exact-loss+cap": _PLAIN | {"allocation": "exact-loss", "sum_cap": 0.7},
 } | {name: _PLAIN | {"mean_mechanism": name} for name in MECHANISMS}
 """Ways to share each user's epsilon, all with the same loss per user and window."""
 ACCOUNTINGS = ("pure", "zcdp")

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import redis
 
 from stream.local.server import LocalServerError, Server, make_private
-from stream.servers.version import ServerVersionError, require_supported
+from stream.servers.connection import ServerVersionError, require_supported
 
 
 class RedisMissingError(LocalServerError):

@@ -16,10 +16,9 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.local import die_with_parent
 from stream.logs import configure_logs
-from stream.protocol.content import ContentError
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import Known, LedgerCheck
-from stream.protocol.parts import SlotRows, signer_of, statistics_of
+from stream.protocol.parts import ContentError, SlotRows, signer_of, statistics_of
 from stream.protocol.publishing import KafkaPublisher, PublishError, make_producer
 from stream.protocol.release_protocol import Hooks, ReleaseProtocol
 from stream.servers.connection import start_client

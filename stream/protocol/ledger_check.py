@@ -136,8 +136,7 @@ class LedgerCheck:
         return Common(user_field(self.config.feed), published.topic, fingerprint)
 
     async def _remembers(self, published: Published) -> None:
-        """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last one of
-        each feed."""
+        """Raise :class:`LedgerError` unless Redis has each marker's generation and knows the last of each feed."""
         generation = await self.ledger.generation()
         foreign = sorted(published.generations - {generation})
         if foreign:
@@ -146,10 +145,9 @@ class LedgerCheck:
                 f"feed {feed!r} (last window {marker.window.start})" for feed, marker in sorted(published.markers())
             )
             raise LedgerError(
-                f"{feeds} released under ledger generation {', '.join(foreign)}, "
-                f"Redis holds {generation or 'none'}: spent budgets are lost, or two Redis serve one {whom}, so "
-                "nothing is "
-                f"released. Restore Redis from its append-only file. {AFRESH}"
+                f"{feeds} released under ledger generation {', '.join(foreign)}, Redis holds {generation or 'none'}: "
+                f"spent budgets are lost, or two Redis serve one {whom}, so nothing is released. Restore Redis from "
+                f"its append-only file. {AFRESH}"
             )
         await self.ledger.check_published({feed: marker.sequence for feed, marker in published.markers()})
         for feed, marker in published.markers():

@@ -134,8 +134,7 @@ def _marker(value: bytes, where: str) -> Marker:
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise LedgerError(
             f"{where} holds something that is not a close marker ({error}), so what was released is unknown. Only "
-            "workers may write there; "
-            "find out who else did"
+            "workers may write there; find out who else did"
         ) from None
 
 
@@ -224,8 +223,7 @@ async def _read(
         elif time.monotonic() > deadline:
             raise LedgerError(
                 f"Kafka shows that {WINDOW} holds more, but sent nothing for {_ANSWER_SECONDS:.0f} s, so what was "
-                "released is "
-                "unknown. Check the broker; the worker tries again"
+                "released is unknown. Check the broker; the worker tries again"
             )
         for records in batches.values():
             for record in records:
@@ -315,8 +313,7 @@ async def topic_identity(consumer: AIOKafkaConsumer, topic: str) -> str:
 def _without_identity(topic: str) -> LedgerError:
     return LedgerError(
         f"the brokers give topic {topic} no identity, so whether all feeds of the ledger publish there is unknown. "
-        "Give this feed a "
-        "ledger of its own, or use Kafka 2.8 or later"
+        "Give this feed a ledger of its own, or use Kafka 2.8 or later"
     )
 
 

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from redis.exceptions import RedisError
 
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.messages.chain import Signer, SigningKeyError
 from stream.messages.message import Message
-from stream.statistics.plan import Allowance, Due, Plan
+from stream.statistics.plan import Allowance, Due, Plan, PlanError
 from stream.statistics.window_release import Drawn, WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import LedgerError
+from stream.storage.sealed_rows import NotSealedError
 from stream.terms import Terms
-from stream.windows import Window
+from stream.windows import Window, utc_text
+
+
+class ContentError(RuntimeError):
+    """A step that computes on the rows of a window failed, and would fail again with the same rows."""
+
+    def __init__(self, slot: int, step: str, cause: BaseException) -> None:
+        super().__init__(
+            f"window {utc_text(slot)} cannot be closed: {step} failed with {type(cause).__name__}: {cause}. "
+            "See docs/runbooks.md#windowsetaside"
+        )
+
+
+@contextmanager
+def content_of(slot: int, step: str) -> Iterator[None]:
+    """Turn errors of the block into :class:`ContentError`, except if rows and plan do not match, or Redis does not
+    answer or was set back.
+    """
+    try:
+        yield
+    except (ContentError, NotSealedError, PlanError, RedisError):
+        raise
+    except Exception as error:
+        raise ContentError(slot, step, error) from error
 
 
 class SlotRows(Protocol):

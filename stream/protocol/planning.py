@@ -10,8 +10,7 @@ import numpy as np
 import structlog
 
 from dpcore.arrays import IdArray
-from stream.protocol.content import ContentError, content_of
-from stream.protocol.parts import Statistics
+from stream.protocol.parts import ContentError, Statistics, content_of
 from stream.statistics.pacing import spendable
 from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
 from stream.statistics.storable import require_storable_plan
@@ -162,7 +161,6 @@ class Planning:
             accounting = "pure" if self.terms.privacy.zcdp is None else "zcdp"
             raise LedgerError(
                 f"the stored plan of window {utc_text(plan.window.start)} counts another unit than accounting "
-                f"'{accounting}'; "
-                "restore the old settings until it is released"
+                f"'{accounting}'; restore the old settings until it is released"
             )
         return StoredPlan(plan, stored)

@@ -18,8 +18,7 @@ from redis.asyncio import Redis
 from dpcore.noise import Noise
 from stream.messages.chain import ChainError, Signer, continued, decode_link, encode_link
 from stream.messages.message import Message, decode_outbox, encode_outbox
-from stream.protocol.content import ContentError, content_of
-from stream.protocol.parts import Publisher, SlotRows, Statistics
+from stream.protocol.parts import ContentError, Publisher, SlotRows, Statistics, content_of
 from stream.protocol.planning import DueWindow, Planning, StoredPlan
 from stream.statistics.plan import Plan
 from stream.statistics.window_release import Drawn
@@ -237,8 +236,7 @@ class ReleaseProtocol:
         await self._done("commit")
 
     def _continued(self, marker: Message, last: bytes) -> tuple[Message, bytes]:
-        """The close marker as the next of the feed's chain, and the link to it. Raises :class:`LedgerError` for another
-        key."""
+        """The close marker, next in the chain, and the link to it. Raises :class:`LedgerError` for another key."""
         try:
             chained, link = continued(marker, decode_link(last), self.signer)
         except ChainError as error:
@@ -268,8 +266,7 @@ class ReleaseProtocol:
         if not await self.store.remember(slot, released, outbox):
             raise LedgerError(
                 f"window {utc_text(slot)} was published, but meanwhile Redis lost its commit: it was set back to an "
-                "older state and "
-                "its budgets with it. Restore the newest append-only file"
+                "older state and its budgets with it. Restore the newest append-only file"
             )
         return released
 
@@ -289,6 +286,5 @@ def _spent_elsewhere(window: Window) -> LedgerError:
 def _commit_gone(slot: int) -> LedgerError:
     return LedgerError(
         f"the committed bytes of window {utc_text(slot)} are gone from Redis, and it was not released; nothing is "
-        "published. "
-        "Run Redis with an append-only file that is synced on every write"
+        "published. Run Redis with an append-only file that is synced on every write"
     )

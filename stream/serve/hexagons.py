@@ -137,8 +137,7 @@ def _clocks_change(day: date, local: datetime) -> bool:
 FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
 """Media type of each file format."""
 MOST_SELECTED = 16
-"""Selections of cells that may be made or wait at the same time. There are as many as boxes, so their queue is
-short."""
+"""Selections of cells that may be made or wait at the same time. There are as many as boxes: a short queue."""
 
 
 class _Place(msgspec.Struct):
@@ -305,8 +304,7 @@ def within(box: Box, lat: float, lng: float) -> bool:
 
 
 class Feeds:
-    """Handler for the list of feeds. A configuration describes its own feed only; of others nothing is known but the
-    releases."""
+    """Handler for the list of feeds. A configuration describes its own feed only; of others only releases are known."""
 
     def __init__(self, config: Config, view: View, answers: Answers) -> None:
         self._view, self._answers = view, answers

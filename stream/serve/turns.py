@@ -27,8 +27,7 @@ class Turns:
     """
 
     def __init__(self, kind: str, most: int, retry_seconds: int = RETRY_SECONDS) -> None:
-        """``kind``: what is asked for, in the plural. ``most`` may have a turn or wait for one; others may try again
-        later."""
+        """``kind``: what is asked for, in the plural. ``most`` may have a turn or wait; others may try later."""
         self._kind, self._most, self._retry_seconds = kind, most, retry_seconds
         self._is_taken = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}

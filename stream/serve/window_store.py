@@ -33,8 +33,7 @@ class Described(NamedTuple):
     """What answers say of a window, as JSON, in one state of it."""
 
     tag: str
-    """It is another one in another state, and no other window has it: a body made of the window depends on nothing
-    else."""
+    """It is another one in another state, and no other window has it: a body of it depends on nothing else."""
     summary: bytes
     histograms: bytes
     """The window with the summaries of its histograms."""
@@ -274,12 +273,26 @@ def _by_number(window: WindowView) -> int:
     return 0 if window.number is None else window.number
 
 
+class Stretched(msgspec.Struct):
+    """The range of which a mean with residual clipping is a share, and the deviation of what clipping leaves open."""
+
+    lower: float
+    upper: float
+    open: float
+
+
 class Clipping(msgspec.Struct):
     """A range of values, in their unit."""
 
     lower: float
     upper: float
     unit: str = SPEED_UNIT
+    stretched: Stretched | None = None
+
+    def of_shares(self, least: float) -> tuple[float, float]:
+        """Lower end and width, at least ``least``, of the range of which a mean of noisy numbers is a share."""
+        ends = self.stretched or self
+        return ends.lower, max(ends.upper - ends.lower, least)
 
 
 class Period(msgspec.Struct):

@@ -1,5 +1,4 @@
-"""Notices that a feed answers but stands still: the same header timestamp, or the same document, again and again.
-Pure."""
+"""Notices that a feed answers but stands still: the same header timestamp or document again and again. Pure."""
 
 from __future__ import annotations
 

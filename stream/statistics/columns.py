@@ -106,7 +106,8 @@ def from_lower_bound(body: Body, value: ValueTerms) -> Body:
             for name, part in body["post_processed"].items()
         }
     if "clipping" in body:
-        moved["clipping"] = _moved(body["clipping"], value.lower)
+        ends = {name: _moved(part, value.lower) for name, part in body["clipping"].items() if name == "stretched"}
+        moved["clipping"] = _moved(body["clipping"], value.lower) | ends
     if "cdf" in body:
         moved["cdf"] = body["cdf"] | {"at": [_sum(end, value.lower) for end in body["cdf"]["at"]]}
     return body | moved

@@ -10,7 +10,7 @@ Where none are drawn, p15, p50 and p85 of each cell are what a model reads from 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h3
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import FloatArray, IntArray
+from dpcore.interval_calibration import CLASSES
 from dpcore.modelled_percentiles import percentiles, shrunken_variances
 from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.relation import NeighbouringRelation
@@ -33,7 +34,9 @@ _LEAST_VARIANCE = 1e-12
 """Variance of a count's noise below which the count is taken as exact."""
 _CROWDING = 0.4
 """Weight of the logarithm of a cell's users as a covariate: quiet cells are faster, by a part that releases show."""
-_BESIDE_AREA = Dynamics(event=(0.1, 0.3))
+_OF_USERS = Dynamics(usual=(0.0,) * len(CLASSES))
+"""Under "participation" a cell's class is by its users, not by its events, and the model is as sure as it should be."""
+_BESIDE_AREA = replace(_OF_USERS, event=(0.1, 0.3))
 """Where the mean of the area is released, every user counts once, with the mean of many samples: it scatters less than
 one sample. Without the area, the usual grid stays, by which intervals of the shipped maps were measured."""
 
@@ -73,7 +76,7 @@ def observed_means(
         past = known[1] if known is not None and np.array_equal(known[0], cells) else None
         now = _counted(bodies, _numbers(bodies))
         releases = _of_expected_users(bodies, (cells, places), now, past, level, upper, area)
-        dynamics = None if area is None else _BESIDE_AREA
+        dynamics = _OF_USERS if area is None else _BESIDE_AREA
         return ObservedMeans(releases, order, (past or _nothing(len(cells))).after(now), dynamics)
     means = np.array([body["mean"]["raw"] for body in bodies], dtype=np.float64)
     scales = np.array([body["mean"]["scale"] for body in bodies], dtype=np.float64)
@@ -102,24 +105,31 @@ def _of_expected_users(
         users = users.adding_up_to(area["users"]["raw"], _noise_variance(area["users"], bodies[0]))
         together = _area_mean(area, users, bodies[0], level, upper)
     means, scales = _over_expected_users(bodies, now, users, level, upper)
-    covariates = _CROWDING * np.log1p(users.mean)[:, None]
+    covariates = crowding(users.mean)[:, None]
     events = np.maximum(users.mean, 1.0)
     return Releases(*at, means, scales, events, events, covariates, normal=True, area=together)
+
+
+def crowding(users: FloatArray) -> FloatArray:
+    """The covariate of cells with so many expected ``users``, (C,)."""
+    return np.asarray(_CROWDING * np.log1p(users))
 
 
 def _over_expected_users(
     bodies: Sequence[dict[str, Any]], now: NoisyCounts, users: Users, level: float, upper: float
 ) -> tuple[FloatArray, FloatArray]:
     """(Means, scales of Laplace noise of the same variance), (C,) each."""
-    lower, width = _ranges(bodies, upper)
+    lower, width, left = _ranges(bodies, upper)
     # The numerator, taken around the middle of the range, where its noise and that of the count are not correlated.
     off_middle = (np.array([body["mean"]["raw"] for body in bodies]) - lower) / width - 0.5
     numerator = off_middle * np.maximum(now.counts, 1.0)
     expected = np.maximum(users.mean, _FEWEST)
-    square = np.square((level - lower) / width - 0.5) + np.square(_UNSURE * upper / width)
+    # Of users' values within the range none is further from its middle than half of it.
+    square = np.minimum(np.square((level - lower) / width - 0.5) + np.square(_UNSURE * upper / width), 0.25)
     # Of polynomials of degree 1 and 2 with noise of variance v each, the half difference of the outer two has v/2.
     variance = now.variance / _numbers(bodies) / 2 + users.variance * square
-    scales = np.where(users.mean < _FEWEST, np.inf, width * np.sqrt(variance / 2) / expected)
+    noise = np.hypot(width * np.sqrt(variance) / expected, left) / np.sqrt(2)
+    scales = np.where(users.mean < _FEWEST, np.inf, noise)
     return lower + width * (0.5 + numerator / expected), scales
 
 
@@ -164,11 +174,12 @@ def _noise_variance(count: dict[str, Any], body: dict[str, Any]) -> float:
     return max(noise_variance(count, body), _LEAST_VARIANCE)
 
 
-def _ranges(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[FloatArray, FloatArray]:
-    """(Lower ends, widths) of the ranges to which users' means were clipped, (C,) each."""
-    ranges = [body.get("clipping", {"lower": 0.0, "upper": upper}) for body in bodies]
-    lower = np.array([each["lower"] for each in ranges], dtype=np.float64)
-    return lower, np.array([each["upper"] for each in ranges], dtype=np.float64) - lower
+def _ranges(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(Lower ends, widths) of the ranges of which means are shares, and what clipping leaves open, (C,) each."""
+    whole = {"stretched": {"lower": 0.0, "upper": upper, "open": 0.0}}
+    ranges = [body.get("clipping", whole)["stretched"] for body in bodies]
+    lower, end, left = np.array([[each[name] for name in ("lower", "upper", "open")] for each in ranges]).T
+    return lower, end - lower, left
 
 
 def _nothing(cells: int) -> Occupancy:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import IntArray
-from dpcore.grants import rolling_grants
+from dpcore.budget import rolling_grants
 from stream.statistics.plan import Due
 
 _ODD = 0x9E3779B97F4A7C15
@@ -26,7 +26,7 @@ def spendable(left: IntArray, users: npt.NDArray[np.uint64], due: Due, budget: i
     absent together. It depends on the time, the configuration and the user's own past charges and pseudonym alone, so
     charges remain what the filter of docs/privacy.md admits under either relation: pacing admits nobody whom the ledger
     would refuse. With "rolling", for relation "values", they may spend an even share of what they have left over the
-    windows left of the period (:mod:`dpcore.grants`).
+    windows left of the period (:mod:`dpcore.budget`).
     """
     if due.terms.privacy.rolling:
         return rolling_grants(budget, np.maximum(budget - left, 0), due.windows_left)

@@ -36,7 +36,7 @@ from stream.statistics.merging import excluded
 from stream.statistics.observed_means import modelled_percentiles
 from stream.statistics.participation.draw import AREA_MEAN, AREA_USERS
 from stream.statistics.plan import Plan
-from stream.statistics.residual_clipping import widening_after, with_what_clipping_leaves_open
+from stream.statistics.residual_clipping import half_ranges, response_of, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import TYPICAL, Memory, identity, step
 from stream.terms import CLIPPED_NORMAL, MOMENTS, MOVING_KM_H, QUANTUM, ValueTerms
 from stream.windows import utc_text
@@ -71,6 +71,7 @@ def _modelled_means(
     speed = plan.terms.speed
     if "kalman" not in speed.post_processing or "mean" not in speed.statistics:
         return {}, memory
+    response = response_of(plan)
     after, derived = step(
         memory,
         bodies,
@@ -80,7 +81,7 @@ def _modelled_means(
         timezone=plan.terms.timezone,
         typical=speed.typical,
         area=area,
-        clipped=widening_after(plan, bodies, memory),
+        ranged=None if response is None else (response, half_ranges(plan)),
     )
     derived["mean"] = with_what_clipping_leaves_open(plan, derived["mean"])
     if TYPICAL in derived:
@@ -204,6 +205,7 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
     terms, window, promised = plan.terms, _window_text(plan), {"epsilon": _epsilon(plan), **_zcdp_fields(plan)}
     published, coarser = plan.published, plan.merged is not None
     ranges = None if plan.ranges is None else plan.ranges.T * QUANTUM
+    stretched = _stretched(plan)
     bodies = []
     cells = [cell_text(cell) for cell in plan.cells.tolist()]
     inside = excluded(cells) if coarser else {}
@@ -222,12 +224,24 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
         } | {name: column[g] for name, column in numbers.items()}
         if ranges is not None:
             lower, upper = ranges[g].round(2).tolist()
-            body["clipping"] = {"lower": lower, "upper": upper, "unit": terms.value.unit}
+            body["clipping"] = {"lower": lower, "upper": upper, "unit": terms.value.unit} | stretched[g]
         if published[g]:
             body |= {name: _estimate(name, columns[name], g, terms.value) for name in _numbers_of(plan)}
             body |= {CDF: distributions[g]} if distributions else {}
         bodies.append(body)
     return bodies
+
+
+def _stretched(plan: Plan) -> list[Body]:
+    """Of each cell the field of ``clipping`` that says of which range the released mean is a share, (C,): the one to
+    which users' means are clipped, stretched as the correction demands. Empty under "values", where nobody needs it.
+    """
+    response = response_of(plan)
+    if plan.participation is None or response is None or plan.ranges is None:
+        return [{} for _ in plan.cells]
+    lower, upper = (response.undone(end * QUANTUM) for end in plan.ranges)
+    rows = zip(lower.round(3).tolist(), upper.round(3).tolist(), response.open.round(3).tolist(), strict=True)
+    return [{"stretched": {"lower": low, "upper": high, "open": left}} for low, high, left in rows]
 
 
 def _numbers_of(plan: Plan) -> list[str]:
@@ -250,14 +264,10 @@ def _cut_short(plan: Plan) -> list[str]:
 
 def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Columns], bodies: list[Body]) -> None:
     """Mark the speeds that crowd the upper end of what they can be, where somebody is estimated. ``highest``: the
-    largest mean that a release can be of, in km/h, (C,) or of all cells. Ranges that are carried over are bounds of
-    their own.
+    largest mean that a release can be of, in km/h, (C,) or of all cells.
     """
-    lower: float | FloatArray = 0.0
-    if plan.ranges is not None and plan.terms.speed.clipping == "carried":
-        lower, highest = plan.ranges * QUANTUM
     upper = plan.terms.speed.upper
-    of = {"mean": (lower, highest), MOVING_MEAN: (MOVING_KM_H, upper)} | dict.fromkeys(PERCENTS, (0.0, upper))
+    of = {"mean": (0.0, highest), MOVING_MEAN: (MOVING_KM_H, upper)} | dict.fromkeys(PERCENTS, (0.0, upper))
     for name in of.keys() & columns.keys():
         for body, crowds in zip(bodies, columns[name].crowds(*of[name]).tolist(), strict=True):
             if crowds and name in body and is_anybody(body):

@@ -71,7 +71,7 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
     Σx of each cell, in quanta, (C,), None for no caps; ``sum_cap``: the largest of them. ``merged``: the cell into
     which each hexagon with rows is merged, ascending by hexagon; None if no hexagon is merged. ``cut_short``: what
     public counts made too costly to try in full. ``chosen``: the proposal of least predicted error, "all" samples,
-    "suppressed" or "clipped"; "" without a choice. ``most_cells``: of one admitted user, before and after. ``lower``,
+    or "suppressed"; "" without a choice. ``most_cells``: of one admitted user, before and after. ``lower``,
     ``upper``: range in quanta to which users' means in each cell are clipped, around the ``foretold`` mean, (C,); None
     if they are not.
     """
@@ -92,12 +92,13 @@ class ValuesPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defau
 class ParticipationPart(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
     """What is decided under relation "participation" alone.
 
-    ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, (C,) each; None if they are
-    not.
+    ``lower``, ``upper``: range in quanta to which users' means in each cell are clipped, around the ``foretold`` mean,
+    (C,); None if they are not.
     """
 
     lower: IntArray | None = None
     upper: IntArray | None = None
+    foretold: IntArray | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False, omit_defaults=True):
@@ -241,8 +242,7 @@ def decode_plan(blob: bytes) -> Plan:
     except msgspec.DecodeError as error:
         raise PlanError(
             f"a stored plan cannot be read ({error}); nothing was drawn. If a newer version made it, upgrade this "
-            "worker; "
-            "otherwise restore Redis from its append-only file"
+            "worker; otherwise restore Redis from its append-only file"
         ) from None
 
 
@@ -260,8 +260,7 @@ def check_rows(plan: Plan, contributions: Contributions) -> None:
     if contributions.upper != upper:
         raise PlanError(
             f"the noise of window {utc_text(plan.window.start)} protects speeds up to {upper} quanta, but its rows are "
-            "clipped "
-            f"to {contributions.upper}; nothing was drawn"
+            f"clipped to {contributions.upper}; nothing was drawn"
         )
     if counts_digest(contributions.counts) != plan.counts_digest:
         raise PlanError(

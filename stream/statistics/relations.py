@@ -10,12 +10,12 @@ from dpcore.arrays import IdArray, IntArray
 from dpcore.contributions import Contributions, Counts
 from dpcore.noise import Noise
 from dpcore.relation import NeighbouringRelation
-from stream.statistics.carried_clipping import carry
 from stream.statistics.columns import Columns
 from stream.statistics.participation.draw import draw_participation
 from stream.statistics.participation.plan import plan_participation
 from stream.statistics.pipeline import exact_numbers, mark_at_bound, noisy_numbers, release_bodies, state_worst_errors
 from stream.statistics.plan import NO_IDS, Allowance, Due, Plan
+from stream.statistics.residual_clipping import with_ranges
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.gaussian_plan import plan_gaussian
@@ -40,7 +40,7 @@ class Values:
         :func:`stream.statistics.values.gaussian_plan.plan_gaussian`."""
         if due.terms.privacy.zcdp is not None:
             return plan_gaussian(counts, due, allowance, asked, memory)
-        return plan_values(counts, due, allowance, asked)
+        return plan_values(counts, due, allowance, asked, memory)
 
     def draw(self, plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
         """As :func:`stream.statistics.values.draw.draw_values`."""
@@ -68,7 +68,7 @@ class Participation:
         self, counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
     ) -> Plan:
         """As :func:`stream.statistics.participation.plan.plan_participation`, with the ranges that ``memory`` gives."""
-        return carry(plan_participation(counts, due, allowance, self.cells, asked), memory)
+        return with_ranges(plan_participation(counts, due, allowance, self.cells, asked), memory)
 
     def draw(self, plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
         """As :func:`stream.statistics.participation.draw.draw_participation`."""

@@ -6,18 +6,18 @@ A range is post-processing of earlier releases and public counts, so it costs no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.contributions import Counts
-from dpcore.residual import Forecast, Response, choose_ranges, widened
+from dpcore.participation import UNIT
+from dpcore.residual import Forecast, Response, choose_ranges
 from stream.statistics.columns import Derived
-from stream.statistics.plan import Due, Plan
-from stream.statistics.smoothing_state import Memory, foretold_of, widening_of
+from stream.statistics.plan import Due, ParticipationPart, Plan
+from stream.statistics.smoothing_state import Crowd, Memory, expected_crowd, foretold_of, widening_of
 from stream.terms import QUANTUM
 
 SPREAD_SHARE = 0.2
@@ -28,6 +28,10 @@ SPREAD_SHARE = 0.2
 OPEN_REACH = 2.5
 """Reach of that error in a smoothed interval, in its standard deviations: with 1.96, 92 % of the cells of ten clones of
 CapMetro's 2016-11-26 were covered, with 2.5, 93 %."""
+
+
+_FEWEST = 0.1
+"""Users of a cell in which hardly anybody is expected."""
 
 
 @dataclass(frozen=True)
@@ -49,32 +53,39 @@ class Ranges:
 def ranges_of(counts: Counts, noise: FloatArray, due: Due, memory: Memory | None) -> Ranges:
     """The range of each cell of ``counts``; ``noise``: of its mean without clipping, (C,), quanta, infinite for
     none."""
-    speed = due.terms.speed
     events, users = counts.by_cell(counts.samples), np.diff(counts.cell_start)
-    forecast = foretold_of(memory, counts.cells, events, users, due)
-    spread, top = SPREAD_SHARE * speed.upper_quanta, speed.upper_quanta
+    crowd = Crowd(counts.cells, events.astype(np.float64), users.astype(np.float64), np.log(events / users))
+    return _ranges(crowd, noise, due, memory)
+
+
+def with_ranges(plan: Plan, memory: Memory | None) -> Plan:
+    """A ``plan`` under "participation" with the range of each of its cells; unchanged without residual clipping, and
+    where ``memory`` does not know the users of these cells.
+
+    Ranges follow from the terms and from earlier releases alone, counts among them: this window's data have no part.
+    """
+    if not plan.terms.speed.clips or memory is None:
+        return plan
+    deviation = plan.scales.values[0] / UNIT * (1.0 if plan.gaussian else np.sqrt(2))
+    if (crowd := expected_crowd(memory, plan.cells, plan.due, 2 * deviation**2)) is None:
+        return plan
+    # The mean is 1/2 and half the difference of two such numbers over their sum.
+    noise = plan.terms.speed.upper_quanta * deviation / np.sqrt(2) / np.maximum(crowd.users, _FEWEST)
+    ranges = _ranges(crowd, noise, plan.due, memory)
+    part = ParticipationPart(lower=ranges.lower, upper=ranges.upper, foretold=ranges.foretold)
+    return msgspec.structs.replace(plan, participation=part)
+
+
+def _ranges(crowd: Crowd, noise: FloatArray, due: Due, memory: Memory | None) -> Ranges:
+    top = due.terms.speed.upper_quanta
+    forecast = foretold_of(memory, crowd, due)
+    spread = SPREAD_SHARE * top
     foretold = np.round(forecast.value / QUANTUM).astype(np.int64)
-    widening = widening_of(memory, counts.cells)
-    about = Forecast(foretold.astype(np.float64), forecast.deviation / QUANTUM, widening)
+    about = Forecast(foretold.astype(np.float64), forecast.deviation / QUANTUM, widening_of(memory, crowd.cells))
     finite = np.where(np.isfinite(noise), noise, float(top))
     lower, upper = choose_ranges(about, finite, spread=spread, top=top)
     response = Response.of(about.mean, lower.astype(np.float64), upper.astype(np.float64), spread, float(top))
     return Ranges(lower, upper, foretold, response.gain)
-
-
-def widening_after(plan: Plan, bodies: Sequence[dict[str, Any]], memory: Memory | None) -> FloatArray | None:
-    """By how much the next range of each body's cell is wider, (C,), from what was published; None without residual
-    clipping."""
-    response = response_of(plan)
-    if response is None or plan.ranges is None:
-        return None
-    released = np.array(["mean" in body for body in bodies], dtype=bool)
-    mean, deviation = response.forecast.copy(), np.zeros(len(bodies))
-    mean[released] = [body["mean"]["raw"] / QUANTUM for body in bodies if "mean" in body]
-    deviation[released] = [body["mean"]["scale"] / QUANTUM for body in bodies if "mean" in body]
-    clipped = response.expected + (mean - response.forecast) * response.gain
-    half = (plan.ranges[1] - plan.ranges[0]) / 2
-    return widened(widening_of(memory, plan.cells), clipped, response, half, deviation * response.gain)
 
 
 def with_what_clipping_leaves_open(plan: Plan, mean: Derived) -> Derived:
@@ -86,16 +97,22 @@ def with_what_clipping_leaves_open(plan: Plan, mean: Derived) -> Derived:
     if (response := response_of(plan)) is None:
         return mean
     assert mean.interval is not None, "modelled means have intervals"
-    left, top = OPEN_REACH * response.open * QUANTUM, plan.terms.speed.upper
+    left, top = OPEN_REACH * response.open, plan.terms.speed.upper
     low, high = (np.hypot(end - mean.value, left) for end in mean.interval)
     return replace(mean, interval=(np.maximum(mean.value - low, 0), np.minimum(mean.value + high, top)))
 
 
 def response_of(plan: Plan) -> Response | None:
-    """How the clipped mean of each cell follows its mean, in quanta; None without residual clipping."""
-    part = plan.values
+    """How the clipped mean of each cell follows its mean, in released units; None without residual clipping."""
+    part = plan.participation or plan.values
     if part is None or part.foretold is None or part.lower is None or part.upper is None:
         return None
-    top = plan.terms.speed.upper_quanta
-    lower, upper = part.lower.astype(np.float64), part.upper.astype(np.float64)
-    return Response.of(part.foretold.astype(np.float64), lower, upper, SPREAD_SHARE * top, float(top))
+    top = plan.terms.speed.upper
+    forecast, lower, upper = np.array([part.foretold, part.lower, part.upper]) * QUANTUM
+    return Response.of(forecast, lower, upper, SPREAD_SHARE * top, top)
+
+
+def half_ranges(plan: Plan) -> FloatArray:
+    """Half the width of each range of a plan with residual clipping, (C,), in released units."""
+    assert plan.ranges is not None, "only plans with residual clipping have a response"
+    return np.asarray((plan.ranges[1] - plan.ranges[0]) * (QUANTUM / 2))

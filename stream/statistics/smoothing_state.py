@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import h3
@@ -21,23 +21,23 @@ import numpy.typing as npt
 from dpcore.arrays import FloatArray, IntArray
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import CLASSES, Calibration
-from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy
-from dpcore.smoothing import Foretold, Releases, Smoothed, SmoothingState, foretell, smooth
+from dpcore.occupancy import FORGOTTEN_HOURS, Occupancy, users_in
+from dpcore.residual import Response, widened
+from dpcore.smoothing import Foretold, Releases, SmoothingState, foretell, smooth
 from stream.messages.message import cell_text
 from stream.statistics.columns import Derived
-from stream.statistics.observed_means import ObservedMeans, observed_means
+from stream.statistics.observed_means import ObservedMeans, crowding, observed_means
 from stream.statistics.plan import Due
 from stream.windows import Window
 
-VERSION = 7
+VERSION = 8
 """Version of the stored form. A memory of another version is not used."""
 TYPICAL = "typical"
 """Name of the typical mean under ``post_processed``."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in
-    km/h."""
+    """Memory after the window that ended at ``end`` (epoch s). Columns are little-endian bytes; speeds in km/h."""
 
     version: int
     end: int
@@ -57,9 +57,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     calibration: bytes
     """Evidence on how wide intervals must be: see :mod:`dpcore.interval_calibration`."""
     seen: bytes = b""
-    low: bytes = b""
-    high: bytes = b""
-    """Cells of the window, ascending, and the 95 % interval of the smoothed mean of each."""
+    """Cells of the window, ascending."""
     widening: bytes = b""
     """Of each of ``seen``, by how much its next range is wider, with residual clipping
     (:func:`dpcore.residual.widened`)."""
@@ -75,20 +73,17 @@ def encode_memory(memory: Memory) -> bytes:
 
 
 def decode_memory(blob: bytes | None) -> Memory | None:
-    """The stored memory; None if there is none or it cannot be read. Smoothing then starts anew, at no loss of
-    privacy."""
+    """The stored memory; None if there is none or it cannot be read. Smoothing then starts anew, at no privacy loss."""
     if not blob:
         return None
     try:
         memory = msgspec.msgpack.decode(blob, type=Memory)
         _state(memory)
         counted = _occupancy(memory).total
-        ends = [np.frombuffer(column, "<f8") for column in (memory.low, memory.high)]
         wide = np.frombuffer(memory.widening, "<f8")
     except (msgspec.DecodeError, ParameterError, ValueError):
         return None
-    whole = all(8 * len(column) == len(memory.seen) and np.all(np.isfinite(column)) for column in ends)
-    whole = whole and 8 * len(counted) in (0, len(memory.seen)) and len(memory.widening) in (0, len(memory.seen))
+    whole = 8 * len(counted) in (0, len(memory.seen)) and len(memory.widening) in (0, len(memory.seen))
     whole = whole and bool(np.all(np.isfinite(wide) & (wide >= 1)))
     return memory if memory.version == VERSION and whole else None
 
@@ -108,12 +103,12 @@ def step(
     timezone: str,
     typical: float | None = None,
     area: dict[str, Any] | None = None,
-    clipped: FloatArray | None = None,
+    ranged: tuple[Response, FloatArray] | None = None,
 ) -> tuple[Memory, dict[str, Derived]]:
     """The memory after ``window``, and the modelled mean of each body, shape (C,), from the bodies and the ``area``'s
     users and mean as published; beside it what is typical, unless there is no memory of earlier releases.
 
-    ``clipped``: with residual clipping, by how much the next range of each body's cell is wider, (C,).
+    ``ranged``: with residual clipping, the response of each body's cell and half its range, (C,).
     ``upper``: U, from ``lower`` on. After a change of either, smoothing starts anew, because earlier means were
     clipped to another bound. Windows come in the order of their time.
     """
@@ -135,25 +130,59 @@ def step(
     if before is not None:
         ends[TYPICAL] = (smoothed.typical.value, *smoothed.typical.interval(upper))
     derived = {name: _derived(columns, observed.places, len(bodies)) for name, columns in ends.items()}
-    return _memory(state, observed, smoothed, window, (lower, upper), clipped), derived
+    widening = None if ranged is None else _widened(memory, observed, *ranged)
+    return _memory(state, observed, window, (lower, upper), widening), derived
 
 
-def foretold_of(
-    memory: Memory | None, cells: npt.NDArray[np.uint64], events: IntArray, users: IntArray, due: Due
-) -> Foretold:
-    """What the ``memory`` says about the mean of each of ``cells``, ascending, in the window that is ``due``, in km/h,
-    (C,).
+def _widened(memory: Memory | None, observed: ObservedMeans, response: Response, half: FloatArray) -> FloatArray:
+    """By how much the next range of each observed cell is wider, (C,)."""
+    releases, at = observed.releases, observed.places
+    here = Response(response.forecast[at], response.expected[at], response.gain[at], response.open[at])
+    clipped = here.expected + (releases.means - here.forecast) * here.gain
+    noise = np.sqrt(2) * releases.scales * here.gain
+    return widened(widening_of(memory, releases.cells), clipped, here, half[at], noise)
 
-    ``events``, ``users``: public numbers of each. As for :func:`step`, a memory of another U is not used.
+
+class Crowd(NamedTuple):
+    """The public numbers of ``events`` and ``users`` of each of ``cells``, ascending, and their covariate, (C,)."""
+
+    cells: npt.NDArray[np.uint64]
+    events: FloatArray
+    users: FloatArray
+    covariate: FloatArray
+
+
+def expected_crowd(memory: Memory, cells: npt.NDArray[np.uint64], due: Due, variance: float) -> Crowd | None:
+    """Under "participation" the users of each of ``cells`` that earlier noisy counts let expect; None if the memory
+    does not know them, or from one window alone: the next one may have many times its users.
+
+    ``variance``: of the noise of one window's counts.
+    """
+    hours = due.window.start / 3600 - memory.hours
+    known = memory.counted and hours <= FORGOTTEN_HOURS and memory.seen == cells.astype("<u8").tobytes()
+    past = _occupancy(memory).faded(hours) if known else None
+    if past is None or past.precision * variance < _WINDOWS or (pooled := past.pooled()) is None:
+        return None
+    users = users_in(None, pooled).mean
+    return Crowd(cells, np.maximum(users, 1.0), users, crowding(users))
+
+
+_WINDOWS = 1.1
+"""Least evidence on the users of cells by which ranges are chosen, in windows."""
+
+
+def foretold_of(memory: Memory | None, crowd: Crowd, due: Due) -> Foretold:
+    """What the ``memory`` says about the mean of each cell of ``crowd`` in the window that is ``due``, in km/h, (C,).
+
+    As for :func:`step`, a memory of another U is not used.
     """
     speed, window = due.terms.speed, due.window
     bounds = due.terms.value.lower, speed.upper
     usable = memory if memory is not None and (memory.lower, memory.upper) == bounds else None
+    cells = crowd.cells
     places = np.array([h3.cell_to_latlng(cell_text(cell)) for cell in cells.tolist()], dtype=np.float64).reshape(-1, 2)
     nothing = np.zeros(len(cells)), np.full(len(cells), np.inf)
-    at = Releases(
-        cells, places, *nothing, events.astype(np.float64), users.astype(np.float64), np.log(events / users)[:, None]
-    )
+    at = Releases(cells, places, *nothing, crowd.events, np.maximum(crowd.users, 1.0), crowd.covariate[:, None])
     return foretell(
         None if usable is None else _state(usable),
         at,
@@ -201,18 +230,6 @@ def _derived(columns: tuple[FloatArray, FloatArray, FloatArray], places: IntArra
     return Derived("kalman", value, (low, high))
 
 
-def intervals(memory: Memory, cells: npt.NDArray[np.uint64]) -> tuple[FloatArray, FloatArray]:
-    """Interval of the smoothed mean of each of ``cells`` (C,) in the last window, in km/h; [0, U] if unknown."""
-    seen = np.frombuffer(memory.seen, "<u8")
-    low, high = np.zeros(len(cells)), np.full(len(cells), memory.upper)
-    if len(seen):
-        at = np.minimum(np.searchsorted(seen, cells), len(seen) - 1)
-        known = seen[at] == cells
-        low[known] = np.frombuffer(memory.low, "<f8")[at[known]]
-        high[known] = np.frombuffer(memory.high, "<f8")[at[known]]
-    return low, high
-
-
 def _state(memory: Memory) -> SmoothingState:
     trend = np.frombuffer(memory.trend, "<f8")
     return SmoothingState(
@@ -242,10 +259,9 @@ def _calibration(stored: bytes) -> Calibration:
 def _memory(
     state: SmoothingState,
     observed: ObservedMeans,
-    smoothed: Smoothed,
     window: Window,
     bounds: tuple[float, float],
-    clipped: FloatArray | None,
+    widening: FloatArray | None,
 ) -> Memory:
     occupancy = observed.occupancy
     return Memory(
@@ -266,9 +282,7 @@ def _memory(
         hours=state.hours,
         calibration=state.calibration.evidence.astype("<f8").tobytes(),
         seen=observed.releases.cells.astype("<u8").tobytes(),
-        low=smoothed.low.astype("<f8").tobytes(),
-        high=smoothed.high.astype("<f8").tobytes(),
-        widening=b"" if clipped is None else clipped[observed.places].astype("<f8").tobytes(),
+        widening=b"" if widening is None else widening.astype("<f8").tobytes(),
         counted=b"" if occupancy is None else occupancy.total.astype("<f8").tobytes(),
         counted_sums=(0.0, 0.0, 0.0)
         if occupancy is None

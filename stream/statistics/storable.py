@@ -21,8 +21,7 @@ def require_storable(cells: int) -> None:
     if cells > MOST_CELLS:
         raise TooLargeError(
             f"the window has {cells} cells, and Redis can store the messages of {MOST_CELLS}; nobody was charged. "
-            "Lower "
-            "hexagons.resolution or window.slot, or narrow feed.domain"
+            "Lower hexagons.resolution or window.slot, or narrow feed.domain"
         )
 
 
@@ -31,6 +30,5 @@ def require_storable_plan(size: int) -> None:
     if size > LARGEST_VALUE:
         raise TooLargeError(
             f"the plan of the window takes {size} bytes, and Redis can store {LARGEST_VALUE}; nobody was charged. "
-            "Lower "
-            "hexagons.resolution or window.slot, or split the feed"
+            "Lower hexagons.resolution or window.slot, or split the feed"
         )

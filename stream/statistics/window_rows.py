@@ -128,8 +128,7 @@ class WindowRows:
         if reading.positions and "lat" not in (self.rows.dtype.names or ()):
             raise PlanError(
                 f"another worker planned window {utc_text(plan.window.start)} by positions while this one read it "
-                "without "
-                "positions; nothing was drawn. The next attempt reads them"
+                "without positions; nothing was drawn. The next attempt reads them"
             )
         return WindowRows.of(self.rows, reading)
 

@@ -95,8 +95,7 @@ def misconfigured(info: Mapping[str, Any], redis: RedisConfig) -> str | None:
         return None
     return (
         f"{redacted(redis.url)} is a node of a Redis Cluster, and the configuration has one server; name other nodes "
-        "of the cluster in "
-        "redis.cluster, like ['redis-2.example:6379']"
+        "of the cluster in redis.cluster, like ['redis-2.example:6379']"
     )
 
 

@@ -66,10 +66,9 @@ class SharedLedger:
             self._keys.marker_topic,
             common.marker_topic,
             "the feeds of ledger {name!r} write their close markers to the topic with identity {known}, this one to "
-            "{given}: it could "
-            "not be seen there what the others have released. Set kafka.bootstrap to the same cluster, or give this "
-            "feed a ledger of its "
-            "own. If the topic was deleted, give every feed and the ledger a new name",
+            "{given}: it could not be seen there what the others have released. Set kafka.bootstrap to the same "
+            "cluster, or give this feed a ledger of its own. If the topic was deleted, give every feed and the ledger "
+            "a new name",
         )
         yield (
             self._keys.user_key,
@@ -125,8 +124,7 @@ class SharedLedger:
             windows = ", ".join(utc_text(slot) for slot in sorted(map(int, waiting)))
             raise LedgerError(
                 f"feed {feed!r} has windows that are charged or committed and not published: {windows}. Let its worker "
-                "publish them, "
-                "then stop it and repeat the command"
+                "publish them, then stop it and repeat the command"
             )
 
 
@@ -168,6 +166,5 @@ def budgets_that_differ(stated: dict[str, int], charged_under: int | None, per_o
     figures = ", ".join(f"'{feed}' {budget / per_one:g}" for feed, budget in sorted(stated.items()))
     return (
         f"budgets differ ({figures}): the first charge of a period fixes the least of them, so this period has "
-        f"{present / per_one:g}, and "
-        f"the next one gets {least / per_one:g}"
+        f"{present / per_one:g}, and the next one gets {least / per_one:g}"
     )

@@ -16,16 +16,15 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.app.closing import Closing
 from stream.app.process import ProcessDiedError, WorkProcess
+from stream.app.services import Closing
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.messages.message import decode_outbox
 from stream.offline import MemoryRows
 from stream.protocol.close_process import CloseReport
-from stream.protocol.content import ContentError
-from stream.protocol.parts import statistics_of
+from stream.protocol.parts import ContentError, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.statistics.plan import decode_plan
 from stream.storage.ledger import Ledger, OutOfTurnError

@@ -35,7 +35,7 @@ FEW = 2
 not, decides about the second."""
 
 
-def in_carried_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
+def in_ranges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     """The real planner with ranges of users' means that follow from earlier releases and differ between cells."""
     plan = honest(counts, left, config)
     lower = 500 * np.arange(len(plan.cells))
@@ -114,9 +114,9 @@ def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget
 
 
 @pytest.mark.parametrize("weight", nightly_but(["user"], ["share", "user", "sample"]))
-def test_ranges_carried_over_from_earlier_releases_cost_nothing(tmp_path: Path, weight: str) -> None:
+def test_ranges_from_earlier_releases_cost_nothing(tmp_path: Path, weight: str) -> None:
     config = small_world(tmp_path, weight, ["mean", "p50"])
-    assert worst_loss(config, in_carried_ranges) == Fraction(config.privacy.ledger_budget, 1_000_000)
+    assert worst_loss(config, in_ranges) == Fraction(config.privacy.ledger_budget, 1_000_000)
 
 
 @pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance", "p50"]])

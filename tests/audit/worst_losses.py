@@ -2,8 +2,9 @@
 transcript. Exact.
 
 Under "participation" the transcripts are those of all 4⁹ worlds of 3 users, 3 windows and 2 cells, against the budget
-that pays for them; under "values" random windows in which each user's values are at 0, at U and at random, against each
-user's charge.
+that pays for them, and with residual clipping those of random windows that lack each user; under "values" those of
+random windows in which each user's values are at 0, at U and at random, against each user's charge. Histograms: random
+windows that lack each user.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dpcore.accounting import NANO
+from tests.audit import participation_transcripts
+from tests.audit import values_transcripts as rolling
+from tests.audit.histogram_losses import worst_share_of_histograms
 from tests.audit.values_losses import SETTINGS, TREES, fleet, worst_share
 from tests.audit.worlds import AREA, honest, small_world, small_zcdp_world, worst_loss
+from tests.support.builders import with_histograms
 
 PURE = [
     ("share", ["mean", "variance", "p50"], {}),
@@ -35,18 +40,37 @@ RHO = [
 def main() -> None:
     """Print the table."""
     print("| relation | settings | statistics | worst loss / charge |\n|---|---|---|---|")
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
         for unit, cases, world, per_one in (("ε", PURE, small_world, 10**6), ("ρ", RHO, small_zcdp_world, NANO)):
             for weight, statistics, settings in cases:
-                config = world(Path(folder), weight, statistics, **settings)
+                config = world(folder, weight, statistics, **settings)
                 ratio = worst_loss(config, honest) / Fraction(config.privacy.ledger_budget, per_one)
                 area = ", area" * bool(settings)
                 row(f'"participation", {unit}', f'weight = "{weight}"{area}', ", ".join(statistics), ratio)
-        for name, settings in (SETTINGS | TREES).items():
-            if settings.get("speed.statistics") != ["mean"]:
-                config = fleet(Path(folder), **settings)
+        for weight in ("share", "user", "sample"):
+            for unit, accounting in (("ε", "pure"), ("ρ", "zcdp")):
+                shares = participation_transcripts.worst_shares(
+                    participation_transcripts.config_of(folder, weight, accounting)
+                )
+                row(f'"participation", {unit}', f'residual, weight = "{weight}"', "mean, p50", max(shares))
+        for case, given in (SETTINGS | TREES).items():
+            if given.get("speed.statistics") != ["mean"]:
+                config = fleet(folder, **given)
                 worst = max(worst_share(config, seed) for seed in range(8))
-                row('"values", ε', name, ", ".join(config.speed.statistics), worst)
+                row('"values", ε', case, ", ".join(config.speed.statistics), worst)
+        for case in (*rolling.SETTINGS, rolling.PURE, rolling.PURE_RESIDUAL):
+            config, worst = rolling.settings_of(case, folder), Fraction(0)
+            for seed in range(2):
+                losses, after = rolling.worst_losses(config, 10 * seed)
+                worst = max(worst, *(loss / after.spent[user] for user, loss in losses.items() if user in after.spent))
+            unit = "ε" if case in (rolling.PURE, rolling.PURE_RESIDUAL) else "ρ"
+            row(f'"values", {unit}', case, ", ".join(config.speed.statistics), worst)
+        for relation in ("values", "participation"):
+            for fixes in (1, 3):
+                changes = {"privacy.budget": 6.5, "histogram.fixes_per_user": fixes}
+                config = with_histograms(relation, folder, ["singular"], **changes)
+                row(f'"{relation}", ε', f"{fixes} fixes of a user", "histogram", worst_share_of_histograms(config))
 
 
 def row(relation: str, settings: str, statistics: str, ratio: Fraction) -> None:

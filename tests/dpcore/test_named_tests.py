@@ -15,7 +15,7 @@ RELEASED = (
     "dpcore/variance.py",
     "dpcore/distribution.py",
     "dpcore/gaussian_allocation.py",
-    "dpcore/grants.py",
+    "dpcore/budget.py",
     "dpcore/participation.py",
     "dpcore/residual.py",
     "dpcore/single_cell/mean.py",

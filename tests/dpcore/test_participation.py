@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpcore.budget import rolling_grants
 from dpcore.cdf import bin_edges
 from dpcore.contributions import Contributions
 from dpcore.errors import BudgetError, ParameterError
-from dpcore.grants import rolling_grants
 from dpcore.level_tree import LevelTree
 from dpcore.participation import UNIT, Layout, PublicCells, Weight, integers
 

@@ -18,7 +18,6 @@ import pytest
 from dpcore.accounting import gaussian_losses, gaussian_ratio, rho_of_pure, square_losses
 from dpcore.allocation import Sensitivities, allocate, uniform_allocation
 from dpcore.budget import MICRO
-from dpcore.clipping import choose_clipping
 from dpcore.contributions import Contributions, Counts
 from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
@@ -93,7 +92,6 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         sweep=lambda: sweep_chop_user(SOME, 0),
         allocate=lambda: allocate(Mean(U).rows(SOME, SOME.samples), ints(0, MICRO)),
         uniform_allocation=lambda: uniform_allocation(Mean(U).rows(SOME, SOME.samples), ints(0, MICRO)),
-        clipping=lambda: choose_clipping(SOME, ints(0, 0), lambda kept: Mean(U).rows(SOME, kept)),
         quantiles=lambda: select_quantiles(ints(1), U, ints(5), 0, Noise()),
         range=lambda: select_range(ints(1), U, 5, 0, Noise()),
     ),
@@ -148,7 +146,6 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         unclipped=lambda: select_quantiles(ints(U + 1), U, ints(5), MICRO, Noise()),
         min_users=lambda: suppress(SOME, MICRO, min_users=0),
         statistics=lambda: suppress(SOME, MICRO, statistics=("mode",)),  # type: ignore[arg-type]
-        bias_weight=lambda: choose_clipping(SOME, ints(9, 9), lambda kept: Mean(U).rows(SOME, kept), bias_weight=-1),
         retained=lambda: Mean(U).rows(SOME, SOME.samples + 1),
         retained_variance=lambda: Variance(U, 1).rows(SOME, SOME.samples + 1),
         cap=lambda: sum_caps(SOME, U, -0.5, np.ones(SOME.n_cells)),

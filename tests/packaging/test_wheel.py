@@ -105,12 +105,12 @@ def test_a_recording_becomes_releases_with_the_shipped_template(desk: Desk) -> N
 
 
 def test_init_and_a_file_of_ones_own(desk: Desk) -> None:
-    desk.run("init", "--relation", "participation")
+    desk.run("init", "--relation", "participation", "--vehicles", "300")
     done = desk.run("check")
     assert "hexveil.toml: sound" in done.stdout
     assert "found here" in done.stderr
     histogram = 'HEXVEIL_HISTOGRAM={"mechanisms":["ug"],"epsilon":0.5}'.partition("=")
-    span = ("--from", "2026-03-02T04:00", "--until", "2026-03-02T08:00")
+    span = ("--from", "2026-03-02T04:00", "--until", "2026-03-02T04:15")
     (desk.folder / "none.ndjson").write_text("")
     releases = desk.run("replay", "none.ndjson", "--offline", *span, **{histogram[0]: histogram[2]}).stdout
     (desk.folder / "releases.ndjson").write_text(releases)

@@ -129,7 +129,7 @@ def config(request: pytest.FixtureRequest, broker: str, redis_url: str, tmp_path
     if request.param == "zcdp":
         overrides["speed.statistics"] = ["mean", "variance", *percentiles]
         return zcdp_config(tmp_path, rho=0.05, rho_budget=0.08, **overrides)
-    overrides |= {"speed.statistics": ["mean", *percentiles], "speed.clipping": "carried"}
+    overrides |= {"speed.statistics": ["mean", *percentiles], "speed.clipping": "residual"}
     overrides |= {"participation.weight": "share", "participation.area_share": 1}
     return riders_config(tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 5.0}, **overrides)
 
@@ -152,7 +152,7 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
     """Histories and the empty one, each a neighbour of the next or a few users away, give the same transcript byte
     for byte.
 
-    It covers every statistic, the mean of the area (pure ε), every spatial histogram, smoothing, carried clipping, and
+    It covers every statistic, the mean of the area (pure ε), every spatial histogram, smoothing, residual clipping, and
     every answer of the public API.
     """
     empty = await observe(config, redis, nobody, clock)

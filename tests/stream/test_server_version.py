@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from stream.app.doctor import examine
 from stream.local import REPO_ROOT, LocalServerError, RedisServer, end_process, free_port, spawn
 from stream.messages.topics import create_topics
-from stream.servers.version import NEEDED, REMEDY, ServerVersion, ServerVersionError, require_supported
+from stream.servers.connection import NEEDED, REMEDY, ServerVersion, ServerVersionError, require_supported
 from tests.support.builders import bus_config
 
 VALKEY = {"server_name": "valkey", "redis_version": "7.2.4"}

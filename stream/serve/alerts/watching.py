@@ -104,8 +104,7 @@ class Webhook:
         self._wake.set()
 
     async def run(self) -> None:
-        """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next one is
-        made."""
+        """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next is made."""
         # No cookies, no proxies of the environment, and no redirects: alerts go where the configuration says.
         options = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=options, cookie_jar=aiohttp.DummyCookieJar()) as session:

@@ -35,8 +35,7 @@ from stream.serve.city.areas import Area
 from stream.serve.window_store import Clipping
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
-"""Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95
-%."""
+"""Standard deviations within which 95 % of normal noise lies, of sums of Laplace noise at least 95 %."""
 
 _COUNTED, _MEASURED = 0.05, 0.0005
 """Rounding errors of a released count and of a released mean, at most."""
@@ -65,8 +64,7 @@ class Modelled(msgspec.Struct):
 
 
 class CellNumbers(msgspec.Struct):
-    """What is read of a released cell. ``events`` is absent where users are counted instead: weights "share" and
-    "user"."""
+    """What is read of a released cell. ``events`` is absent where users are counted: weights "share" and "user"."""
 
     cell: str
     status: str
@@ -189,14 +187,16 @@ def _mean(published: Sequence[CellNumbers], within: Clipping) -> dict[str, Any] 
 def _mean_of_ratios(published: Sequence[CellNumbers], within: Clipping) -> dict[str, Any] | None:
     """Of means that are ratios of noisy numbers: the ratio of their totals."""
     form = MEAN_OF[2 if any(cell.variance is not None for cell in published) else 1].tolist()
-    count, total, a, b, c = 0.0, 0.0, 0.0, 0.0, 0.0
+    count, total, left, a, b, c = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for cell in published:
         number = cell.counted
         assert cell.mean is not None, "only cells with a mean are given"
         assert isinstance(number, _Estimate), "only noisy counts are given"
-        lower, width = _range(cell.clipping or within)
+        lower, width = (cell.clipping or within).of_shares(QUANTUM)
         middle = lower + width / 2
         count += number.raw
+        if cell.clipping is not None and cell.clipping.stretched is not None:
+            left += (number.raw * cell.clipping.stretched.open) ** 2
         total += middle * number.raw + (cell.mean.raw - middle) * max(number.raw, 1.0)
         # The released sums have independent noise of one variance, which is that of the count divided among them.
         deviation = number.scale if _gaussian(cell) else math.sqrt(2) * number.scale
@@ -209,13 +209,9 @@ def _mean_of_ratios(published: Sequence[CellNumbers], within: Clipping) -> dict[
     a, b, c = count**2 - square * a, total * count - square * b, total**2 - square * c
     if a <= 0 or count <= 0:
         return None
-    root = math.sqrt(max(b**2 - a * c, 0.0))
-    return _stated(total / count, (b - root) / a - _MEASURED, (b + root) / a + _MEASURED, within)
-
-
-def _range(clipping: Clipping) -> tuple[float, float]:
-    """Lower end and width; a range of one value has the width of a quantum."""
-    return clipping.lower, max(clipping.upper - clipping.lower, QUANTUM)
+    root, raw, open_half = math.sqrt(max(b**2 - a * c, 0.0)), total / count, NORMAL * math.sqrt(left) / count
+    low, high = (math.hypot(raw - (b + end) / a, open_half) for end in (-root, root))
+    return _stated(raw, raw - low - _MEASURED, raw + high + _MEASURED, within)
 
 
 def _stated(raw: float, low: float, high: float, within: Clipping) -> dict[str, Any]:

@@ -235,8 +235,7 @@ class Ways:
         to_stop: str | None,
         form: str,
     ) -> web.Response:
-        """Speed and travel time along each line of a route in one window, by the estimates of the cells that it
-        crosses."""
+        """Speed and travel time along each line of a route in one window, by estimates of the cells that it crosses."""
         self._check(route, from_stop, to_stop)
         known = known_window(self._view, window, feed)
         _require_speeds(known)

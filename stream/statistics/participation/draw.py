@@ -18,6 +18,7 @@ from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCEN
 from stream.statistics.distributions import share_columns, too_large
 from stream.statistics.participation.plan import layout_of, participation_of
 from stream.statistics.plan import Plan, PlanError, check_rows
+from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_KM_H, QUANTUM, Terms
 
 _NO_BOUND = float(2**53)
@@ -93,7 +94,7 @@ def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
         columns = {"users": _count(noisy[degree + 1], float(law.deviations[1]), law), "events": counted}
     upper = plan.terms.speed.upper
     if "mean" in plan.terms.speed.statistics:
-        columns["mean"] = _ratio("mean", sums.mean(law.two_sided[0]), _width(plan), upper, law, _lower(plan))
+        columns["mean"] = _mean(plan, sums.mean(law.two_sided[0]), law)
     if "variance" in plan.terms.speed.statistics:
         columns["variance"] = _ratio("variance", sums.variance(law.two_sided[1]), upper**2, upper**2 / 4, law)
     if layout.moving_from:
@@ -133,16 +134,22 @@ def _ratio(
     )
 
 
-def _lower(plan: Plan) -> FloatArray:
-    """Lower end of the range of each cell's mean in km/h, shape (C,), or (1,) for all cells."""
-    return np.zeros(1) if plan.ranges is None else np.asarray(plan.ranges[0] * QUANTUM)
+def _mean(plan: Plan, ratio: Ratio, law: _Law) -> Columns:
+    """The mean of each cell: the share of U that the ``ratio`` says or, with residual clipping, of the stretched range.
 
-
-def _width(plan: Plan) -> FloatArray:
-    """Width of the range of each cell's mean in km/h, shape (C,), or (1,) for all cells."""
-    if plan.ranges is None:
-        return np.array([plan.terms.speed.upper])
-    return np.asarray(plan.ranges[1] * QUANTUM - _lower(plan))
+    With it the interval is that of the noise and of what the correction leaves open. It reaches 0 or U where that of
+    the noise reaches the end of the range, because all users may be outside.
+    """
+    top = plan.terms.speed.upper
+    if (response := response_of(plan)) is None or plan.ranges is None:
+        return _ratio("mean", ratio, top, top, law)
+    lower, upper = (response.undone(end * QUANTUM) for end in plan.ranges)
+    value, low, high = (lower + part * (upper - lower) for part in (ratio.value, ratio.low, ratio.high))
+    left = law.two_sided[0] * response.open
+    low = np.where(ratio.low > 0, value - np.hypot(value - low, left), np.minimum(low, 0.0))
+    high = np.where(ratio.high < 1, value + np.hypot(high - value, left), np.maximum(high, top))
+    scale = np.hypot(ratio.deviation * (upper - lower), response.open) / law.per_scale
+    return Columns.rounded("mean", value, scale, (low, high), top)
 
 
 def _distribution(

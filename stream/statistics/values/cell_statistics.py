@@ -17,7 +17,7 @@ from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_QUANTA, SpeedTerms
 
-CellStatistic = Mean | MovingMean | Variance | Distribution
+CellStatistic = Mean | ResidualMean | MovingMean | Variance | Distribution
 CellStatistics = Mapping[str, CellStatistic]
 """Statistics by name, in the order of the plan's scales: mean, moving mean, variance, one distribution for itself and
 all percentiles."""

@@ -18,7 +18,9 @@ from dpcore.arrays import IdArray, IntArray
 from dpcore.contributions import Counts
 from dpcore.errors import BudgetError
 from dpcore.mean import clipping_bias
+from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
+from stream.statistics.residual_clipping import Ranges
 from stream.statistics.values.cell_means import cell_epsilon, cell_mechanism, plan_cell_means
 from stream.statistics.values.cell_statistics import CellStatistics, cell_statistics, scales_by_statistic
 from stream.terms import SpeedTerms
@@ -35,6 +37,7 @@ class PublicWindow:
     speed: SpeedTerms
     caps: IntArray | None
     allowances: IntArray
+    ranges: Ranges | None = None
 
     @property
     def allowance(self) -> int:
@@ -46,7 +49,10 @@ class PublicWindow:
         caps = self.caps
         if caps is not None and cells is not None:
             caps = caps[np.searchsorted(self.counts.cells, cells)]
-        return cell_statistics(names, self.speed, caps)
+        statistics = cell_statistics(names, self.speed, caps)
+        if self.ranges is None or "mean" not in names:
+            return statistics
+        return {**statistics, "mean": ResidualMean(*self.ranges.ends, self.speed.upper_quanta, self.ranges.gain)}
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ def _numbers(
     unit, top = number.unit(kept.counts, QUANTUM), _top(name, plan)
     value, scale, reach = number.draw(kept, added) * unit, scales.values * unit, scales.half_widths() * unit
     if (response := response_of(plan)) is not None and name == "mean":
-        value = response.undone(value / QUANTUM) * QUANTUM
-        left = response.open * QUANTUM
-        scale, reach = np.hypot(scale / response.gain, left), np.hypot(reach / response.gain, _NORMAL * left)
+        value, left = response.undone(value), response.open
+        scale = np.hypot(scale / response.gain, left if plan.gaussian else left / math.sqrt(2.0))
+        reach = np.hypot(reach / response.gain, _NORMAL * left)
     raw = np.round(value, DECIMALS[name])
     # Rounding moved the released value by up to half its granularity; the interval covers that too.
     half = np.where(reach > 0, reach + 0.5 * 10.0 ** -DECIMALS[name], 0.0)

@@ -49,7 +49,7 @@ def plan_gaussian(
         counts = regroup(counts, merged)
     kept = _admitted(counts, granted, terms.speed)
     ranges = None
-    if terms.speed.clipping == "residual":
+    if terms.speed.clips:
         noise = _mean_noise(kept, granted, terms.speed)
         ranges = ranges_of(counts, noise, due, memory)
     program = _program(kept, terms.speed, ranges)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcore.arrays import FloatArray, IntArray
-from dpcore.clipping import choose_clipping
+from dpcore.cdf import ONE_SIDED
 from dpcore.contributions import Counts
 from dpcore.mean import sum_caps
 from dpcore.resolution import regroup
@@ -27,15 +27,19 @@ from stream.statistics.columns import CDF
 from stream.statistics.distributions import only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
-from stream.statistics.values.cell_statistics import cell_statistics, scales_by_statistic
-from stream.statistics.values.decisions import PublicWindow, decide, program, solve
+from stream.statistics.residual_clipping import ranges_of
+from stream.statistics.smoothing_state import Memory
+from stream.statistics.values.cell_statistics import cell_statistics, planned_statistics, scales_by_statistic
+from stream.statistics.values.decisions import PublicWindow, decide, solve
 from stream.terms import QUANTUM, SpeedTerms, Terms
 
 MAX_PAIRS = 200_000
 """(cell, user) pairs up to which more than the plain candidate is tried: beyond, each of the others takes seconds."""
 
 
-def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0) -> Plan:
+def plan_values(
+    counts: Counts, due: Due, allowance: Allowance, asked: IntArray | int = 0, memory: Memory | None = None
+) -> Plan:
     """Decide who takes part, which samples are retained, the noise scales and every user's charge.
 
     First come: a user takes part if a whole window's grant is left, so that one nearly exhausted user cannot inflate
@@ -60,6 +64,10 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
         terms = due.terms
     speed = terms.speed
     public = PublicWindow(counts, admitted, speed, _caps(counts, admitted, terms), granted)
+    if speed.clips:
+        kept = replace(counts, samples=admitted)
+        noise = _mean_half_width(kept, granted, terms) / QUANTUM / ONE_SIDED
+        public = replace(public, ranges=ranges_of(counts, noise, due, memory))
     proposals, cut_short = _proposals(public)
     chosen, decision = min(
         ((name, decide(public, retained)) for name, retained in proposals.items()), key=lambda one: one[1].error
@@ -85,6 +93,9 @@ def plan_values(counts: Counts, due: Due, allowance: Allowance, asked: IntArray 
             cut_short=(*cut_short, CDF) if left_out and CDF not in speed.statistics else cut_short,
             chosen=chosen if _chooses(speed) else "",
             most_cells=most if _chooses(speed) else (0, 0),
+            lower=None if public.ranges is None else public.ranges.lower,
+            upper=None if public.ranges is None else public.ranges.upper,
+            foretold=None if public.ranges is None else public.ranges.foretold,
         ),
     )
 
@@ -139,11 +150,7 @@ def _enough_users(counts: Counts, samples: IntArray, min_users: int) -> IntArray
 
 def _chooses(speed: SpeedTerms) -> bool:
     """Whether a window's plan is chosen among several."""
-    return speed.suppression != "none" or _clips(speed)
-
-
-def _clips(speed: SpeedTerms) -> bool:
-    return speed.clipping == "joint" and speed.allocation == "exact-loss" and speed.mean_mechanism == "allocated"
+    return speed.suppression != "none"
 
 
 def _most_cells(counts: Counts, samples: IntArray) -> int:
@@ -154,8 +161,8 @@ def _most_cells(counts: Counts, samples: IntArray) -> int:
 def _proposals(public: PublicWindow) -> tuple[dict[str, IntArray], tuple[str, ...]]:
     """Retained samples (P,) to choose among by name, "all" that are admitted first; and the steps that were cut short.
 
-    What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs neither suppression
-    nor joint clipping is tried, and suppression ends at its limit of evaluations. So whoever plans the window decides
+    What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs suppression is
+    not tried, and it ends at its limit of evaluations. So whoever plans the window decides
     the same.
     """
     counts, speed = public.counts, public.speed
@@ -171,11 +178,6 @@ def _proposals(public: PublicWindow) -> tuple[dict[str, IntArray], tuple[str, ..
             proposals["suppressed"] = _in_place(plain, suppression.samples)
         if suppression is None or not suppression.complete:
             cut_short.append("suppression")
-    if _clips(speed):
-        if few_pairs:
-            proposals["clipped"] = _in_place(plain, _clipped(part, public))
-        else:
-            cut_short.append("clipping")
     return proposals, tuple(cut_short)
 
 
@@ -210,17 +212,6 @@ def _suppressed(part: Counts, public: PublicWindow, plain: IntArray) -> Suppress
     )
 
 
-def _clipped(part: Counts, public: PublicWindow) -> IntArray:
-    allowances = public.allowances[np.searchsorted(public.counts.users, part.users)]
-    statistics = public.statistics(public.speed.statistics, part.cells)
-    return choose_clipping(
-        part,
-        allowances,
-        lambda samples: program(part, samples, statistics),
-        min_users=public.speed.min_users,
-    ).samples
-
-
 def duality_gap(plan: Plan, counts: Counts) -> float | None:
     """Relative distance of the planned scales' objective to its proved lower bound; None without a program."""
     speed, part = plan.terms.speed, plan.values
@@ -234,4 +225,4 @@ def duality_gap(plan: Plan, counts: Counts) -> float | None:
     ):
         return None
     allowances = np.full(counts.n_users, plan.terms.privacy.grant)
-    return solve(counts, plan.retained, allowances, cell_statistics(speed.statistics, speed, plan.caps), speed).gap
+    return solve(counts, plan.retained, allowances, planned_statistics(plan), speed).gap

@@ -24,9 +24,8 @@ from playwright.async_api import async_playwright, expect
 from rich.console import Console
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.demo_city import report
 from stream.cli.demo_services import Feeding, Setup
-from stream.cli.demo_view import DemoWindow, Releases
+from stream.cli.demo_view import DemoWindow, Releases, report
 from stream.cli.options import choose_config, read_config
 from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW

@@ -36,7 +36,7 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
     """
     config = bus_config(tmp_path, **{"speed.post_processing": []})
     windows = {SLOT + 3600 * k: random_rows(k, 200, slot=SLOT + 3600 * k) for k in range(3)}
-    for name, chosen in variants(config, ["uniform", "exact-loss", "exact-loss+clipping"]):
+    for name, chosen in variants(config, ["uniform", "exact-loss", "exact-loss+cap"]):
         for score in evaluate(chosen, windows, 60, name):
             assert score.charges.most <= config.privacy.epsilon_micro
             if score.estimator == "released":

@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from stream.config import Config
 from stream.messages.message import WINDOW
-from stream.protocol.content import ContentError
+from stream.protocol.parts import ContentError
 from stream.storage.ledger import Ledger
 from stream.storage.release_store import ReleaseStore
 from tests.support.builders import SLOT, bus_config

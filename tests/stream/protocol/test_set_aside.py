@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app.closing import Closing
 from stream.app.process import ProcessDiedError, WorkProcess
+from stream.app.services import Closing
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.protocol.close_process import close_windows, publish_windows
-from stream.protocol.content import ContentError
+from stream.protocol.parts import ContentError
 from stream.statistics.window_release import WindowStatistics
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger

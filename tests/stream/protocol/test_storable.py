@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from stream.config.histogram import MAX_MESSAGE_BYTES
 from stream.config.public_cells import MAX_CELLS
 from stream.messages.message import HEXAGON_SPEED, encode_outbox
-from stream.protocol.content import ContentError
+from stream.protocol.parts import ContentError
 from stream.statistics import storable
 from stream.statistics.distributions import MAX_NUMBERS
 from stream.storage.ledger import Ledger

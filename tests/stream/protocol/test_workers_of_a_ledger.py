@@ -10,8 +10,8 @@ import redis as blocking
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from stream.app.closing import Closing
 from stream.app.doctor import ledger_finding
+from stream.app.services import Closing
 from stream.app.worker import Worker
 from stream.cli import app
 from stream.config import Config, load_config

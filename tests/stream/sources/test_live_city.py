@@ -13,7 +13,7 @@ import h3
 import numpy as np
 import pytest
 
-from stream.cli.demo_city import CITY
+from stream.cli.demo_view import CITY
 from stream.config import load_config
 from stream.local import REPO_ROOT
 from stream.sources.live_city import LiveCity, Truth

@@ -148,7 +148,7 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
     them, and the histograms would reveal who was present.
     """
 
-    def exact_loss(counts: Counts, due: Due, allowance: Allowance, asked: np.ndarray) -> Plan:
+    def exact_loss(counts: Counts, due: Due, allowance: Allowance, asked: np.ndarray, memory: object) -> Plan:
         alone = Due(due.terms.without_histograms(), due.window, due.generation)
         plan = plan_values(counts, alone, allowance)
         charges = plan.charges

@@ -14,7 +14,7 @@ import pytest
 from dpcore.noise import Noise
 from stream.config import Config, ConfigError
 from stream.messages.tables import row_of
-from stream.statistics.carried_clipping import carry
+from stream.statistics.residual_clipping import with_ranges
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.releasing import build_messages, planned
 from tests.support.schemas import validate
@@ -28,23 +28,23 @@ EVERY = {"speed.statistics": ["mean", "variance", "p50", "cdf"], "speed.post_pro
 KINDS: dict[str, Any] = {
     "values": (bus_config, EVERY),
     "participation": (riders_config, EVERY | {"speed.clipping": "none"}),
-    "participation, carried": (
+    "participation, residual": (
         riders_config,
-        {"speed.statistics": ["mean"], "speed.clipping": "carried", "speed.post_processing": ["kalman"]},
+        {"speed.statistics": ["mean"], "speed.clipping": "residual", "speed.post_processing": ["kalman"]},
     ),
 }
 
 
 def windows(config: Config, moved: int) -> list[dict[str, Any]]:
-    """The bodies of two windows, the second after the memory of the first; ``moved``: quanta that each row is moved
+    """The bodies of three windows, each after the memory of those before; ``moved``: quanta that each row is moved
     by.
     """
     memory, bodies = None, []
-    for n in range(2):
+    for n in range(3):
         rows = random_rows(n, 700, users=40, slot=SLOT + 3600 * n)
         rows["value"] += moved
         plan, contributions = planned(config, rows, slot=SLOT + 3600 * n)
-        plan = carry(plan, memory)
+        plan = with_ranges(plan, memory)
         messages, memory = build_messages(plan, contributions, Noise(np.random.default_rng(n).bytes), memory)
         for message in messages:
             validate(message.topic, json.loads(message.value))
@@ -76,8 +76,6 @@ def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(
     settings |= {f"feed.quality.{rule}": 0 for rule in ("teleport_km_h", "fastest_km_h")} | {
         "feed.quality.frozen": "0s"
     }
-    if kind.endswith("carried"):  # the narrowest range of speeds is a constant, that of others a share
-        settings |= {"value.upper": 80.0}
     speeds = windows(build(tmp_path, **settings), 0)
     upper = LOWER + settings["value.upper"]
     delays = windows(

@@ -241,7 +241,7 @@ def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_ma
     assert "cut_short" not in marker
     monkeypatch.setattr(values_plan, "MAX_PAIRS", 10)
     plan, drawn, marker = planned_and_drawn(statistics_in(tmp_path), rows)
-    assert marker["cut_short"] == ["suppression", "clipping"]
+    assert marker["cut_short"] == ["suppression"]
     assert drawn is not None
     assert np.array_equal(plan.retained, drawn.counts.samples), "everything is retained"
     plain = {"speed.suppression": "none", "speed.clipping": "none", "speed.post_processing": []}

@@ -82,7 +82,7 @@ def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path: Path
         ({"privacy.admission": "first-come", "privacy.windows": 0}, "of at least 1"),
         ({"speed.suppression": "chop-user"}, "CHOP-USER is for pure ε"),
         ({"speed.mean_mechanism": "levy"}, "papers' mechanisms"),
-        ({"speed.clipping": "joint"}, "'residual' or 'none'"),
+        ({"speed.sum_cap": 0.5}, "clipping takes its place"),
         ({"speed.clipping": "none", "speed.statistics": ["p50"]}, "Laplace noise"),
         ({"speed.post_processing": []}, "only 'kalman' foretells"),
         ({"ledger.name": "city"}, "another feed draws"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app.retiring import Retiring
+from stream.app.services import Retiring
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.storage.keys import FeedKeys, PartKeys

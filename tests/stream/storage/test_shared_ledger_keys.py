@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 from typer.testing import CliRunner
 
-from stream.app.retiring import Retiring
+from stream.app.services import Retiring
 from stream.app.worker import Worker
 from stream.cli import app
 from stream.local import REPO_ROOT
