@@ -114,8 +114,7 @@ def prefixes(leaves: FloatArray) -> FloatArray:
 ONE_SIDED = 2.12
 """97.5 % quantile over standard deviation of one Laplace variable; sums of independent ones have less."""
 MAX_KINDS = 4
-"""Kinds of trees, by the ratios of their scales, whose moments and critical values a release computes; more are made
-fewer."""
+"""Kinds of trees, by the ratios of their scales, whose moments and critical values are computed; others are made so."""
 _RATIO_STEP = 0.01
 
 

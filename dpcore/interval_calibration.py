@@ -62,8 +62,7 @@ UNLIKE = ((-5, 1 / 6), (-1, 2 / 3), (3, 1 / 6))
 nodes of Gauss and Hermite for a log-normal variable of mean 1, whose log₂ has a standard deviation of 1.2, rounded to
 the grid."""
 MOST_PER_CELL = 8.0
-"""The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide for its
-class."""
+"""The most by which one release counts against a factor, in natural logarithms: a freak cell must not decide."""
 FINEST_SCALE = 1e-3
 """Smaller scales are raised to this share of the prediction's standard deviation; it is too small to matter."""
 
@@ -155,8 +154,7 @@ class Calibration:
     def estimate(
         self, value: FloatArray, prediction: Prediction, observed: Observed, upper: float
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The model's own ``value`` of every cell, (C,), and the ends of its interval, which holds it: clipped to [0,
-        ``upper``]."""
+        """The model's own ``value`` of every cell, (C,), and its interval around it, clipped to [0, ``upper``]."""
         low, high = self.interval(prediction, observed)
         value, low, high = np.clip([value, np.minimum(low, value), np.maximum(high, value)], 0.0, upper)
         return value, low, high

@@ -23,8 +23,7 @@ TOLERANCE = 1e-3
 FINEST_SCALE = 1e-3
 """Smaller scales are raised to this share of the prior's standard deviation; the difference is too small to matter."""
 _DAMPING = 0.7
-"""Share of its step that a site moves by, once whole steps did not halve the last movement: correlated sites overshoot
-together."""
+"""Share of its step that a site moves by, once whole steps do not halve movements: correlated sites overshoot."""
 _WEAK = 1e-6
 """Sites whose precision is less than this share of their prior one: (1 - x)/precision would round away."""
 

@@ -57,8 +57,7 @@ class LevelTree:
         return [-(-self.bins // span) for span in self.leaves_below()]
 
     def shares(self) -> FloatArray:
-        """Budget shares of the levels, shape (h,): equal, or ∝ (n_i − 1)^(1/3), which minimises Σ(n_i − 1)/ε_i² at Σε_i
-        fixed."""
+        """Levels' budget shares (h,): equal, or ∝ (n_i − 1)^(1/3), which minimises Σ(n_i − 1)/ε_i² at Σε_i fixed."""
         return _normalised([1.0 if self.sharing == "equal" else (n - 1) ** (1 / 3) for n in self.factors])
 
     def digit_sums(self) -> list[int]:

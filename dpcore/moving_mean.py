@@ -38,8 +38,7 @@ from dpcore.scales import LaplaceScales, check_clipped, checked_upper
 
 @dataclass(frozen=True)
 class MovingMean:
-    """``upper``: U in quanta. ``least``: v, from which on a value moves. Raises :class:`ParameterError` unless 0 < v <
-    U."""
+    """``upper``: U in quanta. ``least``: v, where moving begins. Raises :class:`ParameterError` unless 0 < v < U."""
 
     upper: int
     least: int

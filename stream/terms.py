@@ -193,8 +193,7 @@ class FixRules(Struct, frozen=True):
 
 
 class UserLimits(Struct, frozen=True):
-    """Most ``cells`` and ``events`` of one user that count in a window (:mod:`stream.statistics.window_rows`); 0 for no
-    limit."""
+    """Most ``cells`` and ``events`` of a user that count (:mod:`stream.statistics.window_rows`); 0 for no limit."""
 
     cells: int = 0
     events: int = 0

@@ -320,8 +320,7 @@ class _Bands:
 
     @classmethod
     def of(cls, regions: Regions, x: FloatArray, flat: npt.NDArray[np.bool_], reach: int) -> _Bands:
-        """The bands between the least and the largest ``x`` of each region: one of a ``flat`` region, at most
-        ``reach`` + 1."""
+        """Bands between least and largest ``x`` of each region: one of a ``flat`` region, at most ``reach`` + 1."""
         top, bottom = (f.reduceat(x, regions.start[:-1]) for f in (np.minimum, np.maximum))
         first = np.floor(top).astype(np.int64)
         bands = np.minimum(np.maximum(np.ceil(bottom).astype(np.int64) - first, 1), reach + 1)

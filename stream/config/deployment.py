@@ -1,5 +1,4 @@
-"""The configuration of one deployment as one immutable :class:`Config`; rules that join several sections are checked
-here."""
+"""The configuration of one deployment as one immutable :class:`Config`; rules that join sections are checked here."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ def shapes(document: Any) -> list[tuple[str, Any]]:
 
 
 def polygons_of(shape: Any, where: str) -> list[Polygon]:
-    """Polygons of the geometry at ``where``. Raises :class:`ValueError` that says what is wrong there, and the
-    remedy."""
+    """Polygons of the geometry at ``where``. Raises :class:`ValueError` that says what is wrong, and the remedy."""
     kind = shape.get("type") if isinstance(shape, dict) else None
     if kind not in ("Polygon", "MultiPolygon"):
         raise ValueError(f"{where} is {shown(kind)}; give Polygons or MultiPolygons, each with an area")

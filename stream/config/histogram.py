@@ -179,8 +179,7 @@ class HistogramConfig(Section):
         return self
 
     def check_regions(self, box: BoundingBox) -> None:
-        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users are charged before the
-        draw."""
+        """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users pay before the draw."""
         if self.euler is None:
             return
         from dpcore.spatial import Domain  # scipy comes with it
@@ -254,8 +253,7 @@ class HistogramConfig(Section):
         return self.euler is not None and self.euler.origin == "declared"
 
     def largest_message(self, name: Mechanism) -> int:
-        """Largest possible size of a message of the mechanism, in bytes: of the finest grid, or the most parts, it may
-        release."""
+        """Largest possible size of a message of the mechanism, in bytes: of the finest grid or most parts."""
         if name == "euler":
             assert self.euler is not None
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]

@@ -174,7 +174,6 @@ class PrivacyConfig(Section):
 
 
 class LedgerConfig(Section):
-    """The ledger that this feed shares with all feeds that name it. Without this section a feed has a ledger of its
-    own."""
+    """The ledger that this feed shares with all feeds that name it. Without it a feed has a ledger of its own."""
 
     name: FeedName

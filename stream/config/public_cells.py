@@ -52,8 +52,7 @@ def read_area(path: Path, domain: Box) -> list[Polygon]:
 
 
 def _check_inside(positions: list[Position], domain: Box) -> None:
-    """Raise :class:`ValueError` for positions outside ``domain``, where every fix is refused and cells would stay
-    empty."""
+    """Raise :class:`ValueError` for positions outside ``domain``, where every fix is refused."""
     outside = [position for position in positions if not _inside(position, domain)]
     if not outside:
         return
@@ -139,8 +138,7 @@ def _too_many(count: str, resolution: int) -> ConfigError:
 
 
 def _require_publishable(config: Config, cells: int) -> None:
-    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for so many public
-    cells."""
+    """Raise :class:`ConfigError` if ``cdf`` is named, but would be left out of every window for so many cells."""
     speed = config.speed
     if "cdf" not in speed.statistics:
         return

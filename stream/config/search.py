@@ -15,8 +15,7 @@ TEMPLATES = {"values": "bus-fleet.toml", "participation": "riders-live.toml"}
 
 
 class Chosen(NamedTuple):
-    """A chosen configuration: its file, the folder to which relative paths in it are relative, and why it was
-    chosen."""
+    """A chosen configuration: its file, the folder of its relative paths, and why it was chosen."""
 
     file: Path
     base: Path
@@ -24,8 +23,7 @@ class Chosen(NamedTuple):
 
 
 def template(relation: str) -> Path:
-    """The shipped configuration of ``relation``: in ``config/`` of a clone, beside this file in an installed
-    package."""
+    """The shipped configuration of ``relation``: in ``config/`` of a clone, beside this file if installed."""
     installed = Path(__file__).with_name("templates")
     folder = installed if installed.is_dir() else Path(__file__).parents[2] / "config"
     return folder / TEMPLATES[relation]

@@ -1,5 +1,4 @@
-"""Reading of files that hold a secret: only their owner may read them, or the group to which an orchestrator mounts
-them."""
+"""Reading of files that hold a secret: only their owner may read them, or an orchestrator's group."""
 
 from __future__ import annotations
 

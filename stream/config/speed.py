@@ -1,5 +1,4 @@
-"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: the cells, the statistics of speed, and how they are
-made."""
+"""Sections ``[hexagons]``, ``[speed]`` and ``[participation]``: cells, statistics of speed, and how they are made."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ FROM_BINS = ("p15", "p50", "p85", "cdf")
 
 
 class HexagonConfig(Section):
-    """H3 resolution. Under "values", sparse hexagons may be merged by public counts until the mean's interval is
-    narrow."""
+    """H3 resolution. Under "values", sparse hexagons may be merged until the mean's interval is narrow."""
 
     resolution: int = Field(ge=0, le=15)
     merge_until: float | None = Field(default=None, gt=0, le=1000)

@@ -1,2 +1,1 @@
-"""The one judge of a feed: why events are refused, and what is odd about those that are not. Inside the boundary
-only."""
+"""The one judge of a feed: why events are refused, and what is odd about the others. Inside the boundary only."""

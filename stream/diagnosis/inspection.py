@@ -217,14 +217,12 @@ _FAR_NORTH = 66.0
 _TELLING = 0.7
 """Above this product of cosines, speeds by direction differ too little between right and exchanged axes."""
 _NEARER = 0.6
-"""A quotient below the product to this power is nearer to what exchanged axes give. On recordings of buses it is 0.89
-to 1.01."""
+"""A quotient below the product to this power is nearer to exchanged axes. Recorded buses have 0.89 to 1.01."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What an inspection ends with. ``usable``, ``refused``: what the service takes under ``config``, and why not the
-    others."""
+    """What an inspection ends with. ``usable``, ``refused``: what the service takes under ``config``, or why not."""
 
     seen: Observations
     measures: Measures

@@ -78,8 +78,7 @@ async def newest_messages(
 async def _newest(
     bounded: BoundedConsumer, topic: str, limit: int, unread: Counter[str]
 ) -> tuple[list[bytes], list[int]]:
-    """Messages, and when the broker appended each (µs UTC), below 0 if it does not say. ``unread`` counts those left
-    out."""
+    """Messages, and when the broker appended each (µs UTC), below 0 if unsaid. ``unread`` counts those left out."""
     consumer = bounded.kafka
     values: list[bytes] = []
     arrived: list[int] = []
@@ -156,8 +155,7 @@ class RowSample:
             self.newest()
 
     def newest(self) -> NDArray[np.void]:
-        """The rows that are kept. All users are taken again if those that were have become few: others may have been
-        invented."""
+        """The rows that are kept. All users are taken again if few are left: others may be invented."""
         rows = np.concatenate([np.zeros(0, dtype=ROW), *self._parts])
         while len(rows) > MOST_ROWS and self._limit:
             kept = rows["time"] > rows["time"].max() - _SPAN_US

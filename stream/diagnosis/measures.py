@@ -1,5 +1,4 @@
-"""Measures of a feed's fixes: how many, how often, how fast, and what is odd. Pure; columns, near-linear in their
-length."""
+"""Measures of a feed's fixes: how many, how often, how fast, and what is odd. Pure; columns, near-linear in length."""
 
 from __future__ import annotations
 
@@ -186,8 +185,7 @@ def _speeds(
 
 
 def _direction_quotient(lat: FloatArray, lng: FloatArray, speed: FloatArray, moves: Steps) -> float | None:
-    """About 1 in any unit of speed; where axes are exchanged, about the cosine of the latitude times that of the
-    longitude."""
+    """About 1 in any unit of speed; where axes are exchanged, about the product of the cosines of both."""
     reported = speed[moves.at]
     chosen = moves.comparable & np.isfinite(reported) & (reported >= 0) & (moves.kmh >= MOVES_KMH)
     at, reported, derived = moves.at[chosen], reported[chosen], moves.kmh[chosen]

@@ -1,5 +1,4 @@
-"""What an inspection looks at: the fixes of a source that the service takes, as they were reported, and how it was
-read."""
+"""What an inspection looks at: the fixes of a source that the service takes, as reported, and how it was read."""
 
 from __future__ import annotations
 

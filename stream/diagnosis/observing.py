@@ -1,5 +1,4 @@
-"""Recognises what a file, an answer or the messages of a topic are, and reads them for an inspection with the service's
-readers."""
+"""Recognises what a file, an answer or the messages of a topic are, and reads them with the service's readers."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ _NO_GUESS = Guess(FeedFields(user="user", time="time", lat="lat", lng="lng"), No
 
 
 class _Sample(NamedTuple):
-    """What the beginning of a source shows: what it is, in words, some events as trees, its encoding, and the path of
-    its list."""
+    """What the beginning of a source shows: what it is, in words, some events as trees, encoding, path of its list."""
 
     kind: str
     trees: list[Mapping[str, Any]]

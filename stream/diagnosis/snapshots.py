@@ -1,5 +1,4 @@
-"""Reads snapshots of positions for an inspection, GTFS-realtime or SIRI-VM, with the readers of ``hexveil gtfs-rt`` and
-``siri-vm``."""
+"""Reads snapshots of positions for an inspection, GTFS-realtime or SIRI-VM, with the readers of both commands."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from stream.diagnosis.refusals import Refusals
 from stream.sources.file_kinds import HEAD_BYTES, head_of, is_gtfs_realtime, is_html, unpacked
 from stream.sources.lines import RecordingError, open_stored
 from stream.sources.messages import Messages
-from stream.sources.refused_vehicles import REMEDIES
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
+from stream.sources.timestamps import REMEDIES
 
 Form = Literal["GTFS-realtime", "SIRI-VM"]
 
@@ -62,8 +61,7 @@ def snapshots_in(path: Path) -> tuple[list[Path], Form] | None:
 
 
 def reader_of(form: str, config: Config, speeds: SpeedSource) -> SnapshotEvents:
-    """The reader of the command for this form. Raises :class:`InspectionError` if it is not installed, or cannot be
-    used."""
+    """The reader of the command for this form. Raises :class:`InspectionError` if it cannot be used."""
     feed = config.feed
     try:
         if "siri" in form.lower():

@@ -175,8 +175,7 @@ def check_rows(rows: NDArray[np.void], unit: SpeedUnit, newest: int | None = Non
 
 
 def bound_problem(quanta: NDArray[np.number], value: ValueConfig) -> str | None:
-    """Says so if a tenth of the values or more are above ``value.upper``, or below ``value.lower`` if they are no
-    speeds."""
+    """Says so if a tenth of the values or more are above ``value.upper``, or no speeds and below ``value.lower``."""
     if not len(quanta):
         return None
     beyond = {"above value.upper": float((quanta > value.lower_quanta + value.upper_quanta).mean())}

@@ -161,8 +161,7 @@ def _patterns() -> dict[str, list[str]]:
 
 
 def _pattern_of(texts: list[str]) -> TimeForm | None:
-    """The pattern that reads all texts; of several, that by which they lie nearest together, as those of one feed
-    do."""
+    """The pattern that reads all texts; of several, that by which they lie nearest together, as in one feed."""
     spans: dict[str, float] = {}
     for pattern in _patterns().get(_shape(texts[0]), ()):
         with suppress(ValueError):

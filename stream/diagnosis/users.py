@@ -1,5 +1,4 @@
-"""Whether the field of the user names users: each is promised a budget, so one that names events voids the promise.
-Pure."""
+"""Whether the field of the user names users: each has a budget, so one that names events voids the promise. Pure."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def odd_names(names: Iterable[object]) -> list[str]:
 def everywhere_at_once(
     users: NDArray[np.generic], time_us: NDArray[np.int64], lat: NDArray[np.float64], lng: NDArray[np.float64]
 ) -> str | None:
-    """Says so if one of several users has a third of all events, in places that no vehicle reaches one after the
-    other."""
+    """Says so if one of several users has a third of all events, in places that no vehicle reaches in turn."""
     names, counts = np.unique(users, return_counts=True)
     if len(names) < 2 or counts.max() < max(LEAST_EVENTS, _LARGEST_SHARE * len(users)):
         return None

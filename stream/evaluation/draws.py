@@ -87,8 +87,7 @@ class Places:
         return _events(self.hexagons)[self.shown]
 
     def errors(self, estimate: FloatArray, truth: FloatArray) -> FloatArray:
-        """``estimate``, shape (C,) by cell, less ``truth``, shape (H,) by hexagon, of each shown hexagon: shape
-        (S,)."""
+        """``estimate``, shape (C,) by cell, less ``truth``, shape (H,) by hexagon, of shown hexagons: shape (S,)."""
         return estimate[self.answering] - truth[self.shown]
 
 
@@ -168,8 +167,7 @@ def _by_statistic(derived: Mapping[str, Derived]) -> Iterator[tuple[str, Derived
 
 
 def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatArray:
-    """What noise was added to in a single-cell mean, shape (C,): a number of the mechanism's own, not the samples'
-    mean."""
+    """What noise was added to in a single-cell mean, shape (C,): the mechanism's own number, not the samples' mean."""
     noisy = published[column.scale[published] > 0]
     target = np.zeros_like(column.raw)
     target[noisy] = column.raw[noisy] - column.scale[noisy] * np.array(noise.added)
@@ -177,8 +175,7 @@ def _witnessed(column: Columns, published: IntArray, noise: _Witness) -> FloatAr
 
 
 def _score_noise(table: Errors, name: str, column: Columns, target: FloatArray, places: Places) -> None:
-    """Noise and coverage of the published cells that noise was added to; ``target``, shape (C,): what it was added
-    to."""
+    """Noise and coverage of the published cells that noise was added to; ``target``, (C,): what it was added to."""
     noisy = places.published[(column.scale[places.published] > 0) & np.isfinite(target[places.published])]
     if name not in (*PERCENTS, MOVING_MEAN):  # a ratio where few move has noise without a mean
         table.add_noise((column.raw - target)[noisy], _events(places.cells)[noisy])

@@ -74,8 +74,7 @@ class DropTuning:
 
 
 class DropSearch:
-    """Trials of one recording. ``file``: the configuration; ``most``: largest budget; ``on_trial``: called after
-    each."""
+    """Trials of one recording. ``file``: the configuration; ``most``: largest budget; ``on_trial``: after each."""
 
     def __init__(self, file: Path, rows: Rows, want: DropWant, most: float, draws: int, seed: int) -> None:
         self._file, self._config, self._want, self._most = file, load_config(file), want, most

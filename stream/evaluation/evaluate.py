@@ -49,13 +49,11 @@ class PlannedWindow:
     measured: Callable[[], Contributions]
 
     def remembering(self, memory: Memory | None) -> Plan:
-        """The plan with ``memory`` of earlier releases, from the same ledger; it is another one only with residual
-        clipping."""
+        """The plan with ``memory`` of earlier releases, from the same ledger; another only with residual clipping."""
         return self.after(memory) if self.plan.terms.speed.clipping == "residual" else self.plan
 
     def duality_gaps(self) -> list[float]:
-        """Relative distance of the noise scales' objective to its proved lower bound; nothing where none were
-        optimised."""
+        """Relative distance of the noise scales' objective to its proved lower bound; None without optimising."""
         gap = duality_gap(self.plan, by_planned_cells(self.plan, self.contributions).counts)
         return [] if gap is None else [gap]
 

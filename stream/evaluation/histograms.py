@@ -35,8 +35,7 @@ SQUARE_SHARES = (0.02, 0.06, 0.10)
 SANITY = 20.0
 """Least divisor of relative errors, as in the literature: error / max(truth, 20)."""
 CLASSES = (0, 1, 6, 21, 101)
-"""Least true count of each class for which coverage is reported, because intervals must be right for small numbers,
-too."""
+"""Least true count of each class for which coverage is reported, as small numbers need right intervals, too."""
 _SEED = 11
 
 

@@ -1,5 +1,4 @@
-"""A planted incident, and what the map shows of it, from the event to the screen. NOT PRIVATE: it knows the true
-means."""
+"""A planted incident, and what the map shows of it, from the event to the screen. NOT PRIVATE: it knows true means."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ APART = 3
 
 @dataclass(frozen=True)
 class Incident:
-    """Slower traffic for an hour from ``start`` (epoch seconds): speeds of ``cells`` (C,) are multiplied by ``factors``
-    (C,)."""
+    """Slower traffic for an hour from ``start`` (epoch seconds): speeds of ``cells`` (C,) times ``factors`` (C,)."""
 
     start: int
     cells: IdArray

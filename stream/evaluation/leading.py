@@ -145,8 +145,7 @@ def with_terms(config: Config, epsilon: float, windows: int) -> Config:
 
 
 def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int) -> Outcome:
-    """Release ``windows`` (slot -> rows) ``draws`` times with noise from ``seed``, which may never leave the
-    boundary."""
+    """Release ``windows`` (slot -> rows) ``draws`` times with noise from ``seed``, which never leaves the boundary."""
     every, ledger_budget = released(config, windows, draws, seed)
     return Outcome(
         epsilon=config.privacy.epsilon,

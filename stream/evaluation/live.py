@@ -156,8 +156,7 @@ def evaluate_live(
     mechanism: str = "configured",
     on_window: Callable[[], None] = lambda: None,
 ) -> LiveScore:
-    """Live through ``windows`` in ``draws`` feeds of one configuration. ``on_window``: called after each window of each
-    of them."""
+    """Live through ``windows`` in ``draws`` feeds of one configuration. ``on_window``: called after each window."""
     return judge(config, windows, [Feed(config, seed) for seed in range(draws)], mechanism, on_window)
 
 
@@ -284,8 +283,7 @@ def _curves(
 
 
 def _curve(cell: int, drawn: Sequence[tuple[Exact, FloatArray, Shown]], since: int | None) -> Curve:
-    """Of the windows ``drawn``: as it was, typical means, what is shown. ``since``: the begin of an incident, epoch
-    seconds."""
+    """Of the windows ``drawn``: as it was, typical means, what is shown. ``since``: begin of an incident (epoch s)."""
     begin, rows = drawn[0][0].slot, []
     for window, typical, seen in drawn:
         here = np.flatnonzero(window.cells == cell)

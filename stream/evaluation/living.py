@@ -77,8 +77,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Exact:
-    """One window as it truly was: its rows, and of each hexagon with events the number of them and their clipped mean,
-    (H,)."""
+    """One window as it truly was: its rows, and of each hexagon with events their number and clipped mean, (H,)."""
 
     slot: int
     rows: WindowRows
@@ -131,8 +130,7 @@ class Feed:
 
 
 def _read(plan: Plan, hexagons: IdArray, messages: Sequence[Message]) -> Shown:
-    """The leading mean that the ``messages`` show of each of ``hexagons``, or of the cell into which the plan merged
-    it."""
+    """The leading mean that the ``messages`` show of each of ``hexagons``, or of the cell it was merged into."""
     answering = hexagons if plan.merged is None else plan.merged
     seen = {}
     for message in messages:

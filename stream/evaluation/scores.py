@@ -43,8 +43,7 @@ class CellCoverage:
 
 
 class Verdicts:
-    """Rows (cell, events, shown, clipped, measured, covers clipped, covers measured) of windows and draws, as they
-    come."""
+    """Rows (cell, events, shown, clipped, measured, covers clipped, covers measured) of windows and draws in turn."""
 
     def __init__(self) -> None:
         self._cells: list[IdArray] = []
@@ -62,8 +61,7 @@ class Verdicts:
         self._rows.append(np.stack([events, shown, *truths, *covers.astype(np.float64)]))
 
     def by_cell(self) -> tuple[CellCoverage, ...]:
-        """Every cell, those first whose intervals miss the mean of measured speeds most often; of equal ones the
-        busiest."""
+        """Every cell, those first whose intervals miss the measured mean most often, the busiest of equals."""
         if not self._cells:
             return ()
         cells, index = np.unique(np.concatenate(self._cells), return_inverse=True)
@@ -234,8 +232,7 @@ class Errors:
         self.worst_error: float | None = None
 
     def add(self, cells: IdArray, error: FloatArray, weight: FloatArray) -> None:
-        """Errors (n,) of ``cells``, weighted by their events; where there is no truth, they are not numbers and left
-        out."""
+        """Errors (n,) of ``cells``, weighted by their events; without truth they are no numbers and left out."""
         known = np.isfinite(error)
         self.cell.append(cells[known])
         self.error.append(error[known])

@@ -220,8 +220,7 @@ class Recording:
 
 
 class Search:
-    """Trials of one recording, each made once. ``most``: largest budget of a period; ``on_trial``: called after
-    each."""
+    """Trials of one recording, each made once. ``most``: largest budget of a period; ``on_trial``: after each."""
 
     def __init__(
         self,
@@ -390,8 +389,7 @@ class Search:
         return best
 
     def _honest(self, trial: Trial, before: float, most: float) -> Trial | None:
-        """``trial``, or one of a few higher ε, whose intervals hold the truth often enough; None if all of them do
-        not."""
+        """``trial``, or one of a few higher ε, whose intervals hold the truth often enough, or None."""
         for level in range(trial.level, min(trial.level + _HONEST_STEPS, len(EPSILONS))):
             candidate = self.trial(trial.setting, level)
             if candidate.outcome.budget > most:

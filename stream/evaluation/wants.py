@@ -1,5 +1,4 @@
-"""What an operator wants of a map, in one sentence: how near the leading number must be, or how soon it must show a
-jam."""
+"""What an operator wants of a map, in one sentence: how near its number must be, or how soon it must show a jam."""
 
 from __future__ import annotations
 

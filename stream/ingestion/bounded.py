@@ -179,8 +179,7 @@ class _BoundedResult(fetcher.FetchResult):  # type: ignore[misc]  # aiokafka has
 
 
 class _BoundedRecords(fetcher.PartitionRecords):  # type: ignore[misc]  # aiokafka has no types
-    """Records of one partition in one answer of the broker. ``log_end``: the offset after its last message at that
-    time."""
+    """Records of one partition in one answer of the broker. ``log_end``: the offset after its last message then."""
 
     log_end: float = math.inf
     is_packed = False
@@ -263,8 +262,7 @@ class _Batches:
         )
 
     def _end_of(self, damaged: Any, following: Any) -> int:
-        """The offset after a batch whose own word for it is not believed: the next one's, and within what is left of
-        the log."""
+        """The offset after a batch whose own word is not believed: the next one's, within what is left of the log."""
         end = damaged.next_offset if following is None else following.base_offset
         return int(max(min(end, self._reading.log_end), self._reading.next_fetch_offset + 1))
 

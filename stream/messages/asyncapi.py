@@ -1,5 +1,4 @@
-"""The AsyncAPI 3.1 document of the output topics, generated from the schemas and topic settings that the service
-uses."""
+"""The AsyncAPI 3.1 document of the output topics, generated from the service's schemas and topic settings."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from stream.messages.topics import OUTPUT_PLANS, TopicPlan
 Schema = dict[str, Any]
 
 VERSION = "1.3.0"
-"""Version of the messages. The second number counts additions; a change that breaks readers gets a new topic,
-``.v2``."""
+"""Version of the messages. The second number counts additions; a change that breaks readers gets a topic ``.v2``."""
 
 _KEYS = {
     HEXAGON_SPEED: "H3 index of the cell.",
@@ -193,8 +191,7 @@ def _headers(topic: str) -> Schema:
 
 
 def _as_draft_07(node: Any) -> Any:
-    """The schema in AsyncAPI's dialect. Of the keywords that our schemas use, only ``dependentRequired`` has another
-    name there."""
+    """The schema in AsyncAPI's dialect. Of our keywords only ``dependentRequired`` has another name there."""
     if isinstance(node, list):
         return [_as_draft_07(part) for part in node]
     if not isinstance(node, dict):

@@ -51,8 +51,7 @@ class ChainError(ValueError):
 
 
 class Succession(msgspec.Struct, frozen=True):
-    """An old key's statement that another one follows it. ``signer``: the old public key; ``endorsement``: its
-    signature."""
+    """An old key's statement that another one follows it. ``signer``: the old key; ``endorsement``: its signature."""
 
     signer: str
     endorsement: str
@@ -63,8 +62,7 @@ class Succession(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """What the next marker needs to know of the last one: the digest of its value, and who signed it (empty:
-    nobody)."""
+    """What the next marker needs to know of the last one: the digest of its value, and its signer (empty: nobody)."""
 
     digest: str
     signer: str = ""

@@ -115,8 +115,7 @@ def decode_outbox(blob: bytes) -> list[Message]:
 
 
 LARGEST_NUMBER = 1e15
-"""Largest magnitude of a number in a message that is read; larger ones are forged, and arithmetic with them
-overflows."""
+"""Largest magnitude of a number in a message that is read; larger ones are forged, and overflow."""
 LEAST_NOISE = 1e-12
 """Least scale or variance of noise in a message that is read, apart from 0."""
 _OF_NOISE = ("scale", "variance", "variances")

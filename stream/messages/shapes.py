@@ -36,8 +36,7 @@ _PLACED = msgspec.json.Decoder(_Placed)
 
 
 def places_of(values: Iterable[bytes]) -> list[Place]:
-    """The places of the messages of one window, in the same order; all of them are needed to know the finest
-    resolution."""
+    """The places of the messages of one window, in the same order; all are needed to know the finest resolution."""
     placed = [_PLACED.decode(value) for value in values]
     finest = finest_of(placed)
     return [Place(one.cell, tuple(one.excludes), finest) for one in placed]
@@ -59,8 +58,7 @@ def parts_of(place: Place) -> tuple[str, ...]:
 
 @lru_cache(MOST_KEPT)
 def geometry_of(place: Place) -> dict[str, Any]:
-    """GeoJSON (RFC 7946): a Polygon or, where a cell was merged, a MultiPolygon. Across 180°, longitudes go on beyond
-    it."""
+    """GeoJSON (RFC 7946): a Polygon or, where a cell was merged, a MultiPolygon. Longitudes go on beyond 180°."""
     parts = parts_of(place)
     if parts == (place.cell,):
         return {"type": "Polygon", "coordinates": [ring_of(place.cell)]}

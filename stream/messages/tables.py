@@ -64,8 +64,7 @@ _MODELLED = tuple(
     for part in ("_method", "", "_low", "_high", "_unit")
 )
 ALWAYS = (*FIRST, *_ESTIMATE, "status", "excludes", *_MEAN, *_MODELLED)
-"""Columns that every file has, so that the files of all windows can be put together. Others come by the configuration
-alone."""
+"""Columns that every file has, so that files can be put together. Others come by the configuration alone."""
 PURE = "pure"
 """The accounting of a message that names none: pure ε, with delta = 0."""
 COUNTED = ("users", "events")
@@ -89,8 +88,7 @@ def row_of(value: bytes) -> Row:
 
 
 def rows_of(values: Sequence[bytes]) -> list[Row]:
-    """Hexagon messages as flat rows, in the same order. Every row has every column; None where the message has no
-    value."""
+    """Hexagon messages as flat rows, in the same order. Every row has every column, None without a value."""
     rows = [row_of(value) for value in values]
     columns = _columns(rows)
     return [_filled(row, columns) for row in rows]
@@ -179,8 +177,7 @@ def can_write_parquet() -> bool:
 
 
 def _columns(rows: Iterable[Row]) -> list[str]:
-    """The columns of all rows. Where any cell of the feed may have a number, there is a column, also if none has it
-    here."""
+    """The columns of all rows. Where any cell of the feed may have a number, there is a column, even if none has it."""
     columns: dict[str, None] = dict.fromkeys(ALWAYS)
     for row in rows:
         columns.update(dict.fromkeys(row))

@@ -67,8 +67,7 @@ def replicas_on(brokers: int) -> int:
 
 
 def durability(replicas: int) -> dict[str, str]:
-    """Settings by which a topic with so many replicas loses nothing that was acknowledged, and outlives one broker, if
-    it can."""
+    """Settings by which a topic with so many replicas loses nothing acknowledged, and outlives one broker if it can."""
     in_sync = min(2, max(1, replicas - 1))
     return {"min.insync.replicas": str(in_sync), "unclean.leader.election.enable": "false"}
 
@@ -104,15 +103,13 @@ async def create_topics(config: Config) -> dict[str, str]:
 
 
 KEPT_PERIODS = timedelta(days=2)
-"""How long a period is kept after its last possible event, so that operators can look at it and retry set-aside
-windows."""
+"""How long a period is kept after its last possible event, so that operators can retry set-aside windows."""
 LAST_FIXES = timedelta(minutes=10)
 """The longest that the last fixes of a user are kept, with which the next speed is derived."""
 
 
 class Kept(NamedTuple):
-    """One kind of data. ``personal``: whether it is about single users; ``place``: where it is; ``time``: for how
-    long."""
+    """One kind of data. ``personal``: whether it is about single users; ``place``: where it is; ``time``: how long."""
 
     what: str
     place: str

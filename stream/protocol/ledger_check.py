@@ -136,8 +136,7 @@ class LedgerCheck:
         return Common(user_field(self.config.feed), published.topic, fingerprint)
 
     async def _remembers(self, published: Published) -> None:
-        """Raise :class:`LedgerError` unless Redis has the generation of every close marker and knows the last one of
-        each feed."""
+        """Raise :class:`LedgerError` unless Redis has each marker's generation and knows the last of each feed."""
         generation = await self.ledger.generation()
         foreign = sorted(published.generations - {generation})
         if foreign:

@@ -236,8 +236,7 @@ class ReleaseProtocol:
         await self._done("commit")
 
     def _continued(self, marker: Message, last: bytes) -> tuple[Message, bytes]:
-        """The close marker as the next of the feed's chain, and the link to it. Raises :class:`LedgerError` for another
-        key."""
+        """The close marker, next in the chain, and the link to it. Raises :class:`LedgerError` for another key."""
         try:
             chained, link = continued(marker, decode_link(last), self.signer)
         except ChainError as error:

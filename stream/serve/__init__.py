@@ -1,2 +1,1 @@
-"""The public side: serves releases from the output topics or from files. It uses no Redis, no ledger and no raw
-events."""
+"""The public side: serves releases from the output topics or from files. It has no Redis, no ledger, no raw events."""

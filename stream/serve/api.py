@@ -35,8 +35,7 @@ from stream.serve.window_store import View, WindowView
 log = structlog.get_logger()
 
 SELECTED_BYTES = 32 << 20
-"""Bytes of answers of which readers may ask for any number, that are kept: a share of their own, so that they push out
-no others."""
+"""Bytes kept of answers of which readers may ask for any number: a share of their own, so they push out no others."""
 
 
 class Service:

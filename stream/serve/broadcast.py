@@ -21,8 +21,7 @@ log = structlog.get_logger()
 
 PING_SECONDS = 15.0
 _RETRY_MS = (1_000, 5_000)
-"""Seconds after which clients reconnect; each gets another time, so that they do not all come back at once after a
-restart."""
+"""Seconds after which clients reconnect; each gets another time, so that they do not all come back at once."""
 _PAST_AT_ONCE = 16
 MAX_STREAMS = 2_000
 """Most event streams at a time; each holds a connection."""
@@ -139,8 +138,7 @@ class Broadcast:
         return not stream.ended.is_set()
 
     def _past(self, feed: str, since: int | None) -> list[WindowView]:
-        """Windows after the id ``since``. If ``since`` is above every id, the topic was created anew, and all windows
-        are returned."""
+        """Windows after the id ``since``. If ``since`` is above every id, the topic is new, and all are returned."""
         if since is None:
             return []
         newest = self._view.completed(feed)[-1:]

@@ -107,6 +107,5 @@ def _allowed(request: web.Request, origins: Sequence[str]) -> bool:
 
 
 def worth_a_log(record: logging.LogRecord) -> bool:
-    """Log filter for ``aiohttp.server``: bytes that are not HTTP are the sender's fault and cause no traceback in the
-    log."""
+    """Log filter for ``aiohttp.server``: bytes that are not HTTP are the sender's fault and cause no traceback."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

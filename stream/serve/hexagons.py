@@ -26,8 +26,7 @@ from stream.serve import parameters as p
 from stream.serve.city.areas import Area
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
-from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Problem, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
 from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
@@ -137,8 +136,7 @@ def _clocks_change(day: date, local: datetime) -> bool:
 FILES = {"csv": CSV, "parquet": PARQUET, "geojson": GEOJSON}
 """Media type of each file format."""
 MOST_SELECTED = 16
-"""Selections of cells that may be made or wait at the same time. There are as many as boxes, so their queue is
-short."""
+"""Selections of cells that may be made or wait at the same time. There are as many as boxes: a short queue."""
 
 
 class _Place(msgspec.Struct):
@@ -305,8 +303,7 @@ def within(box: Box, lat: float, lng: float) -> bool:
 
 
 class Feeds:
-    """Handler for the list of feeds. A configuration describes its own feed only; of others nothing is known but the
-    releases."""
+    """Handler for the list of feeds. A configuration describes its own feed only; of others only releases are known."""
 
     def __init__(self, config: Config, view: View, answers: Answers) -> None:
         self._view, self._answers = view, answers

@@ -245,8 +245,7 @@ def _window_fields() -> s.Schema:
 
 
 def _histogram_schemas(released: s.Schema) -> s.Schema:
-    """Components for spatial histograms, whose messages have the properties ``released``, and for answers to range
-    queries."""
+    """Components for spatial histograms, whose messages have the properties ``released``, and answers to ranges."""
     window = _window_fields()
     return {
         "HistogramSummary": {

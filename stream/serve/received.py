@@ -22,8 +22,7 @@ from stream.windows import EARLIEST_S
 SLAB = 16_384
 """About so many values are checked at once: some 5 ms of work."""
 MAX_ROW = 2_047
-"""Most values in one row: the components of regions along a domain of 1024 cells, the longest that a configuration
-allows."""
+"""Most values in one row: components along a domain of 1024 cells, the longest that is allowed."""
 
 _Node = dict[str, Any]
 
@@ -69,8 +68,7 @@ def _of_value(value: Any, slab: int, slabs: int) -> Any:
 TOPICS = (HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW)
 
 MAX_LISTED_BYTES = 16 << 10
-"""Longest close marker, and longest summary of a histogram, in bytes: lists of windows repeat them. Ours have about 1
-kB."""
+"""Longest close marker, and longest summary of a histogram, in bytes: lists repeat them. Ours have about 1 kB."""
 MAX_ID_BYTES = 512
 """Longest ``ce_id`` in bytes: the store remembers those of a window until it is complete. Ours have about 100."""
 

@@ -15,8 +15,7 @@ from aiohttp.payload import Payload
 from stream.serve.addresses import client_of
 
 SEND_BUFFER = 32 * 1024
-"""Bytes that the system and the transport each buffer for a client that does not read; the rest waits where it is
-kept."""
+"""Bytes that the system and the transport each buffer for a client that does not read; the rest waits."""
 STALL_SECONDS = 30.0
 """How long a client may leave one piece unread before its connection is closed."""
 MAX_SENDING_BYTES = 256 << 20

@@ -94,8 +94,7 @@ PMTILES = b"PMTiles"
 _TYPE, _VECTOR = 99, 1
 """Where the header of an archive says what its tiles are, and its number for vectors (PMTiles Version 3)."""
 MOST_READ = 4
-"""Parts of the basemap that are read at the same time, so that many requests do not fill the memory before any is
-answered."""
+"""Parts of the basemap that are read at the same time, so that many requests do not fill the memory."""
 
 # MapLibre's worker is a file of our own, and map images are made in the page (data: and blob:). Nothing else is needed.
 POLICY = "; ".join(

@@ -33,8 +33,7 @@ class Described(NamedTuple):
     """What answers say of a window, as JSON, in one state of it."""
 
     tag: str
-    """It is another one in another state, and no other window has it: a body made of the window depends on nothing
-    else."""
+    """It is another one in another state, and no other window has it: a body of it depends on nothing else."""
     summary: bytes
     histograms: bytes
     """The window with the summaries of its histograms."""

@@ -55,8 +55,7 @@ class SimulatedAgency:
 
 
 def simulated_clock(start_us: int, pace: float) -> Callable[[], int]:
-    """A clock (µs UTC) that begins at ``start_us``, runs ``pace`` times as fast as time, and never overtakes the
-    present."""
+    """A clock (µs UTC) that begins at ``start_us``, runs ``pace`` times as fast, never beyond the present."""
     began = time.time_ns() // 1000
 
     def now_us() -> int:

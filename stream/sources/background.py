@@ -11,8 +11,7 @@ import numpy as np
 from stream.sources.messages import Messages
 
 AHEAD = 4
-"""Blocks that are read before they are asked for: what is read while delivery naps after an empty block is not held
-up."""
+"""Blocks that are read before they are asked for: a nap of delivery after an empty block holds up none."""
 _WAIT_SECONDS = 0.01
 
 

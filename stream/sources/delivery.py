@@ -1,5 +1,4 @@
-"""Sends messages to Kafka at a chosen pace, with an idempotent producer, in whole batches, one partition per
-vehicle."""
+"""Sends messages to Kafka at a chosen pace, with an idempotent producer, in whole batches, a partition per vehicle."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ from stream.ingestion.formats import claims_utc, recording_format, time_us, utc_
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
-from stream.sources.refused_vehicles import cause_of_left_out
 from stream.sources.replay import in_time_order
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import NO_PLACE, SnapshotError, SnapshotRows
+from stream.sources.timestamps import cause_of_left_out
 from stream.windows import Slotting
 
 AT_ONCE = 20_000
@@ -71,8 +71,7 @@ class DerivedEvents(SnapshotEvents):
         return self.take(rows.snapshot(clock)), others
 
     def _add(self, rows: SnapshotRows, value: bytes) -> bool:
-        """Add the fix of an event, or count why it is refused; whether the event has a speed, and so goes on in any
-        case."""
+        """Add the fix of an event, or count why it is refused; whether the event has a speed, so goes on anyway."""
         if len(value) > MAX_MESSAGE_BYTES:
             raise ValueError("no event")
         fix = self._format.read(value)
@@ -127,8 +126,7 @@ def derived_recording(
     events: DerivedEvents,
     on_progress: Callable[[int, int], None] = lambda done, size: None,
 ) -> Iterator[Messages]:
-    """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError` for what cannot be
-    read."""
+    """The events of a recording, sorted by time, with derived speeds. Raises :class:`RecordingError`."""
     one_each = config.relation == NeighbouringRelation.PARTICIPATION
     with open_recording(path, file_format, config.feed, one_each=one_each) as recording:
 

@@ -204,8 +204,7 @@ class SpeedDerivation:
         return fixes
 
     def _reference(self, fixes: _Fixes) -> IntArray:
-        """For each fix the index of its reference: the newest fix at least ``least_s`` older; its own index if there is
-        none."""
+        """For each fix the index of its reference: the newest fix at least ``least_s`` older; else its own index."""
         key = _key(fixes.vehicle, fixes.time)
         earlier = np.searchsorted(key, key - round(self.limits.least_s * 1000), side="right") - 1
         own = np.arange(len(key))

@@ -17,8 +17,7 @@ from stream.config.feed import FeedFields
 from stream.ingestion.formats import known_fields
 
 SEPARATORS = (",", ";", "\t", "|")
-"""Usual separators of columns. Another character separates them if the header then has the fields that are looked
-for."""
+"""Usual separators of columns. Another one does if the header then has the fields that are looked for."""
 _LONGEST_HEADER = 1 << 16
 _NEVER_SEPARATE = frozenset(string.ascii_letters + string.digits + "_-.\"'\r\n\0")
 PARQUET = b"PAR1"
@@ -183,8 +182,7 @@ def header_readings(header: bytes) -> list[tuple[str, list[str]]]:
 
 
 def is_header(line: bytes, fields: FeedFields) -> bool:
-    """Whether the first line of a file is the header of a CSV: it names the ``fields``, or has five columns and is not
-    JSON."""
+    """Whether the first line of a file is the header of a CSV: it names ``fields``, or has five columns, no JSON."""
     if line.lstrip(b"\xef\xbb\xbf \t")[:1] in (b"", b"{", b"[", b"<") or b"\0" in line or b'":' in line:
         return False
     separator, names = columns_of(line, fields)

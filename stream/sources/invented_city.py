@@ -31,8 +31,7 @@ _RING_NAMES = ("Inner Ring", "Outer Ring")
 
 
 def crossing(site: Site, lat: float, lng: float) -> str:
-    """The crossing of the grid's avenues and numbered streets that is nearest to a place; streets are counted from the
-    north."""
+    """The crossing of the grid's avenues and numbered streets nearest to a place; streets count from the north."""
     block = site.radius_km / BLOCKS
     east, north = (lng - site.lng) * site.km_per_degree[1] / block, (lat - site.lat) * site.km_per_degree[0] / block
     column, row = (min(max(round(blocks), 1 - BLOCKS), BLOCKS - 1) for blocks in (east, north))

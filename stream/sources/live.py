@@ -15,7 +15,7 @@ from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings, documents
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import SnapshotError
-from stream.sources.staleness import Staleness
+from stream.sources.timestamps import Staleness
 
 log = structlog.get_logger()
 
@@ -110,8 +110,7 @@ class FileSink:
 
 
 class KafkaSink:
-    """Writes events to the feed's topic. While Kafka is down it sends the same events again; the service counts each
-    once."""
+    """Writes events to the feed's topic. While Kafka is down it sends them again; the service counts each once."""
 
     def __init__(self, config: Config, stopping: asyncio.Event) -> None:
         self._config, self._stopping = config, stopping

@@ -131,8 +131,7 @@ class Broker:
 
 
 class _Arrivals(asyncio.Queue[Publication]):
-    """What arrived and was not decoded yet, within bounds of number and bytes. What exceeds them is dropped and
-    counted."""
+    """What arrived and was not decoded yet, within bounds of number and bytes. The rest is dropped and counted."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,8 +30,7 @@ BLOCKS = 12
 
 @dataclass(frozen=True)
 class Site:
-    """Where a city lies: its middle in degrees, its radius, and kilometres per degree of latitude and of longitude
-    there."""
+    """Where a city lies: its middle in degrees, its radius, and kilometres per degree of latitude and longitude."""
 
     lat: float
     lng: float
@@ -97,8 +96,7 @@ def _spoke(rng: np.random.Generator, angle: float, radius: float) -> np.ndarray:
 
 
 def main_roads(rng: np.random.Generator, radius: float) -> list[np.ndarray]:
-    """Corners of the radial main roads, from the middle of the city outwards. They are the first thing that ``rng``
-    draws."""
+    """Corners of the radial main roads, from the middle of the city outwards. ``rng`` draws them first."""
     return [_spoke(rng, 2 * np.pi * k / 9 + rng.normal(0, 0.08), radius * rng.uniform(0.75, 0.95)) for k in range(9)]
 
 
@@ -109,8 +107,7 @@ def ring_road(radius: float) -> np.ndarray:
 
 
 def _lattice_walk(rng: np.random.Generator, reach: float) -> np.ndarray:
-    """A street route on the inner half of the grid: straight runs with right-angle turns, from one side to the
-    other."""
+    """A street route on the inner half of the grid: straight runs with right-angle turns, from side to side."""
     half = BLOCKS // 2
     block = reach / half
     rows = rng.choice(np.arange(-half, half + 1), size=int(rng.integers(2, 5)), replace=False) * block

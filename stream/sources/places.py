@@ -90,8 +90,7 @@ def _inside(line: list[Point], domain: BoundingBox) -> Iterator[list[Point]]:
 
 
 def simplified(line: FloatArray, tolerance_m: float) -> FloatArray:
-    """The points (n, 2; latitude, longitude) of which no dropped one is farther than ``tolerance_m`` from the line of
-    the others."""
+    """The points (n, 2; latitude, longitude) no dropped one of which is beyond ``tolerance_m`` from their line."""
     scale = math.radians(1) * EARTH_M * np.array([1.0, math.cos(math.radians(float(line[:, 0].mean())))])
     metres = line * scale
     keep = np.zeros(len(line), dtype=bool)
@@ -123,8 +122,7 @@ MOST_SAMPLES = 20_000_000
 MOST_STOPS = 100_000
 """Stops that are listed by name, as many as ``hexveil serve`` takes."""
 PER_EDGE = 20
-"""Points along a line for each edge length of a cell: a cell that a line cuts by less than a twentieth of that may be
-missed."""
+"""Points along a line for each edge length of a cell: a cell cut by less than a twentieth of it may be missed."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,7 @@ class Places:
 
 
 def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
-    """The cells of a schedule that lie wholly in ``domain``. Raises :class:`ScheduleError` for more lines than a city
-    has."""
+    """The cells of a schedule that lie wholly in ``domain``. Raises :class:`ScheduleError` for too many lines."""
     stops: dict[str, list[str]] = {}
     for number, stop in schedule.stops.items():
         stops.setdefault(h3.latlng_to_cell(stop.lat, stop.lng, resolution), []).append(number)
@@ -179,8 +176,7 @@ def places(schedule: Schedule, domain: BoundingBox, resolution: int) -> Places:
 
 
 def _named_stops(schedule: Schedule, domain: BoundingBox) -> tuple[Stop, ...]:
-    """Stops with a name in ``domain``, in order of name; of platforms with the same name within some 100 m the
-    first."""
+    """Stops with a name in ``domain``, in order of name; of platforms of one name within some 100 m the first."""
     chosen: dict[tuple[str, float, float], Stop] = {}
     for stop in sorted(schedule.stops.values(), key=lambda stop: (stop.name, stop.lat, stop.lng)):
         if stop.name and domain.contains(stop.lat, stop.lng):

@@ -33,8 +33,7 @@ _CHUNK = 1 << 16
 
 
 class FetchError(RuntimeError):
-    """There is no usable answer. ``retry_after_s``: the wait that the server asked for. ``final``: trying again is
-    pointless."""
+    """There is no usable answer. ``retry_after_s``: the wait that the server asked for. ``final``: do not try again."""
 
     def __init__(self, reason: str, *, retry_after_s: float = 0.0, final: bool = False) -> None:
         super().__init__(reason)
@@ -43,8 +42,7 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True)
 class PollSettings:
-    """Settings of requests: seconds between two, seconds for one, bytes of an answer after decompression, headers,
-    query."""
+    """Settings of requests: seconds between two, seconds for one, bytes of an unpacked answer, headers, query."""
 
     interval_s: float = 15.0
     timeout_s: float = 20.0

@@ -41,8 +41,7 @@ _EVENT_BYTES = MOST_BYTES // MOST_EVENTS
 _MOST_REQUESTS = 16
 """Requests whose bodies are read at a time; others are asked to come back."""
 MOST_WAITING_BYTES = 16 << 20
-"""Bytes of events that wait for the broker. Further requests, and those that have waited for too long, are asked to
-come back."""
+"""Bytes of events that wait for the broker. Further requests, and those that waited too long, are sent back."""
 _CONNECTIONS, _IDLE_SECONDS = 512, 15.0
 """Connections at a time, half of them from one address, and seconds until one that asks for nothing is closed."""
 _BODY_SECONDS, _BROKER_SECONDS, _CLOSE_SECONDS = 10.0, 20.0, 5.0
@@ -61,8 +60,7 @@ class PushError(Exception):
 
 @dataclass
 class PushAllowance:
-    """A bucket of events that fills by ``rate`` a second, up to ten seconds' worth. ``clock``: seconds that never go
-    back."""
+    """A bucket of events that fills by ``rate`` a second, up to ten seconds' worth. ``clock``: seconds, never back."""
 
     rate: float
     clock: Callable[[], float] = time.monotonic
@@ -181,8 +179,7 @@ class PushIntake:
         await self._sender.confirm()
 
     def _judged(self, values: list[bytes]) -> tuple[Messages, list[dict[str, Any]]]:
-        """The messages of a request, keyed by vehicle, and the first of those that the service would refuse, with
-        reasons."""
+        """The messages of a request, keyed by vehicle, and the first that the service would refuse, with reasons."""
         batch = self._decoder.decode(values, time.time_ns() // 1000)
         refused = [
             {"event": at, "reason": REASONS[code].value}

@@ -32,8 +32,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def require_format(path: Path, file_format: str, feed: FeedConfig) -> None:
-    """Raise :class:`RecordingError` if a recording in ``file_format`` cannot be read, or not be converted for
-    ``feed``."""
+    """Raise :class:`RecordingError` if a recording in ``file_format`` cannot be read, or converted for ``feed``."""
     if file_format not in FORMATS or (file_format == "declared" and feed.fields is None):
         known = ", ".join(FORMATS)
         raise RecordingError(
@@ -87,8 +86,7 @@ class Recording:
         *,
         one_each: bool = False,
     ) -> None:
-        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused as a
-        whole."""
+        """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused."""
         require_format(path, file_format, feed)
         self._format = recording_format(feed, file_format)
         self._any_speed = feed.derives_speeds
@@ -175,8 +173,7 @@ class Recording:
         return names
 
     def _csv_event(self, line: bytes, names: list[str]) -> bytes:
-        """The row as a JSON object without the fields that are empty. Of a row that is none of this table, what is
-        wrong."""
+        """The row as a JSON object without the fields that are empty. Of a row of no such table, what is wrong."""
         separator, text = self._separator, line.decode("utf-8", "replace")
         at, self._row = self._row, self._row + 1
         try:
@@ -237,8 +234,7 @@ def _finite(number: float) -> float:
 
 
 def _number(text: str) -> float | str | None:
-    """The number, with a decimal point or comma; None for none; any other text as it is, so that the service names
-    it."""
+    """The number, with a decimal point or comma; None for none; other text as it is, so that the service names it."""
     if is_nothing(text):
         return None
     try:

@@ -63,8 +63,7 @@ _EXTENDED = {
 
 
 def mode_of(route_type: str) -> Mode:
-    """The mode of a ``route_type`` as it is written; :attr:`Mode.OTHER` for one without a mode of its own, and for
-    none."""
+    """The mode of a ``route_type`` as it is written; :attr:`Mode.OTHER` for one without a mode, and for none."""
     if not (route_type.isascii() and route_type.isdecimal() and len(route_type) <= 4):
         return Mode.OTHER
     number = int(route_type)
@@ -297,8 +296,7 @@ class _Reading:
 def table_rows(
     archive: zipfile.ZipFile, name: str, columns: tuple[str, ...], optional: tuple[str, ...], refused: Counter[str]
 ) -> Iterator[list[str]]:
-    """The given columns of every row of a file; "" where an optional one is absent. Nothing, if there is no such
-    file."""
+    """The given columns of every row of a file; "" where an optional one is absent. Nothing without the file."""
     if f"{name}.txt" not in archive.namelist():
         return
     with archive.open(f"{name}.txt") as file:
@@ -325,8 +323,7 @@ def _printable(name: str) -> str:
 
 
 def _lines(readline: Callable[[int], bytes], name: str) -> Iterator[str]:
-    """Lines as text, at most :data:`_LONGEST_LINE` bytes each, and all of them at most the bytes of the file's
-    bound."""
+    """Lines as text, at most :data:`_LONGEST_LINE` bytes each, and all at most the bytes of the file's bound."""
     size = 0
     while line := readline(_LONGEST_LINE + 1):
         size += len(line)

@@ -169,8 +169,7 @@ class ScheduledSpeeds:
 
 
 class _Stretches(NamedTuple):
-    """Parts of a trip within one cell: from ``start`` to ``end``, as shares of the way from stop ``hop`` to the
-    next."""
+    """Parts of a trip within one cell: from ``start`` to ``end``, shares of the way from stop ``hop`` to the next."""
 
     cell: IntArray
     hop: IntArray
@@ -249,8 +248,7 @@ class _Adding:
             self._add_standing(course, along, arrival, departure, service[part])
 
     def _placed(self, shape: int, stops: IntArray) -> tuple[Course, FloatArray, bool] | None:
-        """The cells along the way of a trip, where its stops lie along it, and whether it is straight from stop to
-        stop."""
+        """The cells along the way of a trip, where its stops lie along it, and whether it is straight between stops."""
         places = self._table.places[stops]
         line = line_of(self._table.shapes[shape]) if shape >= 0 else None
         pairs = 0 if line is None else len(places) * len(line.points)
@@ -300,8 +298,7 @@ class _Adding:
         return np.array([self._numbers[cell] for cell in course.cells], dtype=np.int64)
 
     def _runs(self, trips: IntArray, first: FloatArray, stops: int) -> tuple[IntArray, FloatArray]:
-        """Rows of the trips, as often as they run on one day, and by how many seconds each run is later than its row
-        says."""
+        """Rows of the trips, as often as they run on one day, and how many seconds each is later than its row."""
         row: list[IntArray] = []
         later: list[FloatArray] = []
         for k, (trip, departure) in enumerate(zip(trips.tolist(), first.tolist(), strict=True)):

@@ -33,8 +33,7 @@ VEHICLE_POSITIONS = "/vehicle-positions.pb"
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of faulty fixes, and the GPS error. Late fixes arrive up to :data:`LONGEST_DELAY_S` later, out of
-    order."""
+    """Shares of faulty fixes, and the GPS error. Late ones arrive up to :data:`LONGEST_DELAY_S` later, out of order."""
 
     late: float = 0.02
     duplicate: float = 0.005

@@ -24,8 +24,7 @@ from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, 
 
 _DEEPEST = 40
 MOST_ELEMENTS = 2_000_000
-"""Elements of a document; a vehicle of a detailed profile has 50. They bound the processor time of an answer to
-seconds."""
+"""Elements of a document; a vehicle of a detailed profile has 50. They bound an answer's processor time to seconds."""
 _LONGEST_TEXT = 1024
 _ACTIVITY = "VehicleActivity"
 _JOURNEY = "MonitoredVehicleJourney"

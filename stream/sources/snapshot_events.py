@@ -1,5 +1,4 @@
-"""Snapshots of vehicle positions as canonical events: one per vehicle and timestamp, with a speed reported or
-derived."""
+"""Snapshots of vehicle positions as canonical events: one per vehicle and timestamp, with reported or derived speed."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.apart import Decode, DecodedApart
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
-from stream.sources.refused_vehicles import REMEDIES, RefusalWatch
 from stream.sources.snapshots import (
     AHEAD_US,
     IN_FUTURE,
@@ -30,7 +28,7 @@ from stream.sources.snapshots import (
     SnapshotError,
     decompressed,
 )
-from stream.sources.timestamps import BEHIND_US, Judged, TimestampWatch, local_as_utc
+from stream.sources.timestamps import BEHIND_US, REMEDIES, Judged, RefusalWatch, TimestampWatch, local_as_utc
 from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import LATEST_S, Slotting
 
@@ -148,8 +146,7 @@ class SnapshotEvents:
 
     @property
     def cause_of_refusals(self) -> str | None:
-        """What is wrong where vehicles are refused for the most frequent reason, and what to do; None if that is not
-        known."""
+        """What is wrong where vehicles are refused for the most frequent reason, and what to do; None if unknown."""
         return self.clocks_problem or next(
             (REMEDIES.get(reason) for reason, _ in self.tally.refused.most_common(1)), None
         )
@@ -193,13 +190,11 @@ class SnapshotEvents:
         self._unkept = set(fixes) if refused is None else set()
 
     def events(self, body: bytes, received_us: int | None = None) -> Messages:
-        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for other bytes and too many
-        vehicles."""
+        """The new events of one snapshot in order of time. Raises :class:`SnapshotError` for others and too many."""
         return self.of_document(self.decoded(body, received_us))
 
     def decoded(self, body: bytes, received_us: int | None = None) -> Snapshot:
-        """One snapshot, compressed or not, of which nothing is taken yet. Raises :class:`SnapshotError` for other
-        bytes."""
+        """One snapshot, packed or not, of which nothing is taken yet. Raises :class:`SnapshotError` for other bytes."""
         try:
             return self._decode(decompressed(body), received_us)
         except ValueError:
@@ -354,8 +349,7 @@ class SnapshotEvents:
         return Messages(time[known], [vehicles[k].encode() for k in known.tolist()], values)
 
     def _stamp(self, us: int) -> int | str:
-        """A time as the service reads it: with its offset where ``feed.times_zone`` says that those without are
-        local."""
+        """A time as the service reads it: with its offset where ``feed.times_zone`` says that others are local."""
         return us // 1000 if self._clocks is None else datetime.fromtimestamp(us / 1e6, self._clocks).isoformat()
 
     def _reported(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:

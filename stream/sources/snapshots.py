@@ -94,8 +94,7 @@ class Snapshot:
     refused: Counter[str]
     was_set_back: bool = False
     ahead_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """By how many seconds the times of its entries, refused ones too, are ahead of its own or, without one, of its
-    arrival."""
+    """By how many seconds times of its entries, refused ones too, are ahead of its own or of its arrival."""
 
     def until(self, latest_us: int) -> Snapshot:
         """Without the vehicles that are later; they count as refused. The header is no time of anything then."""
@@ -185,8 +184,7 @@ class SnapshotRows:
         return IN_FUTURE if time_us > self._latest_us else None
 
     def snapshot(self, clock: int | None = None) -> Snapshot:
-        """What was collected; positions are rounded to 1e-6 degree, a tenth of a metre. ``clock`` replaces that of the
-        snapshot."""
+        """What was collected; positions are rounded to 1e-6 degree (0.1 m). ``clock`` replaces that of the snapshot."""
         columns = np.array([row[1:] for row in self._numbers], dtype=np.float64).reshape(-1, 3)
         known = [moment for moment in (self.header_us, self.received_us) if moment is not None]
         return Snapshot(
@@ -233,8 +231,7 @@ def without_clocks_ahead(snapshots: Iterable[tuple[Name, Snapshot]]) -> Iterator
 
 
 def _wrong_header(known_us: int | None, before: Snapshot | None, snapshot: Snapshot, after: Snapshot) -> int | None:
-    """The latest header (µs UTC) of earlier snapshots that is known to be wrong; None once headers are as late as
-    that."""
+    """The latest header (µs UTC) of earlier snapshots known to be wrong; None once headers are as late."""
     if snapshot.header is None:
         return known_us
     earlier, later = None if before is None else before.header, after.header

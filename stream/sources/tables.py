@@ -193,8 +193,7 @@ class Table:
 
 
 class TableMessages(Sequence[bytes]):
-    """Rows of columns as messages in JSON. A field without a value is left out, so that the service says what is
-    missing."""
+    """Rows of columns as messages in JSON. An empty field is left out, so that the service says what is missing."""
 
     def __init__(self, columns: FixColumns, fields: FeedFields, *, canonical: bool) -> None:
         self._columns = columns
@@ -276,8 +275,7 @@ def _at(batch: pa.RecordBatch, path: tuple[str | int, ...]) -> pa.Array:
 
 
 def _element(array: pa.Array, at: int) -> pa.Array:
-    """The element ``at`` of each list; null where the list is too short or there is none. Arrow's own kernel raises
-    there."""
+    """The element ``at`` of each list; null where there is none. Arrow's own kernel raises there."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind) and at >= kind.list_size:
         return pa.nulls(len(array), kind.value_type)

@@ -249,8 +249,7 @@ def _merged(parts: list[Part], merge: Callable[[Any, Part], object], header: Par
 
 
 def _parts(body: bytes) -> list[bytes]:
-    """The headers and entities of a message, each with its tag and length. Raises :class:`DecodeError` if they do not
-    fit."""
+    """The headers and entities of a message, each with its tag and length. :class:`DecodeError` if they do not fit."""
     parts, at = [], 0
     while at < len(body):
         begin, size, shift = at, 0, 0
@@ -319,8 +318,7 @@ def _found(error: Exception) -> str:
 
 
 def _check_named(tree: Any, message: Any) -> None:
-    """Raise :class:`SnapshotError` for an incrementality that the parser of JSON skipped, because it does not know its
-    name."""
+    """Raise :class:`SnapshotError` for an incrementality that the parser of JSON skipped as unknown."""
     header = tree.get("header")
     named = header.get("incrementality") if isinstance(header, dict) else None
     if named is not None and not message.header.HasField("incrementality"):

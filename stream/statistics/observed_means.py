@@ -175,8 +175,7 @@ def _noise_variance(count: dict[str, Any], body: dict[str, Any]) -> float:
 
 
 def _ranges(bodies: Sequence[dict[str, Any]], upper: float) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(Lower ends, widths) of the ranges of which released means are shares, and what clipping leaves open, (C,)
-    each."""
+    """(Lower ends, widths) of the ranges of which means are shares, and what clipping leaves open, (C,) each."""
     whole = {"stretched": {"lower": 0.0, "upper": upper, "open": 0.0}}
     ranges = [body.get("clipping", whole)["stretched"] for body in bodies]
     lower, end, left = np.array([[each[name] for name in ("lower", "upper", "open")] for each in ranges]).T

@@ -37,8 +37,7 @@ TYPICAL = "typical"
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory after the window that ended at ``end`` (epoch seconds). Columns are little-endian bytes; speeds in
-    km/h."""
+    """Memory after the window that ended at ``end`` (epoch s). Columns are little-endian bytes; speeds in km/h."""
 
     version: int
     end: int
@@ -74,8 +73,7 @@ def encode_memory(memory: Memory) -> bytes:
 
 
 def decode_memory(blob: bytes | None) -> Memory | None:
-    """The stored memory; None if there is none or it cannot be read. Smoothing then starts anew, at no loss of
-    privacy."""
+    """The stored memory; None if there is none or it cannot be read. Smoothing then starts anew, at no privacy loss."""
     if not blob:
         return None
     try:

@@ -150,8 +150,7 @@ class FeedKeys:
 
     @property
     def birth(self) -> str:
-        """When the ledger was born, or the feed joined it, epoch seconds: no window of a period that began before is
-        released."""
+        """When the ledger was born, or the feed joined it, epoch seconds: no window of earlier periods is released."""
         return self._named("birth")
 
     @property

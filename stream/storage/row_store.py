@@ -271,13 +271,11 @@ class RowStore(SealedRows):
         await run(self._redis, "move_offset", [PartKeys(self._keys, partition).progress], stored, offset)
 
     async def read_until(self, partition: str) -> int:
-        """Everything that was appended to ``partition`` until this time (µs UTC) was read, or is gone; 0 if nothing was
-        read."""
+        """All that was appended to ``partition`` until then (µs UTC) was read, or is gone; 0 if nothing was read."""
         return int(await self._redis.hget(PartKeys(self._keys, partition).progress, "read") or 0)
 
     async def next_offsets(self) -> dict[str, int]:
-        """The next offset to store of each partition that was opened; of one that its shard lost, the offset to read
-        again from."""
+        """The next offset to store of each opened partition; of one that its shard lost, where to read again."""
         partitions = await self.partitions()
         stored = await self._each_part(partitions, "offset")
         next_ = {name: known.restart for name, known in partitions.items()}

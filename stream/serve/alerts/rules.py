@@ -68,8 +68,7 @@ def level(false_alarms_per_day: float, seconds: float, cells: int) -> float:
 
 
 def laplace_tail(excess: FloatArray, scales: FloatArray) -> FloatArray:
-    """Bound on P(Σᵢ Lᵢ >= ``excess``), shape (C,), for independent Laplace noise of ``scales`` (N, C); scale 0 is no
-    noise."""
+    """Bound on P(Σᵢ Lᵢ >= ``excess``), shape (C,), for independent Laplace noise of ``scales`` (N, C), 0 for none."""
     widest = scales.max(axis=0)
     known = (widest > 0) & (excess > 0)
     distance = np.where(known, excess, 0.0) / np.where(known, widest, 1.0)
@@ -83,8 +82,7 @@ def laplace_tail(excess: FloatArray, scales: FloatArray) -> FloatArray:
 
 
 def gaussian_tail(excess: FloatArray, deviation: FloatArray) -> FloatArray:
-    """Bound on P(G >= ``excess``), shape (C,), for a sum of independent Gaussian noise with that standard
-    ``deviation``."""
+    """Bound on P(G >= ``excess``), shape (C,), for a sum of Gaussian noise with this ``deviation``."""
     known = (deviation > 0) & (excess > 0)
     return np.where(known, np.exp(-0.5 * np.square(excess / np.where(known, deviation, 1.0))), 1.0)
 
@@ -169,8 +167,7 @@ class _Named(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """A rule, a cell and the last of the k windows in which its claim holds. ``new``: it was not so a window
-    earlier."""
+    """A rule, a cell and the last of the k windows in which its claim holds. ``new``: not so a window earlier."""
 
     rule: AlertRule
     cell: str
@@ -205,8 +202,7 @@ def unit_of(window: WindowView) -> str:
 
 
 def chain(view: View, window: WindowView, usual: Usual, rules: Sequence[AlertRule]) -> list[Judged]:
-    """The window and complete ones that end where the next begins, newest first: as many as the rules look at, and one
-    more."""
+    """The window and complete ones that end where the next begins, newest first, as many as rules look at and one."""
     ends = {other.end: other for other in view.windows.values() if other.complete and other.feed == window.feed}
     windows: list[WindowView] = [window]
     while len(windows) <= max((rule.windows for rule in rules), default=0) and windows[-1].start in ends:

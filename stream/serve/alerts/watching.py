@@ -35,8 +35,7 @@ from stream.serve.cell_history import Usual
 from stream.serve.hexagons import known_window
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import get
-from stream.serve.responses import JSON, Answers, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import JSON, MOST_WAITING, Answers, Turns, key_of
 from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()
@@ -104,8 +103,7 @@ class Webhook:
         self._wake.set()
 
     async def run(self) -> None:
-        """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next one is
-        made."""
+        """Deliver until cancelled; what goes wrong with one delivery is logged and counted, and the next is made."""
         # No cookies, no proxies of the environment, and no redirects: alerts go where the configuration says.
         options = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=options, cookie_jar=aiohttp.DummyCookieJar()) as session:

@@ -69,8 +69,7 @@ class PolygonArea:
         self._box: list[float] = [*corners.min(axis=0).tolist(), *corners.max(axis=0).tolist()]
 
     def holds(self, cells: Iterable[Released]) -> list[str]:
-        """Those whose centre lies inside. Only cells with their centre in the box around the polygons are compared with
-        edges."""
+        """Those whose centre lies inside. Only cells with their centre in the box around are compared with edges."""
         near = [(cell, centre) for cell, apart in cells if self._is_near(centre := centre_of(cell, apart))]
         if not near:
             return []

@@ -35,8 +35,7 @@ from stream.serve.city.areas import Area
 from stream.serve.window_store import Clipping
 
 NORMAL, LAPLACE = 1.96, ONE_SIDED
-"""Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95
-%."""
+"""Standard deviations within which 95 % of normal noise lies, of sums of Laplace noise at least 95 %."""
 
 _COUNTED, _MEASURED = 0.05, 0.0005
 """Rounding errors of a released count and of a released mean, at most."""
@@ -65,8 +64,7 @@ class Modelled(msgspec.Struct):
 
 
 class CellNumbers(msgspec.Struct):
-    """What is read of a released cell. ``events`` is absent where users are counted instead: weights "share" and
-    "user"."""
+    """What is read of a released cell. ``events`` is absent where users are counted: weights "share" and "user"."""
 
     cell: str
     status: str

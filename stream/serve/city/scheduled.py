@@ -1,5 +1,4 @@
-"""The scheduled speed of released cells in a window: all scheduled metres by all scheduled seconds. Public facts.
-Pure."""
+"""The scheduled speed of released cells in a window: scheduled metres by scheduled seconds. Public facts. Pure."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.hexagons import known_window
 from stream.serve.means import Range, chosen, releases_of
 from stream.serve.operations import get
-from stream.serve.responses import CSV, JSON, Answers, Problem, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import CSV, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
 from stream.serve.window_store import View, WindowView, marker_of
 
 SHORTEST_M = 20.0
@@ -235,8 +234,7 @@ class Ways:
         to_stop: str | None,
         form: str,
     ) -> web.Response:
-        """Speed and travel time along each line of a route in one window, by the estimates of the cells that it
-        crosses."""
+        """Speed and travel time along each line of a route in one window, by estimates of the cells that it crosses."""
         self._check(route, from_stop, to_stop)
         known = known_window(self._view, window, feed)
         _require_speeds(known)

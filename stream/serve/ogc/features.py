@@ -21,8 +21,7 @@ from stream.serve import parameters as p
 from stream.serve.addresses import base_of
 from stream.serve.ogc.selection import Bounds, Interval, bounds_of, extent_of, is_during, item_id, meets
 from stream.serve.operations import get
-from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
-from stream.serve.turns import Turns
+from stream.serve.responses import GEOJSON, JSON, Answers, Problem, Turns, key_of
 from stream.serve.window_store import View, WindowView, marker_of
 
 ROOT = "/ogc"
@@ -36,8 +35,7 @@ _OPENAPI = "application/vnd.oai.openapi+json;version=3.1"
 MOST_FEATURES = 2_000
 """Features of a page at most, some 2 MB; a larger limit counts as this one."""
 MOST_SCANNED = 20_000
-"""Cells at which one request looks. A page that ends there has a link to the next one, even if it holds few
-features."""
+"""Cells at which one request looks. A page that ends there has a link to the next, even with few features."""
 MOST_WAITING = 16
 """Pages that may be made or wait at the same time: anybody may ask for pages that nobody asked for before."""
 
@@ -186,8 +184,7 @@ class Features:
 def _chosen(
     windows: Sequence[WindowView], bounds: Bounds | None, after: tuple[str, str] | None, limit: int
 ) -> tuple[list[tuple[WindowView, Place]], str | None]:
-    """At most ``limit`` cells of windows after ``after``; and after which the next page begins, None after the last
-    one."""
+    """At most ``limit`` cells of windows after ``after``; and after which the next page begins, None after the last."""
     chosen: list[tuple[WindowView, Place]] = []
     last: str | None = None
     for scanned, (window, place) in enumerate(_from(windows, after)):

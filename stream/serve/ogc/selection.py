@@ -45,8 +45,7 @@ class Bounds(NamedTuple):
 
 
 def read_interval(text: str) -> Interval:
-    """A moment, or two with ``/`` between them, either of which may be left open; :class:`ValueError` for anything
-    else."""
+    """A moment, or two with ``/`` between them, either may be left open; :class:`ValueError` for anything else."""
     parts = text.split("/")
     if len(parts) > 2 or all(part in _OPEN for part in parts):
         raise ValueError("is neither a time in RFC 3339 nor an interval of two, one of which may be '..'")

@@ -36,8 +36,7 @@ PIECE_BYTES = 256 << 10
 
 
 class Arrival(NamedTuple):
-    """A message as a source found it, not checked yet. ``number``: a close marker's position among the markers, from
-    1."""
+    """A message as a source found it, not checked yet. ``number``: a close marker's position among markers, from 1."""
 
     topic: str
     ce_id: str
@@ -61,8 +60,7 @@ class Intake:
         self._announce = announce
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
         self.caught_up = asyncio.Event()
-        """Set by the source once it has passed on everything that existed at the start. No window is announced before
-        that."""
+        """Set by the source once it passed on all that existed at the start. No window is announced before that."""
 
     async def take(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         """Take messages of output topics in their order; returns what became of each.
@@ -113,8 +111,7 @@ class Intake:
 
 
 class Source(Protocol):
-    """A source of committed messages. It passes on each at least once, and a close marker only when its position is
-    final."""
+    """A source of committed messages. It passes on each at least once, a close marker once its position is final."""
 
     open_files: int
     """Number of files that it may have open at a time."""

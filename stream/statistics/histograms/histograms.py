@@ -67,8 +67,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Histograms:
-    """The spatial histograms of a window, of the same shape as the statistics of speed; ``terms``: None if there are
-    none."""
+    """The spatial histograms of a window, of the shape of speed's statistics; ``terms``: None if there are none."""
 
     terms: HistogramTerms | None
 

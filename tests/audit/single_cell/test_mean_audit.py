@@ -15,17 +15,13 @@ import dpcore.single_cell.mean
 import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
-from dpcore.single_cell.mean import GRID, ArrayAveraging, Baseline, PooledMinimax
+from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import (
     AutoMean,
     EpsilonQuantile,
     FixedQuantile,
     Levy,
     RangePlan,
-    mean_within,
-    range_bins,
-    select_quantiles,
-    select_range,
 )
 from tests.audit.blackbox import (
     FloatArray,
@@ -176,57 +172,3 @@ def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
 
     pair = split(0, 800), split(800, 800)
     assert_private(epsilon_lower_bound(*(outputs(x) for x in pair)), 2.0)
-
-
-@pytest.mark.parametrize(
-    ("make", "m", "n"), [(Levy, np.full(9, 900), 2600), nightly(FixedQuantile, np.full(400, 2), 800)]
-)
-def test_averages_that_are_not_clipped_to_the_range_are_caught(
-    make: Any, m: np.ndarray, n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ε = 2. All users have nearly the same speed except one, whose value moves across the whole range."""
-    mechanism = make(800)
-    plan = mechanism.plan(m, 2 * MICRO)
-    base = np.repeat(np.linspace(380, 420, len(m)).astype(np.int64), m)
-    pair = [np.concatenate([base[: -m[-1]], np.full(m[-1], last)]) for last in (0, 800)]
-    assert_private(epsilon_lower_bound(*released(mechanism, plan, pair, n=n)), 2.0)
-
-    def unclipped(averages: np.ndarray, low: int, high: int, *rest: Any) -> Any:
-        within = mean_within(np.full_like(averages, low), low, high, *rest)
-        return replace(within, raw=within.raw + (averages.sum() / len(averages) - low) / GRID)
-
-    monkeypatch.setattr(dpcore.single_cell.range_mean, "mean_within", unclipped)
-    refuted(mechanism, plan, pair, 2.0, n=n)
-
-
-@pytest.mark.parametrize("make", [Levy, FixedQuantile])
-def test_the_mean_within_a_range_costs_its_half_and_half_the_scale_more(make: Any) -> None:
-    """The second step alone at a fixed range of width 100, ε/2 = 1."""
-    plan = make(800).plan(MANY, 2 * MICRO)
-    sides = []
-    for averages in (np.zeros(9, dtype=np.int64), np.append(np.zeros(8, dtype=np.int64), 800 * GRID)):
-        sides.append(lambda source, z=averages: mean_within(z, 0, 100 * GRID, 800, plan, source).raw)
-    assert_private(epsilon_lower_bound(*(samples(side) for side in sides)), 1.0)
-    half = half_scale()
-    assert_caught_within(N, lambda draws: [samples(side, half, draws) for side in sides], 1.0)
-
-
-def test_range_selection_is_private_and_without_the_half_in_the_exponent_is_not() -> None:
-    """ε = 1. Two bins: moving one entry raises one cost and lowers the other, so the factor 1/2 is needed in full."""
-    low, high = np.array([0, 0, 99, 99, 99, 99, 99]), np.array([0, 0, 0, 99, 99, 99, 99])
-    assert len(range_bins(100, 25)) == 2
-
-    def selected(budget: int, n: int = N) -> list[FloatArray]:
-        return [samples(lambda s, z=z: select_range(z, 100, 25, budget, s)[0], n=n) for z in (low, high)]
-
-    assert_private(epsilon_lower_bound(*selected(MICRO)), 1.0)
-    assert_caught_within(N, lambda draws: selected(2 * MICRO, draws), 1.0)
-
-
-def test_quantile_selection_is_private_and_without_the_half_in_the_exponent_is_not() -> None:
-    """ε = 1, n = 20 000. The moved entry brings the rank nearer to one gap and further from the other."""
-    low, high = np.array([0] * 4 + [50] * 3), np.array([0] * 3 + [50] * 3 + [99])
-    noise = Pooled()
-    for micro, check in ((MICRO, assert_private), (2 * MICRO, assert_caught)):
-        sides = [select_quantiles(z, 99, np.full(20_000, 45), micro, noise) for z in (low, high)]
-        check(epsilon_lower_bound(*sides), 1.0)

@@ -274,7 +274,7 @@ export const countOf = ({ events, users }: Hexagon): number | Estimate => events
 /** "1 328", or "about 120 (95 % interval 80–160)" where even counts carry noise. */
 export function countText(number: number | Estimate | undefined): string {
   if (number === undefined) return '–';
-  if (!isNoisy(number)) return number.toLocaleString('en').replaceAll(',', '\u202f');
+  if (!isNoisy(number)) return decimals(number, 0);
   const [low, high] = number.interval.map((end) => decimals(end, 0));
   return say('count.noisy', { value: decimals(number.value, 0), low: low!, high: high! });
 }

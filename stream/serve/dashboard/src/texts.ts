@@ -69,8 +69,9 @@ const plural = (forms: Plural, count: number) => forms[new Intl.PluralRules(loca
 /** A text whose key is put together, or null where there is none of that key. */
 export const sayIfKnown = (key: string): string | null => (key in texts ? say(key as TextKey) : null);
 
-/** A number with so many decimals, written as the language does. */
-export const decimals = (value: number, digits: number) => value.toFixed(digits).replace('.', say('decimal'));
+/** A number with so many decimals, written as the language does, and thousands apart. */
+export const decimals = (value: number, digits: number) =>
+  value.toFixed(digits).replace(/\B(?<!\.\d*)(?=(\d{3})+(?!\d))/g, '\u202f').replace('.', say('decimal'));
 
 /** Fill the texts of index.html: `data-text` names the text of an element, `data-label` that of its aria-label. */
 export function fillPage(root: ParentNode = document): void {

@@ -16,7 +16,7 @@ import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
 import { absoluteBreaks, absoluteLabels, classify, LAPLACE, comparison, countText, difference, interval, NORMAL, opacity, RELATIVE_BREAKS, sentence, shown, scheduledOf, thenOf, typicalOf, type Reference, type Shown } from '../src/statistics';
 import { ago, hours, span, when } from '../src/times';
-import { say } from '../src/texts';
+import { decimals, say } from '../src/texts';
 import { choose, measure } from '../src/units';
 import type { Estimate, Hexagon, WindowCells } from '../src/types';
 import { View } from '../src/view';
@@ -231,7 +231,7 @@ test('another value than a speed has its name and unit, and classes between its 
   try {
     const late = { ...hexagon().mean!, value: 420, raw: 420, interval: [-80, 920] as [number, number], unit: 's' };
     assert.equal(sentence(shown(hexagon({ mean: late }), 'mean', 'raw')!), '420 s, 95 % interval -80–920, noise from privacy');
-    assert.deepEqual(absoluteLabels('mean', absoluteBreaks('mean', 1800), 1800), ['-300–0', '0–500', '500–1000', '1000–1500', '1500–1800']);
+    assert.deepEqual(absoluteLabels('mean', absoluteBreaks('mean', 1800), 1800), ['-300–0', '0–500', '500–1\u202f000', '1\u202f000–1\u202f500', '1\u202f500–1\u202f800']);
     assert.equal(say('mean.name'), 'Mean delay');
     assert.equal(say('comparison.slower', { percent: 12 }), '12 % lower than typical');
   } finally {
@@ -243,6 +243,7 @@ test('another value than a speed has its name and unit, and classes between its 
 
 test('counts are said as exact or as about', () => {
   assert.equal(countText(1328), '1\u202f328');
+  assert.deepEqual([decimals(1234567.125, 2), decimals(0.00012, 5), decimals(-36882, 0), decimals(999, 0)], ['1\u202f234\u202f567.13', '0.00012', '-36\u202f882', '999']);
   assert.equal(countText({ ...estimate(120, 80, 160), unit: '1' }), 'about 120 (95 % interval 80–160)');
 });
 
