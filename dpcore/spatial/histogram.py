@@ -133,10 +133,10 @@ class GridHistogram:
         return NoisySums(counts, blocks, spread_tails(np.where(covers, share / of_one, 0.0) * variance))
 
     def to_release(self) -> dict[str, Any]:
-        """``kind`` "grid": edges, counts in rows or packed, their variance and kind of noise."""
+        """``kind`` "grid" or "packed-grid": edges, counts in rows or packed, their variance and kind of noise."""
         many = isinstance(self.variances, np.ndarray)
         structure: dict[str, Any] = {
-            "kind": "grid",
+            "kind": "grid" if self._packed is None else "packed-grid",
             "x_edges": self.x_edges.tolist(),
             "y_edges": self.y_edges.tolist(),
             "counts": self._packed or _numbers(self.counts),

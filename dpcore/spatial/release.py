@@ -67,7 +67,7 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
         domain = Domain.from_release(document["domain"])
         structure = document["structure"]
         kind = structure["kind"]
-        if kind == "grid":
+        if kind in ("grid", "packed-grid"):
             variances = structure["variances"]
             x_edges, y_edges = (np.asarray(structure[name], dtype=np.int64) for name in ("x_edges", "y_edges"))
             return GridHistogram(
@@ -96,7 +96,7 @@ def histogram_from_release(document: dict[str, Any]) -> Released:
         if isinstance(error, ParameterError):
             raise
         raise HistogramError(f"release with an unusable value ({error}); give a spatial histogram's release") from None
-    raise HistogramError(f"structure of kind {kind!r}; this version reads grid, partition and euler")
+    raise HistogramError(f"structure of kind {kind!r}; this version reads grid, packed-grid, partition and euler")
 
 
 def _counts(given: Any, domain: Domain, shape: tuple[int, int]) -> FloatArray:

@@ -28,8 +28,7 @@ from stream.ingestion.formats import (
     time_reader,
     time_us,
 )
-from stream.sources.refused_vehicles import cause_of_left_out
-from stream.sources.timestamps import local_as_utc
+from stream.sources.timestamps import cause_of_left_out, local_as_utc
 
 _SAMPLE, _LEAST_TIMES, _NAMED, _MOST_NAMES, _LONGEST_NAME = 100, 10, 12, 40, 40
 """Refused events of each reason that are looked at, and that are compared with their arrivals; names of fields in a

@@ -19,9 +19,9 @@ from stream.diagnosis.refusals import Refusals
 from stream.sources.file_kinds import HEAD_BYTES, head_of, is_gtfs_realtime, is_html, unpacked
 from stream.sources.lines import RecordingError, open_stored
 from stream.sources.messages import Messages
-from stream.sources.refused_vehicles import REMEDIES
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
+from stream.sources.timestamps import REMEDIES
 
 Form = Literal["GTFS-realtime", "SIRI-VM"]
 

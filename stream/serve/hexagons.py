@@ -26,8 +26,7 @@ from stream.serve import parameters as p
 from stream.serve.city.areas import Area
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
-from stream.serve.responses import CSV, GEOJSON, JSON, PARQUET, Answers, Problem, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
 from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]

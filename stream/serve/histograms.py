@@ -14,8 +14,7 @@ from stream.messages.range_query import Box, RangeError, count_in
 from stream.serve import parameters as p
 from stream.serve.hexagons import known_window
 from stream.serve.operations import get
-from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import GEOJSON, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
 from stream.serve.window_store import View, WindowView
 
 

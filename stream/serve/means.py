@@ -26,8 +26,7 @@ from stream.serve.hexagons import MAX_RANGE_BYTES, MAX_WAITING, known_area
 from stream.serve.local_time import local_start
 from stream.serve.operations import get
 from stream.serve.parameter_texts import MOST_NAMES
-from stream.serve.responses import JSON, Answers, Problem, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import JSON, MOST_WAITING, Answers, Problem, Turns, key_of
 from stream.serve.window_store import Clipping, CloseMarker, View, WindowView, bounds_of, marker_of
 
 DAY_KINDS: dict[str, frozenset[int]] = {

@@ -27,10 +27,10 @@ from stream.ingestion.formats import claims_utc, recording_format, time_us, utc_
 from stream.sources.lines import RecordingError
 from stream.sources.messages import Messages
 from stream.sources.opening import open_recording
-from stream.sources.refused_vehicles import cause_of_left_out
 from stream.sources.replay import in_time_order
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import NO_PLACE, SnapshotError, SnapshotRows
+from stream.sources.timestamps import cause_of_left_out
 from stream.windows import Slotting
 
 AT_ONCE = 20_000

@@ -15,7 +15,7 @@ from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings, documents
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import SnapshotError
-from stream.sources.staleness import Staleness
+from stream.sources.timestamps import Staleness
 
 log = structlog.get_logger()
 

@@ -19,7 +19,6 @@ from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource
 from stream.sources.apart import Decode, DecodedApart
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
-from stream.sources.refused_vehicles import REMEDIES, RefusalWatch
 from stream.sources.snapshots import (
     AHEAD_US,
     IN_FUTURE,
@@ -29,7 +28,7 @@ from stream.sources.snapshots import (
     SnapshotError,
     decompressed,
 )
-from stream.sources.timestamps import BEHIND_US, Judged, TimestampWatch, local_as_utc
+from stream.sources.timestamps import BEHIND_US, REMEDIES, Judged, RefusalWatch, TimestampWatch, local_as_utc
 from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import LATEST_S, Slotting
 

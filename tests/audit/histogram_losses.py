@@ -34,7 +34,7 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
 
     def planned(rows: np.ndarray, slot: int) -> tuple[Plan, Fixes]:
         users = np.unique(rows["user"]).tolist()
-        left = np.array([config.privacy.budget_micro - spent.get(user, 0) for user in users], dtype=np.int64)
+        left = np.array([config.privacy.ledger_budget - spent.get(user, 0) for user in users], dtype=np.int64)
         plan, _, fixes = planned_with_fixes(config, rows, left, slot)
         assert fixes is not None
         return plan, fixes
@@ -54,5 +54,5 @@ def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
             paid[user] = paid.get(user, 0) + terms.cost * (user in payers)
         for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
             spent[user] = spent.get(user, 0) + charge
-    assert max(spent.values()) <= config.privacy.budget_micro
+    assert max(spent.values()) <= config.privacy.ledger_budget
     return max(loss * 1_000_000 / paid[user] if paid[user] else loss * 10**9 for user, loss in lost.items())

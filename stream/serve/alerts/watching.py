@@ -35,8 +35,7 @@ from stream.serve.cell_history import Usual
 from stream.serve.hexagons import known_window
 from stream.serve.metrics import PublicMetrics
 from stream.serve.operations import get
-from stream.serve.responses import JSON, Answers, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import JSON, MOST_WAITING, Answers, Turns, key_of
 from stream.serve.window_store import View, WindowView
 
 log = structlog.get_logger()

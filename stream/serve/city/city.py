@@ -28,8 +28,7 @@ from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
 from stream.serve.hexagons import complete_window, known_area, known_window
 from stream.serve.operations import get
-from stream.serve.responses import CSV, GEOJSON, JSON, Answers, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, key_of
 from stream.serve.window_store import View, WindowView, bounds_of, marker_of
 
 LARGEST = 32 << 20

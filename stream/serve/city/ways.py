@@ -38,8 +38,7 @@ from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.hexagons import known_window
 from stream.serve.means import Range, chosen, releases_of
 from stream.serve.operations import get
-from stream.serve.responses import CSV, JSON, Answers, Problem, key_of
-from stream.serve.turns import MOST_WAITING, Turns
+from stream.serve.responses import CSV, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
 from stream.serve.window_store import View, WindowView, marker_of
 
 SHORTEST_M = 20.0

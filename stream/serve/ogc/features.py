@@ -21,8 +21,7 @@ from stream.serve import parameters as p
 from stream.serve.addresses import base_of
 from stream.serve.ogc.selection import Bounds, Interval, bounds_of, extent_of, is_during, item_id, meets
 from stream.serve.operations import get
-from stream.serve.responses import GEOJSON, JSON, Answers, Problem, key_of
-from stream.serve.turns import Turns
+from stream.serve.responses import GEOJSON, JSON, Answers, Problem, Turns, key_of
 from stream.serve.window_store import View, WindowView, marker_of
 
 ROOT = "/ogc"

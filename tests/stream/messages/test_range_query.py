@@ -282,7 +282,7 @@ def test_files_that_are_no_releases_are_refused(releases: Path, tmp_path: Path) 
     broken.write_text(json.dumps(body) + "\n" + json.dumps(other) + "\n")
     assert "with other numbers" in query(broken, "--bbox", BOX).stderr
     broken.write_text(json.dumps(body | {"structure": {"kind": "cloud"}}) + "\n")
-    assert "reads grid, partition and euler" in query(broken, "--bbox", BOX).stderr
+    assert "reads grid, packed-grid, partition and euler" in query(broken, "--bbox", BOX).stderr
     torn = tmp_path / "torn.ndjson.gz"
     torn.write_bytes(gzip.compress(releases.read_bytes())[:500])
     assert query(torn, "--bbox", BOX).exit_code == 2

@@ -11,8 +11,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from stream.serve.addresses import client_of
-from stream.serve.responses import JSON, Answers, Problem
-from stream.serve.turns import Turns
+from stream.serve.responses import JSON, Answers, Problem, Turns
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from stream.embedded import EmbeddedFeed
 from stream.ingestion.decoding import Decoder
 from stream.sources.live import FileSink, poll
 from stream.sources.polling import FetchError, Poller, PollSettings
-from stream.sources.staleness import Staleness
+from stream.sources.timestamps import Staleness
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
 from tests.stream.sources.agency import DELHI, Agency, answer, fetch, fleet, reader

@@ -10,8 +10,8 @@ from google.transit import gtfs_realtime_pb2
 from structlog.testing import capture_logs
 
 from stream.sources.hfp import HighFrequencyPositions, Publication
-from stream.sources.refused_vehicles import RefusalWatch
 from stream.sources.snapshots import IN_FUTURE
+from stream.sources.timestamps import RefusalWatch
 from tests.stream.sources.agency import FEED, HOURS, reader
 from tests.stream.sources.gtfs import START
 
