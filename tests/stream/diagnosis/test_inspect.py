@@ -424,7 +424,7 @@ def test_under_participation_nothing_of_where_users_were_is_written(tmp_path: Pa
     assert done.exit_code == 0, done.stderr
     written = path.read_text()
     assert not re.search(r"^domain =", written, re.MULTILINE)
-    assert re.search(r"^resolution = 6 ", written, re.MULTILINE)
+    assert re.search(r"^resolution = 8 ", written, re.MULTILINE)
     checked = CliRunner().invoke(app, ["check", "--config", str(path)])
     assert checked.exit_code == 2
     assert "feed.domain" in checked.stderr

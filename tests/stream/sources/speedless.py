@@ -51,9 +51,9 @@ def config_of(tmp_path: Path, chosen: FeedConfig, relation: str = "values") -> A
 def configured(tmp_path: Path, names: Mapping[str, str] = SPEEDLESS) -> Path:
     """A configuration that derives missing speeds, with this map of fields."""
     file = bus_fleet_file(tmp_path, AUSTIN)
-    lines = file.read_text(encoding="utf-8").replace('# speeds = "missing"', 'speeds = "missing"')
+    missing = 'format = "canonical"\nspeeds = "missing"\nspeed_unit = "m/s"'
+    lines = file.read_text(encoding="utf-8").replace('format = "canonical"', missing)
     fields = "".join(f'{role} = "{name}"\n' for role, name in names.items())
-    lines = lines.replace('# speed_unit = "km/h"', 'speed_unit = "m/s"')
     file.write_text(lines + f'\n[feed.fields]\n{fields}time_format = "epoch-s"\n', encoding="utf-8")
     return file
 

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from stream.cli.demo_services import Feeding
+from stream.config import load_config
 from stream.config.feed import FeedConfig
 from stream.sources.agency import SimulatedAgency, simulated_clock
 from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.simulate import Simulation
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
+from tests.support import hourly
 
 NOON_US = 1_490_115_600_000_000
 FEED = FeedConfig(
@@ -57,7 +59,7 @@ def test_the_agencys_clock_runs_at_its_pace_and_never_overtakes_the_present() ->
 
 
 def test_with_kafka_the_demo_polls_the_agency_by_the_command_that_a_city_types() -> None:
-    commands = Feeding(None, "canonical", 8901).commands("America/Chicago")
+    commands = Feeding(None, "canonical", 8901).commands(load_config(hourly.BUS))
     assert list(commands) == ["agency", "source"]
     assert commands["source"][:2] == ["gtfs-rt", "http://127.0.0.1:8901/vehicle-positions.pb"]
     assert commands["agency"][-2:] == ["--serve", "8901"]
