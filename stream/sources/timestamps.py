@@ -102,7 +102,7 @@ def local_as_utc(ahead_s: NDArray[np.float64], of: str) -> str | None:
 BEHIND_US = 1_500_000_000
 """A new timestamp that is older than this at its arrival may be late for its window. Zones differ by 30 minutes and
 more."""
-_ENOUGH = 10
+_ENOUGH_TIMES = 10
 """New timestamps that are judged at once, of which most are behind."""
 
 
@@ -159,7 +159,7 @@ class TimestampWatch:
     def _are_behind(self, document: Judged) -> bool:
         self._fresh += document.fresh
         self._behind += document.behind
-        if self._fresh < _ENOUGH:
+        if self._fresh < _ENOUGH_TIMES:
             return False
         mostly = 2 * self._behind > self._fresh
         self._fresh = self._behind = 0

@@ -36,6 +36,25 @@ def test_every_file_has_one_subject() -> None:
     assert not {path: size for path, size in sizes.items() if size > MOST_LINES_OF_A_FILE}
 
 
+def bound_twice(tree: ast.Module) -> set[str]:
+    """Names that a module binds more than once."""
+    names = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            parts = [part for target in targets for part in ast.walk(target)]
+            names += [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+    return {name for name in names if names.count(name) > 1} - {"_"}
+
+
+def test_no_module_binds_a_name_twice() -> None:
+    """Two merged modules once shared the name of a constant, and the first was judged by the second's number."""
+    assert not {path.relative_to(REPO_ROOT): names for path in FILES if (names := bound_twice(tree_of(path)))}
+    assert bound_twice(ast.parse("A, B = 1, 2\ndef f(): pass\nB: int = 3")) == {"B"}
+
+
 def empty_names(tree: ast.AST) -> Iterator[str]:
     """Where functions, lambdas and comprehensions bind an empty name."""
     for scope in ast.walk(tree):
