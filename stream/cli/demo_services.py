@@ -304,9 +304,9 @@ def _sending(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Call
 def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Callable[[], int]]:
     """The embedded service over the simulated agency, polled like a real one. The feed's own clock decides what is in
     time."""
-    from stream.sources.gtfs_rt import GtfsRealtime
     from stream.sources.live import poll
     from stream.sources.polling import Poller, PollSettings
+    from stream.sources.vehicle_positions import GtfsRealtime
 
     reader = GtfsRealtime(settings.feed, settings.slotting, relation=settings.relation)
     polling = PollSettings(interval_s=1.0)

@@ -17,8 +17,15 @@ from rich.table import Table
 
 from dpcore.errors import ParameterError
 from stream.config import Config
-from stream.messages.estimate import RELEASED, estimates_of
-from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
+from stream.messages.message import (
+    HEXAGON_SPEED,
+    REJECTED,
+    RELEASED,
+    SPATIAL_HISTOGRAM,
+    WINDOW,
+    estimates_of,
+    validator,
+)
 from stream.sources.live_city import LIVES_FOR
 
 _ROWS = 16

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpcore.errors import ParameterError
-from dpcore.single_cell.grouping import bestfit, lower_median, widest_grouping
+from dpcore.single_cell.cell import bestfit, lower_median, widest_grouping
 
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=14)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream.app.operator_page import page
+from stream.app.worker import page
 from stream.metrics import OperatorMetrics
 
 

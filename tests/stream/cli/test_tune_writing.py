@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from stream.cli.tune_writing import check_target, keys_for, write_chosen
+from stream.cli.tune import check_target, keys_for, write_chosen
 from stream.config import Config, load_config
-from stream.evaluation.leading import Outcome
+from stream.evaluation.leading import Outcome, Want
 from stream.evaluation.tuning import EPSILONS, Setting, Trial
-from stream.evaluation.wants import Want
 from tests.support import hourly
 
 SOURCE = hourly.BUS.read_text(encoding="utf-8")

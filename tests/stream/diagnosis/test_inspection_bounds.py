@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.diagnosis.observing import observe_file
-from stream.sources.standard_input import StandardInput
+from stream.sources.lines import StandardInput
 
 
 def test_an_inspection_reads_its_limit_of_events_and_keeps_no_other_field(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from stream.config import Config
-from stream.evaluation.draws import Places, Tables, score_draw
-from stream.evaluation.evaluate import PlannedWindow, planned_windows
+from stream.evaluation.evaluate import Places, PlannedWindow, Tables, planned_windows, score_draw
 from stream.evaluation.scores import Errors
 from tests.support.builders import SLOT, bus_config, random_rows
 

@@ -14,7 +14,7 @@ from stream.cli import app
 from stream.config import ConfigError, load_config
 from stream.config.rewriting import rewritten
 from stream.evaluation.drop_tuning import DropSearch
-from stream.evaluation.wants import EXAMPLE_OF_A_DROP, DropWant
+from stream.evaluation.leading import EXAMPLE_OF_A_DROP, DropWant
 from tests.support import hourly
 from tests.support.builders import SLOT, located, random_rows
 

@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
-from stream.evaluation.incident import Response, Watch, plant
 from stream.evaluation.live import EVENTS, evaluate_live, typical_of
-from stream.evaluation.living import Exact, Shown, exact_windows
+from stream.evaluation.living import Exact, Response, Shown, Watch, exact_windows, plant
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
 

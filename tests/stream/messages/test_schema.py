@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.local import REPO_ROOT
-from stream.messages.asyncapi import EXAMPLES, document
 from stream.messages.message import OUTPUT_TOPICS, schema
-from stream.messages.topics import topic_plans
+from stream.messages.topics import EXAMPLES, document, topic_plans
 from tests.support.builders import bus_config
 from tests.support.mutations import mutations
 

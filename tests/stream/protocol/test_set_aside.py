@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app.process import ProcessDiedError, WorkProcess
-from stream.app.services import Closing
+from stream.app.services import Closing, ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.messages.message import WINDOW

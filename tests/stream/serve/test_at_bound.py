@@ -16,8 +16,7 @@ from playwright.async_api import Browser, expect
 from pyarrow import parquet
 
 from dpcore.noise import Noise
-from stream.messages.estimate import estimates_of
-from stream.messages.message import HEXAGON_SPEED, Message, validator
+from stream.messages.message import HEXAGON_SPEED, Message, estimates_of, validator
 from stream.messages.tables import table_of
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.ways import estimates, travel

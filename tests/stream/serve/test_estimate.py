@@ -20,9 +20,8 @@ from pyarrow import parquet
 from dpcore.noise import Noise
 from stream.cli.demo_view import Releases
 from stream.config import Config
-from stream.messages.estimate import estimates_of, with_estimates
 from stream.messages.lines import line_of
-from stream.messages.message import HEXAGON_SPEED, Message
+from stream.messages.message import HEXAGON_SPEED, Message, estimates_of, with_estimates
 from stream.messages.tables import row_of
 from tests.stream.serve.browser import needs_chromium, pixels, place_of
 from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, Cell, rows_of_city

@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from stream.local import REPO_ROOT
-from stream.messages.estimate import with_estimates
-from stream.messages.message import HEXAGON_SPEED, LARGEST_NUMBER, WINDOW, digest, schema
+from stream.messages.message import HEXAGON_SPEED, LARGEST_NUMBER, WINDOW, digest, schema, with_estimates
 from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.window_store import View

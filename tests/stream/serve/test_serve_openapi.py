@@ -18,8 +18,7 @@ from aiohttp.test_utils import TestClient
 from openapi_spec_validator import validate
 from pyarrow import parquet
 
-from stream.messages.estimate import with_estimates
-from stream.messages.message import HEXAGON_SPEED
+from stream.messages.message import HEXAGON_SPEED, with_estimates
 from stream.serve.api import make_app
 from stream.serve.ogc.features import ROOT
 from stream.serve.operations import BASE

@@ -16,9 +16,8 @@ from stream.cli.demo_services import Feeding
 from stream.config import load_config
 from stream.config.feed import FeedConfig
 from stream.sources.agency import SimulatedAgency, simulated_clock
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.simulate import Simulation
-from stream.sources.vehicle_positions import decode_snapshot
+from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from stream.windows import Slotting
 from tests.support import hourly
 

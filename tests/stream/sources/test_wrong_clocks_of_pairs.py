@@ -9,7 +9,7 @@ import random
 import pytest
 from redis.asyncio import Redis
 
-from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.vehicle_positions import GtfsRealtime
 from tests.stream.sources.clocks import EVERY_S, KMH, skewed_at
 from tests.stream.sources.gtfs import START
 from tests.stream.sources.processes import started

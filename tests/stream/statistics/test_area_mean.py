@@ -23,8 +23,7 @@ from dpcore.noise import Noise
 from dpcore.participation import Layout, area_integers, draw_with_area
 from stream.config import Config, ConfigError
 from stream.messages.message import WINDOW, validator
-from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import layout_of, participation_of
+from stream.statistics.participation.draw import exact_integers, layout_of, participation_of
 from stream.statistics.plan import Plan, decode_plan, encode_plan
 from stream.terms import Terms
 from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bound

@@ -18,8 +18,7 @@ from dpcore.participation import UNIT, weighed
 from stream.cli import app
 from stream.config import ConfigError
 from stream.config.public_cells import public_cells
-from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import participation_of
+from stream.statistics.participation.draw import exact_integers, participation_of
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.storage.row_store import ROW
 from stream.terms import Terms
