@@ -1,4 +1,4 @@
-"""``hexveil bench`` runs every benchmark, marks quick figures, and reports misuse before anything is measured."""
+"""``python -m bench`` runs every benchmark, marks quick figures, and reports misuse before anything is measured."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typer.testing import CliRunner, Result
 
 import bench
 from bench import mechanisms, range_intervals
-from stream.cli import app
-from stream.cli.bench import BENCHMARKS
+from bench.__main__ import BENCHMARKS, app
 
 OPTIONS = ("target", "seconds", "rate")
 """Options of single benchmarks."""
 
 
 def hexveil_bench(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["bench", *arguments])
+    return CliRunner().invoke(app, arguments)
 
 
 @pytest.fixture
