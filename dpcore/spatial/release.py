@@ -19,7 +19,7 @@ from dpcore.spatial.histogram import (
     PartitionHistogram,
     SparseReading,
 )
-from dpcore.spatial.packing import unpacked
+from dpcore.packing import unpacked
 from dpcore.spatial.range_noise import PartNoise, TreeNoise
 
 Released = GridHistogram | PartitionHistogram | EulerHistogram
