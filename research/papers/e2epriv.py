@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from bench.not_private import best_non_private, leaky
 from bench.progress import shown
 from bench.recordings import absences, absent
 from bench.spatial import Fit, path_of, private, recorded, tuning_queries
 from dpcore.noise import Noise
 from dpcore.spatial import Auto, E2EPriv, SparseHierarchy, UniformGrid
-from dpcore.spatial.not_private import best_non_private, leaky
 from research.papers.questions import Questions, squares
 from research.papers.sets import Grid, population, thinned
 

@@ -53,9 +53,8 @@ _encode = msgspec.json.Encoder().encode
 class Table:
     """One Parquet file as columns or messages for ``feed``, in file order; iterated once.
 
-    ``position`` and ``size``: rows, for a progress bar. Raises
-    :class:`~stream.sources.lines.RecordingError` for a file that is no Parquet, or whose columns are missing or of
-    another type.
+    ``position`` and ``size``: rows, for a progress bar. Raises :class:`~stream.sources.lines.RecordingError` for a file
+    that is no Parquet, or whose columns are missing or of another type.
     """
 
     def __init__(self, path: Path, source: Path | IO[bytes], file_format: str, feed: FeedConfig) -> None:
