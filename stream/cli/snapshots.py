@@ -1,4 +1,5 @@
-"""What the commands that read snapshots of positions share: live or stored, to Kafka, a file or a release."""
+"""``hexveil gtfs-rt`` and ``hexveil siri-vm``: snapshots of positions, live or stored, go to Kafka, a file or a
+release."""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ from stream.sources.delivery import Pacer, in_background
 from stream.sources.lines import STDIN, RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
+from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
 from stream.windows import Slotting, SpanError, Window
@@ -258,3 +260,22 @@ def _write(blocks: Iterator[Messages], out: Path) -> None:
                 file.writelines(value + b"\n" for value in block.values)
     except OSError as error:
         stop(f"{out}: {error.strerror or error}", FAILED)
+
+
+def _gtfs_realtime(
+    feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation
+) -> SnapshotEvents:
+    try:
+        from stream.sources.vehicle_positions import GtfsRealtime
+    except ModuleNotFoundError as error:
+        stop(f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'")
+    return GtfsRealtime(feed, slotting, speeds, relation)
+
+
+gtfs_rt = snapshot_command(
+    _gtfs_realtime, "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
+)
+siri_vm = snapshot_command(
+    SiriVehicleMonitoring,
+    "Send Vehicle Monitoring (SIRI-VM) to the service. Missing speeds are derived from positions.",
+)

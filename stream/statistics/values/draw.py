@@ -18,8 +18,18 @@ from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
-from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, VARIANCE_GRID, Columns
-from stream.statistics.distributions import bins_of, share_columns, too_large
+from stream.statistics.columns import (
+    CDF,
+    DECIMALS,
+    MOVING,
+    MOVING_MEAN,
+    PERCENTS,
+    VARIANCE_GRID,
+    Columns,
+    bins_of,
+    share_columns,
+    too_large,
+)
 from stream.statistics.plan import Plan, check_rows
 from stream.statistics.residual_clipping import response_of
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
