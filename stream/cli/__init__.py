@@ -66,12 +66,7 @@ def _command_of(subject: str) -> Any:
     return typer.main.get_group(alone).commands[subject]
 
 
-app = typer.Typer(
-    name="hexveil",
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="hexveil", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _tell_version(asked: bool) -> None:

@@ -44,8 +44,7 @@ def command(
     file_format: FileFormat = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of draws of noise per window.")] = 5,
     mechanisms: Annotated[
-        str,
-        typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp."),
+        str, typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp.")
     ] = "configured",
     statistics: Annotated[
         str | None,

@@ -50,9 +50,7 @@ def print_histogram_scores(scores: list[HistogramScore]) -> None:
 def print_scores(scores: list[Score]) -> None:
     """Errors of every estimator, then charges and wall time of every run."""
     errors = columns(
-        "Error against the truth, weighted by events (NOT PRIVATE)",
-        ("mechanism", "statistic", "estimator"),
-        _ERRORS,
+        "Error against the truth, weighted by events (NOT PRIVATE)", ("mechanism", "statistic", "estimator"), _ERRORS
     )
     runs = columns(
         "Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time",

@@ -125,13 +125,7 @@ def _note(sentence: str) -> None:
 
 
 def _check_options(
-    file: Path,
-    order: str,
-    offline: bool,
-    out: Path | None,
-    start: str | None,
-    end: str | None,
-    state: Path | None,
+    file: Path, order: str, offline: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
 ) -> None:
     """Raises :class:`typer.BadParameter` for options that contradict each other."""
     if order not in ("time", "file"):

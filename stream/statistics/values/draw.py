@@ -53,8 +53,7 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
         law = GaussianScales if plan.gaussian else LaplaceScales
         names = [name for name, number in numbers.items() for _ in range(2 if isinstance(number, MovingMean) else 1)]
         drawn = law(
-            np.array([scales[name].numerator for name in names]),
-            np.array([scales[name].denominator for name in names]),
+            np.array([scales[name].numerator for name in names]), np.array([scales[name].denominator for name in names])
         ).draw(noise)
         for name, number in numbers.items():
             first = names.index(name)

@@ -30,12 +30,7 @@ from dpcore.mean import sum_caps
 from dpcore.residual import ResidualMean
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
-from dpcore.suppression import (
-    STATISTICS,
-    Statistic,
-    Suppression,
-    sweep_chop_user,
-)
+from dpcore.suppression import STATISTICS, Statistic, Suppression, sweep_chop_user
 from stream.statistics.columns import CDF, only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
