@@ -26,7 +26,16 @@ from stream.cli.live import (
     speed_source,
 )
 from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release, secret_text, stop
-from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
+from stream.cli.releasing import (
+    AnySpeed,
+    From,
+    LedgerFolder,
+    ReleaseOptions,
+    Until,
+    check_span,
+    named_span,
+    release_offline,
+)
 from stream.config import Config, ConfigError, load_config
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.config.section import parse_duration
@@ -74,20 +83,13 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
         ] = "max",
         out: EventsFile = None,
         offline: Offline = False,
-        start: Annotated[
-            str | None, typer.Option("--from", help="Offline, stored snapshots: start of the first timeslot.")
-        ] = None,
-        end: Annotated[str | None, typer.Option("--until", help="Offline: end of the last timeslot.")] = None,
-        state: Annotated[
-            Path | None, typer.Option(help="Offline, stored snapshots: folder of a ledger that is kept after the run.")
-        ] = None,
+        start: From = None,
+        end: Until = None,
+        state: LedgerFolder = None,
         force: Annotated[
             bool, typer.Option("--force", help="Offline, or stored snapshots: overwrite the file of --out.")
         ] = False,
-        any_speed: Annotated[
-            bool,
-            typer.Option("--any-speed", help="Offline, stored snapshots: accept speeds that positions contradict."),
-        ] = False,
+        any_speed: AnySpeed = False,
         users_are_events: UsersAreEvents = False,
         once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
         config: ConfigFile = None,

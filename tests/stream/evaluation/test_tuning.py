@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config import load_config
 from stream.diagnosis.reading import read_recording
-from stream.evaluation.leading import Leading, Outcome, Want, released, simulate, with_terms
+from stream.evaluation.leading import Leading, TrialOutcome, Want, released, simulate, with_terms
 from stream.evaluation.tuning import EPSILONS, Recording
 from tests.support import hourly
 from tests.support.builders import SLOT, random_rows, riders_config
@@ -56,7 +56,7 @@ def tune(city: Path, relation: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*command, *arguments])
 
 
-def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[Outcome]:
+def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[TrialOutcome]:
     settings = load_config(config, **overrides)
     rows, _ = read_recording(settings, city, "canonical")
     windows, want = Recording(rows).windows(settings), Want.parse(WANTED, settings.value.upper)
