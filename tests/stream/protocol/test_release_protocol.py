@@ -30,7 +30,7 @@ from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.parts import ContentError
 from stream.protocol.publishing import KafkaPublisher, make_producer
-from stream.protocol.release_protocol import KILLED_AFTER
+from stream.protocol.release_protocol import STEPS
 from stream.statistics.plan import PlanError
 from stream.statistics.smoothing_state import decode_memory, encode_memory, identity
 from stream.storage.keys import FeedKeys, PartKeys
@@ -49,7 +49,7 @@ from tests.support.stored_rows import fill, store
 from tests.support.topics_reader import read_all
 
 
-@pytest.mark.parametrize("step", KILLED_AFTER)
+@pytest.mark.parametrize("step", STEPS)
 async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_once_with_the_same_bytes(
     step: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
 ) -> None:
@@ -60,7 +60,7 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     assert run(step) == -9
     ledger = Ledger(redis, topic_name)
     charged_before = await ledger.total("2017-03-21")
-    if KILLED_AFTER.index(step) >= KILLED_AFTER.index("charge"):
+    if STEPS.index(step) >= STEPS.index("charge"):
         assert charged_before[1] > 0, "noise was drawn before anybody was charged"
     assert run("never") == 0
 
@@ -294,7 +294,7 @@ async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_th
         await admin.close()
 
 
-STEPS = (
+FAILING_STEPS = (
     "rows.seal", "rows.read", "statistics.arrange", "statistics.plan", "store.store_plan",
     "planning.charge", "ledger.charge",
     "statistics.draw", "statistics.compose", "store.commit", "publisher.publish",
@@ -380,7 +380,7 @@ async def test_a_window_is_charged_and_drawn_once_whichever_step_fails(
 ) -> None:
     config = bus_config(tmp_path) if relation == "values" else riders(tmp_path, **{"hexagons.resolution": 5})
     undisturbed = await closed(redis, config, after=after)
-    for step in STEPS:
+    for step in FAILING_STEPS:
         release = await closed(redis, config, step, error, after=after)
         assert {len(values) for values in release.versions.values()} == {1}, step
         if release.withheld:

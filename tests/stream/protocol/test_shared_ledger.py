@@ -26,7 +26,7 @@ from stream.protocol import close_process
 from stream.protocol.due_windows import DueWindows, RowsOfCluster
 from stream.protocol.ledger_check import LedgerCheck
 from stream.protocol.parts import statistics_of
-from stream.protocol.release_protocol import EVERY_STEP, ReleaseProtocol
+from stream.protocol.release_protocol import STEPS, ReleaseProtocol
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError, SetBackError
 from stream.storage.release_store import ReleaseStore
@@ -84,7 +84,7 @@ async def test_a_feed_that_another_overtakes_plans_with_what_the_other_left(
     assert all(paid[user] >= cost for user, cost in total.items())
 
 
-@pytest.mark.parametrize("last", EVERY_STEP[:-1])
+@pytest.mark.parametrize("last", STEPS[:-1])
 async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_sees_what_was_charged(
     redis: Redis, tmp_path: Path, last: str
 ) -> None:
@@ -94,14 +94,14 @@ async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_see
     await close_until(protocol_of(redis, bus, first), SLOT, last)
     before = await spent(redis, bus)
     other = await drawn(redis, tram)
-    if EVERY_STEP.index(last) >= EVERY_STEP.index("charge"):
+    if STEPS.index(last) >= STEPS.index("charge"):
         assert before.total() > 0
         assert await spent(redis, bus) == before + other
     again = Collected()
     await protocol_of(redis, bus, again).close(SLOT)
     after = await spent(redis, bus)
     assert max(after.values()) <= BUDGET
-    if EVERY_STEP.index(last) >= EVERY_STEP.index("charge"):
+    if STEPS.index(last) >= STEPS.index("charge"):
         assert after == before + other, "the crash charged somebody twice"
     values = {message.ce_id: message.value for message in again.messages}
     assert all(values[message.ce_id] == message.value for message in first.messages)
@@ -262,7 +262,7 @@ NAMES, N, AN_HOUR = ("bus/0", "bus/1"), 20, 3600
 AFTER_US = (SLOT + 24 * AN_HOUR) * 1_000_000
 LOGS = {name: np.split(in_order(random_rows(number, 2 * N, slot=SLOT)), 2) for number, name in enumerate(NAMES)}
 STATES = ("nothing", "opened", "half of the rows", "all rows", "read to the end", "sealed")
-STEPS = ("seal", "read", "plan", "charge", "commit", "publish", "confirm")
+STEPS_OF_SHARDS = ("seal", "read", "plan", "charge", "commit", "publish", "confirm")
 
 
 async def store_from(state: RowStore, name: str, batch: int) -> None:
@@ -375,7 +375,7 @@ async def waits(redis: Redis, config: Config, publisher: Collected, state: RowSt
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", STEPS_OF_SHARDS)
 async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(
     redis: Redis, tmp_path: Path, step: str, killed: bool
 ) -> None:
@@ -398,7 +398,7 @@ async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_
         assert await outcome(redis, config, publisher) == right, back
     unread = set(STATES[: STATES.index("read to the end")])
     if killed:  # the next attempt seals and reads again, unless the bytes are committed
-        assert waited == (unread if step in STEPS[: STEPS.index("commit")] else set())
+        assert waited == (unread if step in STEPS_OF_SHARDS[: STEPS_OF_SHARDS.index("commit")] else set())
     else:
         assert waited == (unread | {"read to the end"} if step == "seal" else set()), "afterwards it has read all rows"
     await redis.config_set("appendfsync", "always")
