@@ -122,7 +122,9 @@ def clock_readings(node: ast.AST) -> Iterator[str]:
 
 def test_no_test_reads_the_clock_while_it_is_collected() -> None:
     """It may run a quarter of an hour later, when an event of that moment is no longer in time."""
-    assert not [f"{path.relative_to(REPO_ROOT)}:{each}" for path in TESTS for each in clock_readings(tree_of(path))]
+    reading = re.compile(rf"\b(?:{'|'.join(CLOCKS)})\(")  # most files need no parsing
+    paths = [path for path in TESTS if reading.search(path.read_text(encoding="utf-8"))]
+    assert not [f"{path.relative_to(REPO_ROOT)}:{each}" for path in paths for each in clock_readings(tree_of(path))]
     read = "class A:\n    now = [datetime.now(UTC)]\n\n@mark(date.today())\ndef f(now=time_ns()):\n    pass"
     assert len(list(clock_readings(ast.parse(read)))) == 3
     assert not list(
