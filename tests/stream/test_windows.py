@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, utc_text, watermark
@@ -179,7 +179,6 @@ def test_windows_wait_for_the_partition_that_is_read_least_far():
 
 
 @given(st.integers(0, 10**15), st.dictionaries(st.sampled_from("abcd"), st.integers(NOW - 10**9, NOW), min_size=1))
-@settings(max_examples=200)
 def test_one_fast_clock_never_moves_the_watermark_past_the_clock_less_the_delay(ahead, events):
     partitions = {name: at(event) for name, event in events.items()}
     honest = watermark(partitions, NOW, DELAY, IDLE)

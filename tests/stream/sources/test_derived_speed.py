@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpcore.earth import EARTH_M, great_circle_m
@@ -82,7 +82,6 @@ def drives(draw: st.DrawFn) -> list[tuple[str, int, float, float]]:
 
 
 @given(drives(), st.data())
-@settings(max_examples=300)
 def test_any_batches_of_a_feed_in_time_order_give_the_speeds_of_the_definition(
     rows: list[tuple[str, int, float, float]], data: st.DataObject
 ) -> None:

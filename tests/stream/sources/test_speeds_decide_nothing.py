@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.hfp import HighFrequencyPositions
 from stream.sources.siri import SiriVehicleMonitoring
+from stream.sources.vehicle_positions import GtfsRealtime
 from tests.stream.sources.gtfs import snapshot_bytes
 from tests.stream.sources.speedless import config_of, feed, publication
 from tests.support.builders import SLOT
@@ -163,7 +163,7 @@ SOURCES = [gtfs, gtfs_text, gtfs_json, siri, hfp]
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.booleans(), min_size=len(FIXES), max_size=len(FIXES)), st.data())
 def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_places(
     source: Callable[[Speeds], list[bytes]], reports: list[bool], data: st.DataObject
