@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.not_private import best_non_private, leaky
 from bench.progress import shown
 from bench.recordings import absences, absent
 from bench.spatial import Fit, path_of, private, recorded, tuning_queries
@@ -21,7 +22,6 @@ from dpcore.noise import Noise
 from dpcore.spatial import Auto, Domain, E2EPriv, UniformGrid
 from dpcore.spatial.grids import noisy_grid
 from dpcore.spatial.mechanism import choose
-from dpcore.spatial.not_private import best_non_private, leaky
 from research.papers.questions import Questions, squares
 from research.papers.sets import Grid, population, thinned
 
