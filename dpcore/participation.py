@@ -113,8 +113,7 @@ class Participation:
     ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only
     where ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``.
     ``shares``: relative shares of polynomials, users and percentiles; those of moving reports have as much as the
-    polynomials again. ``area_share``: of the area, where ``layout`` has
-    it.
+    polynomials again. ``area_share``: of the area, where ``layout`` has it.
     """
 
     layout: Layout

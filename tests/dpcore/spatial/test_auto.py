@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dpcore.spatial
+from bench.not_private import best_non_private, leaky
 from dpcore.noise import Noise
 from dpcore.spatial import (
     Auto,
@@ -24,7 +25,6 @@ from dpcore.spatial import (
 )
 from dpcore.spatial.hierarchy import SMALL_CELLS
 from dpcore.spatial.histogram import Histogram, HistogramError
-from dpcore.spatial.not_private import best_non_private, leaky
 from dpcore.spatial.queries import answer, integral_image
 from dpcore.spatial.release import rounded
 from tests.dpcore.silence import Silence
