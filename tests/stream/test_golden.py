@@ -1,20 +1,14 @@
-"""The same rows, ledger and tape of entropy give the same releases, which refactoring must not change. What
-docs/versions.md promises never to change: old readers, old ledgers and old plans still work.
+"""The same rows, ledger and tape of entropy give the same releases, which refactoring must not change.
 
 Golden files hold every message of three windows under several configurations. Estimates under ``post_processed`` are
 floats of a model and may differ in their last digits between builds of numpy and scipy; of Euler's program scipy's
 solver chooses one of several optima, by its version. Everything else is exact. ``HEXVEIL_WRITE_GOLDEN=1 pytest
 tests/stream/test_golden.py`` writes the files anew, where releases change on purpose.
-
-``tests/golden/never_changes.json`` holds what they rely on. Additions pass; to pin them as well, write the file anew
-with ``HEXVEIL_WRITE_GOLDEN=1 pytest tests/stream/test_golden.py`` and look at the difference: nothing may go.
-Plans stay those that an old version stored.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import gzip
 import hashlib
 import io
@@ -22,7 +16,6 @@ import itertools
 import json
 import os
 from collections.abc import Callable
-from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,17 +26,12 @@ from redis.asyncio import Redis
 
 from dpcore.noise import Noise
 from stream.config import Config
-from stream.ingestion.pseudonyms import Pseudonyms
 from stream.local import REPO_ROOT
-from stream.messages.message import OUTPUT_TOPICS, digest, schema, window_message
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
-from stream.statistics.plan import decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
-from stream.storage.row_store import ROW
-from stream.windows import Window
 from tests.support.builders import (
     SLOT,
     bus_config,
@@ -53,13 +41,13 @@ from tests.support.builders import (
     with_histograms,
     zcdp_config,
 )
-from tests.support.releasing import planned
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GENERATION = "11111111-1111-4111-8111-111111111111"
 HOURS = 3
 LOCKED = f"scipy=={version('scipy')} " in (REPO_ROOT / "requirements.lock").read_text()
 """Whether the solver is the one that the golden files were written with."""
+
 CASES: dict[str, Callable[[Path], Config]] = {
     "values": bus_config,
     "values-percentiles": lambda folder: bus_config(
@@ -154,115 +142,3 @@ async def test_rows_ledger_and_tape_give_the_releases_of_the_golden_file(
         (mine, floats), (kept, wanted) = exact(ours), exact(theirs)
         assert mine == kept
         assert floats == pytest.approx(wanted, abs=0.01, rel=1e-4)
-
-
-FILE = REPO_ROOT / "tests" / "golden" / "never_changes.json"
-MEANING = ("type", "enum", "const", "required", "pattern", "minimum", "maximum")
-"""Parts of a JSON Schema that a reader relies on."""
-
-
-def facts(node: Any, place: str = "") -> dict[str, Any]:
-    """Every statement of a schema that a reader may rely on, by its place."""
-    statements: dict[str, Any] = {}
-    if isinstance(node, dict):
-        statements |= {
-            f"{place}#{name}": node[name] for name in MEANING if name in node and not isinstance(node[name], dict)
-        }
-        for name, inner in node.items():
-            statements |= facts(inner, f"{place}/{name}")
-    elif isinstance(node, list):
-        for number, inner in enumerate(node):
-            statements |= facts(inner, f"{place}/{number}")
-    return statements
-
-
-def keys() -> dict[str, str]:
-    """Name of every Redis key of a feed."""
-    feed, named = FeedKeys("feed"), {}
-    functions = {"of", "beside", *(field.name for field in fields(FeedKeys))}
-    for name in (name for name in dir(FeedKeys) if not name.startswith("_") and name not in functions):
-        value = getattr(feed, name)
-        named[name] = value if isinstance(value, str) else value("2017-03-21" if name in ("ledger", "terms") else SLOT)
-    return named
-
-
-def plans(tmp_path: Path) -> dict[str, str]:
-    """A stored plan of each relation."""
-    stored = {}
-    for config in (bus_config(tmp_path), riders_config(tmp_path)):
-        plan, _ = planned(config, pinned_rows(1, 60))
-        stored[config.relation] = base64.b64encode(encode_plan(plan)).decode()
-    return stored
-
-
-def other() -> dict[str, Any]:
-    """Names and digests that are computed, each for one input."""
-    message = window_message(
-        OUTPUT_TOPICS[0], "bus", Window(SLOT, SLOT + 3600), "87489e342ffffff", "87489e342ffffff", {}
-    )
-    return {
-        "ce_id": message.ce_id,
-        "timestamp_ms": message.timestamp_ms,
-        "digest": digest([b"one", b"two"]),
-        "pseudonym": Pseudonyms(bytes(range(32)))["bus-1"],
-        "row": [list(field) for field in ROW.descr],
-    }
-
-
-@pytest.fixture
-def known(tmp_path: Path) -> dict[str, Any]:
-    """Everything that an old version relies on."""
-    if os.environ.get("HEXVEIL_WRITE_GOLDEN"):
-        schemas = {topic: facts(schema(topic)) for topic in OUTPUT_TOPICS}
-        stored = json.loads(FILE.read_text(encoding="utf-8"))["plans"]
-        pinned = {"schemas": schemas, "keys": keys(), "plans": plans(tmp_path) | stored, "other": other()}
-        FILE.write_text(json.dumps(pinned, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    recorded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return recorded
-
-
-def lost(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What an old reader relies on and is missing now; only lists of required fields may grow: a choice that is new to
-    an old reader makes it refuse a message that it read before.
-    """
-    gone = []
-    for place, statement in old.items():
-        now = new.get(place)
-        required = place.endswith("#required") and isinstance(now, list)
-        grown = required and all(one in now for one in statement)
-        if now != statement and not grown:
-            gone.append(f"{place}: was {statement!r}, is {now!r}")
-    return gone
-
-
-@pytest.mark.parametrize("topic", OUTPUT_TOPICS)
-def test_a_message_keeps_every_field_its_type_and_its_presence(topic: str, known: dict[str, Any]) -> None:
-    assert lost(known["schemas"][topic], facts(schema(topic))) == []
-
-
-def test_every_redis_key_keeps_its_name(known: dict[str, Any]) -> None:
-    assert lost(known["keys"], keys()) == []
-
-
-@pytest.mark.parametrize("relation", ["values", "participation"])
-def test_a_plan_that_an_older_version_stored_is_read_and_means_the_same(relation: str, known: dict[str, Any]) -> None:
-    blob = base64.b64decode(known["plans"][relation])
-    assert decode_plan(encode_plan(decode_plan(blob))) == decode_plan(blob)
-
-
-def test_identifiers_digests_pseudonyms_and_rows_are_computed_as_before(known: dict[str, Any]) -> None:
-    assert lost(known["other"], json.loads(json.dumps(other()))) == []
-
-
-def test_a_planted_change_is_noticed_and_an_addition_is_not() -> None:
-    old = {"properties": {"users": {"type": "integer"}, "status": {"enum": ["published"]}}, "required": ["users"]}
-    more = {**old, "properties": {**old["properties"], "lanes": {"type": "integer"}}, "required": ["users", "status"]}
-    assert lost(facts(old), facts(more)) == []
-    for changed in (
-        {**old, "properties": {"status": {"enum": ["published"]}}},
-        {**old, "properties": {**old["properties"], "users": {"type": "number"}}},
-        {**old, "required": []},
-        {**old, "properties": {**old["properties"], "status": {"enum": ["published", "truncated"]}}},
-        {**old, "properties": {**old["properties"], "users": {"type": ["integer", "null"]}}},
-    ):
-        assert lost(facts(old), facts(changed)) != []
