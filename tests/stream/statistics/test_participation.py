@@ -86,11 +86,12 @@ def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path: P
     assert weights.min() >= UNIT // 9000
 
 
-def test_every_message_validates(tmp_path: Path) -> None:
+def test_every_message_validates_and_names_the_mechanism_of_its_mean(tmp_path: Path) -> None:
     config = riders(tmp_path)
     plan, contributions = planned(config, random_rows(2, 100))
     for message in build_messages(plan, contributions, Noise(), None)[0]:
-        validate(message.topic, json.loads(message.value))
+        validate(message.topic, body := json.loads(message.value))
+        assert "cell" not in body or body["mean"]["mechanism"] == "allocated"
 
 
 @pytest.mark.parametrize("seed", range(5))
