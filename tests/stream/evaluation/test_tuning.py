@@ -326,9 +326,8 @@ def test_a_dearer_trial_of_less_epsilon_does_not_discard_one_that_reaches(monkey
         epsilon = config.privacy.epsilon
         reaches = epsilon >= 1.0
         budget = 3.0 if reaches else 5.0
-        return TrialOutcome(
-            epsilon, budget, round(budget * 1e6), 9.0 if reaches else 11.0, 0.8 if reaches else 0.1, 1.0
-        )
+        half_width, share = (9.0, 0.8) if reaches else (11.0, 0.1)
+        return TrialOutcome(epsilon, budget, round(budget * 1e6), half_width, share, 1.0)
 
     search = searched(monkeypatch, lambda config, confirming: 1.0, most=4.0)
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
