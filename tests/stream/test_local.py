@@ -226,6 +226,7 @@ def test_no_server_outlives_a_parent_killed_outright(parent: Parent) -> None:
     assert len(gone) == 2
 
 
+@pytest.mark.nightly
 def test_the_shared_broker_goes_with_the_run_that_owns_it(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     before = {child.pid for child in psutil.Process().children()}

@@ -334,6 +334,7 @@ def _crowds(body: dict[str, Any]) -> bool:
     return bool(body["mean"]["interval"][1] >= bounds["upper"] and body["mean"]["raw"] >= middle)
 
 
+@pytest.mark.nightly
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
 async def test_table_and_card_say_that_it_is_so_much_or_more(browser: Browser, tmp_path: Path) -> None:
