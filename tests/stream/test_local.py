@@ -1,8 +1,6 @@
 """Kafka and Redis on this machine: real, durable as the ledger needs, and gone with their parent. Redis >= 7.0 and
 Valkey >= 8 are supported. With an older server every command names the version found, the one needed and the remedy."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import os

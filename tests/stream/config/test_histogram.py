@@ -1,7 +1,5 @@
 """Section [histogram]: a configuration that could not draw is refused, and every accepted one can draw."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

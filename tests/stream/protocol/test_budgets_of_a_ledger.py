@@ -1,7 +1,5 @@
 """The budget of a shared ledger: one in a period, for all feeds, whoever is configured otherwise when."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

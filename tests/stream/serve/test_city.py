@@ -1,7 +1,5 @@
 """A city one can recognise: names, lines, search and named areas, over the API and in a real browser."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,8 +1,6 @@
 """What a control room adds: windows played one after the other, several feeds in one page, and screens of every
 width."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator

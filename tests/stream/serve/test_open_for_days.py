@@ -1,7 +1,5 @@
 """A page that is left open: what it must not collect, what it must find again, and whose clock it goes by."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from datetime import UTC, datetime

@@ -1,8 +1,6 @@
 """Travel times along routes, and means over a range of windows, from released numbers alone. Every reader shows the
 same leading estimate of a cell: the smoothed mean where "riders" are released."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -2,8 +2,6 @@
 Cells whose released speeds crowd ``value.upper`` are marked in messages, files, table and card: a planner who prints a
 modelled 24 km/h of a motorway sees that it is "24 or more"."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -2,8 +2,6 @@
 Behind nginx and HAProxy that keep their connections, no request is hidden from the proxy in another one (request
 smuggling)."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -2,8 +2,6 @@
 clipping under "participation": ranges from released values alone, noise that falls at the same charge, and means that
 are undone."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from pathlib import Path
