@@ -211,13 +211,7 @@ class Hexagons:
         p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
     )  # fmt: skip
     async def hexagons(
-        self,
-        request: web.Request,
-        feed: str,
-        window: str | None,
-        bbox: Box | None,
-        resolution: int | None,
-        shape: str,
+        self, request: web.Request, feed: str, window: str | None, bbox: Box | None, resolution: int | None, shape: str
     ) -> web.Response:
         """Releases of the cells of one window."""
         known = known_window(self._view, window, feed)

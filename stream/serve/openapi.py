@@ -88,17 +88,11 @@ def _operation(operation: Operation) -> s.Schema:
     if operation.conditional:
         answer["headers"] = {
             "ETag": {"description": "Send it back as If-None-Match.", "schema": s.TEXT},
-            "Cache-Control": {
-                "description": "no-cache: ask again with the ETag.",
-                "schema": s.TEXT,
-            },
+            "Cache-Control": {"description": "no-cache: ask again with the ETag.", "schema": s.TEXT},
         }
         responses["304"] = {"description": "Nothing changed since the ETag that If-None-Match names."}
     for status in sorted({400, 503, *operation.errors}):
-        responses[str(status)] = {
-            "description": _ERRORS[status],
-            "content": {PROBLEM: {"schema": s.ref("Problem")}},
-        }
+        responses[str(status)] = {"description": _ERRORS[status], "content": {PROBLEM: {"schema": s.ref("Problem")}}}
     return {
         "operationId": operation.name,
         "summary": operation.summary,

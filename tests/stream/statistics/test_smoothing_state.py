@@ -20,8 +20,7 @@ from dpcore.smoothing import MOST_CELLS
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.statistics import pipeline
-from stream.statistics.pacing import spendable
-from stream.statistics.plan import Due, Plan
+from stream.statistics.plan import Due, Plan, spendable
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
 from stream.storage.keys import FeedKeys
 from stream.terms import Terms
