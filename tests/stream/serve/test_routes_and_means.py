@@ -33,8 +33,7 @@ from stream.serve.city.ways import along, estimates, pieces_of, travel
 from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation, pixels, place_of
 from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, Cell, city_config, rows_of_city, window
 from tests.stream.serve.made_places import STOP, city_files
-from tests.stream.serve.pages import CUT, OUTSIDE, page_of
-from tests.stream.serve.serving import serving_file
+from tests.stream.serve.serving import CUT, OUTSIDE, page_of, serving_file
 from tests.support.participating import riders
 from tests.support.releasing import released
 

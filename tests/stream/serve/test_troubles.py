@@ -42,8 +42,7 @@ from tests.stream.serve.city import (
     rows_of_city,
     window,
 )
-from tests.stream.serve.pages import page_of
-from tests.stream.serve.serving import origin_of, serving_file
+from tests.stream.serve.serving import origin_of, page_of, serving_file
 from tests.support.builders import SLOT
 from tests.support.nightly import nightly
 from tests.support.releasing import build_messages, planned
