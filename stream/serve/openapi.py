@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
 from stream.serve import schema_parts as s
 from stream.serve.alerts.watching import MOST_TOLD
 from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule, schemas_of_series
+from stream.serve.differences import STATISTICS, Missing
 from stream.serve.hexagons import REASONS
 from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
@@ -21,7 +22,7 @@ PAGE_PATH = f"{BASE}/openapi.html"
 DESCRIBED = {"service-desc": PATH, "service-doc": PAGE_PATH}
 """Where the API is described, by the relation of a link to it."""
 
-VERSION = "1.4.0"
+VERSION = "1.5.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 _TAGS = {
@@ -188,13 +189,41 @@ def _window_schemas() -> s.Schema:
                 "reason": s.or_null({"type": "string", "enum": list(REASONS)}, _NO_OTHER),
                 "oldest": s.or_null(s.TIME, "Start of the oldest complete window that is kept."),
                 "newest": s.or_null(s.TIME, "Start of the newest complete window."),
+                "statistic": {"enum": list(STATISTICS)},
+                "cells": s.or_null(s.ref("CellsBeside"), "Null where there is no other window."),
             }
         ),
+        "CellsBeside": _beside(),
         "WindowList": s.members({"windows": s.array(s.ref("Window"), "Newest first.")}),
-        "HexagonList": s.members(window | {"hexagons": s.array(s.ref("Hexagon"), "In ascending order.")}),
+        "HexagonList": s.members(
+            window
+            | {
+                "totals": s.members(
+                    {name: s.or_null(s.ref("AreaCount"), "Of these cells together.") for name in ("events", "users")}
+                ),
+                "hexagons": s.array(s.ref("Hexagon"), "In ascending order."),
+            }
+        ),
         "HexagonFeatures": s.features(s.ref("Hexagon")),
         "CellHistory": s.members({"cell": s.TEXT, "releases": s.array(s.ref("Hexagon"), "Oldest first.")}),
     }
+
+
+def _beside() -> s.Schema:
+    number, flag = {"type": ["number", "null"]}, s.BOOLEAN
+    users = {"type": ["integer", "null"]}
+    columns = {
+        "cell": (s.TEXT, "Cells that have the statistic in the window; every other column has as many entries."),
+        "missing": ({"enum": [*get_args(Missing), None]}, "Why there is no value of the other window to compare with."),
+        "value": (number, "As released in the other window."),
+        "low": (number, "Lower end of its 95 % interval."),
+        "high": (number, "Upper end."),
+        "at_bound": (flag, "Read the value as 'or more'."),
+        "users": (users, "Of a suppressed cell, where its users are public."),
+        "error": (number, "Of the difference, by the noise of both: 95 %, or wider where it is clear."),
+        "clear": (flag, "Noise does not explain the difference, although there are many cells."),
+    }
+    return s.members({name: s.array(items, text) for name, (items, text) in columns.items()})
 
 
 def _hexagon_schemas(message: s.Schema) -> s.Schema:
@@ -210,6 +239,8 @@ def _hexagon_schemas(message: s.Schema) -> s.Schema:
             "interval": interval,
             "unit": s.TEXT,
             "method": {"type": "string", "description": method},
+            "clear_error": s.NUMBER
+            | s.said("Of a deviation that noise does not explain, although there are many cells: its error then."),
         },
         "required": ["value", "unit", "method"],
     }

@@ -26,6 +26,7 @@ from stream.serve.city.combining import combined, inside, numbers_of
 from stream.serve.city.places import check_name, read_bytes, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
+from stream.serve.differences import from_schedule, released_of
 from stream.serve.hexagons import complete_window, known_area, known_window
 from stream.serve.operations import get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, key_of
@@ -153,10 +154,13 @@ class City:
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            own = values if self._is_timed(known) else []
-            cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(own)))
+            cells = released_of(values if self._is_timed(known) else [])
+            speeds = service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
+            judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
+            for row in speeds:
+                row["error"], row["clear"] = judged.get(row["cell"], (None, False))
             said = {name: summary[name] for name in ("feed", "window", "complete")}
-            return msgspec.json.encode(said | {"cells": cells})
+            return msgspec.json.encode(said | {"cells": speeds})
 
         return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
 

@@ -26,7 +26,18 @@ def schemas_of_schedule(window: s.Schema) -> s.Schema:
                 "cells": s.array(s.ref("ScheduledHours"), "In ascending order."),
             }
         ),
-        "ScheduledSpeed": s.members({"cell": cell, "value": speed, "unit": kmh}),
+        "ScheduledSpeed": s.members(
+            {
+                "cell": cell,
+                "value": speed,
+                "unit": kmh,
+                "error": s.or_null(
+                    s.NUMBER,
+                    "Of the difference of the released mean, by its noise; null where the two are not compared.",
+                ),
+                "clear": s.BOOLEAN | s.said("Noise does not explain the difference, although there are many cells."),
+            }
+        ),
         "ScheduledSpeeds": s.members(
             of_window
             | {"cells": s.array(s.ref("ScheduledSpeed"), "The released cells in which the timetable has service then.")}
@@ -172,6 +183,6 @@ def schemas_of_means() -> s.Schema:
         "MeanList": s.members(
             _OF_WINDOWS
             | {"cells": s.array(s.ref("MeanCell"), "In ascending order.")}
-            | {"together": s.or_null(s.ref("MeanTogether"), "Of the area's cells; null without an area.")}
+            | {"together": s.ref("MeanTogether")}
         ),
     }
