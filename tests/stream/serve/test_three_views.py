@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
-from dpcore.noise import Noise
-from stream.config import Config
-from stream.messages.message import Message
-from stream.statistics.merging import by_planned_cells
 from tests.stream.serve.browser import (
     LAPTOP,
     PHONE,
@@ -35,27 +29,14 @@ from tests.stream.serve.city import (
     Cell,
     bodies,
     city_config,
-    rows_of_city,
+    remembered,
 )
 from tests.stream.serve.pages import page_of
-from tests.support.builders import SLOT
 from tests.support.nightly import nightly
-from tests.support.releasing import build_messages, planned
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 VIEWS = ("Now", "Typical", "Difference")
 WIDE = {"width": 1920, "height": 1080}
-
-
-def remembered(config: Config, *cities: Mapping[str, Cell]) -> list[Message]:
-    """Windows of an hour each, of which every one knows what the one before it released."""
-    messages, memory = [], None
-    for hour, there in enumerate(cities):
-        plan, contributions = planned(config, rows_of_city(hour, there), slot=SLOT + hour * 3600)
-        noise = Noise(np.random.default_rng(hour).bytes)
-        made, memory = build_messages(plan, by_planned_cells(plan, contributions), noise, memory)
-        messages += made
-    return messages
 
 
 async def shades(page: Page, cell: str) -> int:
