@@ -195,5 +195,6 @@ async def test_the_foot_of_the_table_adds_raw_users_not_clamped_ones(browser: Br
     async with page_of(browser, config, messages, color_scheme="light") as (page, _):
         await page.locator("#table-button").click()
         foot = page.locator("#table-scroll tfoot tr")
-        await expect(foot.locator("td").last).to_have_text(f"{total:,.0f} ± {error:,.0f}")
+        low, high = (f"{end:,.0f}" for end in (total - error, total + error))
+        await expect(foot.locator("td").last).to_have_text(f"about {total:,.0f} (95 % interval {low}–{high})")
         await expect(foot.locator("th")).to_have_text(re.compile(f"^All {len(bodies)} cells"))

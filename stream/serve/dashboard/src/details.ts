@@ -96,7 +96,7 @@ function allStatistics(view: View, cell: string): HTMLElement {
     const clamped = estimate?.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
     const name = make('span', {}, say(`${statistic}.short`));
     const lines = released ? [line([name, chip('raw')], read(released), interval(released), clamped)] : [];
-    if (modelled?.method) lines.push(line([...(released ? [] : [name]), chip('modelled')], read(modelled), interval(modelled), modelled.method));
+    if (modelled?.method) lines.push(line([...(released ? [] : [name]), chip('modelled')], read(modelled), interval(modelled), say(modelled.method === 'kalman' ? 'cell.by-windows' : 'cell.by-moments')));
     return lines;
   });
   if (!rows.length) return make('span');
