@@ -208,8 +208,8 @@ def from_schedule(
     measured = [cell for cell in cells if cell.number("mean")]
     bounds = np.array([upper if cell.clipping is None else cell.clipping.upper for cell in measured])
     scheduled = np.array([speeds.get(cell.cell, math.nan) for cell in measured])
-    found = verdicts(_released(measured, "mean"), Values.exact(np.where(scheduled > bounds, np.nan, scheduled)))
-    rows = zip(measured, found.error.tolist(), found.clear.tolist(), strict=True)
+    judged = verdicts(_released(measured, "mean"), Values.exact(np.where(scheduled > bounds, np.nan, scheduled)))
+    rows = zip(measured, judged.error.tolist(), judged.clear.tolist(), strict=True)
     return {cell.cell: (round(error, 3), clear) for cell, error, clear in rows if not math.isnan(error)}
 
 
@@ -260,7 +260,7 @@ def _sharing(here: Sequence[Released], others: Mapping[str, Released]) -> set[st
     """Cells that are not in the other window but share ground with its cells, of other sizes."""
     alone = {cell.cell: cell for cell in here if cell.cell not in others}
     levels, sizes = ({h3.get_resolution(cell) for cell in cells} for cells in (alone, others if alone else ()))
-    found = {
+    shared = {
         cell
         for cell in alone
         for size in sizes
@@ -269,8 +269,8 @@ def _sharing(here: Sequence[Released], others: Mapping[str, Released]) -> set[st
     for other in others:
         for parent in (h3.cell_to_parent(other, level) for level in levels if level < h3.get_resolution(other)):
             if parent in alone and not any(_is_in(other, apart) for apart in alone[parent].excludes):
-                found.add(parent)
-    return found
+                shared.add(parent)
+    return shared
 
 
 def _is_in(cell: str, area: str) -> bool:

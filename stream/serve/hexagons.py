@@ -198,13 +198,13 @@ class Hexagons:
     ) -> web.Response:
         """The window of another day at the same local time and what it says of the cells, or why there is none."""
         known = known_window(self._view, window, feed)
-        found = other_day(self._view, known, day)
-        body, here = found.body() | {"statistic": statistic}, known.in_order()
-        there = None if found.other is None else found.other.in_order()
+        compared = other_day(self._view, known, day)
+        body, here = compared.body() | {"statistic": statistic}, known.in_order()
+        there = None if compared.other is None else compared.other.in_order()
 
         def make() -> bytes:
-            compared = None if there is None else beside(released_of(here), released_of(there), statistic)
-            return msgspec.json.encode(body | {"cells": compared})
+            cells = None if there is None else beside(released_of(here), released_of(there), statistic)
+            return msgspec.json.encode(body | {"cells": cells})
 
         key = key_of("other day", known.tag, body)
         return await self._selected.answer(self._selections, request, key, make, JSON)

@@ -134,8 +134,8 @@ export class Table {
 
   /** Sums over all cells, also of the other pages. Clamped values must not be added, so readers find the sum here. */
   private foot(columns: number, count: number, divided: boolean): HTMLElement {
-    const { totals } = this.view.window!;
-    const sums = (['events', 'users'] as const).map((name) => make('td', { class: 'number' }, countText(totals[name] ?? undefined)));
+    const totals = this.view.window?.totals;
+    const sums = (['events', 'users'] as const).map((name) => make('td', { class: 'number' }, countText(totals?.[name] ?? undefined)));
     const label = [say('table.total', { count }), !divided && make('span', {}, say('table.total-users'))];
     return make('tfoot', {}, make('tr', {}, make('th', { scope: 'row', colspan: columns }, ...label), ...sums));
   }
