@@ -7,7 +7,7 @@ come. Relation "values" only: there charges are functions of public counts, earl
 To be proved: if every window charges at most its grant, a user's charges of a period never exceed their budget, and the
 grant depends on that user's own past charges and on public facts only, as the individual filter demands (Feldman and
 Zrnic 2021). Proof: the grant is at most budget − spent; its arguments are one user's own. Tested: over random periods,
-with a grant of another user's ledger planted, in ``tests/dpcore/test_participation.py``.
+with a grant of another user's ledger planted, in ``tests/dpcore/test_contributions.py``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def to_micro(epsilon: Amount, *, round_up: bool) -> int:
         raise BudgetError(f"epsilon {epsilon!r} is not a finite number; give a positive one") from None
     if exact <= 0:
         raise BudgetError(f"epsilon {epsilon!r} is not above 0; give a positive number")
-    micro = math.ceil(exact * MICRO) if round_up else math.floor(exact * MICRO)
+    micro = int(math.ceil(exact * MICRO) if round_up else math.floor(exact * MICRO))  # also of an integer of numpy
     if micro == 0:
         raise BudgetError(f"epsilon {epsilon!r} is below the resolution of 1e-6; give at least 1e-6")
     return micro

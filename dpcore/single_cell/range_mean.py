@@ -26,8 +26,7 @@ from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
-from dpcore.single_cell.cell import Estimate, checked_samples, noisy_estimate
-from dpcore.single_cell.grouping import Grouping, bestfit_within, widest_grouping
+from dpcore.single_cell.cell import Estimate, Grouping, bestfit_within, checked_samples, noisy_estimate, widest_grouping
 from dpcore.single_cell.mean import (
     GRID,
     SAMPLE_SHARE,
@@ -56,8 +55,7 @@ def select_quantiles(
     exp(−ε·c(y)/(2·entries)), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries
     share is a candidate of its own; a choice among the gaps between values alone would never find it
     (``research/errata.md``). A gap is drawn with its number of integers as weight, then an integer in it uniformly.
-    Exact.
-    Neighbours differ in ``entries`` values; adding that many values costs the same.
+    Exact. Neighbours differ in ``entries`` values; adding that many values costs the same.
     """
     micro, top = checked_micro(epsilon_micro), checked_upper(upper)
     if len(column) and (int(column.min()) < 0 or int(column.max()) > top):
@@ -72,11 +70,7 @@ def select_quantiles(
     costs = np.maximum(np.maximum(below - target, target - above), 0)
     offsets = np.arange(len(target) + 1, dtype=np.int64) * len(start)
     chosen = noise.exponential(
-        costs.ravel(),
-        micro,
-        2 * entries * RANK_UNIT * MICRO,
-        offsets=offsets,
-        weights=np.tile(size, len(target)),
+        costs.ravel(), micro, 2 * entries * RANK_UNIT * MICRO, offsets=offsets, weights=np.tile(size, len(target))
     )
     return np.asarray(start[chosen] + noise.below(size[chosen]))
 

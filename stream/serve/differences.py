@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scipy.special import erfc
 
 from dpcore.arrays import FloatArray
-from stream.messages.estimate import is_anybody
+from stream.messages.message import is_anybody
 from stream.serve.city.combining import LAPLACE, NORMAL, Counted
 
 BoolArray = npt.NDArray[np.bool_]

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.feed import derived_speed_note
-from stream.messages.estimate import with_estimates
+from stream.messages.message import with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
@@ -214,13 +214,7 @@ class Hexagons:
         p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
     )  # fmt: skip
     async def hexagons(
-        self,
-        request: web.Request,
-        feed: str,
-        window: str | None,
-        bbox: Box | None,
-        resolution: int | None,
-        shape: str,
+        self, request: web.Request, feed: str, window: str | None, bbox: Box | None, resolution: int | None, shape: str
     ) -> web.Response:
         """Releases of the cells of one window."""
         known = known_window(self._view, window, feed)

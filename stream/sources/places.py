@@ -3,8 +3,7 @@ Pure.
 
 A cell is named after the stops in it: the most frequent name, and of equally frequent ones the nearest to its centre.
 
-Lines of routes for a map: those parts of a schedule's lines that lie in a box, simplified until they fit a bound.
-Pure.
+Lines of routes for a map: those parts of a schedule's lines that lie in a box, simplified until they fit a bound. Pure.
 
 Source: Douglas and Peucker (1973), the algorithm that keeps every point farther than a tolerance from the simplified
 line.
@@ -269,11 +268,7 @@ def _collection(cells: Iterator[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return {
         "type": "FeatureCollection",
         "features": [
-            {
-                "type": "Feature",
-                "geometry": {"type": "Polygon", "coordinates": [_ring(cell)]},
-                "properties": properties,
-            }
+            {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [_ring(cell)]}, "properties": properties}
             for cell, properties in cells
         ],
     }

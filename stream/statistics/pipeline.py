@@ -17,8 +17,16 @@ from dpcore.accounting import NANO
 from dpcore.arrays import FloatArray
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
-from stream.messages.estimate import is_anybody
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
+from stream.messages.message import (
+    HEXAGON_SPEED,
+    SPATIAL_HISTOGRAM,
+    WINDOW,
+    Message,
+    cell_text,
+    digest,
+    is_anybody,
+    window_message,
+)
 from stream.statistics.columns import (
     CDF,
     DECIMALS,
@@ -27,10 +35,11 @@ from stream.statistics.columns import (
     PERCENTS,
     Columns,
     Derived,
+    distribution_bodies,
     from_lower_bound,
+    too_large,
     unit_of,
 )
-from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.histograms.histograms import DrawnHistogram, histogram_body
 from stream.statistics.merging import excluded
 from stream.statistics.observed_means import modelled_percentiles
@@ -228,6 +237,8 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
         if published[g]:
             body |= {name: _estimate(name, columns[name], g, terms.value) for name in _numbers_of(plan)}
             body |= {CDF: distributions[g]} if distributions else {}
+            if "mean" in body:
+                body["mean"]["mechanism"] = terms.speed.mean_mechanism
         bodies.append(body)
     return bodies
 
@@ -274,18 +285,13 @@ def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Co
                 body[name]["at_bound"] = True
 
 
-def state_worst_errors(
-    plan: Plan, biases: dict[str, FloatArray], columns: dict[str, Columns], bodies: list[Body]
-) -> None:
-    """Add the worst-case error to each mean and variance, and its mechanism to the mean. ``biases``: bounds by cell,
-    (C,)."""
+def state_worst_errors(biases: dict[str, FloatArray], columns: dict[str, Columns], bodies: list[Body]) -> None:
+    """Add the worst-case error to each mean and variance. ``biases``: bounds by cell, (C,)."""
     for name, bias in biases.items():
         errors = bias + columns[name].scale
         for body, error in zip(bodies, errors.tolist(), strict=True):
             if name in body:
                 body[name]["worst_error"] = round(error, DECIMALS[name])
-                if name == "mean":
-                    body[name]["mechanism"] = plan.terms.speed.mean_mechanism
 
 
 def worst_errors(bodies: list[Body]) -> dict[str, float]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stream.storage.client import text_of
 from stream.storage.keys import FeedKeys
-from stream.storage.scripts import text_of
 from stream.windows import EARLIEST_US, LATEST_S
 
 if TYPE_CHECKING:
@@ -42,13 +42,7 @@ class LastFixes:
     """
 
     def __init__(
-        self,
-        redis: Redis,
-        feed: str,
-        fingerprint: str,
-        life_s: float,
-        least_s: float,
-        shared_ledger: str | None = None,
+        self, redis: Redis, feed: str, fingerprint: str, life_s: float, least_s: float, shared_ledger: str | None = None
     ) -> None:
         keys = FeedKeys(feed, shared_ledger)
         self._redis = redis

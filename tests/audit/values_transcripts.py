@@ -21,12 +21,11 @@ from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.variance import Variance
 from stream.config import Config
-from stream.statistics import pacing
+from stream.statistics import plan
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
-from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
-from stream.statistics.window_release import plan_window
+from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.audit.values_losses import of_each_number
@@ -102,7 +101,7 @@ class World:
         due, budget = due_of(self.config, slot), self.config.privacy.ledger_budget
         read = WindowRows.of(rows, due.terms.reading)
         left = np.array([budget - self.spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
-        left = pacing.spendable(left, read.counts.users, due, budget)
+        left = plan.spendable(left, read.counts.users, due, budget)
         return self.planner(read, due, Allowance(left, budget), memory=self.memory), read
 
     def charge(self, plan: Plan) -> None:

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app.ingesting import Ingesting
+from stream.app.running import Ingesting
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.histogram import MECHANISMS
-from stream.evaluation.variants import with_speed
+from stream.evaluation.evaluate import with_speed
 from stream.local import KafkaServer
 from stream.messages.message import REJECTED, WINDOW, Message
 from stream.statistics import window_release

@@ -29,7 +29,7 @@ from stream.serve.differences import from_schedule, released_of
 from stream.serve.hexagons import complete_window, known_area, known_window
 from stream.serve.operations import get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, key_of
-from stream.serve.window_store import View, WindowView, bounds_of, marker_of
+from stream.serve.window_store import View, WindowView, bounds_of, value_of
 
 LARGEST = 32 << 20
 """Bytes of the file."""
@@ -129,8 +129,7 @@ class City:
 
     def _is_timed(self, window: WindowView) -> bool:
         """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
-        marker = marker_of(window)
-        return window.feed == self._feed and (marker is None or marker.value == SPEED)
+        return window.feed == self._feed and value_of(window) == SPEED
 
     @get("/stops", "listStops", {GEOJSON: "StopFeatures"}, tag="Places")
     async def stops(self, request: web.Request) -> web.Response:

@@ -1,7 +1,6 @@
 """Handlers for speeds and travel times along the lines of routes: in one window, and as means over a range.
 
-Speed and travel time along the lines of a route in one window, from the estimates of the cells that they cross.
-Pure.
+Speed and travel time along the lines of a route in one window, from the estimates of the cells that they cross. Pure.
 
 A line is cut where it leaves a cell. With L metres in a cell of v km/h the way takes the sum of 3.6·L/v seconds. The
 errors of cells may depend on each other, and one that a line crosses twice errs twice alike, so they are not averaged
@@ -38,7 +37,7 @@ from stream.serve.hexagons import known_window
 from stream.serve.means import Range, chosen, releases_of
 from stream.serve.operations import get
 from stream.serve.responses import CSV, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import View, WindowView, marker_of
+from stream.serve.window_store import View, WindowView, value_of
 
 SHORTEST_M = 20.0
 """A piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer."""
@@ -336,8 +335,8 @@ class Ways:
 
 def _require_speeds(window: WindowView) -> None:
     """404 for a window of another value, from which no travel time follows."""
-    if (marker := marker_of(window)) is not None and marker.value != SPEED:
-        raise Problem(404, f"{marker.value} of feed {window.feed!r} is no speed", "ask for the cells of the feed")
+    if (name := value_of(window)) != SPEED:
+        raise Problem(404, f"{name} of feed {window.feed!r} is no speed", "ask for the cells of the feed")
 
 
 def _written(said: Body, lines: list[Body], form: str) -> bytes:

@@ -14,8 +14,7 @@ from scipy import integrate, stats
 from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
-from dpcore.spatial._evenness import unevenness
-from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts
+from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts, unevenness
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading, paint
 from dpcore.spatial.partition import LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import (

@@ -1,20 +1,49 @@
-"""What the dashboard says and still does where the browser or the connection fails it."""
+"""What the dashboard says and still does where the browser or the connection fails it. The dashboard's three views: the
+estimate, what is typical of the hour, and what noise leaves of their difference. How often the map is drawn for one
+window: each frame costs all its pixels where no graphics processor is."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
+import h3
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
+from bench.dashboard import streets, window_of
 from stream.messages.lines import line_of
-from tests.stream.serve.browser import PATIENCE_MS, needs_chromium
-from tests.stream.serve.city import CELLS, city_config, window
+from tests.stream.serve.browser import (
+    LAPTOP,
+    PATIENCE_MS,
+    PHONE,
+    fields,
+    needs_chromium,
+    no_violation,
+    paint_count,
+    painted,
+    pixels,
+)
+from tests.stream.serve.city import (
+    BUSY,
+    CELLS,
+    JAM,
+    STEADY,
+    UNCERTAIN,
+    USUAL_DAY,
+    Cell,
+    bodies,
+    city_config,
+    remembered,
+    window,
+)
 from tests.stream.serve.pages import page_of
 from tests.stream.serve.serving import origin_of, serving_file
+from tests.support.nightly import nightly
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
-
 NO_WEBGL = """const got = HTMLCanvasElement.prototype.getContext;
 HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
   return kind.startsWith('webgl') ? null : got.call(this, kind, ...rest);
@@ -91,3 +120,145 @@ async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_loo
         await last.unroute("**/api/v1/hexagons?*")
         await shows(last, 2)
         await expect(last.locator("#badge")).to_have_attribute("data-state", "stale")
+
+
+VIEWS = ("Now", "Typical", "Difference")
+WIDE = {"width": 1920, "height": 1080}
+
+
+async def shades(page: Page, cell: str) -> int:
+    """How far the colour of a cell is from grey."""
+    middle = sorted(await pixels(page, cell), key=sum)[128]
+    return max(middle) - min(middle)
+
+
+def is_clear(hexagon: dict[str, Any]) -> bool:
+    return "clear_error" in ((hexagon["estimate"] or {}).get("deviation") or {})
+
+
+async def test_the_colours_of_the_difference_are_the_verdict_of_the_api_and_nothing_else(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Whatever it is: the same numbers with the verdicts turned around have the colours turned around."""
+    messages = remembered(city_config(tmp_path, **{"speed.post_processing": ["kalman"]}), *[USUAL_DAY] * 3, JAM)
+    turned: dict[str, bool] = {}
+
+    async def turn(route: Route) -> None:
+        body = await (await route.fetch()).json()
+        for hexagon in body["hexagons"]:
+            if deviation := (hexagon["estimate"] or {}).get("deviation"):
+                turned[hexagon["cell"]] = not is_clear(hexagon)
+                deviation.pop("clear_error", None)
+                if turned[hexagon["cell"]]:
+                    deviation["clear_error"] = 0.01
+        await route.fulfill(json=body)
+
+    config = city_config(tmp_path)
+    async with page_of(browser, config, messages, "#colours=difference&at=10/30.27/-97.7") as (page, _):
+        assert await shades(page, STEADY) < 24 < await shades(page, BUSY)
+        await page.route("**/api/v1/hexagons*", turn)
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        assert (turned[STEADY], turned[BUSY]) == (True, False)
+        assert await shades(page, BUSY) < 24 < await shades(page, STEADY)
+
+
+@pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), nightly(LAPTOP, "light"), nightly(WIDE, "dark")])
+async def test_three_views_and_of_the_difference_only_what_noise_does_not_explain_has_a_colour(
+    browser: Browser, tmp_path: Path, size: dict[str, int], colours: str
+) -> None:
+    """The noise is a tape. UNCERTAIN is off, too, but its errors explain that."""
+    config = city_config(tmp_path, **{"speed.post_processing": ["kalman"]})
+    messages = remembered(config, *[USUAL_DAY] * 3, {**JAM, UNCERTAIN: Cell(2, 1, 35.0)})
+    body = bodies(messages[-len(CELLS) - 1 :])
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **options) as (page, client):
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        now, typical, difference = (page.get_by_role("radio", name=name, exact=True) for name in VIEWS)
+        await expect(now).to_be_checked()
+        before = await paint_count(page)
+        await typical.check()
+        await painted(page, before)
+        await expect(page.locator("#legend h3")).to_have_text("Typical at this hour, km/h")
+        assert (await fields(page))["colours"] == "typical"
+        await no_violation(page)
+        before = await paint_count(page)
+        await difference.check()
+        await painted(page, before)
+        await expect(page.locator("#legend h3")).to_have_text("Compared with what is typical at this hour")
+        await no_violation(page)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        assert await shades(page, UNCERTAIN) < 24 < await shades(page, BUSY)
+        answer = await (await client.get("/api/v1/hexagons")).json()
+        assert {one["cell"] for one in answer["hexagons"] if is_clear(one)} == {BUSY}
+        for cell, clear in ((BUSY, True), (UNCERTAIN, False)):
+            low, high = body[cell]["post_processed"]["deviation"]["interval"]
+            assert (low * high > 0) == clear, "the message says the same"
+        await page.locator("#table-button").click()
+        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        await expect(row).to_contain_text(re.compile(r"\d\d % slower than typical"))
+        await row.locator("button").click()
+        value = body[BUSY]["post_processed"]["typical"]["value"]
+        await expect(page.locator("#details")).to_contain_text(f"Typical at this hour: {value:.0f} km/h")
+
+
+COUNT = """window.drawn = 0;
+const real = WebGL2RenderingContext.prototype.drawElements;
+let isCounted = false;
+WebGL2RenderingContext.prototype.drawElements = function (...rest) {
+  if (!isCounted) {
+    window.drawn += 1;
+    isCounted = true;
+    queueMicrotask(() => (isCounted = false));
+  }
+  return real.apply(this, rest);
+};"""
+"""Counts the frames in which anything is drawn: what one callback draws is one frame."""
+CALM = """async () => {
+  for (let last = -1; last !== window.drawn;) {
+    last = window.drawn;
+    await new Promise((resolve) => setTimeout(resolve, 500));
+  }
+}"""
+FAR, NEAR = "8.5", "13"
+"""Zooms at which cells have no numbers, and at which they have."""
+
+
+async def frames_of_a_window(page: Page, before: str) -> int:
+    await page.evaluate(CALM)
+    await page.evaluate("window.drawn = 0")
+    await page.get_by_role("button", name="Earlier window").click()
+    await painted(page, before)
+    await page.evaluate(CALM)
+    return await page.evaluate("window.drawn")
+
+
+async def without_waiting(route: Route) -> None:
+    """The page whose map draws a frame for every tile that is ready, as MapLibre does."""
+    answer = await route.fetch()
+    page, count = re.subn(r",\([^{};]*\)&&(super\.triggerRepaint\(\))", r",\1", await answer.text())
+    assert count == 1
+    await route.fulfill(response=answer, body=page)
+
+
+@pytest.mark.parametrize("zoom", [FAR, NEAR])
+async def test_a_window_of_lines_and_hexagons_costs_one_frame_and_another_one_where_they_have_numbers(
+    browser: Browser, tmp_path: Path, zoom: str
+) -> None:
+    (tmp_path / "places.json").write_text(json.dumps(streets(180)), encoding="utf-8")
+    config = city_config(tmp_path, **{"feed.name": "bench", "public.places": str(tmp_path / "places.json")})
+    messages = [message for week in range(4) for message in window_of(week, 300)]
+    chosen = json.loads(messages[150].value)["cell"]
+    lat, lng = h3.cell_to_latlng(chosen)
+    place = f"#hexagons=on&cell={chosen}&at={zoom}/{lat}/{lng}"
+    async with page_of(browser, config, messages, place, init=COUNT) as (page, _):
+        counts = [await frames_of_a_window(page, str(before)) for before in (1, 2)]
+        assert counts == [1 if zoom == FAR else 2] * 2, counts
+        if zoom == NEAR:
+            await page.route("**/assets/index-*.js", without_waiting)
+            await page.reload()
+            await page.wait_for_selector("html[data-ready]")
+            assert await frames_of_a_window(page, await page.evaluate("document.documentElement.dataset.painted")) > 2

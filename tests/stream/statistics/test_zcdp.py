@@ -26,16 +26,14 @@ from dpcore.noise import Noise
 from stream.cli import app
 from stream.config import ConfigError, load_config
 from stream.config.public_cells import public_cells
-from stream.evaluation.evaluate import evaluate
-from stream.evaluation.variants import COMPARED_DELTA, with_accounting, with_epsilon
+from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
 from stream.local import RedisServer
 from stream.messages.message import WINDOW
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.received import received
-from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import participation_of, participation_with
+from stream.statistics.participation.draw import exact_integers, participation_of, participation_with
 from stream.statistics.plan import Due, decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError
