@@ -1,8 +1,6 @@
 """What the documents say is tried: every command runs, every link leads somewhere, the site builds and loads
 nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -63,8 +61,6 @@ def test_every_command_of_the_page_does_what_the_page_says(
         "HEXVEIL_OPERATOR__PORT": str(operator),
         "HEXVEIL_WINDOW__IDLE_TIMEOUT": "2s",
     }
-    if any("hexveil worker" in block.text for block in BLOCKS[page]):
-        environment["HEXVEIL_WINDOW__LATENESS"] = "event-time"  # the feeds of the pages are over
     desk = Desk(tmp_path, hexveil, environment, addresses | few)
     with ExitStack() as stack:
         for block in BLOCKS[page]:

@@ -1,8 +1,6 @@
 """Of a window's cells those differences are clear that noise does not explain: how often that errs, what it finds, and
 what is compared with what."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
