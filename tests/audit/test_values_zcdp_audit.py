@@ -7,8 +7,6 @@ bytes, and what they add noise to may differ by no more than that user is charge
 over the integers and scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Forced transcripts of relation "values" over three windows of the shipped path, in exact arithmetic: what each user
 loses at most of what they are charged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """What the documents say is tried: every command runs, every link leads somewhere, the site builds and loads
 nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Numbers and evidence of docs/privacy.md are those of the code."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

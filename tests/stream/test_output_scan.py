@@ -5,8 +5,6 @@ Two runs of the worker's own parts on a real broker and a real Redis, by one clo
 added to, every byte outside must be the same whoever took part, was refused, spoke rubbish or came late.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

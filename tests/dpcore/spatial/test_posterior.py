@@ -1,7 +1,5 @@
 """Sparse readings: exact posteriors, counts that are zero where space is empty, and no more than post-processing."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from dataclasses import replace

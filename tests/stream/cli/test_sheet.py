@@ -2,8 +2,6 @@
 prints every public rule that bounds an event, a user or a window. ``hexveil tune --write`` replaces a file only by one
 that reads as what was chosen."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """``hexveil evaluate`` uses the service's own plans, its scores are correct, and its output is marked as not private.
 Errors are computed for each hexagon, noise and intervals for each cell of the plan."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

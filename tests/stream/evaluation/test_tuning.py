@@ -1,8 +1,6 @@
 """``hexveil tune`` finds settings whose share of narrow intervals other noise confirms, and writes what it found. What
 ``hexveil tune`` chooses and states, where trials come out as a table says: which noise is lucky cannot be arranged."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 window that Redis could not store is refused by name before anybody is charged, instead of at every attempt after it.
 The closing process counts events beyond a user's limits in an operator metric, and they appear nowhere else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Windows of a small city with known speeds, released for real."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

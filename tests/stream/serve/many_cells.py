@@ -1,8 +1,6 @@
 """Which differences of a window the dashboard may colour, computed from released numbers: Benjamini and Hochberg
 (1995)."""
 
-from __future__ import annotations
-
 import math
 
 LAPLACE = 2.12

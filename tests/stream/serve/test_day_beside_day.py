@@ -1,8 +1,6 @@
 """A day beside another day, in the browser: what is compared, how it is coloured, and what is said where there is
 nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

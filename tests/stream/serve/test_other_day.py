@@ -1,8 +1,6 @@
 """The window of another day is the one at the same local time, or none with the reason for it. Usual values are
 weighted means of earlier releases, and depend on nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import date, datetime

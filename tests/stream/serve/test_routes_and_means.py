@@ -1,8 +1,6 @@
 """Travel times along routes, and means over a range of windows, from released numbers alone. Every reader shows the
 same leading estimate of a cell: the smoothed mean where "riders" are released."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -391,6 +389,7 @@ async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobod
         await expect(page.locator("#tooltip .reading")).to_have_text("Nobody is estimated here in this window.")
 
 
+@pytest.mark.nightly
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_foot_of_the_table_adds_raw_users_not_clamped_ones(browser: Browser, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 estimate, what is typical of the hour, and what noise leaves of their difference. How often the map is drawn for one
 window: each frame costs all its pixels where no graphics processor is."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 from published means and variances alone, marked as modelled, without an interval. Any measured value: what is released
 of it is what is released of speeds, moved by the lower bound and in its unit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

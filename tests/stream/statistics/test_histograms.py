@@ -2,8 +2,6 @@
 The worst-case error E and the plan that releases state: no values are further off, and a recorded day shows CHOP-USER.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

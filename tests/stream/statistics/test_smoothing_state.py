@@ -1,8 +1,6 @@
 """The smoothing state of a feed is a function of its releases and changes once with each window. Pacing spreads a short
 budget over a period, for each user by what they spent themselves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

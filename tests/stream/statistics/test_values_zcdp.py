@@ -1,8 +1,6 @@
 """Relation "values" under zCDP: the promise, what is published, grants that roll, and ranges that follow earlier
 releases."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """A partition that is opened, sealed, lost or gone: no row of it is counted twice, forgotten, or missing from a window
 that is read. The keys of feeds that share a ledger, and when its periods are retired."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import fnmatch
