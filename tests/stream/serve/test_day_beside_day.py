@@ -1,9 +1,7 @@
 """A day beside another day, in the browser: what is compared, how it is coloured, and what is said where there is
-nothing. Which differences of a window the dashboard may colour, computed from released numbers: Benjamini and Hochberg
-(1995)."""
+nothing."""
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -28,33 +26,12 @@ from tests.stream.serve.browser import (
     place_of,
 )
 from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
-from tests.stream.serve.serving import OUTSIDE, origin_of, page_of, publish, serving
+from tests.stream.serve.pages import OUTSIDE, page_of
+from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.nightly import nightly
 
-LAPLACE = 2.12
-"""Standard deviations of a sum of independent Laplace noise within which at least 95 % of it lies."""
-FALSE_SHARE = 0.05
-
-
-def of_two_days(difference: float, now: float, then: float) -> float:
-    """P(|X + Y| > \\|difference\\|) of independent Laplace noise of these scales, 1 within the 95 % error."""
-    size = abs(difference)
-    if size <= LAPLACE * math.sqrt(2) * math.hypot(now, then):
-        return 1.0
-    s, t = max(now, then), min(now, then)
-    if s - t < 1e-3 * s:
-        return math.exp(-size / s) * (1 + size / (2 * s))
-    return (s**2 * math.exp(-size / s) - t**2 * math.exp(-size / t)) / (s**2 - t**2)
-
-
-def clear(chances: dict[str, float], cells: int) -> set[str]:
-    """Those of the ``cells`` cells whose differences noise does not explain."""
-    ordered = sorted(chances, key=chances.__getitem__)
-    last = max((k for k, cell in enumerate(ordered, 1) if chances[cell] <= FALSE_SHARE * k / cells), default=0)
-    return set(ordered[:last])
-
-
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
+
 DAY, WEEK = 24, 7 * 24
 """Hours from 2017-03-21, 12:00 UTC, which is 07:00 in Chicago."""
 START = "2017-03-21T12:00:00Z"
@@ -91,7 +68,7 @@ def is_grey(seen: list[tuple[int, int, int]]) -> bool:
 async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_does_not_explain_has_a_colour(
     browser: Browser, config: Config
 ) -> None:
-    """The test computes from the released numbers which cells differ, so no draw can make it fail."""
+    """Which cells differ says the API, so no draw can make the test fail."""
     then, now = window(config, -WEEK), window(config, 0, {**JAM, UNCERTAIN: Cell(2, 1, 29.0)})
     messages = [*then, *window(config, -DAY), *now]
     place = "#at=10/30.25/-97.7"
@@ -107,17 +84,11 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         await expect(legend).to_contain_text("no difference beyond the noise")
         at = await fields(page)
         assert (at["colours"], "day" in at) == ("day", False)
-        old, new = bodies(then), bodies(now)
-        means = {
-            cell: (body["mean"], old[cell]["mean"])
-            for cell, body in new.items()
-            if "mean" in body and "mean" in old[cell]
+        beside = (await (await client.get(f"/api/v1/windows/{START}/other-day")).json())["cells"]
+        assert dict(zip(beside["cell"], beside["value"], strict=True)) == {
+            cell: bodies(then)[cell]["mean"]["value"] for cell, body in bodies(now).items() if "mean" in body
         }
-        chances = {
-            cell: of_two_days(one["value"] - other["value"], one["scale"], other["scale"])
-            for cell, (one, other) in means.items()
-        }
-        coloured = clear(chances, sum("mean" in body for body in new.values()))
+        coloured = {cell for cell, clear in zip(beside["cell"], beside["clear"], strict=True) if clear}
         assert BUSY in coloured
         for cell in (BUSY, STEADY, UNCERTAIN):
             assert is_grey(await pixels(page, cell)) == (cell not in coloured), cell
