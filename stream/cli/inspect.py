@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import shutil
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from stream.diagnosis.inspection import Inspection, Suggestion
     from stream.diagnosis.measures import Measures
     from stream.diagnosis.observations import Observations
+
 
 NOT_PRIVATE = (
     "NOT PRIVATE: what follows are true facts about users. Keep it inside the trust boundary, and publish none of it."
@@ -185,12 +187,11 @@ def _print(report: Inspection, sources: list[str], config: Path | None) -> None:
         typer.echo(f"  - {sentence}")
     if report.suggestions:
         typer.echo("\nA configuration that fits (hexveil inspect … --write hexveil.toml)")
-    section = ""
-    for line in (line for line in report.suggestions if line.value is not None):
-        if line.section != section:
-            section = line.section
-            typer.echo(f"  [{section}]")
-        typer.echo(f"  {line.key} = {line.value}  # {line.reason}")
+    shown = [line for line in report.suggestions if line.value is not None]
+    for section in dict.fromkeys(line.section for line in shown):
+        typer.echo(f"  [{section}]")
+        for line in (line for line in shown if line.section == section):
+            typer.echo(f"  {line.key} = {line.value}  # {line.reason}")
     if report.suggestions:
         typer.echo("\nNext")
         for command in _next(report, sources, config):
@@ -237,12 +238,47 @@ def _facts(report: Inspection) -> list[tuple[str, str]]:
     return facts
 
 
+_BINS = 60
+
+
+def _plot_feed(seen: Observations, measures: Measures, path: Path) -> None:
+    """Draw where the fixes are, how far apart in time, how fast. Raises ImportError without matplotlib."""
+    import numpy as np  # slow to import, as matplotlib is
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    places, intervals, speeds = figure.subplots(1, 3)
+    figure.suptitle("NOT PRIVATE: true positions and speeds", color="firebrick", fontweight="bold")
+    if measures.box is not None:
+        south, west, north, east = measures.box
+        counts = places.hist2d(
+            np.where((west > east) & (seen.lng < west), seen.lng + 360, seen.lng),
+            seen.lat,
+            bins=_BINS,
+            range=((west, max(east + 360 * (west > east), west + 1e-3)), (south, max(north, south + 1e-3))),
+            cmin=1,
+        )
+        figure.colorbar(counts[3], ax=places, shrink=0.8, label="fixes")
+        places.locator_params(axis="x", nbins=4)
+        places.set_aspect(1 / max(math.cos(math.radians((south + north) / 2)), 0.05))
+    places.set(title=f"{measures.fixes} fixes of {measures.vehicles} vehicles", xlabel="longitude", ylabel="latitude")
+    order = np.lexsort((seen.time_us, seen.user))
+    gaps = np.diff(seen.time_us[order])[np.diff(seen.user[order]) == 0] / 1e6
+    intervals.hist(np.clip(gaps[gaps > 0], 0, 600), bins=_BINS, color="steelblue")
+    intervals.set(title="time between fixes of a vehicle", xlabel="seconds, 600 and more in the last bar")
+    known = seen.speed[np.isfinite(seen.speed)]
+    if len(known):
+        top = float(np.quantile(known, 0.995)) or 1.0
+        speeds.hist(np.clip(known, 0, top), bins=_BINS, color="steelblue")
+    speeds.set(title="reported speeds", xlabel="in the feed's own unit")
+    figure.savefig(path)
+
+
 def _plot(seen: Observations, measures: Measures, folder: Path) -> None:
-    from stream.cli.inspect_plot import plot_feed
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        plot_feed(seen, measures, folder / "inspection.png")
+        _plot_feed(seen, measures, folder / "inspection.png")
     except ImportError:
         stop("--plot needs matplotlib: pip install 'hexveil[plot]'")
     except OSError as error:
@@ -264,9 +300,9 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
     except OSError as error:
         stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
     remaining = {
-        NeighbouringRelation.VALUES: "Set timezone, epsilon and budget in it, then run",
-        NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells, epsilon "
-        "and budget in it, then run",
+        NeighbouringRelation.VALUES: "Set timezone and budget in it, then run",
+        NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells and "
+        "budget in it, then run",
     }
     typer.echo(f"{path} written. {remaining[relation]}: hexveil check --config {path}", err=True)
     if relation == NeighbouringRelation.VALUES:

@@ -1,4 +1,4 @@
-"""``python -m tests.audit.worst_losses``: the table of docs/privacy.md, worst loss over charge of every forced
+"""``python -m tests.audit.worst_losses``: the table of research/experiments.md, worst loss over charge of every forced
 transcript. Exact.
 
 Under "participation" the transcripts are those of all 4⁹ worlds of 3 users, 3 windows and 2 cells, against the budget
@@ -6,8 +6,6 @@ that pays for them, and with residual clipping those of random windows that lack
 random windows in which each user's values are at 0, at U and at random, against each user's charge. Histograms: random
 windows that lack each user.
 """
-
-from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path

@@ -6,8 +6,6 @@ fail (α), which share of the planted bugs the tests notice (their power), and t
 what was charged for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import html
@@ -26,7 +24,7 @@ from dpcore import __version__
 from stream.local import REPO_ROOT
 
 AUDITS = ("tests/audit", "tests/model")
-QUICK = ("tests/audit/test_transcript_audit.py", "tests/audit/test_horizon_audit.py")
+QUICK = ("tests/audit/test_participation_audit.py", "tests/audit/test_horizon_audit.py")
 CONFIGURATIONS = ("config/riders-live.toml", "config/bus-fleet.toml")
 
 

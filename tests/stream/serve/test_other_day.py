@@ -1,9 +1,8 @@
-"""The window of another day is the one at the same local time, or none with the reason for it."""
-
-from __future__ import annotations
+"""The window of another day is the one at the same local time, or none with the reason for it. Usual values are
+weighted means of earlier releases, and depend on nothing else."""
 
 import json
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ import pytest
 from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import Message
+from stream.serve.cell_history import Usual
 from stream.serve.hexagons import OtherDay, other_day
 from stream.serve.local_time import local_start, start_at
-from stream.serve.window_store import View
+from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import USUAL_DAY, city_config, window
 from tests.stream.serve.serving import serving_file
 from tests.stream.serve.taking import arrivals, outcomes
@@ -211,3 +211,59 @@ async def test_the_api_gives_the_window_or_the_reason_and_refuses_what_is_no_day
         for wrong in ("2017-02-29", "20170314", "2017-W11-2", "", "2017-03-14T00:00:00Z", "<b>", "２０１７-03-14"):
             assert (await client.get(path, params={"day": wrong})).status == 400, wrong
         assert (await client.get("/api/v1/windows/2001-01-01T00:00:00Z/other-day")).status == 404
+
+
+def newest(view: View) -> WindowView:
+    return view.ordered()[0]
+
+
+def starts(view: View, shown: WindowView) -> list[int]:
+    """How many hours before a window those begin that determine what is usual of it."""
+    return [round((moment(shown) - moment(other)) / 3600) for other in Usual().earlier_of_each(view, [shown])[0]]
+
+
+def moment(window: WindowView) -> float:
+    return datetime.fromisoformat(window.start).timestamp()
+
+
+def test_what_is_forgotten_by_the_view_is_forgotten_here(config: Config) -> None:
+    usual, view = Usual(), view_of(*released(config, 0, DAY, 2 * DAY))
+    shown = newest(view)
+    for one in usual.earlier_of_each(view, [shown])[0]:
+        usual.decoded(one)
+    assert len(usual.kept) == 2
+    view.windows.clear()
+    assert usual.earlier_of_each(view, [shown]) == [[]]
+    assert usual.kept == {}
+
+
+def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is_usual(config: Config) -> None:
+    view = view_of(*released(config, DAY, 2 * DAY, 3 * DAY))
+    outcomes(view, arrivals(window(config, 0)[:-1]))
+    shown = view.find("2017-03-23T12:00:00Z", "bus")
+    assert shown is not None
+    assert starts(view, shown) == [DAY]
+
+
+def test_usual_is_of_the_same_hour_and_weekday_where_there_are_three_such_windows(config: Config) -> None:
+    hours = [*(week * WEEK for week in range(4)), 1, 3 * WEEK - 1, *(3 * WEEK - day * DAY for day in (1, 2, 3))]
+    view = view_of(*released(config, *sorted(hours)))
+    assert starts(view, newest(view)) == [WEEK, 2 * WEEK, 3 * WEEK]
+
+
+def test_usual_is_of_the_same_kind_of_day_and_then_of_any_day_and_never_of_another_hour(config: Config) -> None:
+    """2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6."""
+    view = view_of(*released(config, *(day * DAY for day in range(7))))
+    assert starts(view, newest(view)) == [3 * DAY, 4 * DAY, 5 * DAY, 6 * DAY]
+    view = view_of(*released(config, *(day * DAY for day in (3, 4, 5, 6))))
+    assert starts(view, newest(view)) == [1 * DAY, 2 * DAY, 3 * DAY]
+    view = view_of(*released(config, *range(5)))
+    assert starts(view, newest(view)) == []
+
+
+def test_the_same_hour_is_the_local_one_when_clocks_change(config: Config) -> None:
+    """Chicago's clocks went forward on 2017-03-12 and back on 2017-11-05, so 12:00 UTC is an hour off after that
+    Sunday."""
+    before, after = 32 * WEEK, 33 * WEEK
+    view = view_of(*released(config, before - WEEK, before, after, after + 1))
+    assert starts(view, newest(view)) == [WEEK + 1, 2 * WEEK + 1]
