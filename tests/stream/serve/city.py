@@ -65,6 +65,17 @@ def windows(config: Config, cities: Sequence[Mapping[str, Cell]]) -> list[Messag
     return [message for hour, city in enumerate(cities) for message in window(config, hour, city)]
 
 
+def remembered(config: Config, *cities: Mapping[str, Cell]) -> list[Message]:
+    """Windows from hour 0, of which every one knows what the one before it released."""
+    messages, memory = [], None
+    for hour, there in enumerate(cities):
+        plan, contributions = planned(config, rows_of_city(hour, there), slot=SLOT + hour * HOUR)
+        noise = Noise(np.random.default_rng(hour).bytes)
+        made, memory = build_messages(plan, by_planned_cells(plan, contributions), noise, memory)
+        messages += made
+    return messages
+
+
 def bodies(messages: Sequence[Message]) -> dict[str, dict[str, Any]]:
     """Values of one window's cells."""
     return {body["cell"]: body for body in (json.loads(message.value) for message in messages) if "cell" in body}
