@@ -1,4 +1,4 @@
-"""Real servers for the tests: one Kafka broker per run, one Redis per worker process; and noise from a tape for each."""
+"""Real servers for the tests (one Kafka broker per run, one Redis per worker process), and a tape of noise for each."""
 
 import os
 import shutil
