@@ -265,20 +265,6 @@ async def test_every_menu_can_be_read_on_a_phone_and_a_tablet(translated: tuple[
     await page.keyboard.press("Escape")
 
 
-SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentHTML('beforeend',
-  '<button type="button" aria-label="a" class="small"></button><button type="button" aria-label="b" class="small"></button>')"""  # noqa: E501
-
-
-@pytest.mark.nightly
-async def test_two_buttons_that_are_too_small_to_be_hit_are_found(browser: Browser, config: Config) -> None:
-    async with page_of(browser, config, window(config, 0), f"#cell={BUSY}", bypass_csp=True) as (page, _):
-        await page.add_style_tag(content=".small { width: 10px; height: 10px; padding: 0; border: 0; }")
-        await no_violation(page)
-        await page.evaluate(SMALL_BUTTONS)
-        with pytest.raises(AssertionError, match="target-size"):
-            await no_violation(page)
-
-
 SMALLEST_LETTERS = """() => {
   const size = (element) => parseFloat(getComputedStyle(element).fontSize) * (element.currentCSSZoom ?? 1);
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

@@ -14,9 +14,6 @@ from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import Message, digest
 from tests.stream.serve.browser import (
-    LAPTOP,
-    PHONE,
-    WALL,
     needs_chromium,
     opened,
     paint_count,
@@ -46,19 +43,6 @@ async def step(page: Page, name: str) -> None:
 
 LARGE = 5
 """Resolution of hexagons that reach 10 km beyond their centres."""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", [PHONE, LAPTOP, WALL], ids=["390", "1280", "3840"])
-async def test_the_first_view_holds_the_whole_outline_of_every_cell(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, int]
-) -> None:
-    monkeypatch.setattr("bench.dashboard.RESOLUTION", LARGE)
-    messages = window_of(0, 12)
-    cells = [json.loads(message.value)["cell"] for message in messages[:-1]]
-    async with page_of(browser, city_config(tmp_path, **{"feed.name": "bench"}), messages, size=size) as (page, _):
-        seen = await pixels_of(page, [corner for cell in cells for corner in h3.cell_to_boundary(cell)])
-        assert all(await in_sight(page, seen)), seen
 
 
 LOSE = """() => new Promise((resolve) => {
