@@ -114,6 +114,18 @@ class Config(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _only_a_model_knows_what_is_typical(self) -> Self:
+        if self.public.map == "typical" and not {"mean", "kalman"} <= {
+            *self.speed.statistics,
+            *self.speed.post_processing,
+        }:
+            raise ValueError(
+                "public.map 'typical' shows what 'kalman' makes of earlier means; add 'kalman' to "
+                "speed.post_processing and 'mean' to speed.statistics, or set public.map to 'live'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _speeds_decide_nothing_public(self) -> Self:
         if self.relation == NeighbouringRelation.VALUES:
             given = [key for key in ("fastest_km_h", "standing_m") if getattr(self.feed.quality, key)]

@@ -155,6 +155,13 @@ def _schemas() -> s.Schema:
     )
 
 
+_MAP: s.Schema = {
+    "enum": ["live", "typical", None],
+    "description": "typical: not live. Read estimate.typical, what earlier windows lead to expect at this hour; one "
+    "window alone hardly says more. live: read estimate.mean. Null for another feed than the configured one.",
+}
+
+
 def _feed_schemas() -> s.Schema:
     """Components for the feeds."""
     derived = (
@@ -163,6 +170,7 @@ def _feed_schemas() -> s.Schema:
     )
     feed = {
         "feed": s.TEXT,
+        "map": _MAP,
         "derived_speeds": {"enum": ["missing", "derived", None], "description": derived},
         "note": s.or_null(s.TEXT, "What derived speeds mean for privacy under the configured relation."),
     }
@@ -191,8 +199,8 @@ def _window_schemas() -> s.Schema:
             }
         ),
         "WindowList": s.members({"windows": s.array(s.ref("Window"), "Newest first.")}),
-        "HexagonList": s.members(window | {"hexagons": s.array(s.ref("Hexagon"), "In ascending order.")}),
-        "HexagonFeatures": s.features(s.ref("Hexagon")),
+        "HexagonList": s.members(window | {"map": _MAP, "hexagons": s.array(s.ref("Hexagon"), "In ascending order.")}),
+        "HexagonFeatures": s.features(s.ref("Hexagon"), map=_MAP),
         "CellHistory": s.members({"cell": s.TEXT, "releases": s.array(s.ref("Hexagon"), "Oldest first.")}),
     }
 

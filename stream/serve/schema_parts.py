@@ -79,6 +79,6 @@ def hexagon(properties: Schema) -> Schema:
     return feature(either, properties, id=TEXT | said("H3 index."))
 
 
-def features(properties: Schema) -> Schema:
+def features(properties: Schema, **more: Schema) -> Schema:
     """A GeoJSON FeatureCollection of cells."""
-    return collection(hexagon(properties), "Cells.")
+    return collection(hexagon(properties), "Cells.", **more)

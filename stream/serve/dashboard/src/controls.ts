@@ -136,6 +136,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
     scheme === 'typical' || scheme === 'difference' ? note('modelled', say(`legend.${scheme}`)) : against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),
     ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
+    ...(scheme === 'now' && view.opens === 'typical' ? [make('p', { class: 'note' }, say('legend.not-live'))] : []),
     ...derived(view),
     ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),
   ];
