@@ -64,10 +64,10 @@ _QUARTER = timedelta(minutes=15)
 FLEET_MAPS = {
     NeighbouringRelation.VALUES: (
         FleetMap(0, 5, _QUARTER, 0.99, 3.6),
+        FleetMap(0, 7, timedelta(hours=1), 0.95, 5.4, kind="typical"),
         FleetMap(700, 6, _QUARTER, 0.97, 3.3),
         FleetMap(1_600, 7, _QUARTER, 0.94, 4.7),
         FleetMap(3_000, 8, _QUARTER, 0.90, 5.6),
-        FleetMap(0, 7, timedelta(hours=1), 0.99, 3.6, kind="typical"),
     ),
     NeighbouringRelation.PARTICIPATION: (
         FleetMap(0, 5, _QUARTER, 0.91, 1.7, 16),

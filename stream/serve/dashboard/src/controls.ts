@@ -58,6 +58,7 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
+  byId('statistics').hidden = view.statistics().length < 2;
   const comparing = COMPARING.filter((name) => view.offers(name));
   check('schemes', view.compares ? 'difference' : view.scheme, (name) => (name === 'difference' ? comparing.length > 0 : view.offers(name as Scheme)));
   showAgainst(view, comparing);
