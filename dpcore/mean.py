@@ -6,7 +6,7 @@ cell they therefore lose at most Σ_g Δ/b_g, and :meth:`Mean.charges` is never 
 retained values was clipped to [0, U], so their sum lies in [0, U·Γ]; capped, in [0, T]. An integer that moves by d
 under noise of scale b costs d/b, and the cells' noises are independent, so their costs add up. Tested: by brute force
 in ``tests/dpcore/test_mean.py``, on the shipped path in ``tests/audit/test_values_audit.py`` and, where hexagons are
-merged, in ``tests/stream/statistics/test_merging.py``.
+merged, in ``tests/stream/statistics/test_pipeline.py``.
 
 Neighbours differ in the values of one user; counts, hence n, Γ, the caps and the scales, are public. Integers are sums
 of quanta. Source: [C] arXiv 2405.06261, mechanisms S7, S14.

@@ -7,7 +7,7 @@ their corners (relation "participation"). Proof: whether a polygon is accepted, 
 from this polygon alone; which r of a user's regions count follows from that user's polygons and their order. So
 neighbours differ by at most r regions. Each is convex and of diameter at most B, so its interior meets at most (2k+1)²
 components, k = ⌈B/d⌉, and it adds 1 to each. The array changes by at most r·(2k+1)² in L1, and the noise has that scale
-over ε. Tested: by enumeration and by a black-box audit in tests/dpcore/spatial/test_declared.py. Source: [B], sections
+over ε. Tested: by enumeration and by a black-box audit in tests/dpcore/spatial/test_regions.py. Source: [B], sections
 3 and 4.
 """
 

@@ -1,12 +1,24 @@
-"""The audit itself, on mechanisms whose ε is known exactly."""
+"""The audit itself, on mechanisms whose ε is known exactly. How often chance alone fails this suite: less than once in
+a thousand runs.
+
+The noise of statistical tests is recorded (:mod:`tests.support.tapes`), so a correct mechanism that passed once always
+passes. A test whose samples are drawn anew in every run states its α in the marker ``false_alarm``, and the markers of
+all tests of the run are added up here.
+"""
 
 from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from dpcore.noise import Noise
+from stream.local import REPO_ROOT
 from tests.audit.blackbox import N, Replayed, assert_caught, assert_private, epsilon_lower_bound, half_scale
 
 
@@ -97,3 +109,118 @@ def test_opendp_draws_from_the_same_distribution(scale: int) -> None:
 
     assert p_value(ours, theirs) > 1e-6
     assert p_value(wrong, theirs) < 1e-6
+
+
+MOST = 1e-3
+"""Bound on the probability that a run of the whole suite fails by chance."""
+JUDGES = {"binomtest", "chisquare", "chi2_contingency", "ks_2samp", "kstest", "ppf", "isf", "pvalue"}
+"""Names of scipy's that turn samples into a verdict."""
+FRESH = {"opendp"}
+"""Libraries whose samples nobody can record."""
+FILES = sorted((REPO_ROOT / "tests").rglob("test_*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def names_in(node: ast.AST) -> set[str]:
+    plain = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return plain | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+
+
+def statistical_tests(path: Path) -> Iterator[ast.FunctionDef]:
+    """Tests of a file that judge samples, by themselves or through functions of the file."""
+    functions = [node for node in parsed(path).body if isinstance(node, ast.FunctionDef)]
+    judging: set[str] = set(JUDGES)
+    while more := {function.name for function in functions if names_in(function) & judging} - judging:
+        judging |= more
+    return (function for function in functions if function.name.startswith("test") and function.name in judging)
+
+
+def is_marked(function: ast.FunctionDef) -> bool:
+    return any("false_alarm" in names_in(decorator) for decorator in function.decorator_list)
+
+
+def draws_fresh(function: ast.FunctionDef, module: ast.AST) -> bool:
+    """Whether it uses a library of :data:`FRESH`, imported inside it or by its file."""
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.Import)]
+    aliases = {
+        alias.asname or alias.name for node in imports for alias in node.names if alias.name.split(".")[0] in FRESH
+    }
+    return bool(aliases & names_in(function))
+
+
+def has_recorded_noise(path: Path) -> bool:
+    """Whether tests in the folder of ``path`` draw from recorded tapes."""
+    return any(
+        "recorded_noise" in (folder / "conftest.py").read_text(encoding="utf-8")
+        for folder in path.parents
+        if (folder / "conftest.py").is_file() and REPO_ROOT in folder.parents
+    )
+
+
+def draws_noise(module: ast.AST) -> bool:
+    """Whether the file makes a source of noise from the default entropy."""
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and not node.args and not node.keywords]
+    return any(isinstance(call.func, ast.Name) and call.func.id == "Noise" for call in calls)
+
+
+def test_noise_is_recorded_in_every_folder_whose_tests_draw_it() -> None:
+    """No claim about drawn numbers can then fail by chance, whether a test uses scipy to check it or not."""
+    shared = REPO_ROOT / "tests" / "support"
+    files = [path for path in sorted((REPO_ROOT / "tests").rglob("*.py")) if shared not in path.parents]
+    fresh = [
+        str(path.relative_to(REPO_ROOT)) for path in files if draws_noise(parsed(path)) and not has_recorded_noise(path)
+    ]
+    assert not fresh, f"import recorded_noise into the folder's conftest.py: {fresh}"
+
+
+def test_every_test_that_judges_samples_has_recorded_noise_or_states_how_often_it_fails_by_chance() -> None:
+    problems = []
+    for path in FILES:
+        recorded = has_recorded_noise(path)
+        module = parsed(path)
+        problems += [
+            f"{path.relative_to(REPO_ROOT)}::{function.name}"
+            for function in statistical_tests(path)
+            if not is_marked(function) and (not recorded or draws_fresh(function, module))
+        ]
+    assert not problems, "import recorded_noise into the folder's conftest.py, or mark the test: " + ", ".join(problems)
+
+
+def test_no_generator_of_a_test_starts_anew_in_every_run() -> None:
+    seedless = [
+        f"{path.relative_to(REPO_ROOT)}:{node.lineno}"
+        for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and not node.args and not node.keywords and "default_rng" in names_in(node.func)
+    ]
+    assert not seedless, f"give it a seed: {seedless}"
+
+
+def test_the_false_alarms_of_all_tests_together_are_below_one_in_a_thousand_runs(
+    request: pytest.FixtureRequest,
+) -> None:
+    marks = [mark for item in request.session.items for mark in item.iter_markers("false_alarm")]
+    assert sum(mark.args[0] for mark in marks) < MOST
+
+
+def test_a_statistical_test_is_known_by_what_it_calls_also_through_a_helper(tmp_path: Path) -> None:
+    file = tmp_path / "test_planted.py"
+    file.write_text(
+        "import opendp.prelude as dp\n"
+        "def p(x): return stats.chisquare(x).pvalue\n"
+        "def test_direct(): assert stats.binomtest(1, 2).pvalue > 0.1\n"
+        "def test_by_helper(): assert p(dp.m.make()) > 0.1\n"
+        "def test_exact(): assert 1 + 1 == 2\n"
+    )
+    tests = {function.name: function for function in statistical_tests(file)}
+    assert set(tests) == {"test_direct", "test_by_helper"}
+    module = ast.parse(file.read_text())
+    assert not draws_noise(module)
+    assert draws_noise(ast.parse("draw(Noise())"))
+    assert not draws_noise(ast.parse("draw(Noise(tape.bytes))"))
+    assert not has_recorded_noise(file)
+    assert [name for name in tests if draws_fresh(tests[name], module)] == ["test_by_helper"]

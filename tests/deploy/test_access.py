@@ -1,18 +1,21 @@
-"""Encrypted, authenticated Kafka with access control: each process has what it needs and no more."""
+"""Encrypted, authenticated Kafka with access control: each process has what it needs and no more. ``serve`` on a Unix
+socket, which it never takes from another process, and behind nginx, which asks for a login."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import stat
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from aiohttp import ClientSession, encode_basic_auth
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
@@ -22,20 +25,23 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from stream.config import Config, ConfigError
 from stream.local import LOOPBACK, REPO_ROOT, KafkaServer, free_port
+from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from stream.messages.topics import create_topics
 from stream.serve.api import make_app
 from stream.servers.connection import kafka_options
 from stream.storage.ledger import Ledger
+from tests.stream.serve.serving import released
 from tests.support import hourly
 from tests.support.builders import bus_config
+from tests.support.environment import environment
+from tests.support.nginx import needs_nginx, nginx
 from tests.support.secret_files import write_secret
 
 USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
 TOPIC, GROUP = 2, 3
 READ, WRITE = 3, 4
 LITERAL, ALLOW = 3, 3
-
 SETTINGS = """\
 listeners=PLAINTEXT://{{host}}:{{port}},CONTROLLER://{{host}}:{{controller_port}},SECURE://{{host}}:{secure}
 advertised.listeners=PLAINTEXT://{{host}}:{{port}},SECURE://{{host}}:{secure}
@@ -47,7 +53,6 @@ listener.name.secure.ssl.keystore.location={keystore}
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS
 """
-
 RIGHTS = {
     "source": [(TOPIC, "bus.positions", WRITE)],
     "worker": [
@@ -222,3 +227,82 @@ def test_tls_files_that_are_not_pem_are_refused(tmp_path: Path) -> None:
     settings = {"kafka.security_protocol": "SSL", "kafka.ca_file": str(tmp_path / "ca.pem")}
     with pytest.raises(ConfigError, match="TLS files cannot be used"):
         kafka_options(bus_config(tmp_path, **settings).kafka)
+
+
+Serve = Callable[[], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def serve(hexveil: Sequence[str], tmp_path: Path) -> Iterator[Serve]:
+    """Starts a process that serves one window at ``serve.sock``."""
+    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, released(tmp_path))))
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [*hexveil, "serve", "releases.ndjson", "--config", str(hourly.BUS)],
+                cwd=tmp_path,
+                env=environment({"public.socket": str(tmp_path / "serve.sock")}),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+async def until_it_listens(process: subprocess.Popen[str], socket: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            _, writer = await asyncio.open_unix_connection(socket)
+        except OSError:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return
+
+
+@needs_nginx
+async def test_the_documented_nginx_asks_for_a_login_before_anything_of_serve_is_read(
+    serve: Serve, tmp_path: Path
+) -> None:
+    await until_it_listens(serve(), tmp_path / "serve.sock")
+    (tmp_path / "users").write_text("desk:{PLAIN}pass\n")
+    here = {
+        "/run/hexveil/serve.sock": str(tmp_path / "serve.sock"),
+        "/etc/nginx/traffic.users": str(tmp_path / "users"),
+    }
+    paths = ("/", "/api/v1/hexagons", "/api/v1/stream", "/ogc", "/metrics", "/readyz")
+    async with nginx(tmp_path, "operators.md", **here) as address, ClientSession() as session:
+        known, unknown = ({"Authorization": encode_basic_auth("desk", word)} for word in ("pass", "guess"))
+        for headers, status in (({}, 401), (unknown, 401), (known, 200)):
+            for path in paths:
+                async with session.get(address + path, headers=headers) as answer:
+                    assert answer.status == status, path
+        async with session.get(f"{address}/ogc", headers=known) as answer:
+            links = (await answer.json(content_type=None))["links"]
+        assert all(link["href"].startswith(f"{address}/") for link in links), links
+
+
+async def test_a_socket_is_for_its_group_and_is_taken_over_only_from_a_process_that_ended(
+    serve: Serve, tmp_path: Path
+) -> None:
+    socket, first = tmp_path / "serve.sock", serve()
+    await until_it_listens(first, socket)
+    while stat.S_IMODE(socket.stat().st_mode) != 0o660:
+        await asyncio.sleep(0.05)
+    second = serve()
+    said = await asyncio.to_thread(lambda: second.communicate(timeout=60)[1])
+    assert second.returncode == 2
+    assert f"cannot listen on unix:{socket} (public.socket): Address already in use" in said
+    first.kill()
+    first.wait()
+    await until_it_listens(serve(), socket)

@@ -35,10 +35,7 @@ def read(block: str) -> Bug:
 
 BUGS = tuple(map(read, Path(__file__).with_name("bugs.txt").read_text(encoding="utf-8").strip("\n").split("\n\n")))
 QUICK = (
-    "mean: half the cap in the sensitivity",
-    "participation: m is not applied",
     "participation: half of the noise is added",
-    "charge: admit while anything is left",
     "commit: the last writer wins",
 )
 """Names of the few bugs that every run of the test suite plants."""

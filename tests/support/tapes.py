@@ -6,7 +6,7 @@ A statistical test states its α for noise that is fresh; on a recorded tape it 
 state.
 
 Some samples cannot be recorded: another library draws them. Such a test carries the marker ``false_alarm`` with its α;
-``tests/audit/test_false_alarms.py`` adds them up.
+``tests/audit/test_blackbox.py`` adds them up.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """``hexveil doctor`` asks a real broker for what the feed needs, says whether it holds, and the remedy that it names
-works."""
+works. The operator's page says what the metrics say, and lists only what is wrong."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 
 from stream.app.doctor import examine
 from stream.app.kafka_findings import Finding, replication_finding
+from stream.app.operator_page import page
 from stream.cli import app
 from stream.config import Config
 from stream.ingestion.bounded import MAX_FETCH_BYTES
 from stream.messages.topics import INPUT_SETTINGS
+from stream.metrics import OperatorMetrics
 from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.environment import environment
@@ -178,3 +180,18 @@ async def test_an_acknowledged_event_outlives_a_broker_or_the_remedy_says_how(fe
     assert of_three.found.startswith("replicas 1 on 3 brokers, min.insync.replicas 1")
     assert "3 replicas" in of_three.remedy
     assert "min.insync.replicas=2" in of_three.remedy
+
+
+def test_the_page_lists_reasons_alarms_lag_and_times_and_shows_markup_as_text() -> None:
+    metrics = OperatorMetrics()
+    metrics.events_rejected.labels("not-json").inc(3)
+    metrics.events_rejected.labels("<b>").inc(7)
+    metrics.events_rejected.labels("in-future").inc(0)
+    metrics.feed_misread.labels("speed").set(1)
+    metrics.watermark_seconds.set(1_490_097_600)
+    said = page(metrics.registry, "bus")
+    assert said.index("&lt;b&gt;</th><td>7") < said.index("not-json</th><td>3")
+    assert "in-future" not in said
+    assert "speed</th><td>1" in said
+    assert "2017-03-21T12:00:00+00:00" in said
+    assert "None." in page(OperatorMetrics().registry, "bus")

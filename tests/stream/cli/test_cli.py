@@ -1,9 +1,14 @@
-"""Commands that need no server: exit codes, machine output, help."""
+"""Commands that need no server: exit codes, machine output, help. Signals that end a command, at the worst moments.
+Commands with wrong arguments or input end with a sentence and an exit code, never with a traceback."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +17,9 @@ from typer.testing import CliRunner, Result
 import stream.cli
 from dpcore import __version__
 from stream.cli import SUBJECTS, app
+from stream.local import REPO_ROOT
 from tests.support import hourly
+from tests.support.builders import SLOT
 
 BUS, RIDERS = str(hourly.BUS), str(hourly.RIDERS)
 
@@ -145,3 +152,245 @@ def test_mathematics_of_another_version_beside_the_service_are_refused(
     result = hexveil("init", str(tmp_path / "mine.toml"))
     assert result.exit_code == code
     assert ("pip uninstall hexveil hexveil-dpcore" in result.output) == bool(code)
+
+
+WHILE_A_PROCESS_STARTS = """
+import os, signal
+from stream.cli.options import Interrupts
+interrupts = Interrupts()
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))
+if os.fork() == 0:
+    os._exit(0)
+print("went on, asked:", interrupts.asked)
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_an_interrupt_that_python_loses_while_a_process_starts_is_remembered() -> None:
+    """Found with `hexveil demo`, which once ran on after a SIGTERM between the starts of its processes."""
+    command = [sys.executable, "-c", WHILE_A_PROCESS_STARTS]
+    done = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "went on, asked: True\n"
+    assert "Exception ignored" in done.stderr, "Python lost the first interrupt"
+    assert done.stderr.endswith("KeyboardInterrupt\n"), "the second one ended the program"
+    assert done.returncode != 0
+
+
+SPAN = ["--from", "2017-03-21", "--until", "2017-03-22"]
+
+
+def toml(old: str, new: str) -> Callable[[Path], None]:
+    """A writer of riders.toml with one change."""
+    text = Path(RIDERS).read_text(encoding="utf-8")
+    assert old in text
+    return lambda path: path.write_text(text.replace(old, new), encoding="utf-8") and None
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder; no server answers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
+    monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://127.0.0.1:9/0")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    event = {"user": "a", "time": SLOT * 1000, "lat": 30.25, "lng": -97.7, "speed": 20}
+    (tmp_path / "day.ndjson").write_text(json.dumps(event) + "\n")
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
+    return result.exit_code, result.output
+
+
+RECORDINGS: dict[str, bytes] = {
+    "garbage": bytes(range(256)) * 400,
+    "giant-line": b'{"user":"' + b"a" * 3_000_000 + b'"}\n',
+    "zeros": b"\x00" * 100_000,
+    "deep": b"[" * 100_000 + b"\n",
+    "empty": b"",
+    "cut.csv.gz": gzip.compress(b"vehicle_id,timestamp,latitude,longitude,speed\n" * 1000)[:40],
+    "no-gzip.csv.gz": b"vehicle_id,timestamp\n1,2\n",
+    "one-field.csv": b"vehicle_id\n" + b"1\n" * 10,
+}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_a_broken_recording_is_refused_or_rejected_line_by_line(desk: Path, name: str) -> None:
+    (desk / name).write_bytes(RECORDINGS[name])
+    for command in (["replay", name, "--offline"], ["evaluate", name, "--trials", "1"]):
+        code, said = run(*command, "--config", BUS)
+        assert code in (0, 2)
+        assert said
+
+
+@pytest.mark.parametrize("name", ["nowhere.ndjson", "folder"])
+@pytest.mark.parametrize("command", ["replay", "evaluate"])
+def test_a_recording_that_cannot_be_read_is_wrong_usage(desk: Path, command: str, name: str) -> None:
+    code, said = run(command, name, "--config", BUS, *(["--offline"] if command == "replay" else []))
+    assert code == 2
+    assert name in said
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda path: path.write_bytes(b"\xff\xfe\x00relation"), "not valid TOML"),
+        (lambda path: path.mkdir(), "readable TOML"),
+        (toml('slot = "1h"', 'slot = "99999999999999999999999d"'), "window.slot"),
+        (toml("epsilon = 2.0", "epsilon = nan"), "privacy.epsilon"),
+        (toml("budget = 16.0", "budget = inf"), "privacy.budget"),
+        (toml("resolution = 6", "resolution = 6.5"), "hexagons.resolution"),
+        (toml('url = "redis://', 'url = "http://'), "redis.url"),
+        (toml("cells_per_user = 8", "cells_per_user = 0"), "cells_per_user"),
+        (lambda path: path.write_text("[" * 50_000), "not valid TOML"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "worker", "serve", "ledger show", "evaluate day.ndjson"])
+def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None], says: str, command: str
+) -> None:
+    monkeypatch.delenv("HEXVEIL_REDIS__URL")
+    write(desk / "bad.toml")
+    code, said = run(*command.split(), "--config", "bad.toml")
+    assert code == 2
+    assert says in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("HEXVEIL_PRIVACY", "abc", "HEXVEIL_PRIVACY__EPSILON"),
+        ("HEXVEIL_PRIVACY__EPSILON", "abc", "privacy.epsilon"),
+        ("HEXVEIL_PRIVACY__EPSILLON", "1", "HEXVEIL_PRIVACY__EPSILON"),
+        ("HEXVEIL_REDIS__URL", "nonsense", "redis.url"),
+        ("HEXVEIL_PARTICIPATION__GEOJSON", "folder", "GeoJSON"),
+        ("HEXVEIL_PARTICIPATION__GEOJSON", "nowhere", "GeoJSON"),
+        ("HEXVEIL_PARTICIPATION__GEOJSON", "file", "GeoJSON"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "evaluate day.ndjson", "replay day.ndjson --offline"])
+def test_an_environment_that_says_nonsense_is_refused(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str, command: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    span = SPAN if command.startswith("replay") else []
+    code, said = run(*command.split(), "--config", RIDERS, *span)
+    assert code == 2
+    assert says in said
+
+
+@pytest.mark.parametrize("key", ["folder", "file", "nowhere/deeper/key", "file/key"])
+@pytest.mark.parametrize("command", ["replay day.ndjson --offline", "evaluate day.ndjson --trials 1"])
+def test_a_user_key_that_cannot_be_kept_is_refused(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, key: str, command: str
+) -> None:
+    (desk / "file").chmod(0o644)
+    monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", key)
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == (0 if key.startswith("nowhere") else 2), said
+    assert code == 0 or "key" in said
+
+
+@pytest.mark.parametrize("state", ["file", "file/deeper"])
+def test_a_ledger_folder_that_cannot_be_kept_is_refused(desk: Path, state: str) -> None:
+    code, said = run("replay", "day.ndjson", "--offline", "--config", BUS, "--state", state)
+    assert code == 2
+    assert "--state" in said
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "says"),
+    [
+        ("1e9", "epsilon=1e+09: privacy.epsilon: found 1000000000.0; write a number above 0 and of at most 1000"),
+        ("1e-9", "epsilon=1e-09: privacy: epsilon 1e-09 is below the resolution"),
+        ("1,nan", "with positive numbers"),
+        ("inf", "with positive numbers"),
+        ("1e999", "with positive numbers"),
+    ],
+)
+def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(
+    desk: Path, epsilon: str, says: str
+) -> None:
+    code, said = run("evaluate", "day.ndjson", "--config", BUS, "--sweep", f"epsilon={epsilon}")
+    assert code == 2
+    assert says in said.replace("\n", " ")
+    assert "validation error" not in said
+    assert "pydantic" not in said
+
+
+def test_a_sweep_of_histograms_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk: Path) -> None:
+    text = Path(BUS).read_text(encoding="utf-8")
+    (desk / "histogram.toml").write_text(
+        f'{text}\n[histogram]\nmechanisms = ["auto"]\nepsilon = 1.0\n', encoding="utf-8"
+    )
+    code, said = run("evaluate", "day.ndjson", "--config", "histogram.toml", "--histograms", "--sweep", "epsilon=1,1e9")
+    assert code == 2
+    assert "histogram.epsilon: found 1000000000.0; write" in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (["--limit", "1"], "--limit"),
+        (["--loop"], "--loop"),
+        (["--speed", "2"], "--speed"),
+        (["--order", "file", "--limit", "1"], "--order, --limit"),
+    ],
+)
+def test_an_offline_replay_refuses_options_that_say_how_events_are_sent(
+    desk: Path, extra: list[str], named: str
+) -> None:
+    code, said = run("replay", "day.ndjson", "--offline", "--config", BUS, *extra)
+    assert code == 2
+    assert named in said
+
+
+def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk: Path) -> None:
+    code, said = run("init", "nowhere/mine.toml")
+    assert code == 2
+    assert "folder" in said
+
+
+@pytest.mark.parametrize(
+    "coordinates",
+    [None, "here", [[["a", "b"]] * 4], [[[1]] * 4], [[[20.0, 5.0], [21.0, 5.0], [21.0, 6.0], [20.0, 5.0]]]],
+    ids=["none", "text", "letters", "one-number", "Africa"],
+)
+@pytest.mark.parametrize("command", ["check", "worker", "evaluate day.ndjson", "replay day.ndjson --offline"])
+def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, command: str, coordinates: object
+) -> None:
+    (desk / "area.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
+    monkeypatch.setenv("HEXVEIL_PARTICIPATION__GEOJSON", "area.geojson")
+    span = SPAN if command.startswith("replay") else []
+    code, said = run(*command.split(), "--config", RIDERS, *span)
+    assert code == 2
+    assert "participation.geojson" in said
+
+
+@pytest.mark.parametrize(
+    "command", ["doctor", "worker", "serve", "topics create", "replay day.ndjson", "simulate --once"]
+)
+def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "worker")
+    monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", "nowhere")
+    monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recording is of 2017
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == 2
+    assert "kafka.password_file" in said
+
+
+@pytest.mark.parametrize("command", ["doctor", "doctor --json", "ledger show"])
+def test_a_password_of_redis_is_not_shown(desk: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://worker:geheim@127.0.0.1:9/0")
+    code, said = run(*command.split(), "--config", BUS)
+    assert code == 3
+    assert "redis://***@127.0.0.1:9/0" in said
+    assert "geheim" not in said

@@ -206,6 +206,8 @@ def test_under_participation_no_speed_decides_whether_a_recording_is_released_or
     """Speeds in m/s that are read as km/h, which is refused under "values". Without --offline nothing answers, which is
     exit 3."""
     monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
+    monkeypatch.setenv("HEXVEIL_WINDOW__SLOT", "4h")
+    monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "6")
     drive = [(bus, step) for step in range(60) for bus in range(5)]
     fixes = [
         EVENT | {"user": f"b{bus}", "time": (SLOT + 30 * step) * 1000, "lat": 30.2 + step / 371, "speed": 10}

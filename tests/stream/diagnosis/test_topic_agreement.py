@@ -1,4 +1,5 @@
-"""What ``inspect`` says of a topic is what the worker counts: mutated messages, on real Kafka, by real workers."""
+"""What ``inspect`` says of a topic is what the worker counts: mutated messages, on real Kafka, by real workers. An
+inspection reads a topic within the worker's bounds, whatever producers sent: on real Kafka."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ from stream.config.servers import KafkaConfig
 from stream.diagnosis.inspection import configuration, inspect
 from stream.diagnosis.live import newest_messages
 from stream.diagnosis.observing import observe_messages
+from stream.ingestion.arrays import MAX_ARRAY_BYTES
 from stream.local import REPO_ROOT, free_port
-from stream.messages.topics import create_topics
+from stream.messages.topics import INPUT_SETTINGS, create_topics
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
-from tests.support.feeding import produce
+from tests.support.feeding import create_topic, produce
+from tests.support.live_batches import send_batch
+from tests.support.live_events import event
 
 SMALL, LARGE = 300, 20_000
 EVENTS = re.compile(r'hexveil_events_(ingested|late|rejected)_total(?:\{reason="(.+)"\})? (\S+)')
@@ -98,3 +102,16 @@ def test_of_mutated_messages_the_worker_accepts_and_refuses_what_inspect_says(
         finally:
             worker.kill()
     assert events == expected, (tmp_path / "worker.log").read_text()[-2000:]
+
+
+async def test_a_compressed_bomb_in_a_topic_is_left_out_and_said(kafka: str, topic_name: str) -> None:
+    """90 MiB in one batch of some kB, and one message above the limit, between events of three vehicles."""
+    await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
+    now = time.time()
+    await send_batch(kafka, topic_name, "zstd", [event("a", now, 1)])
+    await send_batch(kafka, topic_name, "zstd", [bytes(30 << 20)] * 3)
+    await send_batch(kafka, topic_name, "zstd", [event("b", now, 2), bytes(MAX_ARRAY_BYTES + 1)])
+    await send_batch(kafka, topic_name, "gzip", [event("c", now, 3)])
+    values, _, left_out = await newest_messages(KafkaConfig(bootstrap=kafka), topic_name, 1_000)
+    assert len(values) == 3
+    assert dict(left_out) == {"too-large": 1, "unreadable-batch": 3}

@@ -1,10 +1,15 @@
-"""Messages become columns, each refused message has its reason, and no message stops the feed."""
+"""Messages become columns, each refused message has its reason, and no message stops the feed. NGSI-LD entities are
+read by declared paths, in their normalised, concise and simplified forms."""
+
+from __future__ import annotations
 
 import json
 import random
 import struct
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import h3
 import numpy as np
@@ -16,6 +21,7 @@ from stream.config import Config
 from stream.ingestion.decoding import REASONS, Decoder, Reason
 from stream.ingestion.formats import parse_time
 from stream.storage.row_store import ROW
+from tests.support.builders import SLOT, bus_config
 
 NOW = datetime(2017, 3, 21, 12, tzinfo=UTC)
 NOW_US = int(NOW.timestamp()) * 1_000_000
@@ -240,8 +246,6 @@ DECLARED = Decoder(
     configure(format="declared", fields={"user": "user", "time": "time.0", "lat": "lat", "lng": "lng", "value": "x.x"}),
     KEY,
 )
-
-
 NUMBERS = st.floats() | st.integers() | st.integers(-(10**400), 10**400)
 EVERY_DECODER = [
     CANONICAL,
@@ -324,3 +328,57 @@ def test_random_mutations_of_good_messages_never_raise():
         batch = decoder.decode(values, NOW_US)
         assert len(batch.rows) + len(batch.refused) == len(values)
         assert np.unique(batch.reason).size >= 2
+
+
+POINT = {"type": "Point", "coordinates": [-97.7, 30.2]}
+AT = "2017-03-21T12:00:05Z"
+NORMALISED = {
+    "id": "urn:ngsi-ld:Vehicle:17",
+    "type": "Vehicle",
+    "location": {"type": "GeoProperty", "value": POINT, "observedAt": AT},
+    "speed": {"type": "Property", "value": 30.5, "unitCode": "KMH", "observedAt": AT},
+    "@context": ["https://uri.etsi.org/ngsi-ld/v1/ngsi-ld-core-context.jsonld"],
+}
+FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "normalised": (
+        NORMALISED,
+        {
+            "time": "location.observedAt",
+            "lat": "location.value.coordinates.1",
+            "lng": "location.value.coordinates.0",
+            "value": "speed.value",
+        },
+    ),
+    "concise": (
+        NORMALISED | {"location": POINT, "speed": {"value": 30.5, "unitCode": "KMH", "observedAt": AT}},
+        {
+            "time": "speed.observedAt",
+            "lat": "location.coordinates.1",
+            "lng": "location.coordinates.0",
+            "value": "speed.value",
+        },
+    ),
+    "simplified": (
+        {"id": NORMALISED["id"], "type": "Vehicle", "location": POINT, "speed": 30.5, "observationDateTime": AT},
+        {
+            "time": "observationDateTime",
+            "lat": "location.coordinates.1",
+            "lng": "location.coordinates.0",
+            "value": "speed",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_entity_gives_the_row_of_its_vehicle(name: str, tmp_path: Path) -> None:
+    entity, paths = FORMS[name]
+    config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": {"user": "id"} | paths})
+    decoder = Decoder(config, bytes(32))
+    batch = decoder.decode([json.dumps(entity).encode(), json.dumps([entity]).encode()], SLOT * 1_000_000 + 10_000_000)
+    row, again = batch.rows
+    assert row == again, "an array of one entity is that entity"
+    assert row.dtype == ROW
+    assert (row["time"], row["lat"], row["lng"]) == (SLOT * 1_000_000 + 5_000_000, 302_000_000, -977_000_000)
+    assert row["value"] == 3050
+    assert not len(batch.refused)

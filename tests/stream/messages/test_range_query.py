@@ -1,6 +1,5 @@
-"""``hexveil query`` answers ranges from a file of releases as a reader does who knows the schema's descriptions
-alone.
-"""
+"""``hexveil query`` answers ranges from a file of releases as a reader does who knows the schema's descriptions alone.
+A spatial histogram as a map: boxes that tell what range queries tell."""
 
 from __future__ import annotations
 
@@ -18,10 +17,12 @@ from typer.testing import CliRunner, Result
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.cli import app
+from stream.messages.heat import MOST_PER_SIDE, heat_of
 from stream.messages.lines import MAX_LINE
 from stream.messages.message import SPATIAL_HISTOGRAM
-from stream.messages.range_query import RangeError, count_in, parse_box
+from stream.messages.range_query import RangeError, count_in, parse_box, read_histogram
 from stream.offline import LinePublisher
+from tests.stream.serve.made_windows import MECHANISMS, histogram_message
 from tests.support.builders import EVERY_MECHANISM, SLOT, located_rows, with_histograms
 from tests.support.releasing import bodies_of, released
 
@@ -351,3 +352,26 @@ def test_a_line_longer_than_serve_reads_is_refused_before_the_rest_of_it_is_unpa
     answer = query(file, "--bbox=-97.9,30.1,-97.5,30.6")
     assert answer.exit_code == 2
     assert f"line 1 of {file} has more than {MAX_LINE} bytes" in answer.stderr
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_boxes_tile_the_domain_and_each_says_what_a_range_query_says_of_it(mechanism: str) -> None:
+    release = json.loads(histogram_message("riders", mechanism).value)
+    features = heat_of(read_histogram(release))
+    boxes = np.array([np.ravel([np.min(ring, axis=0), np.max(ring, axis=0)]) for ring in map(_ring, features)])
+    west, south, east, north = boxes.T
+    assert len(features) == MOST_PER_SIDE**2
+    assert (west.min(), south.min(), east.max(), north.max()) == pytest.approx((-98.0, 30.0, -97.4, 30.6))
+    assert np.sum((east - west) * (north - south)) == pytest.approx(0.36)
+    for number in (0, 1000, 2080, 4095):
+        one, box = features[number]["properties"], boxes[number]
+        asked = count_in(release, tuple(box.tolist()))
+        assert one["value"] == pytest.approx(max(asked["value"], 0.0), abs=0.01)
+        assert [one["low"], one["high"]] == pytest.approx(asked["interval"], abs=1)
+        assert one["low"] <= one["value"] <= max(one["high"], 0)
+        square_km = (box[3] - box[1]) * (box[2] - box[0]) * 111.195**2 * np.cos(np.radians(30.3))
+        assert one["density"] == pytest.approx(one["value"] / square_km, rel=2e-3, abs=1e-3)
+
+
+def _ring(feature: dict) -> list[list[float]]:
+    return feature["geometry"]["coordinates"][0]

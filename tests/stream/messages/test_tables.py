@@ -1,22 +1,42 @@
-"""Tables contain everything that the messages contain, and common readers of their formats can read them."""
+"""Tables contain everything that the messages contain, and common readers of their formats can read them. The shapes of
+a window's cells tile its ground, for every reader, and files of all windows have the same columns. The AsyncAPI
+document is valid, and accepts the same messages as the schemas."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import random
+import shutil
+import subprocess
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+import h3
+import jsonschema
 import numpy as np
+import pyogrio
 import pytest
+import shapely
 from pyarrow import parquet
+from typer.testing import CliRunner
 
-from stream.messages.message import HEXAGON_SPEED, Message
-from stream.messages.tables import ALWAYS, TOTALS, rows_of, table_of
-from tests.stream.serve.serving import released
+from stream.cli import app
+from stream.local import REPO_ROOT
+from stream.messages.asyncapi import EXAMPLES, document
+from stream.messages.lines import line_of
+from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, WINDOW, Message, digest, schema, window_message
+from stream.messages.shapes import Place, centre_of, geometry_of, places_of
+from stream.messages.tables import ALWAYS, TOTALS, feature, row_of, rows_of, table_of
+from stream.messages.topics import topic_plans
+from stream.windows import Window
+from tests.stream.serve.city import STEADY, bodies, city_config, window
+from tests.stream.serve.serving import released, serving_file
+from tests.support.builders import SLOT, bus_config
+from tests.support.mutations import mutations
 
 START = "2017-03-21T12:00:00Z"
 
@@ -157,8 +177,8 @@ def test_an_estimate_without_an_interval_has_no_columns_for_one(tmp_path: Path) 
 
 
 def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path: Path) -> None:
-    for feature in json.loads(table_of(values(released(tmp_path)), "geojson"))["features"]:
-        (ring,) = feature["geometry"]["coordinates"]
+    for hexagon in json.loads(table_of(values(released(tmp_path)), "geojson"))["features"]:
+        (ring,) = hexagon["geometry"]["coordinates"]
         assert ring[0] == ring[-1]
         assert sum((x1 - x0) * (y1 + y0) for (x0, y0), (x1, y1) in pairwise(ring)) < 0
 
@@ -176,3 +196,234 @@ def test_a_window_without_cells_is_a_table_without_rows() -> None:
     assert table_of([], "csv").decode().strip().split(",") == [*ALWAYS, *TOTALS]
     assert json.loads(table_of([], "geojson")) == {"type": "FeatureCollection", "features": []}
     assert parquet.read_table(io.BytesIO(table_of([], "parquet"))).num_rows == 0
+
+
+COARSE = h3.cell_to_parent(STEADY, 5)
+"""Of resolution 5; its children of 6 are kept, merged or split into those of 7, at random."""
+
+
+def merged_cells(seed: int) -> dict[str, list[str]]:
+    """Released cells that cover COARSE and its neighbours once, each with the finer ones that it excludes.
+
+    As :mod:`stream.statistics.merging` does: a merged cell is the rest of a parent, whose other children have messages
+    too.
+    """
+    chosen = random.Random(seed)
+    cells: dict[str, list[str]] = {}
+    for top in h3.grid_disk(COARSE, 1):
+        apart: list[str] = []
+        for child in h3.cell_to_children(top, 6):
+            if chosen.random() < 0.5:
+                continue
+            split = [one for one in h3.cell_to_children(child, 7) if chosen.random() < 0.3]
+            cells |= {one: [] for one in split} | ({child: split} if len(split) < 7 else {})
+            apart.append(child)
+        if len(apart) < 7:
+            cells[top] = apart
+    return cells
+
+
+def messages_of(released: dict[str, list[str]], body: dict[str, Any], hour: int = 0) -> list[Message]:
+    """A window of these cells, all with the numbers of ``body``, and its marker."""
+    slot = Window(SLOT + 3600 * hour, SLOT + 3600 * (hour + 1))
+    times = {"start": f"2017-03-21T{12 + hour}:00:00Z", "end": f"2017-03-21T{13 + hour}:00:00Z"}
+    made = []
+    for cell in sorted(released):
+        said = body | {"cell": cell, "resolution": h3.get_resolution(cell), "window": times}
+        said |= {"excludes": sorted(released[cell])} if released[cell] else {}
+        made.append(window_message("hexveil.hexagon-speed.v1", "bus", slot, cell, cell, said))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_shapes_of_a_window_overlap_nowhere_and_leave_no_gap(seed: int) -> None:
+    released = merged_cells(seed)
+    values = [json.dumps({"cell": cell, "excludes": apart}).encode() for cell, apart in released.items()]
+    shapes = [shapely.geometry.shape(geometry_of(place)) for place in places_of(values)]
+    assert all(shape.is_valid for shape in shapes)
+    whole = shapely.union_all(shapes, grid_size=1e-9)
+    assert sum(shape.area for shape in shapes) == pytest.approx(whole.area, rel=1e-6)
+    assert not any(len(part.interiors) for part in shapely.geometry.MultiPolygon([whole]).geoms)
+    for one, other in combinations(shapes, 2):
+        assert one.intersection(other).area < 1e-6 * min(one.area, other.area)
+    # What H3 calls the hexagon of a parent does neither, which is why it is not drawn.
+    parents = [shapely.Polygon(feature(Place(cell), {})["geometry"]["coordinates"][0]) for cell in released]
+    assert sum(parent.area for parent in parents) > 1.1 * whole.area
+
+
+async def test_areas_that_divide_the_ground_divide_its_events(tmp_path: Path) -> None:
+    config = city_config(tmp_path, **{"feed.name": "bus"})
+    body = bodies(window(config, 0))[STEADY]
+    released = merged_cells(1)
+    cells = messages_of(released, body)
+    marker = json.loads(window(config, 0)[-1].value) | {
+        "messages": len(cells),
+        "digest": digest(message.value for message in cells),
+    }
+    close = window_message(WINDOW, "bus", Window(SLOT, SLOT + 3600), "close", "bus", marker)
+    file = tmp_path / "releases.ndjson"
+    file.write_text("".join(map(line_of, [*cells, close])), encoding="utf-8")
+    middle_lat, middle_lng = (round(degrees, 5) for degrees in h3.cell_to_latlng(COARSE))
+    total, seen = 0, []
+    async with serving_file(config, file) as client:
+        for west, east in ((middle_lng - 2, middle_lng), (middle_lng, middle_lng + 2)):
+            for south, north in ((middle_lat - 2, middle_lat), (middle_lat, middle_lat + 2)):
+                ring = f"{west},{south},{east},{south},{east},{north},{west},{north}"
+                area = await (await client.get(f"/api/v1/area?ring={ring}")).json()
+                total += area["events"]["value"]
+                seen += area["hexagons"]
+        assert sorted(seen) == sorted(released)
+        assert total == body["events"] * len(released)
+        # The map's shapes are those of GeoJSON and of OGC API - Features.
+        plain = (await (await client.get("/api/v1/hexagons?format=geojson")).json())["features"]
+        ogc = (await (await client.get("/ogc/collections/bus.newest/items?limit=1000")).json())["features"]
+        assert {one["id"]: one["geometry"] for one in plain} == {
+            one["properties"]["cell"]: one["geometry"] for one in ogc
+        }
+        for one in ogc:
+            said = one["properties"]
+            assert (said["latitude"], said["longitude"]) == pytest.approx(
+                centre_of(said["cell"], released[said["cell"]]), abs=1e-6
+            )
+
+
+def test_files_of_all_windows_have_the_same_columns_and_what_a_cell_excludes_survives_gdal(tmp_path: Path) -> None:
+    published = bodies(window(city_config(tmp_path), 0))[STEADY]
+    suppressed = {name: value for name, value in published.items() if name not in ("mean", "post_processed")}
+    plain = [m.value for m in messages_of({STEADY: []}, published)]
+    merged = [m.value for m in messages_of({COARSE: [STEADY], STEADY: []}, published)]
+    nothing = [m.value for m in messages_of({STEADY: []}, suppressed | {"status": "suppressed"})]
+    columns = [sorted(rows_of(values)[0]) for values in (plain, merged, nothing)]
+    assert columns[0] == columns[1] == columns[2]
+    heads = {next(csv.reader(io.StringIO(table_of(values, "csv").decode())))[0] for values in (plain, merged, nothing)}
+    assert len(heads) == 1
+    schemas = [
+        parquet.read_table(io.BytesIO(table_of(values, "parquet"))).schema for values in (plain, merged, nothing)
+    ]
+    kinds = [{field.name: field.type for field in schema} for schema in schemas]
+    assert kinds[0] == kinds[1] == kinds[2]
+    file = tmp_path / "merged.geojson"
+    file.write_bytes(table_of(merged, "geojson"))
+    geopackage = tmp_path / "merged.gpkg"
+    meta, _, shapes, fields = pyogrio.raw.read(file)
+    pyogrio.raw.write(geopackage, shapes, fields, meta["fields"], geometry_type="Unknown", crs="EPSG:4326")
+    meta, _, _, fields = pyogrio.raw.read(geopackage)
+    read = dict(
+        zip(fields[list(meta["fields"]).index("cell")], fields[list(meta["fields"]).index("excludes")], strict=True)
+    )
+    assert read == {COARSE: STEADY, STEADY: None}
+    assert row_of(merged[0])["excludes"] in (STEADY, None)
+
+
+PACKAGES = REPO_ROOT / "examples"
+NEWER_THAN_DRAFT_07 = {
+    "$anchor",
+    "$defs",
+    "$dynamicRef",
+    "dependentRequired",
+    "dependentSchemas",
+    "maxContains",
+    "minContains",
+    "prefixItems",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+}
+needs_parser = pytest.mark.skipif(
+    shutil.which("node") is None or not (PACKAGES / "node_modules" / "@asyncapi" / "parser").is_dir(),
+    reason="no @asyncapi/parser in examples; run: npm ci",
+)
+
+
+def payloads() -> dict[str, Any]:
+    """Payload schema of each topic as the AsyncAPI document has it."""
+    channels = document()["channels"].values()
+    return {channel["address"]: next(iter(channel["messages"].values()))["payload"] for channel in channels}
+
+
+def keywords(node: Any) -> set[str]:
+    """Names of all members, at any depth."""
+    if isinstance(node, list):
+        return set().union(*map(keywords, node))
+    return set(node).union(*map(keywords, node.values())) if isinstance(node, dict) else set()
+
+
+def diagnostics(made: dict[str, Any], tmp_path: Path) -> list[Any]:
+    """Everything that AsyncAPI's own parser reports about a document, whatever its severity."""
+    file = tmp_path / "asyncapi.json"
+    file.write_text(json.dumps(made))
+    script = """
+        import { readFileSync } from 'node:fs'
+        import { Parser } from '@asyncapi/parser'
+        const { diagnostics } = await new Parser().parse(readFileSync(process.argv[1], 'utf8'))
+        console.log(JSON.stringify(diagnostics))
+    """
+    done = subprocess.run(
+        ["node", "--input-type=module", "--eval", script, str(file)],
+        cwd=PACKAGES,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    reported: list[Any] = json.loads(done.stdout)
+    return reported
+
+
+@needs_parser
+def test_the_asyncapi_document_is_valid_and_its_parser_has_nothing_to_say(tmp_path: Path) -> None:
+    assert document()["asyncapi"].startswith("3.1")
+    assert diagnostics(document(), tmp_path) == []
+
+
+@needs_parser
+@pytest.mark.nightly
+def test_the_parser_finds_what_is_wrong(tmp_path: Path) -> None:
+    broken = document()
+    broken["channels"]["window"]["messages"]["window"]["payload"]["properties"]["messages"]["type"] = "number of them"
+    assert diagnostics(broken, tmp_path)
+    unknown = document()
+    unknown["operations"]["publishWindow"]["channel"]["$ref"] = "#/channels/none"
+    assert diagnostics(unknown, tmp_path)
+
+
+@pytest.mark.parametrize("topic", OUTPUT_TOPICS)
+def test_schema_and_asyncapi_payload_take_and_refuse_the_same_values(topic: str) -> None:
+    payload = payloads()[topic]
+    assert not keywords(payload) & NEWER_THAN_DRAFT_07
+    assert keywords(schema(topic)) & NEWER_THAN_DRAFT_07 <= {"dependentRequired"}
+    jsonschema.Draft7Validator.check_schema(payload)
+    original, translated = jsonschema.Draft202012Validator(schema(topic)), jsonschema.Draft7Validator(payload)
+    assert original.is_valid(EXAMPLES[topic])
+    for body in [*mutations(EXAMPLES[topic]), EXAMPLES[topic] | {"accounting": "zcdp"}, EXAMPLES[topic] | {"rho": 0.1}]:
+        assert original.is_valid(body) == translated.is_valid(body), body
+
+
+def test_the_document_names_the_topics_as_they_are_created(tmp_path: Path) -> None:
+    plans = {plan.name: plan for plan in topic_plans(bus_config(tmp_path))}
+    channels = {channel["address"]: channel["bindings"]["kafka"] for channel in document()["channels"].values()}
+    assert set(channels) == set(OUTPUT_TOPICS)
+    for name, binding in channels.items():
+        assert binding["partitions"] == plans[name].partitions
+        assert binding["topicConfiguration"]["retention.ms"] == plans[name].retention_ms
+
+
+def test_schemas_are_listed_and_exported(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(app, ["schema", "list", "--json"])
+    assert list(json.loads(listed.stdout)) == list(OUTPUT_TOPICS)
+    result = CliRunner().invoke(app, ["schema", "list"])
+    assert all(topic in result.stdout for topic in OUTPUT_TOPICS)
+    folder = tmp_path / "new" / "schemas"
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["schema", "export", str(folder), "--json"])
+        assert done.exit_code == 0
+    assert sorted(map(str, folder.iterdir())) == sorted(json.loads(done.stdout))
+    for topic in OUTPUT_TOPICS:
+        assert json.loads((folder / f"{topic}.json").read_text()) == schema(topic)
+    assert json.loads((folder / "asyncapi.json").read_text()) == document()
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(app, ["schema", "export", str(tmp_path / "file")])
+    assert done.exit_code == 2
+    assert f"{tmp_path / 'file'} cannot be written to" in done.stderr

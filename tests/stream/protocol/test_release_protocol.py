@@ -1,7 +1,9 @@
-"""The release protocol against real Redis and real Kafka, interrupted after every step."""
+"""The release protocol against real Redis and real Kafka, interrupted after every step. The producer of releases keeps
+the leaders of all topics when a topic is added. Real broker."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from functools import partial
@@ -10,11 +12,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from redis.asyncio import Redis
 
+from stream.config.servers import KafkaConfig
 from stream.messages.message import HEXAGON_SPEED, WINDOW, digest
 from stream.messages.topics import create_topics
-from stream.protocol import markers
+from stream.protocol import markers, publishing
 from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
 from stream.protocol.publishing import KafkaPublisher, make_producer
@@ -257,3 +261,24 @@ async def test_periods_cannot_be_divided_anew_under_a_kept_ledger(redis: Redis) 
     await ledger.claim_policy("periods of 1 day")
     with pytest.raises(LedgerError, match="spent budgets would be forgotten"):
         await ledger.claim_policy("periods of 12 hours")
+
+
+async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_the_others(
+    kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = f"{topic_name}-old", f"{topic_name}-new"
+    monkeypatch.setattr(publishing, "OUTPUTS", (old, new))
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    await admin.create_topics([NewTopic(old, 1, 1)])
+    while old not in await admin.list_topics():
+        await asyncio.sleep(0.05)
+    producer = publishing.make_producer(KafkaConfig(bootstrap=kafka))
+    await producer.start()
+    try:
+        await admin.create_topics([NewTopic(new, 1, 1)])
+        async with asyncio.timeout(20):
+            await asyncio.gather(*[await producer.send(topic, b"x") for topic in (old, new)])
+    finally:
+        await producer.stop()
+        await admin.close()

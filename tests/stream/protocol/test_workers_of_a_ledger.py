@@ -1,10 +1,15 @@
 """Two workers of one feed of a shared ledger whose budgets differ: a mistake, or an upgrade of one worker after the
-other."""
+other. What docs/operators.md says of a user key that is lost or known to others: a new key needs a new name, and grants
+nothing twice. A shared ledger and the user key: only a worker that starts makes one, and only where no other is known.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis as blocking
 from redis.asyncio import Redis
@@ -16,10 +21,14 @@ from stream.app.worker import Worker
 from stream.cli import app
 from stream.config import Config, load_config
 from stream.config.privacy import PrivacyConfig
+from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
 from stream.local import REPO_ROOT
+from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.storage.keys import FeedKeys
-from stream.storage.ledger import Ledger, LedgerError
+from stream.storage.ledger import BeforeBirthError, Ledger, LedgerError
+from stream.storage.row_store import RowStore, StateError
 from stream.storage.shared_ledger import SharedLedger
+from stream.windows import Horizon, Slotting
 from tests.support.builders import SLOT
 from tests.support.city import City
 from tests.support.closing import Collected, protocol_of
@@ -223,3 +232,77 @@ async def test_doctor_names_the_budget_that_is_stated_and_what_changes_it(
     assert sentence in sentences
     assert ("states the budget" in sentences) == bool(sentence)
     assert differ in sentences
+
+
+DAY, START = 86_400, 1_490_572_800
+"""2017-03-27 00:00 UTC, on which a block of 28 days begins."""
+OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES
+
+
+@pytest.mark.parametrize("horizon", [None, Horizon(timedelta(days=28), 10)])
+async def test_a_new_key_needs_a_new_name_and_grants_no_budget_twice(horizon: Horizon | None, redis: Redis) -> None:
+    slotting = Slotting(timedelta(hours=1), timedelta(days=1), "UTC", horizon)
+    await RowStore(redis, "bus").claim_key(key_fingerprint(OLD))
+    before, one = Ledger(redis, "bus"), np.array([1])
+    user = np.array([Pseudonyms(OLD)["bus 7"]], dtype=np.uint64)
+    running = slotting.period_of(START + DAY)
+    await before.charge(running.start, running, await before.start_generation(birth=0), user, one, 10)
+    with pytest.raises(StateError, match="another user key"):
+        await RowStore(redis, "bus").claim_key(key_fingerprint(NEW))  # whenever it is tried
+
+    await RowStore(redis, "bus-2").claim_key(key_fingerprint(NEW))
+    after, changed = Ledger(redis, "bus-2"), START + DAY + DAY // 2
+    generation = await after.start_generation(birth=changed)
+    user = np.array([Pseudonyms(NEW)["bus 7"]], dtype=np.uint64)
+    with pytest.raises(BeforeBirthError):
+        await after.charge(running.start, running, generation, user, one, 10)
+    following = slotting.period_of(START + 2 * DAY if horizon is None else START + 28 * DAY)
+    assert await after.releases_since(slotting) <= following.start
+    assert not len(await after.charge(following.start, following, generation, user, one, 10))
+    if horizon is not None:
+        within = slotting.period_of(START + 2 * DAY)
+        with pytest.raises(BeforeBirthError):
+            await after.charge(within.start, within, generation, user, one, 10)
+
+
+async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(city: City, tmp_path: Path) -> None:
+    """A key that never was cannot be the one that the charges of the ledger were made under."""
+    text, file, key = (
+        (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8"),
+        tmp_path / "bus.toml",
+        tmp_path / "nowhere" / "user.key",
+    )
+    file.write_text(text.replace("[hexagons]", '[ledger]\nname = "city"\n\n[hexagons]'), encoding="utf-8")
+    environment = {
+        "HEXVEIL_REDIS__URL": city.server.url,
+        "HEXVEIL_KAFKA__BOOTSTRAP": city.bus.kafka.bootstrap,
+        "HEXVEIL_PRIVACY__USER_KEY_FILE": str(key),
+    }
+    command = ["ledger", "adopt", "--no-other-ledger", "--config", str(file)]
+    adopted = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
+    assert adopted.exit_code == 1, adopted.output
+    assert str(key) in adopted.output
+    assert not key.parent.exists()
+    async with Redis.from_url(city.server.url) as client:
+        assert await client.keys() == []
+
+
+async def test_a_check_that_is_no_start_of_a_worker_neither_makes_a_key_nor_binds_the_ledger(city: City) -> None:
+    key = city.bus.privacy.user_key_file
+    key.unlink(missing_ok=True)
+    async with Redis.from_url(city.server.url) as client:
+        with pytest.raises(LedgerError, match="the first worker creates it"):
+            await LedgerCheck(city.bus, client, Ledger.of(client, city.bus), Known()).verify()
+        assert await client.keys() == []
+    assert not key.exists()
+    await city.verify(city.bus)
+    assert key.exists()
+
+
+async def test_a_worker_without_the_key_of_a_ledger_that_has_one_is_refused_and_makes_none(city: City) -> None:
+    await city.verify(city.bus)
+    key = city.tram.privacy.user_key_file
+    key.unlink()
+    with pytest.raises(LedgerError, match="another user key"):
+        await city.verify(city.tram)
+    assert not key.exists()

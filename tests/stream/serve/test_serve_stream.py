@@ -1,4 +1,6 @@
-"""The event stream sends every complete window once and in order; a client that lags or reconnects delays no other."""
+"""The event stream sends every complete window once and in order; a client that lags or reconnects delays no other. The
+list of feeds says where the speeds of the configured feed come from, and nothing of others. Released estimates as
+series for Grafana: what Prometheus scrapes, and rows of JSON."""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ import pytest_asyncio
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 from playwright.async_api import Browser, Route
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench import sse
+from stream.config import Config
 from stream.http_server import allow_files
 from stream.local import REPO_ROOT, KafkaServer
 from stream.messages.lines import line_of
@@ -27,9 +31,11 @@ from stream.serve import broadcast
 from stream.serve.api import SERVICE, make_app
 from stream.serve.window_store import WindowView
 from tests.stream.serve.browser import PATIENCE_MS, needs_chromium
+from tests.stream.serve.city import BUSY, LONELY, city_config, window
+from tests.stream.serve.made_places import WEST_SIDE, city_files
 from tests.stream.serve.made_windows import windows_of
-from tests.stream.serve.serving import origin_of, publish, ready, serving, serving_file
-from tests.support.builders import bus_config
+from tests.stream.serve.serving import origin_of, publish, ready, released, serving, serving_file
+from tests.support.builders import bus_config, riders_config
 
 STREAM = "/api/v1/stream"
 Event = tuple[int, dict[str, Any]]
@@ -270,3 +276,87 @@ async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502
             await page.close()
     assert not answers
     assert starts == [json.loads(made[-1].value)["window"]["start"] for made in windows]
+
+
+async def listed(config: Config, releases: Path) -> tuple[list[dict[str, str | None]], str | None]:
+    """The feeds of the API, and what the dashboard hears about the configured one."""
+    async with serving_file(config, releases) as client:
+        feeds = (await (await client.get("/api/v1/feeds")).json())["feeds"]
+        return feeds, (await (await client.get("/dashboard/settings")).json())["derived_speeds"]
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    file = tmp_path / "releases.ndjson"
+    file.write_text("".join(line_of(message) for message in released(tmp_path)))
+    return file
+
+
+@pytest.mark.parametrize("speeds", ["missing", "derived"])
+async def test_under_values_derived_speeds_are_said_to_be_protected_by_participation_alone(
+    speeds: str, tmp_path: Path, releases: Path
+) -> None:
+    (feed,), shown = await listed(bus_config(tmp_path, **{"feed.speeds": speeds}), releases)
+    assert (feed["feed"], feed["derived_speeds"], shown) == ("bus", speeds, speeds)
+    assert feed["note"] is not None
+    assert "a derived speed is public as well and is not protected" in feed["note"]
+    assert feed["note"].endswith("To protect derived speeds, use relation 'participation'.")
+
+
+async def test_under_participation_derived_speeds_need_no_note(tmp_path: Path, releases: Path) -> None:
+    config = riders_config(tmp_path, **{"feed.speeds": "missing"})
+    feeds, shown = await listed(config, releases)
+    own = {"feed": config.feed.name, "derived_speeds": "missing", "note": None}
+    assert own in feeds
+    assert shown == "missing"
+
+
+async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_source_nor_note(
+    tmp_path: Path, releases: Path
+) -> None:
+    nothing = {"derived_speeds": None, "note": None}
+    assert await listed(bus_config(tmp_path), releases) == ([{"feed": "bus"} | nothing], None)
+    feeds, _ = await listed(bus_config(tmp_path, **{"feed.name": "tram", "feed.speeds": "derived"}), releases)
+    assert [(feed["feed"], feed["derived_speeds"]) for feed in feeds] == [("bus", None), ("tram", "derived")]
+    assert feeds[0] == {"feed": "bus"} | nothing
+
+
+RANGE = "from=2017-03-21T00:00:00Z&to=2017-03-22T00:00:00Z"
+
+
+async def get(client: TestClient, path: str, status: int = 200) -> str:
+    async with client.get(path) as answer:
+        assert answer.status == status, await answer.text()
+        return await answer.text()
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    return {
+        (sample.name.removeprefix("hexveil_released_"), sample.labels.get("name", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_series_say_what_the_api_says_of_areas_routes_and_cells_and_nothing_of_what_has_no_estimate(
+    tmp_path: Path,
+) -> None:
+    config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
+    messages = [message for hour in range(3) for message in window(config, hour)]
+    (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
+    async with serving_file(config, tmp_path / "releases.ndjson") as client:
+        newest = samples(await get(client, "/api/v1/series/newest"))
+        assert {name for _, name in newest} == {"", "all", WEST_SIDE, "route:10", "route:<b>2</b>"}
+        area: dict[str, Any] = json.loads(await get(client, "/api/v1/areas/route:10"))["estimate"]
+        ends = [newest[column, "route:10"] for column in ("mean", "low", "high")]
+        assert ends == pytest.approx([area["value"], *area["interval"]])
+        assert newest["window_end_seconds", ""] == 1490108400.0, "2017-03-21T15:00:00Z"
+        cell = json.loads(await get(client, f"/api/v1/cells/{BUSY}"))["releases"]
+        rows = json.loads(await get(client, f"/api/v1/series?{RANGE}&of=all|{BUSY}|{LONELY}"))["rows"]
+        assert [row["time"] for row in rows if row["name"] == BUSY] == [one["window"]["end"] for one in cell]
+        speeds = [row["mean"] for row in rows if row["name"] == BUSY]
+        assert speeds == pytest.approx([one["estimate"]["mean"]["value"] for one in cell])
+        assert {row["name"] for row in rows} == {"all", BUSY}, "LONELY was never published"
+        for wrong, status in (("of=nowhere", 404), ("of=a||b", 400), (f"of={'|'.join('a' * 201)}", 400)):
+            await get(client, f"/api/v1/series/newest?{wrong}", status)
+        await get(client, "/api/v1/series?from=2018-03-21T00:00:00Z&to=2018-03-22T00:00:00Z", 404)

@@ -1,20 +1,57 @@
-"""What the dashboard says and still does where the browser or the connection fails it."""
+"""What the dashboard says and still does where the browser or the connection fails it. The dashboard's three views: the
+estimate, what is typical of the hour, and what noise leaves of their difference. How often the map is drawn for one
+window: each frame costs all its pixels where no graphics processor is."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
+import h3
+import numpy as np
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
+from bench.dashboard import streets, window_of
+from dpcore.noise import Noise
+from stream.config import Config
 from stream.messages.lines import line_of
-from tests.stream.serve.browser import PATIENCE_MS, needs_chromium
-from tests.stream.serve.city import CELLS, city_config, window
+from stream.messages.message import Message
+from stream.statistics.merging import by_planned_cells
+from tests.stream.serve.browser import (
+    LAPTOP,
+    PATIENCE_MS,
+    PHONE,
+    fields,
+    needs_chromium,
+    no_violation,
+    paint_count,
+    painted,
+    pixels,
+)
+from tests.stream.serve.city import (
+    BUSY,
+    CELLS,
+    JAM,
+    UNCERTAIN,
+    USUAL_DAY,
+    Cell,
+    bodies,
+    city_config,
+    rows_of_city,
+    window,
+)
 from tests.stream.serve.pages import page_of
 from tests.stream.serve.serving import origin_of, serving_file
+from tests.support.builders import SLOT
+from tests.support.nightly import nightly
+from tests.support.releasing import build_messages, planned
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
-
 NO_WEBGL = """const got = HTMLCanvasElement.prototype.getContext;
 HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
   return kind.startsWith('webgl') ? null : got.call(this, kind, ...rest);
@@ -91,3 +128,156 @@ async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_loo
         await last.unroute("**/api/v1/hexagons?*")
         await shows(last, 2)
         await expect(last.locator("#badge")).to_have_attribute("data-state", "stale")
+
+
+VIEWS = ("Now", "Typical", "Difference")
+WIDE = {"width": 1920, "height": 1080}
+
+
+def remembered(config: Config, *cities: Mapping[str, Cell]) -> list[Message]:
+    """Windows of an hour each, of which every one knows what the one before it released."""
+    messages, memory = [], None
+    for hour, there in enumerate(cities):
+        plan, contributions = planned(config, rows_of_city(hour, there), slot=SLOT + hour * 3600)
+        noise = Noise(np.random.default_rng(hour).bytes)
+        made, memory = build_messages(plan, by_planned_cells(plan, contributions), noise, memory)
+        messages += made
+    return messages
+
+
+async def shades(page: Page, cell: str) -> int:
+    """How far the colour of a cell is from grey."""
+    middle = sorted(await pixels(page, cell), key=sum)[128]
+    return max(middle) - min(middle)
+
+
+@pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), nightly(LAPTOP, "light"), nightly(WIDE, "dark")])
+async def test_three_views_and_of_the_difference_only_what_noise_does_not_explain_has_a_colour(
+    browser: Browser, tmp_path: Path, size: dict[str, int], colours: str
+) -> None:
+    """The noise is a tape. UNCERTAIN is off, too, but its errors explain that."""
+    config = city_config(tmp_path, **{"speed.post_processing": ["kalman"]})
+    messages = remembered(config, *[USUAL_DAY] * 3, {**JAM, UNCERTAIN: Cell(2, 1, 35.0)})
+    body = bodies(messages[-len(CELLS) - 1 :])
+    options: dict[str, Any] = {"size": size, "color_scheme": colours}
+    async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **options) as (page, _):
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        now, typical, difference = (page.get_by_role("radio", name=name, exact=True) for name in VIEWS)
+        await expect(now).to_be_checked()
+        before = await paint_count(page)
+        await typical.check()
+        await painted(page, before)
+        await expect(page.locator("#legend h3")).to_have_text("Typical at this hour, km/h")
+        assert (await fields(page))["colours"] == "typical"
+        await no_violation(page)
+        before = await paint_count(page)
+        await difference.check()
+        await painted(page, before)
+        await expect(page.locator("#legend h3")).to_have_text("Compared with what is typical at this hour")
+        await no_violation(page)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        assert await shades(page, UNCERTAIN) < 24 < await shades(page, BUSY)
+        for cell, clear in ((BUSY, True), (UNCERTAIN, False)):
+            low, high = body[cell]["post_processed"]["deviation"]["interval"]
+            assert (low * high > 0) == clear, "the message says the same"
+        await page.locator("#table-button").click()
+        row = page.locator("#table-scroll tbody tr").filter(has_text=BUSY)
+        await expect(row).to_contain_text(re.compile(r"\d\d % slower than typical"))
+        await row.locator("button").click()
+        value = body[BUSY]["post_processed"]["typical"]["value"]
+        await expect(page.locator("#details")).to_contain_text(f"Typical at this hour: {value:.0f} km/h")
+
+
+@pytest.mark.parametrize(("size", "kind"), [(PHONE, "typical"), (LAPTOP, "live"), nightly(WIDE, "typical")])
+async def test_a_map_is_called_what_it_is(
+    browser: Browser, tmp_path: Path, size: dict[str, int], kind: Literal["live", "typical"]
+) -> None:
+    """To the page it is five minutes after the newest window. Whatever is on display, what is typical is not called
+    live, nor the reverse."""
+    config = city_config(tmp_path, **{"speed.post_processing": ["kalman"], "public.map": kind})
+    messages, label = remembered(config, *[USUAL_DAY] * 3), "Typical: not live. The last window ended 5 minutes ago"
+    newest = datetime.fromtimestamp(SLOT + 3 * 3600 + 300, UTC)
+    async with page_of(browser, config, messages, size=size, clock=newest) as (page, client):
+        badge, views = page.locator("#badge"), [page.get_by_role("radio", name=name, exact=True) for name in VIEWS[:2]]
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        for view in views if kind == "live" else views[::-1]:
+            if not await view.is_checked():
+                before = await paint_count(page)
+                await view.check()
+                await painted(page, before)
+            is_typical = view is views[1]
+            await expect(badge).to_have_attribute("data-state", "typical" if is_typical else "live")
+            await expect(badge).to_have_text(label if is_typical else re.compile("^Up to date"))
+            await expect(page.locator("#legend")).to_contain_text("Typical at this hour" if is_typical else "km/h")
+            await expect(page.locator("#legend", has_text="This map is for what is typical")).to_have_count(
+                int(kind == "typical" and not is_typical)
+            )
+        await page.locator("#about-button").click()
+        about = page.locator("#about-body", has_text="This map is typical, not live")
+        await expect(about).to_have_count(int(kind == "typical"))
+        feeds = (await (await client.get("/api/v1/feeds")).json())["feeds"]
+        answers = [await (await client.get(f"/api/v1/hexagons?format={form}")).json() for form in ("json", "geojson")]
+        assert [answer["map"] for answer in (*feeds, *answers)] == [kind] * 3
+
+
+COUNT = """window.drawn = 0;
+const real = WebGL2RenderingContext.prototype.drawElements;
+let isCounted = false;
+WebGL2RenderingContext.prototype.drawElements = function (...rest) {
+  if (!isCounted) {
+    window.drawn += 1;
+    isCounted = true;
+    queueMicrotask(() => (isCounted = false));
+  }
+  return real.apply(this, rest);
+};"""
+"""Counts the frames in which anything is drawn: what one callback draws is one frame."""
+CALM = """async () => {
+  for (let last = -1; last !== window.drawn;) {
+    last = window.drawn;
+    await new Promise((resolve) => setTimeout(resolve, 500));
+  }
+}"""
+FAR, NEAR = "8.5", "13"
+"""Zooms at which cells have no numbers, and at which they have."""
+
+
+async def frames_of_a_window(page: Page, before: str) -> int:
+    await page.evaluate(CALM)
+    await page.evaluate("window.drawn = 0")
+    await page.get_by_role("button", name="Earlier window").click()
+    await painted(page, before)
+    await page.evaluate(CALM)
+    return await page.evaluate("window.drawn")
+
+
+async def without_waiting(route: Route) -> None:
+    """The page whose map draws a frame for every tile that is ready, as MapLibre does."""
+    answer = await route.fetch()
+    page, count = re.subn(r",\([^{};]*\)&&(super\.triggerRepaint\(\))", r",\1", await answer.text())
+    assert count == 1
+    await route.fulfill(response=answer, body=page)
+
+
+@pytest.mark.parametrize("zoom", [FAR, NEAR])
+async def test_a_window_of_lines_and_hexagons_costs_one_frame_and_another_one_where_they_have_numbers(
+    browser: Browser, tmp_path: Path, zoom: str
+) -> None:
+    (tmp_path / "places.json").write_text(json.dumps(streets(180)), encoding="utf-8")
+    config = city_config(tmp_path, **{"feed.name": "bench", "public.places": str(tmp_path / "places.json")})
+    messages = [message for week in range(4) for message in window_of(week, 300)]
+    chosen = json.loads(messages[150].value)["cell"]
+    lat, lng = h3.cell_to_latlng(chosen)
+    place = f"#hexagons=on&cell={chosen}&at={zoom}/{lat}/{lng}"
+    async with page_of(browser, config, messages, place, init=COUNT) as (page, _):
+        counts = [await frames_of_a_window(page, str(before)) for before in (1, 2)]
+        assert counts == [1 if zoom == FAR else 2] * 2, counts
+        if zoom == NEAR:
+            await page.route("**/assets/index-*.js", without_waiting)
+            await page.reload()
+            await page.wait_for_selector("html[data-ready]")
+            assert await frames_of_a_window(page, await page.evaluate("document.documentElement.dataset.painted")) > 2

@@ -1,23 +1,42 @@
-"""The synthetic feed is deterministic and plausible, and has the requested shares of faults."""
+"""The synthetic feed is deterministic and plausible, and has the requested shares of faults. The live city: its budget
+pays for every car, its truth is that of its events, and an incident slows what is near. The simulated agency publishes
+what the adapter reads, and the demo shows it from there."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import h3
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from stream.cli import simulate as simulate_cli
+from stream.cli.demo_services import Feeding
+from stream.cli.demo_view import CITY
+from stream.config import load_config
 from stream.config.feed import FeedConfig
+from stream.local import REPO_ROOT
+from stream.sources.agency import SimulatedAgency, simulated_clock
+from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.live_city import LiveCity, Truth
 from stream.sources.network import ARTERIAL, RING, STREET, build_network
 from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate
+from stream.sources.vehicle_positions import decode_snapshot
+from stream.windows import Slotting
 from tests.stream.sources.recordings import AUSTIN
 from tests.support import hourly
 
@@ -228,3 +247,121 @@ def test_the_default_start_is_now() -> None:
     now = round(datetime.now(UTC).timestamp() * 1e6)
     due, _ = run(start_us=now, duration=timedelta(minutes=1), faults=CLEAN)
     assert due.min() >= now
+
+
+START_US, WINDOWS, CARS = 1_772_600_400_000_000, 20, 400
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """Events of five hours of the city, and what it noted of its whole windows."""
+    with mock.patch.dict(os.environ, CITY):
+        config = load_config(REPO_ROOT / "config" / "riders-live.toml")
+    city, path = LiveCity(config, CARS, START_US), tmp_path_factory.mktemp("city") / "truth.ndjson"
+    end = START_US + WINDOWS * 20_000_000
+    events: list[dict[str, object]] = []
+    for block in city.messages(Truth(city, path)):
+        if block.due[-1] >= end:
+            break
+        events += map(json.loads, block.values)
+    return events, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.nightly
+def test_cars_are_replaced_before_the_budget_of_sixteen_windows_is_spent(lived) -> None:  # type: ignore[no-untyped-def]
+    windows = defaultdict(set)
+    for event in lived[0]:
+        moment = datetime.fromisoformat(event["time"]).timestamp()
+        windows[event["user"]].add(int(moment) // 20)
+    assert 14 <= max(map(len, windows.values())) <= 16
+    present = [sum(window in seen for seen in windows.values()) for window in set.union(*windows.values())]
+    assert min(present) >= CARS, "whoever stops is replaced at once"
+
+
+def test_the_truth_is_that_of_the_events(lived) -> None:  # type: ignore[no-untyped-def]
+    events, truth = lived
+    known, start = truth[3], datetime.fromisoformat(truth[3]["start"]).timestamp()
+    speeds = defaultdict(list)
+    for event in events:
+        if start <= datetime.fromisoformat(event["time"]).timestamp() < start + 20:
+            speeds[h3.latlng_to_cell(event["lat"], event["lng"], 8)].append(event["speed"])
+    moved = sum(abs(len(speeds[cell]) - count) for cell, (count, _) in known["cells"].items())
+    assert moved <= 2, "positions are written to six decimals, so a fix at an edge may change its cell"
+    exact = [cell for cell, (count, _) in known["cells"].items() if len(speeds[cell]) == count]
+    assert all(np.mean(speeds[cell]) == pytest.approx(known["cells"][cell][1], abs=0.01) for cell in exact)
+
+
+def test_an_incident_takes_more_than_half_of_the_speed_where_it_is(lived) -> None:  # type: ignore[no-untyped-def]
+    truth = lived[1]
+    struck = [line for line in truth if line["incident"]]
+    assert struck
+    cells = {cell for line in struck for cell in line["incident"]}
+
+    def mean(lines: list[dict[str, dict[str, tuple[int, float]]]]) -> float:
+        seen = [line["cells"][cell] for line in lines for cell in cells if cell in line["cells"]]
+        return sum(n * value for n, value in seen) / sum(n for n, _ in seen)
+
+    assert mean(struck) < 0.5 * mean(truth[: truth.index(struck[0]) - 1])
+    assert all(later["start"] > before["start"] for before, later in pairwise(truth))
+
+
+NOON_US = 1_490_115_600_000_000
+FLEET = FeedConfig(
+    name="bus",
+    topic="bus",
+    timezone="America/Chicago",
+    domain={"south": 29.8, "west": -98.3, "north": 30.9, "east": -97.2},  # type: ignore[arg-type]
+)
+
+
+def test_snapshots_of_the_agency_are_those_of_a_city_with_its_gaps() -> None:
+    agency = SimulatedAgency(Simulation(FLEET, 60, NOON_US))
+    source = GtfsRealtime(FLEET, Slotting(timedelta(hours=1), timedelta(days=1), FLEET.timezone))
+    for step in range(1, 8):
+        now_us = NOON_US + step * 60_000_000
+        body = agency.snapshot(now_us)
+        seen = decode_snapshot(body)
+        assert seen.header == now_us
+        assert len(set(seen.vehicles)) == len(seen.vehicles) > 20
+        assert (seen.time <= now_us).all()
+        assert (seen.time > now_us - 600_000_000).all()
+        silent = np.array([int(name.removeprefix("bus-")) % 3 == 0 for name in seen.vehicles])
+        assert np.array_equal(np.isnan(seen.speed), silent)
+        source.events(body)
+    assert source.tally.derived > 20
+    assert not source.tally.reported_speeds_are_wrong
+    assert agency.snapshot(now_us) == body, "asked again, it answers the same"
+
+
+def test_the_agencys_clock_runs_at_its_pace_and_never_overtakes_the_present() -> None:
+    fast = simulated_clock(time.time_ns() // 1000 - 1_000_000, 1e9)
+    slow = simulated_clock(NOON_US, 100.0)
+    time.sleep(0.02)
+    assert fast() <= time.time_ns() // 1000
+    assert NOON_US + 2_000_000 <= slow() < NOON_US + 10_000_000_000
+
+
+def test_with_kafka_the_demo_polls_the_agency_by_the_command_that_a_city_types() -> None:
+    commands = Feeding(None, "canonical", 8901).commands(load_config(hourly.BUS))
+    assert list(commands) == ["agency", "source"]
+    assert commands["source"][:2] == ["gtfs-rt", "http://127.0.0.1:8901/vehicle-positions.pb"]
+    assert commands["agency"][-2:] == ["--serve", "8901"]
+
+
+def test_the_demo_shows_releases_of_an_agency_that_is_polled_without_kafka(repo_root: Path) -> None:
+    command = [sys.executable, "-m", "stream", "demo", "--no-kafka", "--feed", "gtfs-rt"]
+    with subprocess.Popen(
+        command, cwd=repo_root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        first = demo.stdout.readline()
+        os.killpg(demo.pid, signal.SIGINT)
+        rest, errors = demo.communicate(timeout=150)
+    assert demo.returncode == 0, errors
+    assert "06:00–09:00" in first
+    assert "Windows closed: " in rest
+    assert "failing their JSON Schema: 0" in rest
+    assert "Agency: http://127.0.0.1:" in errors
+    assert "hexveil gtfs-rt URL" in errors
+    assert "Traceback" not in errors
+    assert "does not answer" not in errors, "the agency listens before it is asked"

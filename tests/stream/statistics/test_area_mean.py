@@ -1,5 +1,6 @@
 """The mean of all cells together under "participation": what a user moves is what they are charged, and smoothing uses
-it.
+it. GeoJSON areas that cannot be a feed's public area are refused with the place in the file and the remedy. Under
+"participation" and a weak signal, smoothed means lean neither to the middle of [0, U] nor to the typical speed.
 
 Exact: every user of a random window is removed, and the loss is read from inside the noise of the shipped draw. Black
 box: n = 20 000 draws per side (half of them tested, α = 1e-4, recorded tapes), user 1 present with all their events or
@@ -10,29 +11,41 @@ drawn beside cells which take the whole ε, too.
 from __future__ import annotations
 
 import json
+import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import h3.api.numpy_int as h3
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
+from dpcore.occupancy import NoisyCounts, Occupancy, Users, users_in
 from dpcore.participation import Layout, area_integers, draw_with_area
 from stream.config import Config, ConfigError
+from stream.config.public_cells import Box, read_area
 from stream.messages.message import WINDOW, validator
+from stream.statistics import observed_means
+from stream.statistics.columns import Derived
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.participation.plan import layout_of, participation_of
+from stream.statistics.pipeline import post_process
 from stream.statistics.plan import Plan, decode_plan, encode_plan
+from stream.statistics.smoothing_state import Memory
+from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bound
 from tests.audit.observed import loss_between, observe
 from tests.audit.shipped import Event, Towns, recorded
-from tests.support.builders import random_rows, zcdp_config
+from tests.support.builders import SLOT, random_rows, zcdp_config
 from tests.support.participating import SMALL, riders
-from tests.support.releasing import build_messages, draw, planned
+from tests.support.releasing import build_messages, cell_bodies, draw, planned
 
 AREA: dict[str, Any] = {
     "participation.weight": "share",
@@ -174,3 +187,188 @@ def test_a_configuration_that_could_not_use_the_area_is_refused(tmp_path: Path, 
 def test_an_area_of_weights_that_add_up_to_more_than_one_is_refused() -> None:
     with pytest.raises(ParameterError, match="more than 1"):
         Layout.of(mean=True, variance=False, percentiles=False, weight="user", upper=6500, bins=32, area=True)
+
+
+AUSTIN = Box(29.8, -98.3, 30.9, -97.2)
+RING = [[-97.8, 30.2], [-97.6, 30.2], [-97.6, 30.4], [-97.8, 30.2]]
+
+
+def polygon(*rings: Any) -> dict[str, Any]:
+    return {"type": "Polygon", "coordinates": list(rings)}
+
+
+def with_position(position: Any) -> dict[str, Any]:
+    return polygon([RING[0], position, *RING[1:]])
+
+
+def read(tmp_path: Path, shape: Any) -> Any:
+    file = tmp_path / "area.geojson"
+    file.write_text(json.dumps(shape))
+    return read_area(file, AUSTIN)
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ({}, "is null; give Polygons"),
+        ([], "give Polygons"),
+        ({"type": "Point", "coordinates": [0, 0]}, '"Point"; give Polygons'),
+        ({"type": "Polygon"}, "has no coordinates; write a list of rings"),
+        ({"type": "Polygon", "coordinates": None}, "has no coordinates"),
+        ({"type": "MultiPolygon"}, "has no coordinates"),
+        ({"type": "MultiPolygon", "coordinates": [[]]}, "has no coordinates"),
+        (polygon(), "has no coordinates"),
+        (polygon("ring"), 'ring 0 is "ring"; write a list of positions'),
+        (polygon([]), "0 different positions and no area"),
+        (polygon([RING[0]] * 4), "1 different positions and no area"),
+        (with_position("a"), 'ring 0, position 1 is "a"; write [longitude, latitude]'),
+        (with_position([-97.7]), "position 1 is [-97.7]; write [longitude, latitude]"),
+        (with_position(["-97.7", "30.2"]), "two numbers of degrees"),
+        (with_position([True, False]), "two numbers of degrees"),
+        (with_position([math.nan, 30.2]), "not a place on Earth"),
+        (with_position([10**400, 30.2]), "not a place on Earth"),
+        (with_position([-97.7, -200]), "not a place on Earth; write longitude first"),
+        (polygon(RING, [[0.0]]), "ring 1, position 0"),
+        ({"type": "FeatureCollection"}, "no features"),
+        ({"type": "FeatureCollection", "features": [None]}, "features[0] is null"),
+        ({"type": "Feature", "geometry": None}, "is null; give Polygons"),
+        (polygon([[20, 5], [21, 5], [21, 6], [20, 5]]), "4 of 4 positions lie outside feed.domain"),
+        (with_position([-90.0, 30.2]), "1 of 5 positions lie outside feed.domain"),
+        (with_position([-90.0, 30.2]), "make the area smaller or the domain larger"),
+        (polygon([[y, x] for x, y in RING]), "not a place on Earth; write longitude first"),
+    ],
+)
+def test_what_is_no_area_of_this_feed_is_refused_with_its_place_and_a_remedy(
+    tmp_path: Path, shape: Any, says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, shape)
+    assert says in str(refused.value)
+    assert str(tmp_path / "area.geojson") in str(refused.value)
+
+
+def test_swapped_coordinates_are_recognised(tmp_path: Path) -> None:
+    file = tmp_path / "oslo.geojson"
+    file.write_text(json.dumps(polygon([[59.9, 10.7], [59.95, 10.7], [59.95, 10.8], [59.9, 10.7]])))
+    with pytest.raises(ConfigError, match="write longitude first: all would be inside"):
+        read_area(file, Box(59.8, 10.5, 60.0, 11.0))
+
+
+def test_areas_of_every_form_are_read(tmp_path: Path) -> None:
+    hole = [[-97.7, 30.25], [-97.65, 30.25], [-97.65, 30.3], [-97.7, 30.25]]
+    many = {"type": "MultiPolygon", "coordinates": [[RING, hole], [RING]]}
+    collection = {"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": many}]}
+    high = polygon([[*position, 150.0] for position in RING])
+    assert len(read(tmp_path, collection)) == 2
+    assert read(tmp_path, high) == read(tmp_path, polygon(RING)) == [[[(x, y) for x, y in RING]]]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(coordinates=json_values, kind=st.sampled_from(["Polygon", "MultiPolygon"]))
+def test_no_coordinates_end_in_anything_but_an_area_or_a_refusal(
+    tmp_path_factory: pytest.TempPathFactory, coordinates: Any, kind: str
+) -> None:
+    with suppress(ConfigError):
+        read(tmp_path_factory.getbasetemp(), {"type": kind, "coordinates": coordinates})
+
+
+@pytest.mark.parametrize(
+    "text", ["nonsense", "[" * 100_000, "\x00", '{"type": "Polygon", "coordinates": [[[1' + "0" * 5000]
+)
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "area.geojson"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="GeoJSON"):
+        read_area(file, AUSTIN)
+
+
+FloatArray = npt.NDArray[np.float64]
+HOURS, VEHICLES, ROUTES = 8, 250, 25
+"""A small city: every vehicle crosses a few of so many cells, of some 300 that are listed, in every hour."""
+SPEED, LEANS = 12.0, 5.0
+"""Mean speed in km/h, where 20 is expected, and U/2 is 32; and how far from it the mean of the last hours may lie."""
+
+
+def city(hour: int) -> np.ndarray:
+    """Rows of one hour: four fixes of every vehicle, on cells along a line."""
+    rng = np.random.default_rng(hour)
+    cells = h3.grid_path_cells(h3.latlng_to_cell(30.2, -97.8, 7), h3.latlng_to_cell(30.5, -97.6, 7))[:ROUTES]
+    rows = np.zeros(4 * VEHICLES, dtype=ROW)
+    rows["user"] = np.repeat(np.arange(VEHICLES) + 1, 4)
+    rows["cell"] = np.asarray(cells)[rng.integers(0, len(cells), 4 * VEHICLES)]
+    rows["time"] = (SLOT + 3600 * hour) * 1_000_000 + np.arange(len(rows)) * 100
+    rows["value"] = np.clip(rng.normal(SPEED, 6.0, len(rows)), 0, 65) * 100
+    return rows
+
+
+def smoothed(
+    config: Config, seed: int, hour: int, memory: Memory | None
+) -> tuple[dict[str, Derived], Memory | None, FloatArray]:
+    """What one hour's releases are smoothed to, with noise of a tape, the memory after it, and errors of visited cells'
+    means."""
+    plan, contributions = planned(config, city(hour), slot=SLOT + 3600 * hour)
+    columns = draw(plan, contributions, Noise(np.random.default_rng([seed, hour]).bytes))
+    derived, after = post_process(plan, cell_bodies(plan, contributions, columns), memory)
+    at = np.searchsorted(plan.cells, contributions.counts.cells)
+    return derived, after, derived["mean"].value[at] - SPEED
+
+
+def bias(config: Config, seed: int) -> float:
+    """Mean error of the smoothed means of visited cells in the second half of the hours."""
+    memory, errors = None, []
+    for hour in range(HOURS):
+        _, memory, wrong = smoothed(config, seed, hour, memory)
+        errors.append(float(wrong.mean()))
+    return float(np.mean(errors[HOURS // 2 :]))
+
+
+def noisy_divisors(past: Occupancy | None, now: NoisyCounts) -> Users:
+    """The planted bug: a numerator is divided by the noisy count of its window."""
+    return Users(np.maximum(now.counts, 1.0), np.zeros(len(now.counts)))
+
+
+@pytest.fixture
+def weak(tmp_path: Path) -> Config:
+    settings = {"privacy.epsilon": 0.25, "privacy.budget": 6.0, "speed.statistics": ["mean"]}
+    return riders(tmp_path, **settings)
+
+
+def test_the_smoothed_mean_of_a_city_with_a_weak_signal_is_near_the_truth(weak: Config) -> None:
+    """ε = 0.25, two tapes."""
+    assert abs(np.mean([bias(weak, seed) for seed in range(2)])) <= LEANS
+
+
+def test_noisy_counts_as_divisors_lean_to_the_middle(weak: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tape of the planted bug."""
+    monkeypatch.setattr(observed_means, "users_in", noisy_divisors)
+    assert bias(weak, 0) > LEANS
+
+
+def unsure(past: Occupancy | None, now: NoisyCounts) -> Users:
+    """The planted bug: releases are read as if nothing were known of the number of users, so nothing is learned."""
+    return Users(users_in(past, now).mean, np.full(len(now.counts), 1e9))
+
+
+def test_a_reading_that_learns_nothing_stays_at_the_typical_speed(
+    weak: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tape of the planted bug."""
+    monkeypatch.setattr(observed_means, "users_in", unsure)
+    assert bias(weak, 0) > LEANS
+
+
+@pytest.mark.parametrize(("gap", "used"), [(1, True), (25, False)])
+def test_counts_of_users_are_used_after_an_hour_and_not_after_more_than_a_day(
+    weak: Config, gap: int, used: bool
+) -> None:
+    _, memory, _ = smoothed(weak, 0, 0, None)
+    assert memory is not None
+    forgotten = msgspec.structs.replace(memory, counted=b"", counted_sums=(0.0, 0.0, 0.0))
+    with_counts, without = (smoothed(weak, 0, gap, before)[0]["mean"].value for before in (memory, forgotten))
+    assert np.array_equal(with_counts, without) != used

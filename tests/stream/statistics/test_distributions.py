@@ -1,4 +1,6 @@
-"""Published distributions: what they say, what they cost, and when they are left out."""
+"""Published distributions: what they say, what they cost, and when they are left out. Modelled percentiles in messages:
+from published means and variances alone, marked as modelled, without an interval. Any measured value: what is released
+of it is what is released of speeds, moved by the lower bound and in its unit."""
 
 from __future__ import annotations
 
@@ -10,13 +12,18 @@ import numpy as np
 import pytest
 
 from dpcore.cdf import CDFs
+from dpcore.modelled_percentiles import percentiles
 from dpcore.noise import Noise
-from stream.config import ConfigError
+from stream.config import Config, ConfigError
 from stream.config import public_cells as public_cells_of
 from stream.config.public_cells import public_cells
 from stream.messages.message import HEXAGON_SPEED, validator
-from stream.statistics import distributions
-from tests.support.builders import bus_config, random_rows
+from stream.messages.tables import row_of
+from stream.statistics import distributions, pipeline
+from stream.statistics.columns import Derived
+from stream.statistics.observed_means import modelled_percentiles
+from stream.statistics.residual_clipping import with_ranges
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.participating import riders
 from tests.support.releasing import build_messages, planned
 from tests.support.schemas import validate
@@ -166,3 +173,235 @@ def test_nobody_pays_for_distributions_that_public_counts_leave_out(
         assert plan.scales.numerator.tolist() == means.scales.numerator.tolist()
     for body in cells:
         assert validator(HEXAGON_SPEED).is_valid(body)
+
+
+MODELLED = {"speed.post_processing": ["clipped-normal"], "speed.statistics": ["mean", "variance"]}
+NAMES = ["p15", "p50", "p85"]
+UPPER = 65.0
+
+
+def messages_of(config: Config, seed: int = 1) -> list[dict[str, Any]]:
+    """The hexagon messages of one window."""
+    plan, contributions = planned(config, random_rows(seed, 300))
+    messages, _ = build_messages(plan, contributions, Noise(np.random.default_rng(seed).bytes), None)
+    for message in messages:
+        validate(message.topic, json.loads(message.value))
+    return [json.loads(message.value) for message in messages[:-1]]
+
+
+def body(mean: float, variance: float, scale: float, **fields: Any) -> dict[str, Any]:
+    return {"mean": {"value": mean}, "variance": {"raw": variance, "scale": scale}} | fields
+
+
+@pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
+def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path: Path, build: Any) -> None:
+    bodies = messages_of(build(tmp_path, **MODELLED))
+    for each in bodies:
+        assert "p50" not in each
+        if each["status"] == "suppressed":
+            assert "post_processed" not in each
+            continue
+        modelled = each["post_processed"]
+        assert list(modelled) == NAMES
+        values = [modelled[name].pop("value") for name in NAMES]
+        assert all(modelled[name] == {"method": "clipped-normal", "unit": "km/h"} for name in NAMES)
+        assert values == sorted(values)
+        assert min(values) >= 0
+    assert any(each["status"] == "published" for each in bodies)
+
+
+@pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
+def test_nothing_else_changes_when_percentiles_are_modelled(tmp_path: Path, build: Any) -> None:
+    kinds = ["kalman"]
+    settings = {"speed.statistics": ["mean", "variance"]}
+    with_model = messages_of(build(tmp_path, **settings, **{"speed.post_processing": [*kinds, "clipped-normal"]}))
+    without = messages_of(build(tmp_path, **settings, **{"speed.post_processing": kinds}))
+    for each in with_model:
+        if each["status"] == "published":
+            assert [each["post_processed"].pop(name)["method"] for name in NAMES] == ["clipped-normal"] * 3
+    assert with_model == without
+
+
+def released_alone(bodies: list[dict[str, Any]], upper: float, leading: str | None) -> list[dict[str, float]]:
+    """The percentiles that a reader of the messages computes."""
+    published = [each for each in bodies if each["status"] == "published"]
+    means = {}
+    if leading is not None:
+        means[leading] = Derived("any", np.array([each["post_processed"][leading]["value"] for each in published]))
+    columns = modelled_percentiles(published, means, upper)
+    return [{name: float(columns[name].value[g]) for name in NAMES} for g in range(len(published))]
+
+
+@pytest.mark.parametrize(
+    ("build", "kinds", "leading"),
+    [
+        (bus_config, [], None),
+        (bus_config, ["kalman"], "mean"),
+        (riders, [], None),
+        (riders, ["kalman"], "mean"),
+        (zcdp_config, ["kalman"], "mean"),
+    ],
+)
+def test_every_reader_computes_the_same_percentiles_from_the_messages(
+    tmp_path: Path, build: Any, kinds: list[str], leading: str | None
+) -> None:
+    """The modelled mean counts, else the released one; means in messages are rounded to 0.001 km/h."""
+    settings = MODELLED | {"speed.post_processing": [*kinds, "clipped-normal"]}
+    config = build(tmp_path, **settings)
+    bodies = messages_of(config)
+    published = [each for each in bodies if each["status"] == "published"]
+    again = released_alone(bodies, config.value.upper, leading)
+    for each, values in zip(published, again, strict=True):
+        for name in NAMES:
+            assert each["post_processed"][name]["value"] == pytest.approx(values[name], abs=0.06)
+
+
+def test_a_true_mean_that_slips_into_the_model_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: one cell's mean is not the published one."""
+
+    def leaking(bodies: Any, means: Any, upper: float) -> dict[str, Derived]:
+        first, *rest = bodies
+        true = first | {"mean": first["mean"] | {"value": 31.0}}
+        return modelled_percentiles([true, *rest], means, upper)
+
+    monkeypatch.setattr(pipeline, "modelled_percentiles", leaking)
+    config = riders(tmp_path, **MODELLED)
+    bodies = messages_of(config)
+    (again, *_) = released_alone(bodies, config.value.upper, None)
+    assert abs(bodies[0]["post_processed"]["p50"]["value"] - again["p50"]) > 0.5
+
+
+def test_noise_of_a_cell_counts_by_the_law_that_its_message_names() -> None:
+    """A Laplace scale is √2 times smaller than its standard deviation, a Gaussian one is it."""
+    laplace = [body(20.0, variance, 50.0) for variance in (100.0, 400.0, 250.0)]
+    gaussian = [body(20.0, variance, 50.0 * np.sqrt(2), accounting="zcdp") for variance in (100.0, 400.0, 250.0)]
+    by_laplace, by_gaussian = (modelled_percentiles(bodies, {}, UPPER) for bodies in (laplace, gaussian))
+    for name in NAMES:
+        assert by_laplace[name].value == pytest.approx(by_gaussian[name].value)
+        assert by_laplace[name].interval is None
+
+
+def test_cells_without_a_release_do_not_take_part() -> None:
+    published = [body(20.0, 100.0, 5.0), body(30.0, 250.0, 5.0)]
+    alone = modelled_percentiles(published, {}, UPPER)
+    beside = modelled_percentiles([published[0], {"status": "suppressed"}, published[1]], {}, UPPER)
+    for name in NAMES:
+        assert beside[name].value[[0, 2]].tolist() == alone[name].value.tolist()
+        assert beside[name].value[1] == 0
+    assert modelled_percentiles([], {}, UPPER)["p50"].value.shape == (0,)
+
+
+def test_of_single_cells_without_noise_in_the_variance_the_law_is_that_of_the_message() -> None:
+    (value,) = modelled_percentiles([body(20.0, 300.0, 0.0)], {}, UPPER)["p50"].value
+    expected = percentiles(np.array([20.0]), np.array([300.0]), upper=UPPER, percents=[50.0])
+    assert value == expected[0, 0]
+
+
+@pytest.mark.parametrize("build", [bus_config, riders])
+@pytest.mark.parametrize(("statistics", "missing"), [(["mean"], "variance"), (["p50"], "mean and variance")])
+def test_a_model_without_its_moments_is_refused_with_the_remedy(
+    tmp_path: Path, build: Any, statistics: list[str], missing: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"without {missing}; add what is missing, or leave 'clipped-normal' out"):
+        build(tmp_path, **MODELLED | {"speed.statistics": statistics})
+
+
+LOWER = -300.0
+SPEEDS = {"feed.format": "declared", "speed.sum_cap": 0.0, "hexagons.merge_until": None}
+"""Overrides of a feed whose value is a speed, without the rules that are for speeds alone."""
+FIELDS = {name: name for name in ("user", "time", "lat", "lng", "value")}
+DELAY = {"value.name": "delay", "value.unit": "s", "value.lower": LOWER, "value.upper": LOWER + 65.0}
+EVERY = {"speed.statistics": ["mean", "variance", "p50", "cdf"], "speed.post_processing": ["kalman", "clipped-normal"]}
+KINDS: dict[str, Any] = {
+    "values": (bus_config, EVERY),
+    "participation": (riders_config, EVERY | {"speed.clipping": "none"}),
+    "participation, residual": (
+        riders_config,
+        {"speed.statistics": ["mean"], "speed.clipping": "residual", "speed.post_processing": ["kalman"]},
+    ),
+}
+
+
+def windows(config: Config, moved: int) -> list[dict[str, Any]]:
+    """The bodies of three windows, each after the memory of those before; ``moved``: quanta that each row is moved
+    by.
+    """
+    memory, bodies = None, []
+    for n in range(3):
+        rows = random_rows(n, 700, users=40, slot=SLOT + 3600 * n)
+        rows["value"] += moved
+        plan, contributions = planned(config, rows, slot=SLOT + 3600 * n)
+        plan = with_ranges(plan, memory)
+        messages, memory = build_messages(plan, contributions, Noise(np.random.default_rng(n).bytes), memory)
+        for message in messages:
+            validate(message.topic, json.loads(message.value))
+        bodies += [json.loads(message.value) for message in messages]
+    return bodies
+
+
+def moved_by(body: Any, lower: float, key: str = "") -> Any:
+    """A speed's body as that of the delay: what is a value is moved, what is a difference of values is not."""
+    if isinstance(body, dict):
+        if body.get("unit") == "1" and "at" not in body:
+            return body
+        if body.get("unit") == "(km/h)^2":
+            return body | {"unit": "(s)^2"}
+        return {
+            name: "s" if part == "km/h" else moved_by(part, 0.0 if name == "deviation" else lower, name)
+            for name, part in body.items()
+        }
+    if isinstance(body, list):
+        return [moved_by(part, lower, key) for part in body]
+    is_value = key in ("value", "raw", "lower", "upper", "interval", "at") and isinstance(body, float)
+    return pytest.approx(body + lower, abs=1e-6) if is_value else body
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(tmp_path: Path, kind: str) -> None:
+    build, settings = KINDS[kind]
+    settings = SPEEDS | settings | {"feed.fields": FIELDS, "value.upper": 65.0, "value.typical": 20.0}
+    settings |= {f"feed.quality.{rule}": 0 for rule in ("teleport_km_h", "fastest_km_h")} | {
+        "feed.quality.frozen": "0s"
+    }
+    speeds = windows(build(tmp_path, **settings), 0)
+    upper = LOWER + settings["value.upper"]
+    delays = windows(
+        build(tmp_path, **settings | DELAY | {"value.upper": upper, "value.typical": LOWER + 20.0}), round(LOWER * 100)
+    )
+    for one, other in zip(speeds, delays, strict=True):
+        if "cell" not in one:
+            assert other["value"] == "delay"
+            assert other["clipping"] == {"lower": LOWER, "upper": upper, "unit": "s"}
+            continue
+        cdf = one.pop("cdf", None)
+        if cdf is not None:
+            expected = cdf | {"at": [pytest.approx(end + LOWER) for end in cdf["at"]]}
+            assert other.pop("cdf") == expected
+        assert other == moved_by(one, LOWER)
+        assert row_of(json.dumps(other).encode()).get("mean_unit", "s") == "s"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"speed.sum_cap": 1.0}, "speed.sum_cap is about speeds alone"),
+        ({"feed.quality.teleport_km_h": 200.0}, "feed.quality.teleport_km_h is about speeds alone"),
+        ({"feed.quality.frozen": "20m", "feed.speed_unit": "m/s"}, "feed.speed_unit, feed.quality.frozen are about"),
+        ({"feed.format": "itms", "feed.fields": None}, "feed.format 'itms' is about"),
+        ({"value.lower": 70.0}, "must be at most 10000 s above lower 70, and not below"),
+        ({"value.lower": 0.005}, "lower 0.005 is not a multiple"),
+        ({"value.typical": -301.0}, "typical -301 is not between"),
+        ({"value.unit": "m s"}, "value.unit"),
+        ({"value.name": "speed"}, "'speed' is in km/h, from lower 0"),
+        ({"public.alerts": [{"name": "a", "below": -400.0, "false_alarms_per_day": 1}]}, "is not between value.lower"),
+        (
+            {"public.alerts": [{"name": "a", "slower_percent": 9.0, "false_alarms_per_day": 1}]},
+            "only a speed is slower",
+        ),
+    ],
+)
+def test_rules_that_argue_with_distance_and_bounds_that_make_no_range_are_refused(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        bus_config(tmp_path, **SPEEDS | {"feed.fields": FIELDS} | DELAY | changes)

@@ -1,17 +1,26 @@
-"""Plans and messages are reproducible and valid, cost no more than was charged, and say which values were clamped."""
+"""Plans and messages are reproducible and valid, cost no more than was charged, and say which values were clamped.
+Adaptive resolution in the service: sparse hexagons are released through their parents, and nobody is charged twice."""
 
 from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
+import h3
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
+from redis.asyncio import Redis
 from scipy import stats
 
+from dpcore.contributions import Contributions
 from dpcore.noise import Noise
+from dpcore.variance import Variance
+from stream.config import Config, ConfigError
+from stream.evaluation.evaluate import evaluate
 from stream.messages.message import (
     HEXAGON_SPEED,
     WINDOW,
@@ -21,14 +30,19 @@ from stream.messages.message import (
     rejected_message,
     schema,
 )
-from stream.statistics.columns import DECIMALS
-from stream.statistics.plan import decode_plan, encode_plan
+from stream.statistics.columns import DECIMALS, VARIANCE_GRID
+from stream.statistics.merging import by_planned_cells, excluded, widths
+from stream.statistics.plan import Plan, PlanError, counts_digest, decode_plan, encode_plan
 from stream.statistics.values.cell_means import MECHANISMS
 from stream.statistics.values.cell_statistics import planned_statistics
 from stream.statistics.values.draw import exact_values
-from tests.support.builders import SLOT, bus_config, random_rows
+from stream.statistics.window_rows import contributions_of
+from stream.storage.row_store import ROW
+from tests.support.builders import SLOT, bus_config, random_rows, riders_config
+from tests.support.closing import Collected, protocol_of
 from tests.support.releasing import build_messages, draw, planned
 from tests.support.schemas import validate
+from tests.support.stored_rows import store
 
 
 class Recorded(Noise):
@@ -184,3 +198,248 @@ def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path
     plan, contributions = planned(config, random_rows(1, 0))
     (marker,) = build_messages(plan, contributions, Noise(), None)[0]
     assert json.loads(marker.value)["messages"] == 0
+
+
+MERGING = {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
+ALL_KEPT = {
+    "speed.sum_cap": 0.3,
+    "speed.clipping": "none",
+    "speed.suppression": "none",
+    "speed.statistics": ["mean"],
+}
+"""Every sample is retained, and only the caps bound what a user adds to a sum."""
+
+
+def uneven_rows(seed: int, n: int = 1200, users: int = 40) -> np.ndarray:
+    """Rows of a city with a dense middle and a sparse rim: 40 hexagons, half of the rows in two of them."""
+    rng = np.random.default_rng(seed)
+    cells = [h3.str_to_int(cell) for cell in sorted(h3.grid_disk(h3.latlng_to_cell(30.3, -97.7, 7), 4))[:40]]
+    rows = np.zeros(n, dtype=ROW)
+    share = np.r_[0.25, 0.25, np.full(38, 0.5 / 38)]
+    rows["cell"] = rng.choice(np.array(cells, dtype=np.uint64), n, p=share)
+    rows["user"] = rng.integers(1, users + 1, n)
+    rows["time"] = SLOT * 1_000_000 + rng.choice(3_600_000, n, replace=False).astype(np.int64) * 1000
+    rows["value"] = rng.integers(0, 6500, n)
+    return rows
+
+
+def planned_merged(config: Config, rows: np.ndarray) -> tuple[Plan, Contributions, Contributions]:
+    """Plan, contributions by hexagon, contributions by cell."""
+    plan, contributions = planned(config, rows)
+    return plan, contributions, by_planned_cells(plan, contributions)
+
+
+def loss_of(moved: np.ndarray, t: np.ndarray, s: np.ndarray) -> Fraction:
+    """What a user loses whose change moves the integers by ``moved`` under noise of the scales ``t``/``s``."""
+    loss = Fraction(0)
+    for where in zip(*np.nonzero(moved), strict=True):
+        assert t[where] > 0, "a number that moved was released without noise"
+        loss += Fraction(int(moved[where]) * int(s[where]), int(t[where]))
+    return loss
+
+
+@pytest.mark.parametrize(("target", "cap"), [(4.0, 0.7), (15.0, 0.2), (15.0, 0.7), (40.0, 0.2)])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
+    tmp_path: Path, seed: int, target: float, cap: float
+) -> None:
+    """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count
+    together.
+    """
+    changes = {"hexagons.merge_until": target, "speed.sum_cap": cap, "speed.clipping": "none"}
+    config = bus_config(tmp_path, **MERGING | changes)
+    rows = uneven_rows(seed)
+    plan, _, pooled = planned_merged(config, rows)
+    retained = plan.retained
+    t, s = (column.reshape(2, -1) for column in (plan.scales.numerator, plan.scales.denominator))
+    charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
+
+    seen = counts_digest(contributions_of(rows, config.value.upper_quanta).counts)
+
+    def integers(of: np.ndarray) -> np.ndarray:
+        contributions = contributions_of(of, config.value.upper_quanta)
+        assert counts_digest(contributions.counts) == seen, "plans are made from counts, which no value changes"
+        kept = by_planned_cells(plan, contributions).retain(retained)
+        return np.array([kept.cell_sums(plan.caps), Variance(kept.upper, VARIANCE_GRID).integers(kept)])
+
+    rng = np.random.default_rng(seed)
+    for user in pooled.counts.users.tolist():
+        mine = rows["user"] == user
+        stopped, fast, changed = rows.copy(), rows.copy(), rows.copy()
+        stopped["value"][mine], fast["value"][mine] = 0, 6500
+        changed["value"][mine] = rng.choice([0, 6500], mine.sum())
+        for neighbour in (fast, changed):
+            loss = loss_of(np.abs(integers(stopped) - integers(neighbour)), t, s)
+            assert loss * 1_000_000 <= charges[user] <= config.privacy.epsilon_micro
+    assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
+
+
+def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ(tmp_path: Path) -> None:
+    """Each scale was made for the cap of its own cell: with caps in another order some user would lose more than is
+    charged. Users without budget left change no cap.
+    """
+    config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
+    plan, _, pooled = planned_merged(config, rows)
+    assert len(set(plan.caps.tolist())) > 1
+    t, s = plan.scales.numerator, plan.scales.denominator
+    charges = dict(zip(pooled.counts.users.tolist(), plan.charges.tolist(), strict=True))
+    used = []
+    for user in pooled.counts.users.tolist():
+        mine = rows["user"] == user
+        sums = []
+        for value in (0, 6500):
+            changed = rows.copy()
+            changed["value"][mine] = value
+            kept = by_planned_cells(plan, contributions_of(changed, config.value.upper_quanta)).retain(plan.retained)
+            sums.append(kept.cell_sums(plan.caps))
+        moved = sums[1] - sums[0]
+        assert (moved <= plan.caps).all()
+        used.append(float(loss_of(moved, t, s) * 1_000_000) / charges[user])
+    assert max(used) <= 1
+    assert min(used) > 0.999
+
+
+def test_users_without_budget_do_not_enter_the_caps(tmp_path: Path) -> None:
+    config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
+    long = rows[rows["user"] == 1].repeat(20)
+    long["time"] += np.arange(len(long)) % 1000 + 1
+    more = np.concatenate([rows[rows["user"] != 1], long])
+    left = np.where(np.unique(more["user"]) == 1, 0, config.privacy.ledger_budget)
+    refused, _ = planned(config, more, left)
+    without, _ = planned(config, rows[rows["user"] != 1])
+    shared = np.isin(refused.cells, without.cells)
+    by_resolution = [
+        {int(cell) >> 52 & 15: cap for cell, cap in zip(plan.cells.tolist(), plan.caps.tolist(), strict=True)}
+        for plan in (refused, without)
+    ]
+    assert shared.any()
+    assert by_resolution[0] == by_resolution[1]
+
+
+def test_a_parent_is_wider_than_its_children_by_the_root_of_seven() -> None:
+    child = h3.latlng_to_cell(30.3, -97.7, 7)
+    cells = [h3.str_to_int(cell) for cell in (child, h3.cell_to_parent(child, 6), h3.cell_to_parent(child, 5))]
+    assert widths(np.array(cells, dtype=np.uint64), 7) == pytest.approx([1.0, 7**0.5, 7.0])
+
+
+def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Path) -> None:
+    """The planted bug: events of a child with a message of its own are summed into the parent once more."""
+    config = bus_config(tmp_path, **MERGING)
+    rows = uneven_rows(1)
+    plan, contributions, pooled = planned_merged(config, rows)
+    names = [f"{cell:x}" for cell in pooled.counts.cells.tolist()]
+    parent, children = next(iter(excluded(names).items()))
+    own = contributions.counts.by_cell(contributions.counts.samples)
+    hexagons = [f"{cell:x}" for cell in contributions.counts.cells.tolist()]
+    answered = dict(zip(hexagons, plan.merged.tolist(), strict=True))
+    inside = {
+        h: n
+        for h, n in zip(hexagons, own.tolist(), strict=True)
+        if h3.cell_to_parent(h, h3.get_resolution(parent)) == parent
+    }
+    mine = sum(n for h, n in inside.items() if f"{answered[h]:x}" == parent)
+    total = pooled.counts.by_cell(pooled.counts.samples)[names.index(parent)]
+    assert total == mine
+    assert sum(inside.values()) > mine, f"{children} lie inside {parent} and would be counted twice"
+
+
+def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    rows = uneven_rows(2)
+    plan, contributions, pooled = planned_merged(config, rows)
+    bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), None)[0][:-1]]
+    assert sum(body["events"] for body in bodies) == len(contributions.values) == 1200
+    assert len({body["resolution"] for body in bodies}) > 1
+    for body in bodies:
+        assert h3.get_resolution(body["cell"]) == body["resolution"]
+    hexagons = {
+        f"{cell:x}": n
+        for cell, n in zip(
+            contributions.counts.cells.tolist(),
+            contributions.counts.by_cell(contributions.counts.samples).tolist(),
+            strict=True,
+        )
+    }
+    for body in bodies:
+        gone = [(h3.get_resolution(cell), cell) for cell in body.get("excludes", [])]
+        events = sum(
+            n
+            for h, n in hexagons.items()
+            if h3.cell_to_parent(h, body["resolution"]) == body["cell"]
+            and not any(h3.cell_to_parent(h, resolution) == cell for resolution, cell in gone)
+        )
+        assert events == body["events"]
+
+
+def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    plan, _, pooled = planned_merged(config, uneven_rows(3))
+    assert decode_plan(encode_plan(plan)) == plan
+    for message in build_messages(plan, pooled, Noise(), None)[0]:
+        validate(message.topic, json.loads(message.value))
+
+
+def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING | {"speed.statistics": ["mean"]})
+    plain = bus_config(tmp_path, **{"speed.statistics": ["mean"], "speed.post_processing": []})
+    rows = uneven_rows(4)
+
+    def widths(of: Config) -> list[tuple[int, float, int]]:
+        plan, _, pooled = planned_merged(of, rows)
+        bodies = [json.loads(message.value) for message in build_messages(plan, pooled, Noise(), None)[0][:-1]]
+        return [(body["resolution"], body["mean"]["scale"] * np.log(20), body["events"]) for body in bodies]
+
+    narrow, wide = widths(config), widths(plain)
+    assert sum(half <= 30 for _, half, _ in narrow) / len(narrow) > sum(half <= 30 for _, half, _ in wide) / len(wide)
+    assert all(resolution == 4 for resolution, half, _ in narrow if half > 2 * 30)
+
+
+def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    plan, contributions = planned(config, uneven_rows(5))
+    fewer = contributions_of(uneven_rows(5)[:60], config.value.upper_quanta)
+    assert fewer.counts.n_cells != contributions.counts.n_cells
+    with pytest.raises(PlanError, match="hexagons"):
+        by_planned_cells(plan, fewer)
+
+
+async def test_the_service_releases_mixed_resolutions_once(redis: Redis, tmp_path: Path) -> None:
+    config = bus_config(tmp_path, **MERGING)
+    await store(redis, config, uneven_rows(6))
+    sink = Collected()
+    result = await protocol_of(redis, config, sink).close(SLOT)
+    bodies = [msgspec.json.decode(message.value) for message in sink.messages if message.topic == HEXAGON_SPEED]
+    assert result.messages == len(bodies) + 1
+    assert len({body["resolution"] for body in bodies}) > 1
+
+
+def test_evaluate_judges_every_hexagon_by_its_own_truth(tmp_path: Path) -> None:
+    """Merging everything into one cell removes the noise, not the error: hexagons differ from their parent."""
+    rows = uneven_rows(7)
+    coarse = bus_config(
+        tmp_path, **MERGING | {"hexagons.merge_until": 1e-3, "privacy.epsilon": 1000.0, "privacy.budget": 24000.0}
+    )
+    (mean, _) = evaluate(coarse, {SLOT: rows}, 2)
+    assert (mean.statistic, mean.cells) == ("mean", 40)
+    assert mean.mae > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"hexagons.merge_until": 0}, "merge_until"),
+        ({"hexagons.merge_until": 10, "hexagons.coarsest_resolution": 7}, "coarsest_resolution"),
+        ({"hexagons.merge_until": 10, "speed.statistics": ["variance"]}, "merge_until"),
+        ({"hexagons.merge_until": 10, "speed.mean_mechanism": "levy"}, "merge_until"),
+    ],
+)
+def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(
+    tmp_path: Path, settings: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        bus_config(tmp_path, **settings)
+
+
+def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="merging depends on true counts"):
+        riders_config(tmp_path, **{"hexagons.merge_until": 10.0})

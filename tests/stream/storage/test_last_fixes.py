@@ -1,19 +1,34 @@
-"""What is kept of users' last fixes is the union of what anybody kept, in any order, expires, and is bounded."""
+"""What is kept of users' last fixes is the union of what anybody kept, in any order, expires, and is bounded. What
+serves big windows changes no row and no charge: reading in parts, leaving positions out, charging many at once. A lease
+has one owner at a time, is renewed while its owner lives, and expires after its owner ended. Real Redis."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import redis as blocking
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
+from stream.statistics.plan import PlanError
+from stream.statistics.window_rows import WindowRows
 from stream.storage import last_fixes
-from stream.storage.keys import FeedKeys
+from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.last_fixes import FIX, MOST_FIXES, LastFixes
+from stream.storage.lease import Lease
+from stream.storage.ledger import Ledger
+from stream.storage.row_store import ROW, RowStore
+from stream.terms import Terms
+from stream.windows import Period
+from tests.support.builders import SLOT, bus_config, located_rows, with_histograms
+from tests.support.redis_scripts import runs_of_scripts
+from tests.support.releasing import planned_with_fixes
 
 NOW_US = 1_757_583_600_000_000
 LEAST_S, LIFE_S = 8.0, 300.0
@@ -171,3 +186,99 @@ def test_a_user_takes_no_more_bytes_than_the_documents_say(client: blocking.Redi
         kept(client).keep({user: fixes(*(k / 2 for k in range(count))) for user in users})
         octets = sum(client.memory_usage(key, samples=0) for key in client.keys("*"))
         assert octets / len(users) <= most, count
+
+
+PERIOD = Period(0, 86_400, "p")
+
+
+async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(redis: Redis) -> None:
+    """7 MiB in blobs of 1 row to 40 000 rows, so that one read asks for several blobs, and several reads for all."""
+    lengths = [1, 40_000, 1, 2, *[3_000] * 50, 1]
+    rows = np.zeros(sum(lengths), dtype=ROW)
+    for at, name in enumerate(ROW.names or ()):
+        rows[name] = np.arange(len(rows)) * (at + 1) % 2**31
+    await RowStore(redis, "bus").move("t/0", 0, 0)  # which opens the partition
+    await redis.rpush(
+        PartKeys(FeedKeys("bus"), "t/0").rows(SLOT),
+        *[part.tobytes() for part in np.split(rows, np.cumsum(lengths)[:-1])],
+    )
+    await RowStore(redis, "bus").seal(SLOT)
+    whole = await RowStore(redis, "bus").read(SLOT)
+    assert whole.tobytes() == rows.tobytes()
+    placeless = await RowStore(redis, "bus").read(SLOT, positions=False)
+    assert placeless.dtype.names == ("cell", "user", "time", "value")
+    assert placeless.tolist() == rows[list(placeless.dtype.names)].tolist()
+
+
+async def test_a_quiet_night_makes_no_read_of_the_rush_hour_longer(redis: Redis) -> None:
+    """After 5 000 blobs of one row, a read by their size alone would ask for 10 000 more, whatever these hold."""
+    await RowStore(redis, "bus").move("t/0", 0, 0)
+    await RowStore(redis, "bus").seal(SLOT)
+    await redis.rpush(PartKeys(FeedKeys("bus"), "t/0").rows(SLOT), *[bytes(ROW.itemsize)] * 5_000)
+    await redis.config_resetstat()
+    assert len(await RowStore(redis, "bus").read(SLOT)) == 5_000
+    commands = await redis.info("commandstats")
+    assert commands["cmdstat_lrange"]["calls"] > 12, "10 if each read asks for twice as many as all before it"
+    assert runs_of_scripts(commands) == 1 + 3, "a call reads 2 000 blobs at most: it would take Redis too long"
+
+
+async def test_a_call_that_names_a_user_twice_charges_nobody(redis: Redis) -> None:
+    """Balances are read once for all users of a call, so a user named twice would pay for one of both only."""
+    ledger = Ledger(redis, "bus")
+    generation = await ledger.start_generation(birth=0)
+    users = np.array([7, 8, 7], dtype=np.uint64)
+    with pytest.raises(ResponseError, match="TWICE"):
+        await ledger.charge(1, PERIOD, generation, users, np.array([1, 2, 2]), 9)
+    assert not (await ledger.spent("p", users, besides=0)).any()
+
+
+def test_histograms_that_were_planned_meanwhile_are_not_drawn_from_rows_without_positions(tmp_path: Path) -> None:
+    rows = located_rows(5, 200)
+    plan, _, _ = planned_with_fixes(with_histograms("values", tmp_path, ["ug"]), rows)
+    placeless = rows[["cell", "user", "time", "value"]]
+    window = WindowRows.of(placeless, Terms.of(bus_config(tmp_path)).reading)
+    with pytest.raises(PlanError, match="without positions"):
+        window.as_planned(plan)
+
+
+KEY = FeedKeys("bus").lease
+
+
+async def test_one_owner_holds_it_and_the_next_gets_it_when_it_is_given_back(redis: Redis) -> None:
+    mine, other = Lease(redis, KEY), Lease(redis, KEY)
+    async with mine.hold() as acquired:
+        assert acquired
+        async with other.hold() as second:
+            assert not second
+        assert await redis.exists(KEY), "who does not hold it must not give it back"
+    async with other.hold() as acquired:
+        assert acquired
+
+
+async def test_it_is_renewed_while_it_is_held(redis: Redis) -> None:
+    mine, other = Lease(redis, KEY, seconds=3.0), Lease(redis, KEY, seconds=3.0)
+    async with mine.hold() as acquired:
+        assert acquired
+        for _ in range(2):
+            await asyncio.sleep(2.0)
+            async with other.hold() as second:
+                assert not second
+
+
+async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_lease(redis: Redis) -> None:
+    dead = Lease(redis, KEY, seconds=0.5)
+    holding = dead.hold()
+    assert await holding.__aenter__()
+    await redis.set(KEY, "killed", px=300)  # its process is gone, so nothing renews the lease
+    await asyncio.sleep(0.5)
+    async with Lease(redis, KEY).hold() as acquired:
+        assert acquired
+        assert await holding.__aexit__(None, None, None) is not True
+        assert await redis.exists(KEY), "an owner whose lease ran out must not take the next one's"
+
+
+async def test_a_lease_that_redis_forgot_is_no_reason_to_stop(redis: Redis) -> None:
+    async with Lease(redis, KEY, seconds=0.3).hold() as acquired:
+        assert acquired
+        await redis.flushall()
+        await asyncio.sleep(0.5)

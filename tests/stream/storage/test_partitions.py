@@ -1,22 +1,40 @@
 """A partition that is opened, sealed, lost or gone: no row of it is counted twice, forgotten, or missing from a window
-that is read."""
+that is read. The keys of feeds that share a ledger, and when its periods are retired."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import fnmatch
 import itertools
+import json
+import re
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import redis as blocking
 from redis.asyncio import Redis
+from redis.crc import key_slot
 from redis.exceptions import NoScriptError
+from typer.testing import CliRunner
 
+from stream.app.services import Retiring
+from stream.app.worker import Worker
+from stream.cli import app
+from stream.local import REPO_ROOT
 from stream.storage.keys import FeedKeys, PartKeys
+from stream.storage.ledger import Ledger, RetiredError
+from stream.storage.retirement import Retirement
 from stream.storage.row_store import ROW, Appended, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
+from stream.windows import Period, Slotting
+from tests.support.sharing import LEDGER, sharing
+from tests.support.stored_rows import fill
 
 KEYS, HOUR = FeedKeys("bus"), 3600
 PART = PartKeys(KEYS, "t/0")
@@ -232,3 +250,178 @@ async def test_who_seals_by_names_that_were_read_before_the_seal_misses_rows(red
             return self.names
 
     assert await missed(redis, NamesFirst) > 0
+
+
+BUS, TRAM = FeedKeys("bus", LEDGER), FeedKeys("tram", LEDGER)
+COMMON = {"user_key", "generation", "retired", "policy", "commits", "feeds", "ledger", "terms", "blocks"}
+COMMON |= {"budgets", "user_field", "marker_topic"}
+FIRST, DAY = 1_490_054_400, 86_400
+"""2017-03-21 00:00 UTC, and seconds of a day."""
+SLOTTING = Slotting(timedelta(hours=1), timedelta(days=1), "UTC")
+USERS, CHARGES = np.arange(3, dtype=np.uint64), np.ones(3, dtype=np.int64)
+
+
+def period(day: int) -> Period:
+    """The day ``day`` days after 2017-03-21."""
+    return SLOTTING.period_of(FIRST + day * DAY)
+
+
+def named(keys: FeedKeys) -> dict[str, str]:
+    """Every key of a feed, by its name here."""
+    names = {}
+    for name, part in vars(FeedKeys).items():
+        if name.startswith("_") or name in ("of", "beside", "shared_ledger"):
+            continue
+        names[name] = getattr(keys, name) if isinstance(part, property) else getattr(keys, name)(7)
+    return names
+
+
+def test_feeds_of_a_ledger_have_its_keys_in_common_and_no_other() -> None:
+    both = named(BUS), named(TRAM)
+    assert {name for name in both[0] if both[0][name] == both[1][name]} == COMMON
+    assert len({*both[0].values()}) == len(both[0]), "two keys of a feed have one name"
+
+
+def test_all_keys_of_a_ledger_are_in_one_hash_slot_and_no_feed_of_its_own_ledger_has_one_of_them() -> None:
+    shared = {*named(BUS).values(), *named(TRAM).values()}
+    assert len({key_slot(key.encode()) for key in shared}) == 1
+    for feed in ("bus", "tram", LEDGER, "ledger", "feed"):
+        assert shared.isdisjoint(named(FeedKeys(feed)).values())
+
+
+def acl_patterns(keys: FeedKeys) -> list[str]:
+    """What docs/security.md grants to the workers of a feed."""
+    own = "{bus}" if keys.shared_ledger is None else "{ledger:NAME}"
+    page = (REPO_ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    patterns = next(pair for pair in re.findall(r"(~hv:\S+ ~hv:\S+?)[ `]", page) if own in pair)
+    old, new = ("bus", keys.feed) if keys.shared_ledger is None else ("NAME", keys.shared_ledger)
+    return [pattern[1:].replace(old, new) for pattern in patterns.split()]
+
+
+def test_what_a_feed_is_granted_reaches_all_of_its_keys_and_none_of_another_feeds() -> None:
+    """Whatever their names are; no name has a colon."""
+    owns = [FeedKeys(name) for name in ("bus", "ledger", "part", "ledger-part", "feed", "b")]
+    shared = [FeedKeys(name, ledger) for name in ("bus", "ledger") for ledger in ("city", "bus", "part")]
+    for keys in [*owns, *shared]:
+        patterns = acl_patterns(keys)
+        for other in [*owns, *shared]:
+            part = PartKeys(other, "part/0")
+            names = {*named(other).values(), part.progress, part.slots, part.sealed, part.rows(7)}
+            reached = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+            one_ledger = keys.shared_ledger is not None and keys.shared_ledger == other.shared_ledger
+            assert reached == (names if keys == other or one_ledger else set()), (keys, other)
+
+
+def test_partitions_are_spread_over_shards_and_each_is_on_one() -> None:
+    slots = set()
+    for number in range(12):
+        part = PartKeys(FeedKeys("bus"), f"bus/{number}")
+        mine = {key_slot(key.encode()) for key in (part.progress, part.slots, part.sealed, part.rows(7))}
+        assert len(mine) == 1
+        slots |= mine
+    assert len({slot * 3 // 16_384 for slot in slots}) == 3
+
+
+def test_a_feed_that_shares_no_ledger_keeps_its_keys() -> None:
+    keys = named(FeedKeys("bus"))
+    assert keys["commits"] == keys["sequence"] == "hv:{bus}:sequence"
+    assert all(key.startswith("hv:{bus}:") for key in keys.values())
+    assert keys["ledger"] == "hv:{bus}:ledger:7"
+
+
+def test_no_part_of_the_service_names_a_feed_without_the_ledger_that_it_shares() -> None:
+    """``Ledger(redis, config.feed.name)`` would give a feed of a shared ledger budgets of its own; ``Ledger.of``
+    cannot."""
+    bare = []
+    for file in (REPO_ROOT / "stream").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            least = {"Ledger": 3, "RowStore": 3, "ReleaseStore": 3, "FeedKeys": 2, "Retirement": 4, "LastFixes": 5}
+            if len(node.args) < least.get(node.func.id, 0):
+                bare.append(f"{file.relative_to(REPO_ROOT)}:{node.lineno}")
+    assert bare == []
+
+
+async def charge(redis: Redis, feed: str, day: int, hour: int = 0) -> None:
+    ledger = Ledger(redis, feed, LEDGER)
+    slot = period(day).start + hour * 3600
+    generation = await ledger.start_generation(birth=0)
+    await ledger.charge(slot, period(day), generation, USERS, CHARGES, 10)
+    await redis.sadd(FeedKeys(feed, LEDGER).sealed, slot)
+
+
+async def test_a_period_is_retired_only_once_every_feed_has_asked_for_it(redis: Redis) -> None:
+    for day in range(4):
+        for feed in ("bus", "tram"):
+            await charge(redis, feed, day)
+    retiring = {feed: Retirement(redis, feed, SLOTTING, LEDGER) for feed in ("bus", "tram")}
+    ledger = Ledger(redis, "bus", LEDGER)
+    assert await retiring["bus"].retire(period(3).start) is None
+    assert await ledger.retired() is None
+    assert len(await ledger.periods()) == 4
+    assert await retiring["tram"].retire(period(1).start) == period(1).start
+    assert await ledger.periods() == [period(day).key for day in (1, 2, 3)]
+    assert await retiring["bus"].retire(period(3).start) == period(1).start
+    await charge(redis, "tram", 1, hour=1)
+    for feed in ("bus", "tram"):
+        with pytest.raises(RetiredError):
+            await charge(redis, feed, 0, hour=1)
+    assert await retiring["tram"].retire(period(2).start) == period(2).start
+    assert await ledger.periods() == [period(day).key for day in (2, 3)]
+
+
+async def test_a_feed_that_joins_later_holds_periods_from_then_on_and_brings_none_back(redis: Redis) -> None:
+    for day in range(3):
+        await charge(redis, "bus", day)
+    alone = Retirement(redis, "bus", SLOTTING, LEDGER)
+    assert await alone.retire(period(1).start) == period(1).start
+    tram = Ledger(redis, "tram", LEDGER)
+    await tram.start_generation()
+    assert await alone.retire(period(2).start) == period(1).start
+    await tram.adopt(0)
+    with pytest.raises(RetiredError):
+        await charge(redis, "tram", 0)
+    await charge(redis, "tram", 1)
+    assert (await tram.total(period(1).key)) == (3, 6)
+
+
+async def test_a_worker_asks_for_its_feed_and_deletes_once_the_other_feed_has_asked(
+    redis: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    both = sharing(tmp_path, **{"redis.url": redis_url, "window.lateness": "event-time", "window.max_age": "1d"})
+    now, marks = (await redis.time())[0], []
+    for config in both:
+        await fill(redis, config, 1)
+        part = PartKeys(FeedKeys.of(config), "t/0")
+        await redis.delete(part.slots)
+        await redis.hset(part.progress, mapping={"event": now * 1_000_000, "moved": now * 1_000_000})
+        await redis.hset(FeedKeys.of(config).partitions, "t/0", now * 1_000_000)
+    for config in both:
+        worker = Worker(config)
+        await Retiring(worker).retire()
+        marks.append(await worker.ledger.retired())
+        await worker.redis.aclose()
+    assert marks[0] is None
+    assert marks[1] is not None
+    assert FIRST < marks[1] < now - DAY
+
+
+def test_show_names_the_feeds_whose_charges_it_adds_up(redis_url: str, redis: Redis, tmp_path: Path) -> None:
+    bus, _ = sharing(tmp_path)
+    with blocking.Redis.from_url(redis_url) as client:
+        client.hset(BUS.ledger("2017-03-21"), mapping={"1": 1_500_000, "2": 500_000})
+        client.hset(BUS.feeds, mapping={"bus": 0, "tram": 0})
+        client.set(BUS.policy, bus.ledger_policy)
+    file = tmp_path / "tram.toml"
+    text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
+    text = text.replace('name = "bus" ', 'name = "tram" ').replace(
+        "[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'
+    )
+    file.write_text(text, encoding="utf-8")
+    shown = CliRunner().invoke(
+        app, ["ledger", "show", "--json", "--config", str(file)], env={"HEXVEIL_REDIS__URL": redis_url}
+    )
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout) == {"2017-03-21": {"users": 2, "micro_epsilon": 2_000_000}}
+    assert "all feeds that share ledger 'city': bus, tram" in shown.stderr
