@@ -114,12 +114,12 @@ lowest: $(READY) jars
 	$(LOWEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -q $(CORE)
 
 bench: $(READY) jars
-	@set -e; for name in $(BENCHMARKS); do $(BIN)/hexveil bench $$name --json; done
+	@set -e; for name in $(BENCHMARKS); do $(BIN)/python -m bench $$name --json; done
 
 bench-quick:
 	@$(MAKE) --no-print-directory SYSTEM=system-demo KAFKA=1 jars
-	$(BIN)/hexveil bench ratios --json
-	@set -e; for name in closing ingest latency workers; do $(BIN)/hexveil bench $$name --quick --json; done
+	$(BIN)/python -m bench ratios --json
+	@set -e; for name in closing ingest latency workers; do $(BIN)/python -m bench $$name --quick --json; done
 
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --quiet

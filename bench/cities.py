@@ -18,8 +18,7 @@ import numpy.typing as npt
 from dpcore.arrays import FloatArray
 from stream.config.section import BoundingBox
 from stream.config.value import QUANTUM
-from stream.sources.fleet import Fleet
-from stream.sources.network import build_network
+from stream.sources.network import Fleet, build_network
 from stream.storage.row_store import ROW
 
 Rows = npt.NDArray[np.void]

@@ -42,9 +42,9 @@ from stream.offline import split_by_slot
 from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import post_process
-from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
+from stream.statistics.window_release import speed_of
 
 Rows = npt.NDArray[np.void]
 Columns = defaultdict[str, list[FloatArray]]

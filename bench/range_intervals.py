@@ -28,8 +28,7 @@ from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Footprints, Regions
 from stream.config.section import BoundingBox
-from stream.sources.fleet import Fleet
-from stream.sources.network import build_network
+from stream.sources.network import Fleet, build_network
 
 Counts = npt.NDArray[np.int64]
 

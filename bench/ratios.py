@@ -30,8 +30,8 @@ from dpcore.noise import Noise
 from dpcore.spatial import HTF, Auto, Domain, UniformGrid
 from dpcore.suppression import suppress, unsuppressed_noise
 from stream.ingestion.decoding import Decoder
-from stream.messages.asyncapi import EXAMPLES
 from stream.messages.message import HEXAGON_SPEED
+from stream.messages.topics import EXAMPLES
 from stream.serve.received import received
 
 BOUND = 1.3

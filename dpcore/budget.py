@@ -47,7 +47,7 @@ def to_micro(epsilon: Amount, *, round_up: bool) -> int:
         raise BudgetError(f"epsilon {epsilon!r} is not a finite number; give a positive one") from None
     if exact <= 0:
         raise BudgetError(f"epsilon {epsilon!r} is not above 0; give a positive number")
-    micro = math.ceil(exact * MICRO) if round_up else math.floor(exact * MICRO)
+    micro = int(math.ceil(exact * MICRO) if round_up else math.floor(exact * MICRO))  # also of an integer of numpy
     if micro == 0:
         raise BudgetError(f"epsilon {epsilon!r} is below the resolution of 1e-6; give at least 1e-6")
     return micro

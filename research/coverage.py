@@ -37,9 +37,9 @@ from stream.offline import split_by_slot
 from stream.statistics.columns import Derived
 from stream.statistics.merging import by_planned_cells
 from stream.statistics.pipeline import area_body, post_process
-from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
+from stream.statistics.window_release import speed_of
 from stream.storage.row_store import ROW
 from stream.terms import QUANTUM
 

@@ -27,9 +27,8 @@ from stream.diagnosis.reading import read_recording
 from stream.evaluation.living import Exact, exact_windows
 from stream.local import REPO_ROOT
 from stream.offline import split_by_slot
-from stream.sources.fleet import Fleet
 from stream.sources.live_city import Cars, traffic_in
-from stream.sources.network import build_network
+from stream.sources.network import Fleet, build_network
 from stream.sources.simulate import Simulation, simulated_fleet
 from stream.storage.row_store import ROW
 

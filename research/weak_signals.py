@@ -32,10 +32,10 @@ from stream.evaluation.tuning import Recording
 from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.pipeline import area_body, post_process
-from stream.statistics.relations import speed_of
 from stream.statistics.residual_clipping import with_ranges
 from stream.statistics.smoothing_state import Memory
 from stream.statistics.values.draw import exact_values
+from stream.statistics.window_release import speed_of
 
 DAYS = ("2015-09-06", "2016-11-25", "2017-03-16", "2017-03-21", "2016-11-26")
 HELD_OUT = ("2017-03-21", "2016-11-26")

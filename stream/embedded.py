@@ -227,20 +227,12 @@ async def embedded_feed(
 
 
 class EmbeddedSink:
-    """A :class:`stream.sources.live.Sink` that releases a live feed here. ``clock`` decides what is in time."""
+    """A :class:`stream.sources.live.Sink` that releases a live feed here. This machine's clock decides what is in
+    time."""
 
-    def __init__(
-        self,
-        config: Config,
-        out: Path,
-        stopping: asyncio.Event,
-        *,
-        clock: Callable[[], int] = present_us,
-        report: Callable[[Message], None] = lambda message: None,
-    ) -> None:
-        """``clock``: µs UTC; it must not go back. ``report``: called with each report of refused messages."""
-        self._stopping, self._clock, self._stack = stopping, clock, AsyncExitStack()
-        self._embedded = embedded_feed(config, out, report, clock())
+    def __init__(self, config: Config, out: Path, stopping: asyncio.Event) -> None:
+        self._stopping, self._stack = stopping, AsyncExitStack()
+        self._embedded = embedded_feed(config, out, lambda message: None, present_us())
         self._feed: EmbeddedFeed | None = None
 
     async def __aenter__(self) -> Self:
@@ -256,12 +248,12 @@ class EmbeddedSink:
     async def take(self, messages: Messages) -> None:
         """Store the events as arriving now; returns once they are stored."""
         assert self._feed is not None, "used outside its context"
-        await self._feed.send(replace(messages, due=np.full(len(messages.values), self._clock(), dtype=np.int64)))
+        await self._feed.send(replace(messages, due=np.full(len(messages.values), present_us(), dtype=np.int64)))
 
     async def _follow_clock(self) -> None:
         assert self._feed is not None
         while True:
-            self._feed.reach(self._clock())
+            self._feed.reach(present_us())
             await asyncio.sleep(_LOOK_SECONDS)
 
 

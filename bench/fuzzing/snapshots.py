@@ -15,9 +15,9 @@ from bench.fuzzing.messages import NOW_US, feed_config
 from bench.fuzzing.mutation import TEXTS, Mutator
 from stream.ingestion.decoding import REASONS, Decoder, Reason
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, SnapshotError
+from stream.sources.vehicle_positions import GtfsRealtime
 
 _NOW_S = NOW_US // 1_000_000
 _SNAPSHOTS = 60

@@ -23,8 +23,17 @@ from dpcore.arrays import FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
-from dpcore.single_cell.cell import Estimate, checked_samples, checked_values, losses, noisy_estimate, retained_values
-from dpcore.single_cell.grouping import Grouping, bestfit_within, lower_median
+from dpcore.single_cell.cell import (
+    Estimate,
+    Grouping,
+    bestfit_within,
+    checked_samples,
+    checked_values,
+    losses,
+    lower_median,
+    noisy_estimate,
+    retained_values,
+)
 
 USER_SHARE, SAMPLE_SHARE = 0.03, 0.15
 """Standard deviations of users' levels, and of samples around their user's level, as shares of U: typical of speeds."""

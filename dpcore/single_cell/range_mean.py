@@ -26,8 +26,7 @@ from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
 from dpcore.noise import Noise
 from dpcore.scales import check_total, checked_micro, checked_upper, noise_ratio
-from dpcore.single_cell.cell import Estimate, checked_samples, noisy_estimate
-from dpcore.single_cell.grouping import Grouping, bestfit_within, widest_grouping
+from dpcore.single_cell.cell import Estimate, Grouping, bestfit_within, checked_samples, noisy_estimate, widest_grouping
 from dpcore.single_cell.mean import (
     GRID,
     SAMPLE_SHARE,

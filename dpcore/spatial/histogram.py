@@ -14,8 +14,8 @@ import numpy as np
 
 from dpcore.arrays import BoolArray, FloatArray
 from dpcore.errors import ParameterError
+from dpcore.packing import MOST_LISTED, MOST_PACKED, packed
 from dpcore.spatial.domain import Domain, IndexGrid, IntGrid
-from dpcore.spatial.packing import MOST_LISTED, MOST_PACKED, packed
 from dpcore.spatial.queries import Rectangles, answer, integral_image
 from dpcore.spatial.range_noise import (
     Intervals,

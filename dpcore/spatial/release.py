@@ -9,6 +9,7 @@ import numpy as np
 
 from dpcore.arrays import FloatArray
 from dpcore.errors import ParameterError
+from dpcore.packing import unpacked
 from dpcore.spatial.domain import Domain
 from dpcore.spatial.euler import EulerHistogram
 from dpcore.spatial.histogram import (
@@ -19,7 +20,6 @@ from dpcore.spatial.histogram import (
     PartitionHistogram,
     SparseReading,
 )
-from dpcore.spatial.packing import unpacked
 from dpcore.spatial.range_noise import PartNoise, TreeNoise
 
 Released = GridHistogram | PartitionHistogram | EulerHistogram

@@ -18,7 +18,7 @@ from bench.spatial import tuning_queries
 from dpcore.arrays import FloatArray
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
-from dpcore.single_cell.grouping import bestfit_within
+from dpcore.single_cell.cell import bestfit_within
 from dpcore.single_cell.mean import GRID, ArrayAveraging, Baseline
 from dpcore.single_cell.range_mean import Levy, RangePlan
 from dpcore.spatial import Domain, E2EPriv

@@ -43,7 +43,6 @@ SUBJECTS = (
     "ledger",
     "key",
     "schema",
-    "bench",
     "demo",
 )
 
@@ -80,7 +79,7 @@ def _command_of(subject: str) -> Any:
     if isinstance(module.command, typer.Typer):
         alone.add_typer(module.command, name=subject)
     else:
-        alone.command(subject, epilog=getattr(module, "EPILOG", None))(module.command)
+        alone.command(subject)(module.command)
     return typer.main.get_group(alone).commands[subject]
 
 

@@ -13,12 +13,9 @@ from zoneinfo import ZoneInfo
 import typer
 from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
-from rich.console import Console
-from rich.live import Live
 
 from dpcore.relation import NeighbouringRelation
 from stream.cli.demo_services import (
-    GTFS_REALTIME,
     Demo,
     Feeding,
     FeedingError,
@@ -43,7 +40,7 @@ from stream.cli.options import (
 from stream.config import Config
 from stream.config.search import LOCAL
 from stream.embedded import EmbeddedError
-from stream.local import LocalServerError, free_port, tail
+from stream.local import LocalServerError, tail
 from stream.sources.lines import RecordingError
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger, LedgerError
@@ -59,9 +56,8 @@ def command(
     feed: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|gtfs-rt",
-            help="Recording to replay, or 'gtfs-rt': a simulated agency that is polled like a real one. Default: "
-            "a live city under 'participation', buses under 'values'.",
+            metavar="FILE",
+            help="Recording to replay. Default: a live city under 'participation', buses under 'values'.",
         ),
     ] = None,
     fleet: Annotated[
@@ -75,10 +71,8 @@ def command(
     ] = None,
 ) -> None:
     """Run the whole service on this machine and watch releases arrive, until Ctrl-C or --seconds."""
-    is_agency, is_ours = feed == GTFS_REALTIME, feed is None and fleet is None
-    if is_agency:
-        _require_bindings()
-    elif feed is not None and not Path(feed).is_file():
+    is_ours = feed is None and fleet is None
+    if feed is not None and not Path(feed).is_file():
         stop(f"{feed}: no such file")
     interrupts = Interrupts()
     try:
@@ -91,13 +85,12 @@ def command(
             chosen = choose_config(config, NeighbouringRelation.PARTICIPATION if is_ours else None)
             settings = read_config(chosen)
             named = ["--config", str(chosen.file if config is None else config)] if is_ours or config else []
-            if feed is not None and not is_agency:
+            if feed is not None:
                 feeding = Feeding(Path(feed), file_format or settings.feed.format)
             elif is_ours and settings.relation == NeighbouringRelation.PARTICIPATION:
                 feeding = Feeding(None, "canonical", vehicles=VEHICLES, truth=scratch / "truth.ndjson")
             else:
-                agency_port = free_port() if is_agency else None
-                feeding = Feeding(None, "canonical", agency_port, vehicles=fleet or Feeding.vehicles)
+                feeding = Feeding(None, "canonical", vehicles=fleet or Feeding.vehicles)
             code = _run(Setup(chosen, settings.relation, named, feeding, scratch), seconds, kafka, interrupts)
     except (FeedingError, RecordingError) as error:
         stop(error)
@@ -111,13 +104,6 @@ def command(
         typer.echo("Stopped before the service had started.", err=True)
         code = 0
     raise typer.Exit(code)
-
-
-def _require_bindings() -> None:
-    try:
-        import google.transit.gtfs_realtime_pb2  # noqa: F401 - asks only whether it is there
-    except ModuleNotFoundError:
-        stop("--feed gtfs-rt needs the bindings of GTFS-realtime: pip install 'hexveil[gtfs]'")
 
 
 def _run(setup: Setup, seconds: float | None, kafka: bool | None, interrupts: Interrupts) -> int:
@@ -152,37 +138,30 @@ async def _watch(running: Demo, releases: Releases, seconds: float | None, inter
     clock = asyncio.get_running_loop().time
     began = clock()
     reading = asyncio.create_task(running.follow(releases))
-    console = Console()
     shown = 0
-    with ExitStack() as stack:
-        live = stack.enter_context(Live(console=console, auto_refresh=False)) if console.is_terminal else None
-        try:
-            while True:
-                for name, process in running.processes.items():
-                    if process.poll() not in (None, 0) or (name != "source" and process.poll() == 0):
-                        return f"the {name} ended with code {process.poll()}:\n{tail(running.scratch / f'{name}.log')}"
-                if reading.done():
-                    await reading
-                if live is not None:
-                    live.update(releases.table(), refresh=True)
-                else:
-                    lines = releases.lines()
-                    for line in lines[shown:]:
-                        typer.echo(line)
-                    shown = len(lines)
-                passed = 0.0 if seconds is None else clock() - began - seconds
-                if stopped.is_set() or (passed > 0 and releases.order):
-                    return None
-                if passed > _PATIENCE_S:
-                    return f"no window was released within {seconds} s, nor within {_PATIENCE_S:g} s more"
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stopped.wait(), _REFRESH_SECONDS)
-        finally:
-            while not reading.done():
-                reading.cancel()  # again, because the client of Redis may lose a cancellation
-                await asyncio.wait([reading], timeout=1.0)
-            with suppress(asyncio.CancelledError):
+    try:
+        while True:
+            for name, process in running.processes.items():
+                if process.poll() not in (None, 0) or (name != "source" and process.poll() == 0):
+                    return f"the {name} ended with code {process.poll()}:\n{tail(running.scratch / f'{name}.log')}"
+            if reading.done():
                 await reading
+            for line in releases.lines()[shown:]:
+                typer.echo(line)
+                shown += 1
+            passed = 0.0 if seconds is None else clock() - began - seconds
+            if stopped.is_set() or (passed > 0 and releases.order):
+                return None
+            if passed > _PATIENCE_S:
+                return f"no window was released within {seconds} s, nor within {_PATIENCE_S:g} s more"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), _REFRESH_SECONDS)
+    finally:
+        while not reading.done():
+            reading.cancel()  # again, because the client of Redis may lose a cancellation
+            await asyncio.wait([reading], timeout=1.0)
+        with suppress(asyncio.CancelledError):
+            await reading
 
 
 async def _ledger_text(config: Config) -> str:

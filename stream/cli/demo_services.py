@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,9 +23,8 @@ from stream.cli.demo_view import CITY, Releases, said_of
 from stream.cli.options import read_config
 from stream.config import Chosen, Config
 from stream.config.feed import FeedConfig
-from stream.embedded import EmbeddedSink, present_us, run_embedded
+from stream.embedded import present_us, run_embedded
 from stream.local import (
-    LOOPBACK,
     KafkaServer,
     LocalServerError,
     RedisServer,
@@ -47,7 +44,7 @@ from stream.sources.live_city import LiveCity, Truth
 from stream.sources.messages import Messages
 from stream.sources.places import as_area, as_table, places
 from stream.sources.replay import Replay
-from stream.sources.simulate import VEHICLE_POSITIONS, Simulation, simulate
+from stream.sources.simulate import Simulation, simulate
 from stream.storage.client import redis_client
 from stream.storage.ledger import Ledger
 
@@ -55,14 +52,9 @@ _IDLE_TIMEOUT = "8s"
 """Wall time after which the last window of a recording that has ended is closed."""
 _WINDOW_SECONDS = 10
 """How long a window of simulated buses lasts in the demo."""
-_AGENCY_PACE = 720
-"""Simulated seconds per second of the simulated agency, polled every second: a fix of a vehicle in twelve minutes."""
-GTFS_REALTIME = "gtfs-rt"
-"""Name of the simulated agency among the sources."""
 _PLACES, _STREETS, _AREA = "places.json", "streets.geojson", "city.geojson"
 """Files of the simulated city, which the dashboard shows."""
 _FOLLOW_SECONDS = 0.1
-_LISTENS_SECONDS = 60.0
 
 
 class FeedingError(ValueError):
@@ -72,43 +64,23 @@ class FeedingError(ValueError):
 @dataclass(frozen=True)
 class Feeding:
     """The source of the demo: a recording; if ``file`` is None a simulated fleet of so many ``vehicles``; with
-    ``agency_port``, a simulated agency there; with ``truth``, a live city, which notes there what it knows."""
+    ``truth``, a live city, which notes there what it knows."""
 
     file: Path | None
     file_format: str
-    agency_port: int | None = None
     vehicles: int = 300
     truth: Path | None = None
 
-    def commands(self, config: Config) -> dict[str, list[str]]:
-        """Command lines of the source, and of what it reads from."""
-        timezone = config.feed.timezone
-        if self.agency_port is not None:
-            polling = ["gtfs-rt", self.agency_url, "--interval", "1s", "--json"]
-            return self.agency_command(timezone) | {"source": polling}
+    def command(self, config: Config) -> list[str]:
+        """Command line of the source."""
         if self.file is not None:
             source = ["replay", str(self.file), "--format", self.file_format, "--speed", "max"]
         elif self.truth is not None:
             source = ["simulate", "--city", "--vehicles", str(self.vehicles), "--truth", str(self.truth)]
         else:
-            source = self._simulating(timezone, _pace(config))
-        return {"source": [*source, "--json"]}
-
-    @property
-    def agency_url(self) -> str:
-        """Address of the simulated agency's VehiclePositions."""
-        return f"http://{LOOPBACK}:{self.agency_port}{VEHICLE_POSITIONS}"
-
-    def agency_command(self, timezone: str) -> dict[str, list[str]]:
-        """Command line of the simulated agency; none for other sources."""
-        if self.agency_port is None:
-            return {}
-        return {"agency": [*self._simulating(timezone, _AGENCY_PACE), "--serve", str(self.agency_port)]}
-
-    def _simulating(self, timezone: str, pace: int) -> list[str]:
-        """Command line of the simulator at ``pace``."""
-        start = _morning(timezone).isoformat(timespec="seconds")
-        return ["simulate", "--pace", str(pace), "--start", start, "--vehicles", str(self.vehicles)]
+            start = _morning(config.feed.timezone).isoformat(timespec="seconds")
+            source = ["simulate", "--pace", str(_pace(config)), "--start", start, "--vehicles", str(self.vehicles)]
+        return [*source, "--json"]
 
     def simulation(self, feed: FeedConfig) -> Simulation:
         """The simulated fleet."""
@@ -171,8 +143,6 @@ class Setup:
         )
         if self.feeding.truth is not None:
             os.environ.update(CITY)
-        if self.feeding.agency_port is not None:
-            os.environ["HEXVEIL_FEED__SPEEDS"] = "missing"
         if self.feeding.file is None:
             os.environ.update(HEXVEIL_PUBLIC__PLACES=str(self.scratch / _PLACES))
         if self.relation == NeighbouringRelation.VALUES:
@@ -219,7 +189,7 @@ class Demo:
 
     def end(self) -> None:
         """Stop the source first, so that the worker receives everything that it sent; each wait is bounded."""
-        for name in ("source", "agency", "worker", "serve"):
+        for name in ("source", "worker", "serve"):
             if name in self.processes:
                 end_process(self.processes[name], 20 if name == "worker" else 10)
 
@@ -246,9 +216,8 @@ def start_with_kafka(stack: ExitStack, setup: Setup) -> Demo:
     address = f"http://{settings.operator.host}:{settings.operator.port}"
     typer.echo(f"Kafka {kafka.bootstrap}   Redis {redis.url}   operator {address}/metrics", err=True)
     _tell_dashboard(settings)
-    _tell_agency(setup.feeding)
-    commands = {"serve": ["serve"], "worker": ["worker"]} | setup.feeding.commands(settings)
-    processes = _start(stack, setup, commands)
+    commands = {"serve": ["serve"], "worker": ["worker"], "source": setup.feeding.command(settings)}
+    processes = {name: stack.enter_context(setup.child(name, command)) for name, command in commands.items()}
 
     async def follow(releases: Releases) -> None:
         async with AIOKafkaConsumer(
@@ -268,10 +237,8 @@ def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
     file.touch()
     typer.echo(f"Redis {redis.url}   releases {file}", err=True)
     _tell_dashboard(settings)
-    _tell_agency(setup.feeding)
-    commands = {"serve": ["serve", str(file)]} | setup.feeding.agency_command(settings.feed.timezone)
-    run, sent = (_polling if setup.feeding.agency_port else _sending)(settings, setup.feeding, file)
-    processes = _start(stack, setup, commands)
+    (blocks, pacer, start_us), progress = setup.feeding.blocks(settings), Progress()
+    processes = {"serve": stack.enter_context(setup.child("serve", ["serve", str(file)]))}
 
     async def follow(releases: Releases) -> None:
         def report(message: Message) -> None:
@@ -279,78 +246,18 @@ def start_embedded(stack: ExitStack, setup: Setup) -> Demo:
 
         reading = asyncio.create_task(_follow_file(file, releases))
         try:
-            await run(report)
+            await run_embedded(settings, blocks, pacer, file, progress, start_us=start_us, report=report)
             await reading
         finally:
             reading.cancel()
 
-    return Demo(settings, setup.scratch, processes, follow, sent)
-
-
-_Run = Callable[[Callable[[Message], None]], Coroutine[Any, Any, None]]
-
-
-def _sending(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Callable[[], int]]:
-    """The embedded service over a recording or the simulator, and the number of events that were sent so far."""
-    blocks, pacer, start_us = feeding.blocks(settings)
-    progress = Progress()
-
-    async def run(report: Callable[[Message], None]) -> None:
-        await run_embedded(settings, blocks, pacer, file, progress, start_us=start_us, report=report)
-
-    return run, lambda: progress.sent
-
-
-def _polling(settings: Config, feeding: Feeding, file: Path) -> tuple[_Run, Callable[[], int]]:
-    """The embedded service over the simulated agency, polled like a real one. The feed's own clock decides what is in
-    time."""
-    from stream.sources.gtfs_rt import GtfsRealtime
-    from stream.sources.live import poll
-    from stream.sources.polling import Poller, PollSettings
-
-    reader = GtfsRealtime(settings.feed, settings.slotting, relation=settings.relation)
-    polling = PollSettings(interval_s=1.0)
-    start_us = _morning_us(settings.feed.timezone)
-
-    async def run(report: Callable[[Message], None]) -> None:
-        stopping = asyncio.Event()
-        sink = EmbeddedSink(settings, file, stopping, clock=lambda: reader.header_us or start_us, report=report)
-        await poll(reader, Poller(feeding.agency_url, polling), polling, sink, stopping, once=False)
-
-    return run, lambda: reader.tally.events
+    return Demo(settings, setup.scratch, processes, follow, lambda: progress.sent)
 
 
 async def _start_ledger(config: Config) -> None:
     """Start a ledger that releases every time. There is no other ledger: the demo's servers are new."""
     async with redis_client(config.redis) as redis:
         await Ledger.of(redis, config).start_generation(birth=0)
-
-
-def _start(stack: ExitStack, setup: Setup, commands: Mapping[str, list[str]]) -> dict[str, subprocess.Popen[bytes]]:
-    """Start each command in order; what comes after the agency finds it listening."""
-    processes: dict[str, subprocess.Popen[bytes]] = {}
-    for name, command in commands.items():
-        processes[name] = stack.enter_context(setup.child(name, command))
-        if name == "agency" and setup.feeding.agency_port is not None:
-            _wait_for(setup.feeding.agency_port, processes[name])
-    return processes
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until ``process`` listens at ``port``, or has ended, at most a minute."""
-    until = time.monotonic() + _LISTENS_SECONDS
-    while process.poll() is None and time.monotonic() < until:
-        with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
-            return
-        time.sleep(_FOLLOW_SECONDS)
-
-
-def _tell_agency(feeding: Feeding) -> None:
-    if feeding.agency_port is not None:
-        typer.echo(
-            f"Agency: {feeding.agency_url} (simulated); for your own: hexveil gtfs-rt URL --config hexveil.toml",
-            err=True,
-        )
 
 
 def _tell_dashboard(settings: Config) -> None:

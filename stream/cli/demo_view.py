@@ -1,4 +1,4 @@
-"""Shows releases in the demo: one row per window, and a summary."""
+"""Shows releases in the demo: one line per window, and a summary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from statistics import median
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from rich.table import Table
-
 from dpcore.errors import ParameterError
 from stream.config import Config
-from stream.messages.estimate import RELEASED, estimates_of
-from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW, validator
+from stream.messages.message import (
+    HEXAGON_SPEED,
+    REJECTED,
+    RELEASED,
+    SPATIAL_HISTOGRAM,
+    WINDOW,
+    estimates_of,
+    validator,
+)
 from stream.sources.live_city import LIVES_FOR
-
-_ROWS = 16
 
 
 @dataclass
@@ -177,26 +180,6 @@ class Releases:
     def _refuse(self, topic: str, problem: str) -> None:
         self.invalid += 1
         self.first_problem = self.first_problem or f"{topic}: {problem}"
-
-    def table(self) -> Table:
-        """The latest complete windows."""
-        table = Table(
-            title=f"Private releases: {len(self.order)} windows, {self.messages} messages",
-            caption="busiest: most events; its mean in km/h (95 % interval); typical: half of the events are in cells "
-            "this narrow",
-        )
-        table.add_column("window", no_wrap=True)
-        for column in ("cells", "suppr.", "busiest", "its mean", "typical", "ε"):
-            table.add_column(column, justify="right", no_wrap=True)
-        mapped = any(window.totals for window in self.order[-_ROWS:])
-        if mapped:
-            table.add_column("on the map", justify="right", no_wrap=True)
-        for window in self.order[-_ROWS:]:
-            events = "-" if window.busiest is None else f"{window.busiest[0]:g}"
-            columns = [str(window.cells), str(window.suppressed), events, window.busiest_mean()]
-            columns += [window.typical_half_width(), f"{window.epsilon:g}"]
-            table.add_row(window.span(self.timezone), *columns, *([window.counted() or "-"] if mapped else []))
-        return table
 
     def lines(self) -> list[str]:
         """One plain line per complete window, in order of arrival."""

@@ -148,9 +148,8 @@ def read_rows(settings: Config, files: list[Path], file_format: str, *, users_ar
     from stream.diagnosis.recognition import Accepted, judged, require_events
     from stream.diagnosis.snapshots import read_snapshots, snapshots_in
     from stream.ingestion.pseudonyms import UserKeyError
-    from stream.sources.lines import RecordingError
+    from stream.sources.lines import STDIN, RecordingError
     from stream.sources.opening import together
-    from stream.sources.standard_input import STDIN
 
     accepted = Accepted(any_speed=True, users_are_events=users_are_events)
     try:

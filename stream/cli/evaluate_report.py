@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from stream.evaluation.incident import Response
     from stream.evaluation.live import LiveScore
+    from stream.evaluation.living import Response
     from stream.evaluation.scores import HistogramScore, Score
 
 

@@ -14,7 +14,7 @@ def _reader(
     feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation
 ) -> SnapshotEvents:
     try:
-        from stream.sources.gtfs_rt import GtfsRealtime
+        from stream.sources.vehicle_positions import GtfsRealtime
     except ModuleNotFoundError as error:
         stop(f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'")
     return GtfsRealtime(feed, slotting, speeds, relation)

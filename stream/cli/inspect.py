@@ -142,8 +142,8 @@ def _copy_standard_input(copy: Path) -> None:
     """Copy standard input to a file: of a snapshot one byte more than it may have, so that a larger one is noticed."""
     from stream.diagnosis.snapshots import form_of
     from stream.sources.file_kinds import HEAD_BYTES, unpacked
+    from stream.sources.lines import StandardInput
     from stream.sources.snapshots import LARGEST_SNAPSHOT
-    from stream.sources.standard_input import StandardInput
 
     source = StandardInput()
     if form_of(unpacked(source.peek(HEAD_BYTES))) is not None:

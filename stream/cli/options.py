@@ -57,8 +57,8 @@ Recordings = Annotated[
 
 
 def stop(message: object, code: int = USAGE) -> NoReturn:
-    """End the command with a sentence on stderr."""
-    typer.secho(str(message), err=True, fg=typer.colors.RED)
+    """End the command with a sentence on stderr, which names this program."""
+    typer.secho(f"hexveil: {message}", err=True, fg=typer.colors.RED)
     raise typer.Exit(code)
 
 

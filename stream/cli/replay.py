@@ -15,10 +15,9 @@ from stream.config import ConfigError, load_config
 from stream.config.feed import derived_speed_note
 from stream.diagnosis.recognition import Accepted, recognised
 from stream.sources.derived_events import DerivedEvents, with_speeds
-from stream.sources.lines import RecordingError
+from stream.sources.lines import STDIN, RecordingError
 from stream.sources.opening import together
 from stream.sources.replay import Order, Replay
-from stream.sources.standard_input import STDIN
 from stream.windows import SpanError
 
 

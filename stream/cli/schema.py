@@ -35,8 +35,8 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Folder to write to; created if absent.")], as_json: AsJson = False
 ) -> None:
     """Write the JSON Schema (2020-12) of every output topic, and an AsyncAPI 3.1 document of all topics."""
-    from stream.messages.asyncapi import document
     from stream.messages.message import OUTPUT_TOPICS, schema
+    from stream.messages.topics import document
 
     contents = {f"{topic}.json": schema(topic) for topic in OUTPUT_TOPICS} | {ASYNCAPI: document()}
     try:

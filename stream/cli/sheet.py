@@ -209,7 +209,7 @@ def nights_to_stand_out(config: Config) -> int:
 
     For relation "participation", and a user who counts there fully.
     """
-    from stream.statistics.participation.plan import participation_of
+    from stream.statistics.participation.draw import participation_of
     from stream.terms import Terms
 
     terms = participation_of(Terms.of(config))

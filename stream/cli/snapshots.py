@@ -31,14 +31,12 @@ from stream.config.feed import FeedConfig, SpeedSource
 from stream.config.section import parse_duration
 from stream.config.servers import redacted
 from stream.diagnosis.recognition import Accepted
-from stream.sources.background import in_background
-from stream.sources.delivery import Pacer
-from stream.sources.lines import RecordingError
+from stream.sources.delivery import Pacer, in_background
+from stream.sources.lines import STDIN, RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
-from stream.sources.standard_input import STDIN
 from stream.windows import Slotting, SpanError, Window
 
 MakeReader = Callable[[FeedConfig, Slotting, SpeedSource, NeighbouringRelation], SnapshotEvents]

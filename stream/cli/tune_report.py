@@ -18,8 +18,8 @@ from stream.config import Config
 from stream.config.rewriting import toml
 from stream.config.section import duration_text
 from stream.evaluation.evaluate import NOT_PRIVATE
+from stream.evaluation.leading import DropWant, Want
 from stream.evaluation.tuning import EPSILONS, HONEST, Grid, Trial, Tuning
-from stream.evaluation.wants import DropWant, Want
 
 if TYPE_CHECKING:
     from stream.evaluation.drop_tuning import DropTrial, DropTuning

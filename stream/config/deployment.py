@@ -12,13 +12,10 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import PARTICIPATION_FASTEST_KM_H, PARTICIPATION_FROZEN, FeedConfig, WindowConfig
 from stream.config.histogram import HistogramConfig
-from stream.config.live_rules import live_problems
-from stream.config.privacy import LedgerConfig, PrivacyConfig
+from stream.config.privacy import LedgerConfig, PrivacyConfig, SigningConfig, live_problems
 from stream.config.servers import Address, KafkaConfig, PublicConfig, RedisConfig, SurfaceConfig, check_apart
-from stream.config.signing import SigningConfig
 from stream.config.speed import HexagonConfig, ParticipationConfig, SpeedConfig
-from stream.config.value import ValueConfig
-from stream.config.value_rules import value_problems
+from stream.config.value import ValueConfig, value_problems
 from stream.windows import Horizon, PublicationTimes, Slotting
 
 _PARTICIPATION_MARGIN = timedelta(minutes=1)

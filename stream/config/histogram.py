@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from dpcore.accounting import rho_of_pure
 from dpcore.budget import MICRO, BudgetSplit, from_micro, to_micro
 from dpcore.errors import BudgetError, DPError
+from dpcore.packing import MOST_LISTED
 from stream.config.section import BoundingBox, Section
 
 Mechanism = Literal[
@@ -55,8 +56,6 @@ MAX_MESSAGE_BYTES = 900_000
 """Largest message that a configuration may lead to, in bytes; Kafka brokers refuse 1 MiB."""
 _PACKED = ("ug", "singular", "e2epriv")
 """Mechanisms whose grids are packed where they are fine: their draws are whole and independent."""
-_MOST_LISTED = 1 << 16
-"""Cells of a grid that is not packed, as :data:`dpcore.spatial.packing.MOST_LISTED`."""
 _PARTITIONS = ("auto", "ag", "quadtree", "kdtree", "htf", "sparse")
 _READ_TWICE = ("auto", "htf", "sparse")
 """Mechanisms that also publish a sparse reading under goal "relative"."""
@@ -238,7 +237,7 @@ class HistogramConfig(Section):
         what counts add, and base64 has six in a byte. Where counts add more, the release joins its cells."""
         epsilon = self.epsilons_micro.get(name, self.epsilon_micro)
         bits = 1 + max(math.log2(2 * math.e * self.fixes_per_user * MICRO / epsilon), 3.0)
-        return max(_MOST_LISTED, int(MAX_MESSAGE_BYTES * 6 / bits))
+        return max(MOST_LISTED, int(MAX_MESSAGE_BYTES * 6 / bits))
 
     def _levels(self, name: Mechanism) -> int:
         """Most levels of a tree below its root: fewer than it may have only where a message cannot hold every cell."""
@@ -259,7 +258,7 @@ class HistogramConfig(Section):
             return (2 * self.euler.rows - 1) * (2 * self.euler.columns - 1) * _BYTES_PER_CELL["euler"]
         if name == "uniform":
             return _BYTES_PER_CELL["grid"]
-        if name in _PACKED and self._most_parts(name) > _MOST_LISTED:
+        if name in _PACKED and self._most_parts(name) > MOST_LISTED:
             return MAX_MESSAGE_BYTES
         return self._most_parts(name) * self._bytes_per_part(name)
 

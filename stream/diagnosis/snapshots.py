@@ -67,7 +67,7 @@ def reader_of(form: str, config: Config, speeds: SpeedSource) -> SnapshotEvents:
         if "siri" in form.lower():
             from stream.sources.siri import SiriVehicleMonitoring as Reader
         else:
-            from stream.sources.gtfs_rt import GtfsRealtime as Reader  # type: ignore[assignment]
+            from stream.sources.vehicle_positions import GtfsRealtime as Reader  # type: ignore[assignment]
         return Reader(feed, config.slotting, speeds, config.relation)
     except ModuleNotFoundError:
         raise InspectionError("GTFS-realtime needs its bindings; pip install 'hexveil[gtfs]'") from None

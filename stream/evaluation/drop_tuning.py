@@ -20,12 +20,11 @@ import numpy as np
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config, ConfigError, load_config
 from stream.config.speed import CLIPPED_NORMAL
-from stream.evaluation.incident import Response, Watch, plant
+from stream.evaluation.leading import DropWant
 from stream.evaluation.live import life
-from stream.evaluation.living import Exact, Feed, Shown, exact_windows
+from stream.evaluation.living import Exact, Feed, Response, Shown, Watch, exact_windows, plant
 from stream.evaluation.tuning import HONEST, Grid, Recording, Rows
 from stream.evaluation.variants import COMPARED_DELTA
-from stream.evaluation.wants import DropWant
 
 STEP = 1.33
 """A budget that is tried is so many times the next lower one."""

@@ -19,8 +19,7 @@ import numpy as np
 
 from dpcore.arrays import FloatArray, IdArray, IntArray
 from stream.config import Config
-from stream.evaluation.incident import INCIDENT_S, Response, Watch, plant
-from stream.evaluation.living import Exact, Feed, Living, Shown
+from stream.evaluation.living import INCIDENT_S, Exact, Feed, Living, Response, Shown, Watch, plant
 from stream.evaluation.scores import USEFUL_KMH
 from stream.windows import utc_text
 

@@ -26,8 +26,7 @@ from dpcore.budget import from_micro, to_micro
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config, ConfigError
 from stream.config.speed import CLIPPED_NORMAL, MOMENTS
-from stream.evaluation.leading import Outcome, Windows, simulate, with_terms
-from stream.evaluation.wants import Want
+from stream.evaluation.leading import Outcome, Want, Windows, simulate, with_terms
 from stream.offline import split_by_slot
 
 CELLS_PER_USER = (2, 4, 8, 16)

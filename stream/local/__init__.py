@@ -8,13 +8,15 @@ from stream.local.kafka import (
     find_java,
     kafka_jars,
 )
-from stream.local.redis import RedisMissingError, RedisServer, find_redis
 from stream.local.server import (
     LOOPBACK,
     LocalServerError,
+    RedisMissingError,
+    RedisServer,
     StartError,
     die_with_parent,
     end_process,
+    find_redis,
     free_port,
     spawn,
     tail,

@@ -25,8 +25,7 @@ import h3
 import msgspec
 
 from dpcore.cdf import ONE_SIDED
-from stream.messages.estimate import ESTIMATED, estimates_of
-from stream.messages.message import HEXAGON_SPEED
+from stream.messages.message import ESTIMATED, HEXAGON_SPEED, estimates_of
 from stream.messages.shapes import Place, centre_of, geometry_of
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.servers import MapKind
-from stream.messages.estimate import with_estimates
+from stream.messages.message import with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of

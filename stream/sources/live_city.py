@@ -31,9 +31,18 @@ from stream.config import Config
 from stream.config.feed import SPEED_TO_KMH
 from stream.config.section import BoundingBox
 from stream.messages.message import cell_text
-from stream.sources.fleet import CONGESTION_WEEKDAY, Fixes
 from stream.sources.messages import Messages
-from stream.sources.network import RED_LIGHTS_PER_S, RINGS, Network, build_network, main_roads, ring_road, site_in
+from stream.sources.network import (
+    CONGESTION_WEEKDAY,
+    RED_LIGHTS_PER_S,
+    RINGS,
+    Fixes,
+    Network,
+    build_network,
+    main_roads,
+    ring_road,
+    site_in,
+)
 from stream.sources.simulate import canonical_events
 from stream.windows import utc_text
 

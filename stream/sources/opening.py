@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Self
 
 from stream.config.feed import FeedConfig
 from stream.sources.file_kinds import PARQUET
-from stream.sources.lines import RecordingError, open_stored
+from stream.sources.lines import STDIN, RecordingError, StandardInput, open_stored
 from stream.sources.messages import Messages
 from stream.sources.recording import Recording, require_format
-from stream.sources.standard_input import STDIN, StandardInput
 
 if TYPE_CHECKING:
     from stream.sources.tables import Table

@@ -15,9 +15,8 @@ import numpy as np
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.config.value import ValueConfig
-from stream.sources.fleet import Fixes, Fleet
 from stream.sources.messages import Messages
-from stream.sources.network import Network, build_network
+from stream.sources.network import Fixes, Fleet, Network, build_network
 
 GARBAGE = ("not-json", "no-position", "not-finite", "outside", "far-future", "long-user")
 """Kinds of invalid messages that the feed sometimes sends."""

@@ -18,9 +18,8 @@ from zoneinfo import ZoneInfo
 
 from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.formats import number, read_instant, time_us
-from stream.sources.apart import Decode
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Decode, Snapshot, SnapshotError, SnapshotRows
 
 _DEEPEST = 40
 MOST_ELEMENTS = 2_000_000

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.feed import MAX_FUTURE, SPEED_TO_KMH, FeedConfig, SpeedSource, SpeedUnit
-from stream.sources.apart import Decode, DecodedApart
 from stream.sources.derived_speed import SpeedDerivation
 from stream.sources.messages import Messages
 from stream.sources.snapshots import (
@@ -24,6 +23,8 @@ from stream.sources.snapshots import (
     IN_FUTURE,
     LEAST_SPEED_MS,
     MOST_SPEED_MS,
+    Decode,
+    DecodedApart,
     Snapshot,
     SnapshotError,
     decompressed,

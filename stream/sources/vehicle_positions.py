@@ -12,6 +12,8 @@ The part of GTFS-realtime that is read, and its bounds. A parser keeps all else 
 Two bytes of a snapshot can be a message of their own, which takes a hundred once it is parsed. So parts are counted
 before: of protobuf its entities, because nothing else that is read here is repeated, and of JSON and text what
 separates values.
+
+GTFS-realtime VehiclePositions as canonical events.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -28,8 +31,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.transit import gtfs_realtime_pb2
 
+from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.sources.file_kinds import BOM
-from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Snapshot, SnapshotError, SnapshotRows
+from stream.sources.snapshot_events import SnapshotEvents
+from stream.sources.snapshots import LARGEST_SNAPSHOT, MAX_FUTURE_US, Decode, Snapshot, SnapshotError, SnapshotRows
 
 MOST_ENTITIES = 100_000
 """Of one snapshot; the largest cities have some 10 000 vehicles."""
@@ -366,3 +371,15 @@ def _single(text: str) -> float:
 
 def _integer_or_single(text: str) -> int | float:
     return int(text) if len(text) <= _UINT64_DIGITS else _single(text)
+
+
+class GtfsRealtime(SnapshotEvents):
+    """Events of VehiclePositions, whose speeds are in m/s, as the format prescribes, or in ``feed.speed_unit``."""
+
+    unit_of_format = "m/s"
+
+    def decoder(self, feed: FeedConfig) -> Decode:
+        """The snapshot in the bytes of a FeedMessage."""
+        zone = None if feed.times_zone is None else ZoneInfo(feed.times_zone)
+        kmh = SPEED_TO_KMH[self.unit]
+        return partial(decode_snapshot, max_future_us=self.max_future_us, kmh=kmh, times_zone=zone)

@@ -17,8 +17,16 @@ from dpcore.accounting import NANO
 from dpcore.arrays import FloatArray
 from dpcore.budget import from_micro
 from dpcore.contributions import Counts
-from stream.messages.estimate import is_anybody
-from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, Message, cell_text, digest, window_message
+from stream.messages.message import (
+    HEXAGON_SPEED,
+    SPATIAL_HISTOGRAM,
+    WINDOW,
+    Message,
+    cell_text,
+    digest,
+    is_anybody,
+    window_message,
+)
 from stream.statistics.columns import (
     CDF,
     DECIMALS,

@@ -1,22 +1,46 @@
-"""How processes inside the trust boundary reach Redis: address, encryption and credentials as configured."""
+"""How processes inside the trust boundary reach Redis: address, encryption and credentials as configured.
+
+Scripts of ``stream/storage/lua``: whatever reads and writes in one step. They are called by their digest.
+"""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib import resources
 from typing import Any, cast
 
 import redis as blocking
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, RedisClusterException
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from stream.config.servers import RedisConfig, host_and_port, redacted
 from stream.servers.connection import first_line, tls_context
+
+Argument = str | int | bytes
+
+
+@cache
+def text_of(name: str) -> str:
+    """The text of the script."""
+    return resources.files("stream.storage").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+async def run(redis: Any, name: str, keys: Sequence[str], *args: Argument) -> Any:
+    """The answer of the script ``name``."""
+    text = text_of(name)
+    try:
+        return await redis.evalsha(redis.register_script(text).sha, len(keys), *keys, *args)
+    except NoScriptError:
+        # Loading it would ask every shard, of which one may be away; this one learns it by running it once.
+        return await redis.eval(text, len(keys), *keys, *args)
+
 
 CLUSTER_SECONDS = 5.0
 """How long a node of a cluster has to answer. After that another one is asked which node has taken its place."""

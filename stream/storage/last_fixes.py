@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stream.storage.client import text_of
 from stream.storage.keys import FeedKeys
-from stream.storage.scripts import text_of
 from stream.windows import EARLIEST_US, LATEST_S
 
 if TYPE_CHECKING:

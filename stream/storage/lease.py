@@ -11,7 +11,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from stream.storage.scripts import run
+from stream.storage.client import run
 
 LEASE_SECONDS = 15.0
 """Seconds after which another worker can continue if the owner was killed."""

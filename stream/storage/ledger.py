@@ -25,8 +25,8 @@ from redis.exceptions import ResponseError
 from dpcore.arrays import IdArray, IntArray
 from dpcore.budget import ChargeBasis
 from stream.config import Config
+from stream.storage.client import run
 from stream.storage.keys import FeedKeys
-from stream.storage.scripts import run
 from stream.windows import Period, Slotting, utc_text
 
 AFRESH = (

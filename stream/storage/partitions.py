@@ -10,7 +10,7 @@ from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
-from stream.storage.scripts import run, text_of
+from stream.storage.client import run, text_of
 
 Call = tuple[Sequence[str], Sequence[str | int | bytes]]
 """Keys and arguments of a script."""

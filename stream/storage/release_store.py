@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from stream.config import Config
+from stream.storage.client import Argument, run
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import AlreadyReleasedError, OutOfTurnError
-from stream.storage.scripts import Argument, run
 from stream.windows import utc_text
 
 

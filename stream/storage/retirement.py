@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
+from stream.storage.client import run
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.partitions import Call, each
 from stream.storage.release_store import Released
-from stream.storage.scripts import run
 from stream.windows import Slotting
 
 _CHUNK = 1_000

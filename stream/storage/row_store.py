@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from redis.asyncio import Redis
 
 from stream.config import Config
+from stream.storage.client import Argument, run
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import AFRESH
 from stream.storage.partitions import KnownPartition, each, known_partitions
-from stream.storage.scripts import Argument, run
 from stream.storage.sealed_rows import ROW, SealedRows
 from stream.windows import PartitionTime
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from redis.asyncio import Redis
 
+from stream.storage.client import run
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.partitions import Call, KnownPartition, each, known_partitions
-from stream.storage.scripts import run
 from stream.windows import utc_text
 
 ROW = np.dtype(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Self
 from redis.asyncio import Redis
 
 from stream.config import Config
+from stream.storage.client import run
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import LedgerError
-from stream.storage.scripts import run
 from stream.windows import utc_text
 
 NO_TOPIC = "no topic"

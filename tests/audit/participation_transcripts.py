@@ -17,9 +17,8 @@ from stream.config.public_cells import public_cells
 from stream.statistics.participation.draw import exact_integers
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
-from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
-from stream.statistics.window_release import plan_window
+from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.support.builders import SLOT, random_rows, zcdp_config

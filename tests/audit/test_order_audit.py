@@ -16,8 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 from dpcore.noise import Noise
-from stream.app.process import ProcessDiedError, WorkProcess
-from stream.app.services import Closing
+from stream.app.services import Closing, ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.public_cells import public_cells

@@ -19,8 +19,7 @@ import pytest
 
 from stream.statistics import pacing
 from stream.statistics.plan import Plan
-from stream.statistics.relations import speed_of
-from stream.statistics.window_release import plan_window
+from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.audit.values_transcripts import (

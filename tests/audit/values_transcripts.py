@@ -24,9 +24,8 @@ from stream.config import Config
 from stream.statistics import pacing
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
-from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
-from stream.statistics.window_release import plan_window
+from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.audit.shipped import recorded
 from tests.audit.values_losses import of_each_number

@@ -16,7 +16,7 @@ import numpy as np
 from dpcore.contributions import Contributions, Counts
 from stream.config import Config
 from stream.config.public_cells import public_cells
-from stream.statistics.participation.plan import plan_participation
+from stream.statistics.participation.draw import plan_participation
 from stream.statistics.plan import Allowance, Due, Plan, encode_plan
 from stream.statistics.window_rows import contributions_of
 from stream.storage.row_store import ROW

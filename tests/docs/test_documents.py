@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from bench.__main__ import BENCHMARKS
+from bench.__main__ import app as benchmarks
 from stream.cli import app
-from stream.cli.bench import BENCHMARKS
 from stream.local import REPO_ROOT, free_port
 from tests.docs.desk import Desk, small_desk
 from tests.docs.pages import DIRECTIVES, Block, blocks, escaping, pages, spoken
@@ -124,9 +125,11 @@ def used(block: Block) -> set[str]:
 
 
 def resolved(line: str) -> tuple[str, set[str]]:
-    """(Command, words that are neither a command nor an option of it) of a line that begins with ``hexveil``."""
-    words = shlex.split(re.split(r" [|>&;]|$", line)[0], comments=True)[1:]
-    command, path = typer.main.get_command(app), []
+    """(Command, words that are neither a command nor an option of it) of a line of hexveil or ``python -m bench``."""
+    words = shlex.split(re.split(r" [|>&;]|$", line)[0], comments=True)
+    benchmark = words[:3] == ["python", "-m", "bench"]
+    words = words[3:] if benchmark else words[1:]
+    command, path = typer.main.get_command(benchmarks if benchmark else app), []
     while hasattr(command, "get_command") and words and not words[0].startswith("-"):
         path.append(words.pop(0))
         command = command.get_command(None, path[-1])
@@ -142,14 +145,14 @@ def resolved(line: str) -> tuple[str, set[str]]:
 @pytest.mark.parametrize("page", BLOCKS, ids=names)
 def test_every_command_and_option_that_the_page_names_exists(page: Path) -> None:
     said = [re.sub(r"^([A-Z_]+=\S+ )+", "", line.strip()) for line in spoken(page)]
-    wrong = {line: resolved(line)[1] for line in said if line.startswith("hexveil ")}
+    wrong = {line: resolved(line)[1] for line in said if line.startswith(("hexveil ", "python -m bench "))}
     assert {line: words for line, words in wrong.items() if words} == {}
 
 
 def test_a_command_or_an_option_that_does_not_exist_is_noticed() -> None:
     assert resolved("hexveil ledger show --config x | head --lines 3") == ("ledger show", set())
     assert resolved("hexveil ledger shew") == ("ledger shew", {"shew"})
-    assert resolved("hexveil bench sse --fast --json  # --not-this") == ("bench", {"--fast"})
+    assert resolved("python -m bench sse --fast --json  # --not-this") == ("", {"--fast"})
 
 
 def test_make_knows_every_target_that_the_documents_name() -> None:
@@ -177,16 +180,16 @@ def test_make_demo_hands_over_what_it_is_given(given: list[str], options: str) -
 
 
 def test_make_bench_runs_every_benchmark_or_those_that_are_named() -> None:
-    assert recipe("bench") == [f"hexveil bench $name --json; done in {' '.join(BENCHMARKS)}"]
-    assert recipe("bench", "BENCHMARKS=sse ingest") == ["hexveil bench $name --json; done in sse ingest"]
+    assert recipe("bench") == [f"python -m bench $name --json; done in {' '.join(BENCHMARKS)}"]
+    assert recipe("bench", "BENCHMARKS=sse ingest") == ["python -m bench $name --json; done in sse ingest"]
 
 
 def recipe(*target: str) -> list[str]:
     """Commands of hexveil that make would run, each with the list of the loop it stands in."""
     output = subprocess.run(["make", "-n", *target], cwd=REPO_ROOT, capture_output=True, text=True, check=True).stdout
-    lines = [line for line in output.splitlines() if "bin/hexveil" in line]
+    lines = [line for line in output.splitlines() if re.search("bin/(hexveil|python -m bench)", line)]
     loops = [re.search(r"for name in (.*?);", line) for line in lines]
-    commands = [line[line.index("hexveil") :].strip() for line in lines]
+    commands = [line[line.rindex("bin/") + 4 :].strip() for line in lines]
     return [command + (f" in {loop[1]}" if loop else "") for command, loop in zip(commands, loops, strict=True)]
 
 

@@ -19,8 +19,7 @@ from stream.config.privacy import MAX_DELTA
 from stream.config.promise import COMPARATORS, factor, percent, posterior
 from stream.config.public_cells import public_cells
 from stream.local import REPO_ROOT
-from stream.statistics.participation.draw import draw_participation
-from stream.statistics.participation.plan import participation_of
+from stream.statistics.participation.draw import draw_participation, participation_of
 from stream.storage.row_store import ROW
 from stream.terms import Terms
 from tests.support import hourly

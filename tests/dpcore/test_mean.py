@@ -154,6 +154,7 @@ def test_charges_round_up_and_allowances_round_down(epsilon: Decimal) -> None:
     assert to_micro(epsilon, round_up=False) <= exact <= to_micro(epsilon, round_up=True)
     for tenth in (0.1, np.float64(0.1), np.float32(0.1), "0.1"):
         assert to_micro(tenth, round_up=False) == to_micro(tenth, round_up=True) == 100_000
+    assert type(to_micro(np.int64(2), round_up=True)) is int, "a charge of numpy's would wrap around"
 
 
 @pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), float("inf"), "x", 1e-9])

@@ -13,10 +13,20 @@ import pytest
 from scipy import stats
 
 from dpcore import noise as sampler
-from dpcore._inversion import PART, PARTS, WHOLE, Inversion, part_tails, whole_tails
 from dpcore.errors import OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian, gaussian_half_width
-from dpcore.noise import WIDE, Groups, Noise, interval_half_width
+from dpcore.noise import (
+    PART,
+    PARTS,
+    WHOLE,
+    WIDE,
+    Groups,
+    Inversion,
+    Noise,
+    interval_half_width,
+    part_tails,
+    whole_tails,
+)
 from tests.support.tapes import Geometric
 
 N = 200_000

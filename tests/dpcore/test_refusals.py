@@ -28,7 +28,7 @@ from dpcore.noise import Noise
 from dpcore.pair_sums import PairSums
 from dpcore.participation import Layout, PublicCells, integers
 from dpcore.scales import LaplaceScales, noise_ratio
-from dpcore.single_cell.grouping import bestfit
+from dpcore.single_cell.cell import bestfit
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
 from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, select_quantiles, select_range
 from dpcore.suppression import suppress, sweep_chop_user

@@ -19,10 +19,10 @@ from stream.messages.message import WINDOW, Message, decode_outbox
 from stream.protocol.ledger_check import Known, LedgerCheck
 from stream.protocol.markers import Marker, Published, Ranked
 from stream.statistics.plan import Plan
+from stream.storage.client import text_of
 from stream.storage.keys import FeedKeys, PartKeys
 from stream.storage.ledger import Ledger
 from stream.storage.row_store import ROW, RowStore
-from stream.storage.scripts import text_of
 from tests.model.server import StateServer
 from tests.model.stepping import DRAW, Request, Step, SteppedRedis, Steps, charges_of, name_of, seam
 from tests.model.variants import Variant

@@ -188,10 +188,6 @@ def test_feeds_of_files_and_senders_name_what_is_missing(desk: Desk) -> None:
     assert "token.txt" in desk.run("push", "--token-file", "token.txt", code=2).stderr
 
 
-def test_benchmarks_say_that_they_live_in_the_source_tree(desk: Desk) -> None:
-    assert "pip install -e ." in desk.run("bench", "mechanisms", code=2).stderr
-
-
 @pytest.mark.skipif(
     shutil.which("java") is None, reason="no Java on PATH: what the demo needs of it is tried elsewhere"
 )

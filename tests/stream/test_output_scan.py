@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from stream.app.ingesting import Ingesting
+from stream.app.running import Ingesting
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.histogram import MECHANISMS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stream.config import Config, load_config
-from stream.statistics.participation.plan import layout_of
+from stream.statistics.participation.draw import layout_of
 from stream.statistics.plan import Plan
 from tests.support import hourly
 

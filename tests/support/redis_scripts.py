@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from stream.storage import scripts
+from stream.storage import client
 
 
 @contextmanager
 def altered_script(name: str, line: str, other: str) -> Iterator[None]:
     """Let the script ``name`` have ``other`` in place of ``line``, which it has once."""
-    text_of = scripts.text_of
+    text_of = client.text_of
     assert text_of(name).count(line) == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            scripts, "text_of", lambda asked: text_of(asked).replace(line, other) if asked == name else text_of(asked)
+            client, "text_of", lambda asked: text_of(asked).replace(line, other) if asked == name else text_of(asked)
         )
         yield
 

@@ -18,9 +18,8 @@ from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import draw_histograms
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan
-from stream.statistics.relations import speed_of
 from stream.statistics.smoothing_state import Memory
-from stream.statistics.window_release import plan_window
+from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from stream.terms import FixRules, Terms, UserLimits
 from tests.support.builders import SLOT

@@ -24,7 +24,7 @@ from dpcore.gaussian import discrete_gaussian
 from dpcore.noise import Noise
 from dpcore.spatial.mechanism import noisy_counts
 from dpcore.spatial.partition import draw_counts
-from stream.app.ingesting import Ingesting
+from stream.app.running import Ingesting
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.ingestion import reader

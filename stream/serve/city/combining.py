@@ -11,7 +11,7 @@ and r its raw mean, the noisy sum of speeds is s = (l + w/2)·n + (r − l − w
 took the ratio. The mean is Σs/Σn, its interval Fieller's: all m with (Σs − m·Σn)² <= z²·Var(noise of Σs − m·Σn). Where
 Σn is not clearly above 0 these are no interval, and there is no mean.
 
-What a model made of the cells' means (:mod:`stream.messages.estimate`) has errors that may depend on each other, so
+What a model made of the cells' means (:mod:`stream.messages.message`) has errors that may depend on each other, so
 they are not averaged out: the weighted mean of the estimates has the weighted means of their ends as its interval.
 Where that is narrower than the interval of the released means together, it leads; else these do.
 
@@ -30,7 +30,7 @@ import msgspec
 from dpcore.bernstein import MEAN_OF
 from dpcore.cdf import ONE_SIDED
 from stream.config.value import QUANTUM
-from stream.messages.estimate import RELEASED, estimates_of
+from stream.messages.message import RELEASED, estimates_of
 from stream.serve.city.areas import Area
 from stream.serve.window_store import Clipping
 

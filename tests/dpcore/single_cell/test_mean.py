@@ -18,8 +18,7 @@ from dpcore.budget import MICRO
 from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
 from dpcore.noise import MAX_SCALE_NUMERATOR, Noise
 from dpcore.scales import noise_ratio
-from dpcore.single_cell.cell import losses
-from dpcore.single_cell.grouping import bestfit, lower_median, widest_grouping
+from dpcore.single_cell.cell import bestfit, losses, lower_median, widest_grouping
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax, minimax_samples
 from tests.dpcore.silence import Silence
 

@@ -16,9 +16,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from stream.app.doctor import examine
-from stream.app.kafka_findings import Finding, replication_finding
-from stream.app.operator_page import page
+from stream.app.doctor import Finding, examine, replication_finding
+from stream.app.worker import page
 from stream.cli import app
 from stream.config import Config
 from stream.ingestion.bounded import MAX_FETCH_BYTES

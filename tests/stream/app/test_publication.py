@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from stream.app.process import WorkProcess
-from stream.app.services import Closing, Publishing
+from stream.app.services import Closing, Publishing, WorkProcess
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.local import free_port

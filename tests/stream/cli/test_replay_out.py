@@ -180,7 +180,7 @@ def test_a_reader_of_stdout_that_ends_early_is_named_not_the_folder_of_the_ledge
     done = replay(day, "--state", "ledger", stdout=writing)
     os.close(writing)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert done.stderr.startswith("stdout: its reader ended before all was written, and what was written")
+    assert done.stderr.startswith("hexveil: stdout: its reader ended before all was written, and what was written")
 
 
 def test_what_a_terminal_cannot_show_is_written_as_its_number(day: Path) -> None:

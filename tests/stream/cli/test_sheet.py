@@ -20,12 +20,11 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.cli.sheet import as_html, as_markdown, fingerprint, nights_to_stand_out
-from stream.cli.tune_writing import check_target, keys_for, write_chosen
+from stream.cli.tune import check_target, keys_for, write_chosen
 from stream.config import Config, load_config
 from stream.config.promise import DAYS, bounds, factor, one_day_among_others, percent, posterior
-from stream.evaluation.leading import Outcome
+from stream.evaluation.leading import Outcome, Want
 from stream.evaluation.tuning import EPSILONS, Setting, Trial
-from stream.evaluation.wants import Want
 from stream.local import REPO_ROOT
 from stream.messages.topics import KEPT_PERIODS, LAST_FIXES, kept, topic_plans
 from stream.sources.derived_speed import DerivationLimits

@@ -26,7 +26,7 @@ from stream.config.section import BoundingBox
 from stream.diagnosis.measures import measure
 from stream.diagnosis.observations import InspectionError, Observations
 from stream.diagnosis.observing import observe_file
-from stream.sources.standard_input import StandardInput
+from stream.sources.lines import StandardInput
 from tests.stream.sources.agency import Agency, answer
 from tests.stream.sources.gtfs import START
 from tests.support.inspecting import CONFIG, inspected, problems

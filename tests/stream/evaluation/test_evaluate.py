@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
-from stream.evaluation.draws import Places, Tables, score_draw
-from stream.evaluation.evaluate import PlannedWindow, evaluate, planned_windows, report
+from stream.evaluation.evaluate import Places, PlannedWindow, Tables, evaluate, planned_windows, report, score_draw
 from stream.evaluation.leading import released
 from stream.evaluation.scores import Errors
 from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed

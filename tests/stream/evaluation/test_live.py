@@ -29,10 +29,9 @@ from stream.config.rewriting import rewritten
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.drop_tuning import DropSearch
 from stream.evaluation.histograms import evaluate_histograms, with_histogram_epsilon
-from stream.evaluation.incident import Response, Watch, plant
+from stream.evaluation.leading import EXAMPLE_OF_A_DROP, DropWant
 from stream.evaluation.live import EVENTS, evaluate_live, typical_of
-from stream.evaluation.living import Exact, Shown, exact_windows
-from stream.evaluation.wants import EXAMPLE_OF_A_DROP, DropWant
+from stream.evaluation.living import Exact, Response, Shown, Watch, exact_windows, plant
 from stream.offline import split_by_slot
 from stream.statistics.histograms.fixes import Fixes, fixes_of
 from stream.statistics.histograms.histograms import draw_histograms, exact_counts, region_domain, regions_of

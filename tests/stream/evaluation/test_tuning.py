@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config import load_config
 from stream.diagnosis.reading import read_recording
-from stream.evaluation.leading import Leading, Outcome, released, simulate, with_terms
+from stream.evaluation.leading import Leading, Outcome, Want, released, simulate, with_terms
 from stream.evaluation.tuning import EPSILONS, Recording
-from stream.evaluation.wants import Want
 from tests.support import hourly
 from tests.support.builders import SLOT, random_rows, riders_config
 

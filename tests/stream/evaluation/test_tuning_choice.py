@@ -14,10 +14,9 @@ import pytest
 from dpcore.accounting import epsilon_of_rho
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
-from stream.evaluation.leading import Outcome, Spending
+from stream.evaluation.leading import Outcome, Spending, Want
 from stream.evaluation.tuning import EPSILONS, Search, Setting, Trial, Tuning, alternatives, terms_of
-from stream.evaluation.wants import Want
-from stream.statistics.participation.plan import participation_of
+from stream.statistics.participation.draw import participation_of
 from stream.statistics.plan import Due, Plan
 from stream.storage.row_store import ROW
 from stream.terms import Terms

@@ -26,12 +26,11 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.local import REPO_ROOT
-from stream.messages.asyncapi import EXAMPLES, document
 from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, WINDOW, Message, digest, schema, window_message
 from stream.messages.shapes import Place, centre_of, geometry_of, places_of
 from stream.messages.tables import ALWAYS, TOTALS, feature, row_of, rows_of, table_of
-from stream.messages.topics import topic_plans
+from stream.messages.topics import EXAMPLES, document, topic_plans
 from stream.windows import Window
 from tests.stream.serve.city import STEADY, bodies, city_config, window
 from tests.stream.serve.serving import released, serving_file

@@ -16,8 +16,7 @@ import pytest
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from stream.app.process import ProcessDiedError, WorkProcess
-from stream.app.services import Closing
+from stream.app.services import Closing, ProcessDiedError, WorkProcess
 from stream.app.worker import Worker
 from stream.cli import app as command
 from stream.config import Config

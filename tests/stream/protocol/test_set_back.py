@@ -23,7 +23,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from redis.asyncio import Redis
 
-from stream.app.kafka_findings import retention_finding
+from stream.app.doctor import retention_finding
 from stream.config import Config
 from stream.local import REPO_ROOT, RedisServer, free_port
 from stream.messages.message import WINDOW, Message

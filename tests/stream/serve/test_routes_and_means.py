@@ -25,9 +25,8 @@ from pyarrow import parquet
 from dpcore.noise import Noise
 from stream.cli.demo_view import Releases
 from stream.config import Config
-from stream.messages.estimate import estimates_of, with_estimates
 from stream.messages.lines import line_of
-from stream.messages.message import HEXAGON_SPEED, Message
+from stream.messages.message import HEXAGON_SPEED, Message, estimates_of, with_estimates
 from stream.messages.tables import row_of
 from stream.serve.api import SERVICE
 from stream.serve.cell_history import Usual

@@ -19,8 +19,7 @@ from pyarrow import parquet
 
 from dpcore.noise import Noise
 from stream.config import Config, ConfigError
-from stream.messages.estimate import estimates_of
-from stream.messages.message import HEXAGON_SPEED, Message, validator
+from stream.messages.message import HEXAGON_SPEED, Message, estimates_of, validator
 from stream.messages.tables import table_of
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.city.places import Scheduled, ScheduledCell, ScheduledDays, read_places

@@ -17,8 +17,15 @@ import pytest
 
 from dpcore.spatial import Rectangles, histogram_from_release
 from stream.local import REPO_ROOT
-from stream.messages.estimate import with_estimates
-from stream.messages.message import HEXAGON_SPEED, LARGEST_NUMBER, SPATIAL_HISTOGRAM, WINDOW, digest, schema
+from stream.messages.message import (
+    HEXAGON_SPEED,
+    LARGEST_NUMBER,
+    SPATIAL_HISTOGRAM,
+    WINDOW,
+    digest,
+    schema,
+    with_estimates,
+)
 from stream.messages.tables import table_of
 from stream.serve.hexagons import MAX_RANGE_BYTES, MAX_WAITING
 from stream.serve.reading.intake import Arrival

@@ -24,8 +24,7 @@ from openapi_spec_validator import validate
 from playwright.async_api import Browser
 from pyarrow import parquet
 
-from stream.messages.estimate import with_estimates
-from stream.messages.message import HEXAGON_SPEED
+from stream.messages.message import HEXAGON_SPEED, with_estimates
 from stream.serve import api_page
 from stream.serve.api import make_app
 from stream.serve.ogc.features import ROOT

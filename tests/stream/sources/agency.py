@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.local import LOOPBACK
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.polling import Poller, PollSettings
+from stream.sources.vehicle_positions import GtfsRealtime
 from stream.windows import Slotting
 from tests.stream.sources.gtfs import START, snapshot_bytes
 

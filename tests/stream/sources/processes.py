@@ -9,7 +9,7 @@ from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
 from stream.sources import fix_memory
 from stream.sources.derived_speed import DerivationLimits
 from stream.sources.fix_memory import FixMemory, Opened
-from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.vehicle_positions import GtfsRealtime
 from stream.storage.client import blocking_client
 from stream.storage.last_fixes import LastFixes
 from tests.stream.sources.agency import reader

@@ -22,7 +22,7 @@ from dpcore.earth import great_circle_m
 from stream.ingestion.pseudonyms import key_fingerprint, load_user_key
 from stream.local import LOOPBACK, RedisServer
 from stream.sources import fix_memory as module
-from stream.sources.gtfs_rt import GtfsRealtime
+from stream.sources.vehicle_positions import GtfsRealtime
 from stream.storage import last_fixes
 from stream.storage.last_fixes import FIX
 from stream.storage.row_store import RowStore

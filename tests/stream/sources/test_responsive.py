@@ -20,14 +20,12 @@ from typer.testing import CliRunner
 from stream.cli import app
 from stream.config.feed import FeedConfig
 from stream.sources import siri
-from stream.sources.apart import LARGE_BYTES, Decode, DecodedApart
-from stream.sources.background import in_background
-from stream.sources.delivery import Pacer, Progress, deliver
+from stream.sources.delivery import Pacer, Progress, deliver, in_background
 from stream.sources.live import FileSink, poll
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.snapshot_events import SnapshotEvents
-from stream.sources.snapshots import Snapshot, SnapshotError
+from stream.sources.snapshots import LARGE_BYTES, Decode, DecodedApart, Snapshot, SnapshotError
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
 from tests.stream.sources.agency import FEED, Agency, answer, fleet, reader

@@ -1,6 +1,6 @@
 """The synthetic feed is deterministic and plausible, and has the requested shares of faults. The live city: its budget
 pays for every car, its truth is that of its events, and an incident slows what is near. The simulated agency publishes
-what the adapter reads, and the demo shows it from there."""
+what the adapter reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -25,17 +25,15 @@ import typer
 from typer.testing import CliRunner
 
 from stream.cli import simulate as simulate_cli
-from stream.cli.demo_services import Feeding
 from stream.cli.demo_view import CITY
 from stream.config import load_config
 from stream.config.feed import FeedConfig
-from stream.local import REPO_ROOT
+from stream.local import REPO_ROOT, free_port
 from stream.sources.agency import SimulatedAgency, simulated_clock
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.live_city import LiveCity, Truth
 from stream.sources.network import ARTERIAL, RING, STREET, build_network
 from stream.sources.simulate import GARBAGE, LONGEST_DELAY_S, Faults, Simulation, simulate
-from stream.sources.vehicle_positions import decode_snapshot
+from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from stream.windows import Slotting
 from tests.stream.sources.recordings import AUSTIN
 from tests.support import hourly
@@ -341,27 +339,20 @@ def test_the_agencys_clock_runs_at_its_pace_and_never_overtakes_the_present() ->
     assert NOON_US + 2_000_000 <= slow() < NOON_US + 10_000_000_000
 
 
-def test_with_kafka_the_demo_polls_the_agency_by_the_command_that_a_city_types() -> None:
-    commands = Feeding(None, "canonical", 8901).commands(load_config(hourly.BUS))
-    assert list(commands) == ["agency", "source"]
-    assert commands["source"][:2] == ["gtfs-rt", "http://127.0.0.1:8901/vehicle-positions.pb"]
-    assert commands["agency"][-2:] == ["--serve", "8901"]
-
-
-def test_the_demo_shows_releases_of_an_agency_that_is_polled_without_kafka(repo_root: Path) -> None:
-    command = [sys.executable, "-m", "stream", "demo", "--no-kafka", "--feed", "gtfs-rt"]
-    with subprocess.Popen(
-        command, cwd=repo_root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as demo:
-        assert demo.stdout is not None
-        first = demo.stdout.readline()
-        os.killpg(demo.pid, signal.SIGINT)
-        rest, errors = demo.communicate(timeout=150)
-    assert demo.returncode == 0, errors
-    assert "06:00–09:00" in first
-    assert "Windows closed: " in rest
-    assert "failing their JSON Schema: 0" in rest
-    assert "Agency: http://127.0.0.1:" in errors
-    assert "hexveil gtfs-rt URL" in errors
-    assert "Traceback" not in errors
-    assert "does not answer" not in errors, "the agency listens before it is asked"
+def test_the_command_that_a_city_types_reads_the_agency_that_the_simulator_serves(
+    hexveil: Sequence[str], repo_root: Path
+) -> None:
+    port, yesterday = free_port(), datetime.now(UTC) - timedelta(days=1)
+    served = [*hexveil, "simulate", "--serve", str(port), "--pace", "600", "--start", yesterday.isoformat()]
+    address = f"http://127.0.0.1:{port}/vehicle-positions.pb"
+    with subprocess.Popen(served, cwd=repo_root) as agency:
+        command = [*hexveil, "gtfs-rt", address, "--interval", "1s", "--out", "-"]
+        with subprocess.Popen(command, cwd=repo_root, stdout=subprocess.PIPE) as feed:
+            assert feed.stdout is not None
+            event = json.loads(feed.stdout.readline())
+            feed.send_signal(signal.SIGINT)
+            feed.communicate(timeout=60)
+        agency.send_signal(signal.SIGINT)
+    assert (feed.returncode, agency.returncode) == (0, 0)
+    assert event["user"].startswith("bus-")
+    assert {"time", "lat", "lng", "speed"} <= set(event)

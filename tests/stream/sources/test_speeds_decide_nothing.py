@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stream.ingestion.decoding import REASONS, Batch, Decoder, Reason
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.hfp import HighFrequencyPositions
 from stream.sources.siri import SiriVehicleMonitoring
+from stream.sources.vehicle_positions import GtfsRealtime
 from tests.stream.sources.gtfs import snapshot_bytes
 from tests.stream.sources.speedless import config_of, feed, publication
 from tests.support.builders import SLOT

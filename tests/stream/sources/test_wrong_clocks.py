@@ -14,12 +14,11 @@ import pytest
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
-from stream.sources.gtfs_rt import GtfsRealtime
 from stream.sources.hfp import HighFrequencyPositions, Publication
 from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.snapshots import Snapshot, without_clocks_ahead
 from stream.sources.timestamps import Judged, TimestampWatch
-from stream.sources.vehicle_positions import decode_snapshot
+from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from stream.windows import Slotting
 from tests.stream.sources.agency import FEED, reader, run
 from tests.stream.sources.clocks import EVERY_S, KMH, body_at, fixes, skewed_at

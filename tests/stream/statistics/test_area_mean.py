@@ -33,8 +33,7 @@ from stream.config.public_cells import Box, read_area
 from stream.messages.message import WINDOW, validator
 from stream.statistics import observed_means
 from stream.statistics.columns import Derived
-from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import layout_of, participation_of
+from stream.statistics.participation.draw import exact_integers, layout_of, participation_of
 from stream.statistics.pipeline import post_process
 from stream.statistics.plan import Plan, decode_plan, encode_plan
 from stream.statistics.smoothing_state import Memory

@@ -25,7 +25,7 @@ from stream.cli import app
 from stream.config import Config
 from stream.config.histogram import REGIONS
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, digest
-from stream.statistics import relations
+from stream.statistics import window_release
 from stream.statistics.histograms.fixes import Fixes, fixes_of
 from stream.statistics.histograms.histograms import (
     contributing,
@@ -162,7 +162,7 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
         pays = (charges > 0) & (charges + asked <= allowance.left)
         return msgspec.structs.replace(plan, due=due, charges=np.where(pays, charges + asked, 0))
 
-    monkeypatch.setattr(relations, "plan_values", exact_loss)
+    monkeypatch.setattr(window_release, "plan_values", exact_loss)
     config = tight("values", tmp_path, **{"speed.suppression": "none"})
     assert any(moves_too_much(config, day(seed)) for seed in range(6))
 

@@ -26,8 +26,7 @@ from stream.config.public_cells import public_cells
 from stream.messages.message import HEXAGON_SPEED
 from stream.serve.city.combining import combined, numbers_of
 from stream.serve.window_store import Clipping
-from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import participation_of
+from stream.statistics.participation.draw import exact_integers, participation_of
 from stream.statistics.plan import ParticipationPart, Plan, decode_plan, encode_plan
 from stream.statistics.residual_clipping import response_of, with_ranges
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory

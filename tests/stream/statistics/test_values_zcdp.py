@@ -20,10 +20,9 @@ from stream.statistics.columns import Derived
 from stream.statistics.pacing import spendable
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
-from stream.statistics.relations import speed_of
 from stream.statistics.residual_clipping import response_of, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
-from stream.statistics.window_release import plan_window
+from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from tests.support.builders import LIVE, SLOT, bus_config, live_config, random_rows
 from tests.support.releasing import due_of

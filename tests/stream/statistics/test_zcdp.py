@@ -34,8 +34,7 @@ from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.serve.received import received
-from stream.statistics.participation.draw import exact_integers
-from stream.statistics.participation.plan import participation_of, participation_with
+from stream.statistics.participation.draw import exact_integers, participation_of, participation_with
 from stream.statistics.plan import Due, decode_plan, encode_plan
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger, LedgerError

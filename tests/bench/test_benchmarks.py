@@ -1,4 +1,4 @@
-"""``hexveil bench`` runs every benchmark, marks quick figures, and reports misuse before anything is measured. A
+"""``python -m bench`` runs every benchmark, marks quick figures, and reports misuse before anything is measured. A
 command that is a fork of an importing process is, to its caller, like one that Python was started for."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typer.testing import CliRunner, Result
 
 import bench
 from bench import mechanisms, range_intervals
-from stream.cli import app
-from stream.cli.bench import BENCHMARKS
+from bench.__main__ import BENCHMARKS
+from bench.__main__ import app as benchmarks
 from tests.support import hourly
 from tests.support.environment import environment
 
@@ -31,7 +31,7 @@ OPTIONS = ("target", "seconds", "rate")
 
 
 def hexveil_bench(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["bench", *arguments])
+    return CliRunner().invoke(benchmarks, arguments)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``hexveil bench``: runs one benchmark. The benchmarks are in the source tree, not in the installed package."""
+"""``python -m bench NAME``: runs one benchmark and prints its figures as JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from stream.cli.options import FAILED, UNREACHABLE, AsJson, stop
+from stream.local import LocalServerError
 
 BENCHMARKS = {
     "city_windows": "processor time, memory and Redis's longest command to close a city's window, from its rows to its "
@@ -45,7 +46,11 @@ _FAULTS = ("regressions", "violations")
 """Figures that list what must not be."""
 
 
-def command(
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command(epilog=EPILOG)
+def main(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
     quick: Annotated[
         bool,
@@ -72,8 +77,6 @@ def command(
     try:
         module = import_module(f"bench.{name}")
     except ModuleNotFoundError as error:
-        if error.name in ("bench", f"bench.{name}"):
-            stop("the benchmarks are in the source tree only: run this from a clone with 'pip install -e .'")
         stop(f"benchmark {name!r} needs {error.name}: pip install -e '.[dev]'")
     chosen = {"target": target, "seconds": seconds, "rate": rate}
     figures = _measured(name, module, quick, {key: value for key, value in chosen.items() if value is not None})
@@ -85,8 +88,6 @@ def command(
 
 
 def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> dict[str, Any]:
-    from stream.local import LocalServerError
-
     for option in options:
         if f"--{option}" not in BENCHMARKS[name]:
             stop(f"benchmark {name!r} has no --{option}; leave it out")
@@ -98,3 +99,7 @@ def _measured(name: str, module: Any, quick: bool, options: dict[str, Any]) -> d
     except LocalServerError as error:
         stop(error, UNREACHABLE)
     return figures
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m bench")
