@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bench.not_private import best_non_private, leaky
 from bench.progress import shown
 from bench.recordings import absent, recordings
 from dpcore.budget import to_micro
@@ -38,7 +39,6 @@ from dpcore.spatial import (
 )
 from dpcore.spatial.euler import Euler
 from dpcore.spatial.euler_inference import infer
-from dpcore.spatial.not_private import best_non_private, leaky
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer
 from dpcore.spatial.regions import Regions

@@ -53,12 +53,11 @@ class Dynamics:
 class SmoothingState:
     """What is known about K cells and the area from past windows, in the unit of U.
 
-    ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that precision and mean
-    shift / precision. ``passing``, ``passing_variance``: (K,), mean and variance of its passing deviation. ``trend``
-    (1 + k,): level and effects. ``profile`` (24,): the level at each hour of the day, with an infinite variance where
-    no window was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time of the state.
-    ``calibration``: how wide releases show intervals to be. Raises :class:`ParameterError` for columns that do not fit
-    or are not finite.
+    ``precision``, ``shift``: (K,), the lasting deviation of each cell as a Gaussian of that precision and mean shift /
+    precision. ``passing``, ``passing_variance``: (K,), mean and variance of its passing deviation. ``trend`` (1 + k,):
+    level and effects. ``profile`` (24,): the level at each hour of the day, with an infinite variance where no window
+    was seen. ``places``: (K, 2) latitude and longitude in degrees. ``hours``: time of the state. ``calibration``: how
+    wide releases show intervals to be. Raises :class:`ParameterError` for columns that do not fit or are not finite.
     """
 
     cells: IdArray

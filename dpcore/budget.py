@@ -7,7 +7,7 @@ come. Relation "values" only: there charges are functions of public counts, earl
 To be proved: if every window charges at most its grant, a user's charges of a period never exceed their budget, and the
 grant depends on that user's own past charges and on public facts only, as the individual filter demands (Feldman and
 Zrnic 2021). Proof: the grant is at most budget − spent; its arguments are one user's own. Tested: over random periods,
-with a grant of another user's ledger planted, in ``tests/dpcore/test_participation.py``.
+with a grant of another user's ledger planted, in ``tests/dpcore/test_contributions.py``.
 """
 
 from __future__ import annotations

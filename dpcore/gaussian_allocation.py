@@ -6,7 +6,7 @@ which is public. Then l loses at most ρ_l = Σ_r Δ[r,l]²/(2σ_r²) in zCDP, a
 an integer that moves by d under discrete Gaussian noise of scale σ costs d²/(2σ²) (Canonne, Kamath and Steinke 2020,
 Theorem 4), the rows' noises are independent, and zCDP adds up (Bun and Steinke 2016, Lemma 1.7). The charge is the sum
 of ⌈10⁹·Δ²·s²/(2t²)⌉ over the rows, in integers, for the very ratio σ = t/s that is drawn with. Tested: exact fractions
-and brute force in ``tests/dpcore/test_gaussian_allocation.py``.
+and brute force in ``tests/dpcore/test_accounting.py``.
 
 The scales solve a convex program in p = 1/σ²: minimise Σ_r w_r·σ_r subject to Σ_r p_r·Δ[r,l]²/2 ≤ β_l, as S14 does for
 Laplace noise. Whatever the solver did, the charges were added up in integers and found within every allowance. Source:

@@ -7,7 +7,7 @@ once, so the law with the larger deviation σ is larger in convex order, and its
 v → m(U − m), which only speeds of 0 and U have, as σ → ∞. At one σ the mean grows with the location. No constant here
 was fitted to a recording. What a model says has no interval: how far traffic is from its shape is not known.
 
-Tested: moments by integrals over the percentiles, in ``tests/dpcore/test_modelled_percentiles.py``. Source: moments of
+Tested: moments by integrals over the percentiles, in ``tests/dpcore/test_distribution.py``. Source: moments of
 a censored normal variable, as in Tobin, Econometrica 26 (1958); scoring for the variance between cells, as in any
 random-effects model.
 """

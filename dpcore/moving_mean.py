@@ -8,13 +8,12 @@ summed over its retained samples that move: S = Σ (2x − v − U) and M = Σ �
 To be proved: if all values of one user change, (S, M) of cell g moves in L1 norm, and hence in L2 norm, by at most
 :meth:`MovingMean.sensitivities` of their pair there, 2·Δ·Γ. With independent discrete Laplace noise of one scale b_g on
 both they therefore lose at most Σ_g 2ΔΓ/b_g, and :meth:`MovingMean.charges` is never below that; with discrete Gaussian
-noise of scale σ_g at most Σ_g (2ΔΓ)²/(2σ_g²).
-Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ where it moves. From standing to moving that is
-a change of |s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <= 2Δ. Γ samples: the triangle inequality. Noise of
-scale b on two integers that move by (d, e) costs (|d| + |e|)/b, Gaussian noise (d² + e²)/(2σ²), and cells' noises are
-independent, so costs add up. So the number costs nothing beside the sum; alone, S would need the same noise.
-Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped path in
-``tests/audit/test_values_audit.py`` and ``tests/audit/test_values_zcdp_audit.py``.
+noise of scale σ_g at most Σ_g (2ΔΓ)²/(2σ_g²). Proof: one sample adds nothing where it stands, and (s, Δ) with |s| <= Δ
+where it moves. From standing to moving that is a change of |s| + Δ <= 2Δ, from moving to moving one of |s − s'| + 0 <=
+2Δ. Γ samples: the triangle inequality. Noise of scale b on two integers that move by (d, e) costs (|d| + |e|)/b,
+Gaussian noise (d² + e²)/(2σ²), and cells' noises are independent, so costs add up. So the number costs nothing beside
+the sum; alone, S would need the same noise. Tested: by brute force in ``tests/dpcore/test_mean.py``, on the shipped
+path in ``tests/audit/test_values_audit.py`` and ``tests/audit/test_values_zcdp_audit.py``.
 
 Neighbours differ in the values of one user; Γ and the scales are functions of public counts, and v is a constant. Which
 of their reports move is protected, as values are. Source: mechanism S7 for a pair of numbers.

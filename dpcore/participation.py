@@ -16,7 +16,7 @@ not by the root of the sum of squares over cells. So the area is offered with "s
 Discrete Laplace noise of scale b costs L1/b; discrete Gaussian noise of scale σ costs L2²/(2σ²) in ρ
 (:mod:`dpcore.accounting`). Parts and cells have independent noise and add up. Scales are constants of the
 configuration, so they reveal nothing, and every cell of a public list is released. Tested: over every world of 3 users,
-3 windows and 2 cells in ``tests/audit/test_transcript_audit.py``, on samples of the shipped path in
+3 windows and 2 cells in ``tests/audit/test_participation_audit.py``, on samples of the shipped path in
 ``tests/audit/test_participation_audit.py``; of the area also in ``tests/stream/statistics/test_area_mean.py``.
 
 Neighbours differ by all events of one user. Integers are in 1/:data:`UNIT`. Source: mechanisms S13, S12.
@@ -113,8 +113,7 @@ class Participation:
     ``cells``: k, the cells that count of one user. ``samples``: m, the samples that count of one user in a cell, only
     where ``layout.weight`` is "sample". ``grant``: what a user pays for a window at most, µε, or nρ where ``gaussian``.
     ``shares``: relative shares of polynomials, users and percentiles; those of moving reports have as much as the
-    polynomials again. ``area_share``: of the area, where ``layout`` has
-    it.
+    polynomials again. ``area_share``: of the area, where ``layout`` has it.
     """
 
     layout: Layout

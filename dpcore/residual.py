@@ -4,7 +4,7 @@ To be proved: if all values of one user change, the integer of cell g moves by a
 :meth:`ResidualMean.sensitivities` of their pair there, Δ = Γ·(upper − lower). The ranges are post-processing of earlier
 releases, hence public. Proof: the Γ retained values of the user add S; what they contribute is S clipped to [Γ·lower,
 Γ·upper], an interval of length Δ. Under "participation" no sensitivity depends on a range
-(:mod:`dpcore.participation`). Tested: by brute force in ``tests/dpcore/test_residual.py``, where a range that
+(:mod:`dpcore.participation`). Tested: by brute force in ``tests/dpcore/test_contributions.py``, where a range that
 follows the true data moves by more.
 
 A narrow range has less noise, but the clipped mean moves by less than the mean. Model: means of users in a cell are

@@ -41,8 +41,7 @@ def choose_resolution(
 
     ``parents[k]``: shape (C,), identifier of each finest cell's ancestor k + 1 levels up; identifiers of different
     levels must differ (H3's do). ``predict``: counts by region -> half width of each region's interval, in the unit of
-    ``target``. It is called again after every level, because
-    pooling frees budget. Relation "values". Raises
+    ``target``. It is called again after every level, because pooling frees budget. Relation "values". Raises
     :class:`ParameterError`.
     """
     if not target > 0:

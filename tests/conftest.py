@@ -28,12 +28,18 @@ IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
 """Whether this process is one of several that run tests."""
 
 # No property of the tests is about time, and the machine may be busy.
-settings.register_profile("hexveil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("hexveil")
+for profile, examples in (("every run", 50), ("nightly", 500)):
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="nightly tests, too, and every test of a Redis on both servers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("nightly" if config.getoption("--all") else "every run")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -55,8 +55,7 @@ def select_quantiles(
     exp(−ε·c(y)/(2·entries)), c the distance of the rank r from [#{z < y}, #{z <= y}]. So a value that many entries
     share is a candidate of its own; a choice among the gaps between values alone would never find it
     (``research/errata.md``). A gap is drawn with its number of integers as weight, then an integer in it uniformly.
-    Exact.
-    Neighbours differ in ``entries`` values; adding that many values costs the same.
+    Exact. Neighbours differ in ``entries`` values; adding that many values costs the same.
     """
     micro, top = checked_micro(epsilon_micro), checked_upper(upper)
     if len(column) and (int(column.min()) < 0 or int(column.max()) > top):

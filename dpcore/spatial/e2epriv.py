@@ -10,7 +10,7 @@ and of N̂. Tested: tests/dpcore/spatial/test_mechanisms.py and test_errata.py (
 tests/audit/test_spatial_audit.py.
 
 Its private baseline Heuristic is :class:`~dpcore.spatial.grids.UniformGrid`; the others are in
-:mod:`dpcore.spatial.not_private`. Source: [E], with the sensitivities of research/errata.md.
+``bench/not_private.py``. Source: [E], with the sensitivities of research/errata.md.
 """
 
 from __future__ import annotations

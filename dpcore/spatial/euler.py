@@ -4,9 +4,8 @@ A (2·rows−1) × (2·columns−1) array counts the regions whose interior meet
 edge of the grid. Over a block of cells the alternating sum Σ(−1)^(i+j) H of the components strictly inside it counts
 every convex region once, however many cells it covers.
 
-Neighbours differ by all regions of one user, at most r (relation "participation").
-A share of ε may pay for the number of all regions, which every other unbiased answer then uses: small errors at large
-ranges.
+Neighbours differ by all regions of one user, at most r (relation "participation"). A share of ε may pay for the number
+of all regions, which every other unbiased answer then uses: small errors at large ranges.
 
 To be proved: :meth:`Euler.fit` at ε is ε-DP. Proof: a region of diameter at most B meets at most k + 1 rows and columns
 of cells, k = ⌈B/d⌉, hence at most (2k+1)² components, and adds 1 to each. So a user changes the array by at most

@@ -1,14 +1,13 @@
 """HTF: a binary tree whose cuts make both sides homogeneous. Height, cuts, stops and counts are private.
 
-Neighbours differ by all points of one user, at most s (relation "participation"). A cut at k costs
-o_k = Σ|c − μ₁| + Σ|c − μ₂| over the cells c of both sides, in 1/:data:`QUANTUM`, rounded down for each side.
-To be proved: the tree is ε-DP, where ε = cost of N̂ + :class:`PathBudget`.
-Proof: a point changes Σ|c − μ| of its side by at most 2(q−1)/q < 2, q the cells of that side, so j points of a user in
-a box change its integer costs by at most 2·QUANTUM·j. :func:`split_sensitivity` is no less for j = s, so the choice of
-a cut at ε′ costs them at most ε′·j/s; so does a count at ε′. The boxes of one level are disjoint and every path from
-the root costs the same. Tested: by brute force in tests/dpcore/spatial/test_mechanisms.py and
-tests/dpcore/spatial/test_partitions.py (costs, paths), and in tests/audit/test_spatial_audit.py (choices, exactly).
-Source: [H], corrected as in research/errata.md.
+Neighbours differ by all points of one user, at most s (relation "participation"). A cut at k costs o_k = Σ|c − μ₁| +
+Σ|c − μ₂| over the cells c of both sides, in 1/:data:`QUANTUM`, rounded down for each side. To be proved: the tree is
+ε-DP, where ε = cost of N̂ + :class:`PathBudget`. Proof: a point changes Σ|c − μ| of its side by at most 2(q−1)/q < 2, q
+the cells of that side, so j points of a user in a box change its integer costs by at most 2·QUANTUM·j.
+:func:`split_sensitivity` is no less for j = s, so the choice of a cut at ε′ costs them at most ε′·j/s; so does a count
+at ε′. The boxes of one level are disjoint and every path from the root costs the same. Tested: by brute force in
+tests/dpcore/spatial/test_mechanisms.py and tests/dpcore/spatial/test_partitions.py (costs, paths), and in
+tests/audit/test_spatial_audit.py (choices, exactly). Source: [H], corrected as in research/errata.md.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    repeats=100,
+    repeats=20,
     places=100,
     epsilons=("0.2", "0.6", "1.0"),
     draws=5,

@@ -1,6 +1,7 @@
 """Measures what [E] reports of E2EPriv: median relative error of square queries, without a least divisor.
 
-[E], Figs. 5, 10 and 11. Its sets are not published: ours are thinned from a public grid, or generated.
+[E], Figs. 10 and 11. Its sets are not published: ours are thinned from a public grid, or generated. n̂ is public, as in
+[E], so the costs of the sizes are computed once for all draws; UG pays for its own.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from bench.not_private import best_non_private, leaky
 from bench.progress import shown
 from bench.recordings import absences, absent
 from bench.spatial import Fit, path_of, private, recorded, tuning_queries
+from dpcore.budget import MICRO, to_micro
 from dpcore.noise import Noise
-from dpcore.spatial import Auto, E2EPriv, SparseHierarchy, UniformGrid
-from dpcore.spatial.not_private import best_non_private, leaky
+from dpcore.spatial import Auto, Domain, E2EPriv, UniformGrid
+from dpcore.spatial.grids import noisy_grid
+from dpcore.spatial.mechanism import choose
 from research.papers.questions import Questions, squares
 from research.papers.sets import Grid, population, thinned
 
@@ -32,10 +36,11 @@ FLOORS = (0.002, 0.01, 0.03, 0.1)
 
 @dataclass(frozen=True)
 class Sizes:
-    """``places``: queries per share of the area; ``repeats`` of each mechanism; ``side`` of the made-up grids."""
+    """``places``: queries per share of the area; ``repeats`` of each mechanism on the recorded grid and on the made-up
+    ones, of ``side`` cells a side."""
 
     places: int
-    repeats: int
+    repeats: tuple[int, int]
     epsilons: tuple[str, ...]
     shares: tuple[float, ...]
     side: int
@@ -44,7 +49,7 @@ class Sizes:
 
 FULL = Sizes(
     places=100,
-    repeats=100,
+    repeats=(50, 10),
     epsilons=("0.2", "0.4", "0.6", "0.8", "1.0"),
     shares=(0.2, 0.25, 0.5, 0.75),
     side=1024,
@@ -52,7 +57,7 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     places=20,
-    repeats=2,
+    repeats=(2, 2),
     epsilons=("1.0",),
     shares=(0.2, 0.5),
     side=64,
@@ -60,18 +65,30 @@ QUICK = Sizes(
 )
 
 
-def end_to_end(sizes: Sequence[int], side: int, shares: Sequence[float]) -> dict[str, Fit]:
+def drawn_by(mechanism: E2EPriv, counts: Grid, epsilon: str) -> Fit:
+    """Draws of ``mechanism``, whose n̂ is public, by costs that are computed once."""
+    domain, points = Domain.unit_cells(*counts.shape), int(counts.sum())
+    size_micro, data_micro = mechanism.split(to_micro(epsilon, round_up=False)).shares
+    objective = mechanism.effective_objective(points, size_micro, 1)
+    costs = mechanism.costs(counts, domain, MICRO / data_micro, points, objective)
+
+    def fit(counts: Grid, domain: Domain, micro: int) -> Any:
+        chosen = choose(costs, size_micro, mechanism.cost_sensitivity(1), Noise())
+        return noisy_grid(counts, domain, data_micro, Noise(), 1, mechanism.sizes[chosen]).answers
+
+    return fit
+
+
+def end_to_end(base: E2EPriv, counts: Grid, epsilon: str, shares: Sequence[float]) -> dict[str, Fit]:
     """[E]'s mechanism by the share of ε that chooses the size, its baselines, and ours."""
-    queries = tuning_queries(side)
-    base = E2EPriv(tuple(sizes), queries)
+    chosen = {f"e2epriv {share:.0%}": replace(base, size_share=share) for share in shares}
+    chosen["e2epriv relative"] = replace(base, objective="relative")
     return {
-        **{f"e2epriv {share:.0%}": private(E2EPriv(tuple(sizes), queries, size_share=share)) for share in shares},
-        "e2epriv relative": private(E2EPriv(tuple(sizes), queries, objective="relative")),
+        **{label: drawn_by(mechanism, counts, epsilon) for label, mechanism in chosen.items()},
         "heuristic (UG)": private(UniformGrid()),
         "NOT-PRIVATE leaky": lambda counts, domain, micro: leaky(base, counts, domain, micro, Noise()).answers,
         "NOT-PRIVATE best": lambda counts, domain, micro: best_non_private(base, counts, domain).answers,
         "auto": private(Auto()),
-        "sparse": private(SparseHierarchy(goal="relative")),
     }
 
 
@@ -104,19 +121,22 @@ def measured(sizes: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     figures: dict[str, Any] = {}
     by_floor: dict[str, Any] = {}
     for name, (counts, candidates) in sets(sizes).items():
-        side = len(counts)
+        side, repeats = len(counts), sizes.repeats[name != THINNED]
         questions = Questions.of(counts, [squares(side, share, sizes.places, 10 + k) for k, share in enumerate(AREAS)])
+        base = E2EPriv(tuple(candidates), tuning_queries(side), expected_points=int(counts.sum()))
         figures[name] = {
             epsilon: {
-                label: median_errors(questions, fit, epsilon, sizes.repeats)
-                for label, fit in shown(end_to_end(candidates, side, sizes.shares).items(), f"{name}, ε = {epsilon}")
+                label: median_errors(questions, fit, epsilon, repeats)
+                for label, fit in shown(
+                    end_to_end(base, counts, epsilon, sizes.shares).items(), f"{name}, ε = {epsilon}"
+                )
             }
             for epsilon in sizes.epsilons
         }
-        base = E2EPriv(tuple(candidates), tuning_queries(side), objective="relative")
+        relative, largest = replace(base, objective="relative"), sizes.epsilons[-1]
         by_floor[name] = {
             str(share): median_errors(
-                questions, private(replace(base, rho_share=share)), sizes.epsilons[-1], sizes.repeats
+                questions, drawn_by(replace(relative, rho_share=share), counts, largest), largest, repeats
             )
             for share in shown(FLOORS, f"{name}, δ")
         }

@@ -1,4 +1,4 @@
-"""A recorded day of buses and its busiest hour, for what [M] and [C] measure on recordings of their own."""
+"""Recorded days of buses and the busiest hour of one, for what [M] and [C] measure on recordings of their own."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from functools import lru_cache
 import numpy as np
 
 from bench.hourly import hourly_config
-from bench.recordings import recordings
+from bench.recordings import path_of_day, recordings
 from dpcore.contributions import Contributions, Counts
 from stream.diagnosis.reading import read_recording
 from stream.offline import split_by_slot
 from stream.statistics.window_rows import contributions_of
 
-RECORDING = "capmetro/2017-03-21.csv.gz"
+DAY = "2017-03-21"
+RECORDING = path_of_day(DAY)
 
 
 @lru_cache(maxsize=1)
-def recorded_hours() -> list[Contributions]:
+def recorded_hours(day: str = DAY) -> list[Contributions]:
     """The hours in which there were events: hexagons of resolution 7, speeds in quanta of 0.01 km/h up to 65 km/h."""
     config = hourly_config("bus-fleet")
-    windows = split_by_slot(read_recording(config, recordings() / RECORDING, "capmetro")[0], config)
-    return [contributions_of(rows, config.value.upper_quanta) for rows in windows.values()]
+    read, _ = read_recording(config, recordings() / path_of_day(day), "capmetro-2015" if day < "2016" else "capmetro")
+    return [contributions_of(rows, config.value.upper_quanta) for rows in split_by_slot(read, config).values()]
 
 
 def recorded_hour() -> Contributions:

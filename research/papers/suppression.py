@@ -4,23 +4,33 @@ Error fixed, the paper's form: at ε per cell, users are dropped from cells whil
 largest noise term before, so K falls at the same error. Loss fixed, the service's form: at the same total ε, K is
 chosen for the least worst error. Counts alone decide both, so nothing is drawn. Errors are those of a mean alone, or of
 a mean and a variance that share ε, as [C] releases them.
+
+Over a day, with a budget for all of it: the error over events that the planner predicts for the mean, where each hour
+is planned alone with its part of the budget, where grants roll over the hours of service, and where the day is planned
+at once by its true counts, which no timetable foretells better.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from bench.hourly import hourly_config
 from bench.progress import shown
-from bench.recordings import absences
+from bench.recordings import absences, absent, path_of_day
+from dpcore.arrays import IntArray
 from dpcore.budget import MICRO
 from dpcore.contributions import Counts
-from dpcore.suppression import STATISTICS, Statistic, suppress, sweep_chop_user, unsuppressed_noise
+from dpcore.suppression import STATISTICS, Objective, Statistic, suppress, sweep_chop_user, unsuppressed_noise
 from research.papers.recorded_hour import RECORDING, day_of, recorded_hour, recorded_hours
 from research.scaling import city
+from stream.statistics.values.decisions import PublicWindow, decide
+from stream.terms import Terms
 
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Per cell where the error is fixed, and in total where the loss is."""
@@ -29,6 +39,10 @@ ESTIMATED: dict[str, tuple[Statistic, ...]] = {"mean": ("mean",), "mean and vari
 """What is released of each cell; its statistics share ε."""
 DRAWS = 10
 """Draws of what is random: the samples of users beside a heavy hitter, and the order of users."""
+
+DAYS = ("2015-09-06", "2016-11-24", "2016-11-25", "2016-11-26", "2016-11-27", "2017-03-16", "2017-03-21")
+BUDGETS = (12, 48)
+"""ε of a vehicle and day."""
 
 
 def heavy_hitter(samples: npt.NDArray[np.int64] | None = None, heavy: int = 20) -> Counts:
@@ -93,9 +107,44 @@ def loss_fixed(counts: Counts, epsilon: float, statistics: tuple[Statistic, ...]
     }
 
 
+def of_a_day(hours: Sequence[Counts], epsilon: int) -> dict[str, Any]:
+    """Predicted error of the mean over all events in km/h, by allocation and by what is planned at once: each of 24
+    hours or the day, retaining all or suppressed; rolling over the ``hours`` with events; and K before and after.
+    """
+    terms, day, micro = Terms.of(hourly_config("bus-fleet")).speed, day_of(hours), epsilon * MICRO
+    speeds = {
+        allocation: msgspec.structs.replace(terms, allocation=allocation, statistics=("mean",), sum_cap=0.0)
+        for allocation in ("uniform", "exact-loss")
+    }
+
+    def alone(counts: Counts, allowances: IntArray, allocation: str) -> Objective:
+        window = PublicWindow(counts, counts.samples, speeds[allocation], None, allowances)
+        return lambda samples: decide(window, samples).error
+
+    errors: dict[str, float] = {}
+    cells = {}
+    for name in speeds:
+        for of, parts, grant in (("hours", hours, micro // 24), ("day", [day], micro)):
+            for counts in parts:
+                error = alone(counts, np.full(counts.n_users, grant), name)
+                best = sweep_chop_user(counts, grant, statistics=["mean"], max_evaluations=2**62, objective=error)
+                for label, samples in ((f"{name}, {of}", counts.samples), (f"{name}, {of}, suppressed", best.samples)):
+                    errors[label] = errors.get(label, 0.0) + error(samples)
+        cells[name] = [best.max_cells_before, best.max_cells]
+    left = np.full(day.n_users, micro)
+    for number, counts in enumerate(hours):
+        at = np.searchsorted(day.users, counts.users)
+        window = PublicWindow(counts, counts.samples, speeds["exact-loss"], None, left[at] // (len(hours) - number))
+        decision = decide(window, counts.samples)
+        left[at] -= decision.charges
+        errors["exact-loss, rolling"] = errors.get("exact-loss, rolling", 0.0) + decision.error
+    scale = terms.upper / day.samples.sum()
+    return {name: round(error * scale, 2) for name, error in errors.items()} | {"cells of a vehicle": cells}
+
+
 def run(quick: bool) -> dict[str, Any]:
     """``sets``: set → what is estimated → form → ε → figures; ``draws``: :func:`cells_after` of heavy hitters among
-    uneven users, and of the recorded hour with its users in other orders.
+    uneven users, and of the recorded hour with its users in other orders; ``days``: day → ε → :func:`of_a_day`.
     """
     epsilons = QUICK if quick else EPSILONS
     sets = {"generated city": city(), "heavy hitter": heavy_hitter()}
@@ -118,7 +167,12 @@ def run(quick: bool) -> dict[str, Any]:
     if not without:
         drawn["recorded hour"] = [in_another_order(sets["recorded hour"], seed) for seed in range(DRAWS)]
     draws = {name: cells_after(counts, epsilons) for name, counts in drawn.items()}
-    return {"sets": figures, "draws": draws} | without
+    days = () if quick or absent(*map(path_of_day, DAYS)) else DAYS
+    over_days = {
+        day: {epsilon: of_a_day([hour.counts for hour in recorded_hours(day)], epsilon) for epsilon in BUDGETS}
+        for day in shown(days, "days")
+    }
+    return {"sets": figures, "draws": draws, "days": over_days} | without
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:

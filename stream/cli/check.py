@@ -345,8 +345,7 @@ def command(
         Path | None, typer.Option(help="Also write the promise on one page, to be read and signed: .html or .md.")
     ] = None,
 ) -> None:
-    """Check the configuration without any server, and say what it promises; with a recording, also whether it
-    fits."""
+    """Check the configuration without any server, and say what it promises; with a recording, also whether it fits."""
     if sheet is not None and sheet.suffix not in (".html", ".md"):
         stop(f"{sheet} ends in neither .html nor .md, which choose the form of the sheet; give it one")
     chosen = choose_config(config)

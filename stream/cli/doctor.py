@@ -11,8 +11,7 @@ from stream.cli.options import FAILED, UNREACHABLE, AsJson, ConfigFile, choose_c
 
 
 def command(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Check broker, topics, retention, Redis durability, clocks and the ledger, and name a remedy for each
-    failure."""
+    """Check broker, topics, retention, Redis durability, clocks and the ledger, and name a remedy for each failure."""
     from stream.app.doctor import examine
 
     findings = asyncio.run(examine(read_config(choose_config(config))))

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from stream.cli.options import columns, show
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from stream.evaluation.live import LiveScore
     from stream.evaluation.living import Response
     from stream.evaluation.scores import HistogramScore, Score
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 def print_histogram_scores(scores: list[HistogramScore]) -> None:
     """Print one row per mechanism, family of ranges and epsilon."""
-    table = Table(title="Error of range counts against the truth (NOT PRIVATE)")
-    for name in ("mechanism", "ranges"):
-        table.add_column(name)
-    for name in ("ε", "counted", "MAE", "relative", "its median", "95 % width", "covers", "least class", "seconds"):
-        table.add_column(name, justify="right")
+    table = columns(
+        "Error of range counts against the truth (NOT PRIVATE)",
+        ("mechanism", "ranges"),
+        ("ε", "counted", "MAE", "relative", "its median", "95 % width", "covers", "least class", "seconds"),
+    )
     for score in scores:
         table.add_row(
             score.mechanism,
@@ -37,35 +38,24 @@ def print_histogram_scores(scores: list[HistogramScore]) -> None:
             _percent(min(score.covered.values(), default=None), 1),
             f"{score.seconds:.1f}",
         )
-    Console(width=None if Console().is_terminal else 140).print(table)
+    show(table, width=140)
 
 
 def print_scores(scores: list[Score]) -> None:
     """Errors of every estimator, then charges and wall time of every run."""
-    errors = Table(title="Error against the truth, weighted by events (NOT PRIVATE)")
-    for name in ("mechanism", "statistic", "estimator"):
-        errors.add_column(name)
-    for name in ("ε", "MAE", "RMSE", "bias", "noise", "E", "unit", "95 % covers"):
-        errors.add_column(name, justify="right")
-    for name in ("released events", "useful events", "useful cells"):
-        errors.add_column(name, justify="right")
-    runs = Table(title="Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time")
-    runs.add_column("mechanism")
-    for name in (
-        "ε",
-        "unit",
-        "min",
-        "p5",
-        "median",
-        "p95",
-        "max",
-        "duality gap",
-        "windows",
-        "plans",
-        "cells",
-        "seconds",
-    ):
-        runs.add_column(name, justify="right")
+    errors = columns(
+        "Error against the truth, weighted by events (NOT PRIVATE)",
+        ("mechanism", "statistic", "estimator"),
+        (
+            *("ε", "MAE", "RMSE", "bias", "noise", "E", "unit", "95 % covers"),
+            *("released events", "useful events", "useful cells"),
+        ),
+    )
+    runs = columns(
+        "Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time",
+        ("mechanism",),
+        ("ε", "unit", "min", "p5", "median", "p95", "max", "duality gap", "windows", "plans", "cells", "seconds"),
+    )
     for score in scores:
         errors.add_row(*_errors(score))
     of_runs: dict[tuple[str, float], Score] = {}
@@ -73,25 +63,21 @@ def print_scores(scores: list[Score]) -> None:
         of_runs.setdefault((score.mechanism, score.epsilon), score)
     for score in of_runs.values():
         runs.add_row(*_run(score))
-    console = Console(width=None if Console().is_terminal else 160)
-    console.print(errors)
-    console.print(runs)
-    _print_cells(console, scores)
+    cells = _worst_cells(scores)
+    show(errors, runs, *([cells] if cells.row_count else []))
 
 
 _WORST = 5
 """Cells that are named of each estimator."""
 
 
-def _print_cells(console: Console, scores: list[Score]) -> None:
+def _worst_cells(scores: list[Score]) -> Table:
     """The cells whose intervals miss the mean most often; clipped speeds are those that a release can tell."""
-    table = Table(
-        title="Worst cells: 95 % intervals of the mean that hold the truth, clipped and measured (NOT PRIVATE)"
+    table = columns(
+        "Worst cells: 95 % intervals of the mean that hold the truth, clipped and measured (NOT PRIVATE)",
+        ("mechanism", "estimator", "cell"),
+        ("ε", "releases", "events", "shown", "clipped", "measured", "covers clipped", "covers measured"),
     )
-    for name in ("mechanism", "estimator", "cell"):
-        table.add_column(name)
-    for name in ("ε", "releases", "events", "shown", "clipped", "measured", "covers clipped", "covers measured"):
-        table.add_column(name, justify="right")
     for score in scores:
         known = score.cell_coverage
         if not known:
@@ -112,8 +98,7 @@ def _print_cells(console: Console, scores: list[Score]) -> None:
         table.add_row(
             score.mechanism, score.estimator, f"{missed} of {len(known)} cells miss most times", end_section=True
         )
-    if table.row_count:
-        console.print(table)
+    return table
 
 
 def _errors(score: Score) -> list[str]:
@@ -176,22 +161,16 @@ def live_report(scores: Sequence[LiveScore], source: str, draws: int) -> dict[st
 def print_live_scores(scores: Sequence[LiveScore]) -> None:
     """One row for each configuration; then what skill is measured against, and what was planted."""
     first = scores[0]
-    table = Table(title="The live map against the truth, weighted by events (NOT PRIVATE)", caption=_explained(first))
-    table.add_column("mechanism")
-    for name in (
-        "ε a period",
-        "shown",
-        "MAE",
-        "useful",
-        "half-width",
-        "covers events",
-        "covers cells",
-        "skill",
-        "oracle",
-    ):
-        table.add_column(name, justify="right")
-    for minutes in () if first.incident is None else first.incident.minutes:
-        table.add_column(f"{minutes:g} min", justify="right")
+    minutes = () if first.incident is None else first.incident.minutes
+    table = columns(
+        "The live map against the truth, weighted by events (NOT PRIVATE)",
+        ("mechanism",),
+        (
+            *("ε a period", "shown", "MAE", "useful", "half-width", "covers events", "covers cells", "skill", "oracle"),
+            *(f"{each:g} min" for each in minutes),
+        ),
+        _explained(first),
+    )
     for score in scores:
         table.add_row(
             score.mechanism,
@@ -206,7 +185,7 @@ def print_live_scores(scores: Sequence[LiveScore]) -> None:
             f"{score.oracle:+.2f}",
             *_seen(score.incident),
         )
-    Console(width=None if Console().is_terminal else 160).print(table)
+    show(table)
 
 
 def _seen(incident: Response | None) -> list[str]:

@@ -75,7 +75,6 @@ def feed_kafka(
     blocks: Iterable[Messages],
     pacer: Pacer,
     *,
-    limit: int | None,
     share_read: Callable[[], float] | None,
     as_json: bool,
     reading: Callable[[], dict[str, object]] = dict,
@@ -90,7 +89,7 @@ def feed_kafka(
     progress, failure, interrupted = Progress(), None, False
     began = time.monotonic()
     try:
-        interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress, limit, share_read))
+        interrupted = asyncio.run(_deliver(config, _in_time(config, blocks), pacer, progress, share_read))
     except TooLateError as error:
         stop(error)
     except DeliveryError as error:
@@ -128,7 +127,6 @@ async def _deliver(
     blocks: Iterable[Messages],
     pacer: Pacer,
     progress: Progress,
-    limit: int | None,
     share_read: Callable[[], float] | None,
 ) -> bool:
     from stream.sources.delivery import KafkaSender, deliver
@@ -140,7 +138,7 @@ async def _deliver(
         if bars is not None:
             report = _reporter(bars, progress, share_read)
         async with KafkaSender(config.kafka, config.feed.topic) as sender:
-            await deliver(blocks, sender, pacer, progress, stopped=stop.is_set, limit=limit, report=report)
+            await deliver(blocks, sender, pacer, progress, stopped=stop.is_set, report=report)
     return stop.is_set()
 
 

@@ -185,12 +185,11 @@ def _print(report: Inspection, sources: list[str], config: Path | None) -> None:
         typer.echo(f"  - {sentence}")
     if report.suggestions:
         typer.echo("\nA configuration that fits (hexveil inspect … --write hexveil.toml)")
-    section = ""
-    for line in (line for line in report.suggestions if line.value is not None):
-        if line.section != section:
-            section = line.section
-            typer.echo(f"  [{section}]")
-        typer.echo(f"  {line.key} = {line.value}  # {line.reason}")
+    shown = [line for line in report.suggestions if line.value is not None]
+    for section in dict.fromkeys(line.section for line in shown):
+        typer.echo(f"  [{section}]")
+        for line in (line for line in shown if line.section == section):
+            typer.echo(f"  {line.key} = {line.value}  # {line.reason}")
     if report.suggestions:
         typer.echo("\nNext")
         for command in _next(report, sources, config):
@@ -264,9 +263,9 @@ def _write(path: Path, relation: NeighbouringRelation, lines: list[Suggestion]) 
     except OSError as error:
         stop(f"{path}: {error.strerror or error}; name a file in a folder that you may write to")
     remaining = {
-        NeighbouringRelation.VALUES: "Set timezone, epsilon and budget in it, then run",
-        NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells, epsilon "
-        "and budget in it, then run",
+        NeighbouringRelation.VALUES: "Set timezone and budget in it, then run",
+        NeighbouringRelation.PARTICIPATION: "Set domain (from a map, not from the recording), timezone, cells and "
+        "budget in it, then run",
     }
     typer.echo(f"{path} written. {remaining[relation]}: hexveil check --config {path}", err=True)
     if relation == NeighbouringRelation.VALUES:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from zoneinfo import ZoneInfo
 
 import typer
@@ -13,6 +14,11 @@ import typer
 from stream.cli.options import FAILED, AsJson, ConfigFile, asked, choose_config, read_config, stop
 from stream.config import Config
 from stream.storage.client import redis_client
+
+if TYPE_CHECKING:
+    from stream.storage.release_store import ReleaseStore
+
+T = TypeVar("T")
 
 
 async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | None, dict[str, int]]:
@@ -24,15 +30,12 @@ async def _totals(config: Config) -> tuple[dict[str, dict[str, float]], int | No
     from stream.storage.ledger import Ledger
     from stream.storage.shared_ledger import SharedLedger
 
-    redis = redis_client(config.redis)
-    try:
+    async with redis_client(config.redis) as redis:
         ledger = Ledger.of(redis, config)
         await ledger.kept_under(config.ledger_policy)
         totals = {period: await ledger.total(period) for period in await ledger.periods()}
         retired, shared = await ledger.retired(), SharedLedger.of(redis, config)
         feeds = {} if shared is None else await shared.feeds()
-    finally:
-        await redis.aclose()
     unit, _ = config.privacy.ledger_unit
     return {period: {"users": users, unit: total} for period, (users, total) in totals.items()}, retired, feeds
 
@@ -59,33 +62,22 @@ def _moment(config: Config, text: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(config.feed.timezone))).timestamp())
 
 
-async def _set_aside(config: Config) -> dict[int, str]:
-    """Windows that were set aside, and why."""
+async def _of_store(config: Config, ask: Callable[[ReleaseStore], Awaitable[T]]) -> T:
+    """What the store of releases answers."""
     from stream.storage.release_store import ReleaseStore
 
     async with redis_client(config.redis) as redis:
-        return await ReleaseStore.of(redis, config).reasons()
-
-
-async def _take_up(config: Config, slot: int) -> bool:
-    """Let the window be closed again; False where it was not set aside."""
-    from stream.storage.release_store import ReleaseStore
-
-    async with redis_client(config.redis) as redis:
-        return await ReleaseStore.of(redis, config).take_up(slot)
+        return await ask(ReleaseStore.of(redis, config))
 
 
 async def _adopt(config: Config, since: int) -> int:
     from stream.protocol.ledger_check import Known, LedgerCheck
     from stream.storage.ledger import Ledger
 
-    redis = redis_client(config.redis)
-    try:
+    async with redis_client(config.redis) as redis:
         ledger = Ledger.of(redis, config)
         await LedgerCheck(config, redis, ledger, Known()).verify()
         return await ledger.adopt(since)
-    finally:
-        await redis.aclose()
 
 
 _LEAVING = """\
@@ -196,7 +188,10 @@ def retry(
     settings = read_config(choose_config(config))
     from stream.windows import utc_text
 
-    aside = {utc_text(slot): (slot, reason) for slot, reason in asked(settings, _set_aside(settings)).items()}
+    aside = {
+        utc_text(slot): (slot, reason)
+        for slot, reason in asked(settings, _of_store(settings, lambda store: store.reasons())).items()
+    }
     if window is None:
         _list(aside, as_json)
         return
@@ -205,7 +200,7 @@ def retry(
         begins = utc_text(start)
     except (ValueError, OverflowError):
         stop(f"{window!r} is no time; write one like 2017-03-21T12:00:00Z")
-    taken = begins in aside and asked(settings, _take_up(settings, start))
+    taken = begins in aside and asked(settings, _of_store(settings, lambda store: store.take_up(start)))
     if not taken:
         known = ", ".join(aside) or "none"
         stop(

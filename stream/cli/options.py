@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -19,6 +19,7 @@ from stream.logs import log_clients
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.table import Table
 
     from stream.config import Chosen, Config
     from stream.config.servers import SurfaceConfig
@@ -105,6 +106,25 @@ def progress_bars() -> Progress:
 
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def columns(title: str, left: Sequence[str], right: Sequence[str], caption: str | None = None) -> Table:
+    """An empty table: columns of words, aligned to the left, and then of numbers, aligned to the right."""
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption)
+    for place, name in enumerate((*left, *right)):
+        table.add_column(name, justify="left" if place < len(left) else "right")
+    return table
+
+
+def show(*tables: Table, width: int = 160) -> None:
+    """Print tables, ``width`` characters wide where stdout is no terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if Console().is_terminal else width)
+    for table in tables:
+        console.print(table)
 
 
 def port_is_free(section: str, surface: SurfaceConfig) -> None:

@@ -33,8 +33,6 @@ def command(
     order: Annotated[
         str, typer.Option(help="'time': sorted by event time, like a live feed; 'file': as in the file.")
     ] = "time",
-    loop: Annotated[bool, typer.Option(help="At the end, begin again, with all times moved by whole days.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     offline: Annotated[
         bool, typer.Option(help="Release the recording here, without Kafka; releases go to stdout, or to --out.")
     ] = False,
@@ -71,9 +69,9 @@ def command(
 ) -> None:
     """Send a recording to the feed's Kafka topic, or release it without Kafka (--offline)."""
     file = _one(files)
-    _check_options(file, order, offline, loop, out, start, end, state)
+    _check_options(file, order, offline, out, start, end, state)
     if offline:
-        _check_offline(speed, order, loop, limit)
+        _check_offline(speed, order)
     pace, accepted = parse_pace(speed), Accepted(any_speed, users_are_events)
     try:
         settings = (load_to_release if offline else load_config)(choose_config(config, silent=as_json))
@@ -91,12 +89,11 @@ def command(
                 f"feed.speeds is {settings.feed.speeds!r}, and speeds are derived in order of time; leave out --order "
                 "file, and what is read is sorted to its end before any event is sent"
             )
-        source = Replay(file, file_format, settings.feed, order=cast("Order", order), loop=loop)
+        source = Replay(file, file_format, settings.feed, order=cast("Order", order))
         send = partial(
             feed_kafka,
             settings,
             pacer=Pacer(pace),
-            limit=limit,
             share_read=None if file == STDIN else lambda: source.share_read,
             as_json=as_json,
         )
@@ -131,7 +128,6 @@ def _check_options(
     file: Path,
     order: str,
     offline: bool,
-    loop: bool,
     out: Path | None,
     start: str | None,
     end: str | None,
@@ -143,17 +139,13 @@ def _check_options(
     check_span(start, end)
     if not offline and (start or state or out):
         raise typer.BadParameter("--from, --until, --state and --out belong to --offline", param_hint="--offline")
-    if file == STDIN:
-        if loop:
-            raise typer.BadParameter("standard input cannot be read again", param_hint="--loop")
-        return
-    if out is not None and out.exists() and file.exists() and out.samefile(file):
+    if file != STDIN and out is not None and out.exists() and file.exists() and out.samefile(file):
         raise typer.BadParameter(f"{out} is the recording itself", param_hint="--out")
 
 
-def _check_offline(speed: str, order: str, loop: bool, limit: int | None) -> None:
+def _check_offline(speed: str, order: str) -> None:
     """Raises :class:`typer.BadParameter` for options that say how events are sent, because none is."""
-    given = {"--speed": speed != "max", "--order": order != "time", "--loop": loop, "--limit": limit is not None}
+    given = {"--speed": speed != "max", "--order": order != "time"}
     sending = [option for option, is_given in given.items() if is_given]
     if sending:
         raise typer.BadParameter(

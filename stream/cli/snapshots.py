@@ -132,7 +132,6 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
                 settings,
                 in_background(blocks),
                 Pacer(speed_of_stored),
-                limit=None,
                 share_read=lambda: reader.tally.snapshots / len(files),
                 as_json=as_json,
                 reading=report.facts,

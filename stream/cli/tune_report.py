@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from stream.cli.options import stop
+from stream.cli.options import columns, show, stop
 from stream.config import Config
 from stream.config.rewriting import toml
 from stream.config.section import duration_text
@@ -22,6 +20,8 @@ from stream.evaluation.leading import DropWant, Want
 from stream.evaluation.tuning import EPSILONS, HONEST, Grid, Trial, Tuning
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from stream.evaluation.drop_tuning import DropTrial, DropTuning
 
 T = TypeVar("T")
@@ -43,16 +43,10 @@ def report(
 
     ``keys``: dotted keys of the configuration that the choice sets.
     """
-    return {
-        "private": False,
-        "warning": NOT_PRIVATE,
-        "recording": source,
-        "want": {"half_width": want.half_width, "unit": want.unit, "share": want.share},
-        "budget": budget,
+    wanted = {"half_width": want.half_width, "unit": want.unit, "share": want.share}
+    return _head(source, wanted, budget, draws, seed) | {
         "period": duration_text(config.privacy.period),
         "relation": config.relation,
-        "draws": draws,
-        "seed": seed,
         "chosen": _facts(tuning.chosen),
         "configuration": None if tuning.chosen is None else {key: toml(value) for key, value in keys.items()},
         "nearest": _facts(tuning.nearest),
@@ -61,6 +55,12 @@ def report(
         "skipped": [_of_grid(grid, None) | {"reason": reason} for grid, reason in tuning.skipped.items()],
         "tried": [_facts(trial) for trial in tuning.trials],
     }
+
+
+def _head(source: str, want: dict[str, Any], budget: float, draws: int, seed: int) -> dict[str, Any]:
+    """How a report begins."""
+    asked = {"recording": source, "want": want, "budget": budget, "draws": draws, "seed": seed}
+    return {"private": False, "warning": NOT_PRIVATE} | asked
 
 
 def _of_grid(grid: Grid, trial: Trial | None) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _facts(trial: Trial | None) -> dict[str, Any] | None:
 
 def print_tuning(tuning: Tuning, want: Want, budget: float, config: Config, keys: Mapping[str, Any]) -> None:
     """The table of what was tried, then the result in a few sentences. ``keys``: as for :func:`report`."""
-    Console(width=None if Console().is_terminal else 160).print(_table(tuning, want))
+    show(_table(tuning, want))
     for reason in sorted(set(tuning.skipped.values())):
         grids = "; ".join(
             f"H3 {grid[0]}, {duration_text(grid[1])}" for grid, why in tuning.skipped.items() if why == reason
@@ -140,11 +140,11 @@ def _sentence(trial: Trial, want: Want) -> str:
 
 def _table(tuning: Tuning, want: Want) -> Table:
     """One row for each setting: the chosen trial, else the cheapest that reaches the want, else the nearest."""
-    table = Table(title=f"Least budget of each setting for {want} (NOT PRIVATE)")
-    for name in ("H3", "slot", "settings"):
-        table.add_column(name)
-    for name in ("ε", "budget", "half-width", "share of events", "covers", ""):
-        table.add_column(name, justify="right")
+    table = columns(
+        f"Least budget of each setting for {want} (NOT PRIVATE)",
+        ("H3", "slot", "settings"),
+        ("ε", "budget", "half-width", "share of events", "covers", ""),
+    )
     decisive = _best(tuning.trials, tuning.chosen, lambda trial: trial.setting, _rank)
     for trial in sorted(decisive, key=lambda trial: (trial.grid[0], -trial.grid[1], *_rank(trial))):
         outcome = trial.outcome
@@ -241,14 +241,8 @@ def drop_report(
     tuning: DropTuning, want: DropWant, budget: float, source: str, draws: int, seed: int
 ) -> dict[str, Any]:
     """The tuning as JSON, marked as not private."""
-    return {
-        "private": False,
-        "warning": NOT_PRIVATE,
-        "recording": source,
-        "want": {"drop_km_h": want.drop, "minutes": want.minutes, "share_of_cells": want.share},
-        "budget": budget,
-        "draws": draws,
-        "seed": seed,
+    wanted = {"drop_km_h": want.drop, "minutes": want.minutes, "share_of_cells": want.share}
+    return _head(source, wanted, budget, draws, seed) | {
         "chosen": _drop_facts(tuning.chosen),
         "configuration": None if tuning.chosen is None else _written(tuning.chosen),
         "nearest": _drop_facts(tuning.nearest),
@@ -274,11 +268,11 @@ def _drop_facts(trial: DropTrial | None) -> dict[str, Any] | None:
 
 def print_drop_tuning(tuning: DropTuning, want: DropWant, budget: float) -> None:
     """The table of what was tried, then the result in a few sentences."""
-    table = Table(title=f"Least budget to {want} (NOT PRIVATE)")
-    for name in ("H3", "slot", "accounting, admission, clipping"):
-        table.add_column(name)
-    for name in ("budget", "drop seen", "cells that show it", "covers", ""):
-        table.add_column(name, justify="right")
+    table = columns(
+        f"Least budget to {want} (NOT PRIVATE)",
+        ("H3", "slot", "accounting, admission, clipping"),
+        ("budget", "drop seen", "cells that show it", "covers", ""),
+    )
     decisive = _best(tuning.trials, tuning.chosen, lambda trial: (trial.grid, trial.way), _drop_rank)
     for trial in sorted(decisive, key=lambda trial: (*trial.grid, _drop_rank(trial))):
         table.add_row(
@@ -289,7 +283,7 @@ def print_drop_tuning(tuning: DropTuning, want: DropWant, budget: float) -> None
             *(f"{share:.0%}" for share in (trial.seen, trial.flagged, trial.covered)),
             "chosen" if trial is tuning.chosen else "reaches" if trial.reaches else "",
         )
-    Console(width=None if Console().is_terminal else 140).print(table)
+    show(table, width=140)
     for reason in sorted(set(tuning.skipped.values())):
         places = [place for place, why in tuning.skipped.items() if why == reason]
         grids = "; ".join(f"H3 {r}, {duration_text(slot)}{way and f', {way}'}" for (r, slot), way in places)

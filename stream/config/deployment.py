@@ -140,8 +140,7 @@ class Config(BaseModel):
         if frozen is not None and frozen >= self.window.slot:
             raise ValueError(
                 f"feed.quality.frozen {frozen} is not shorter than window.slot {self.window.slot}, and the rule reads "
-                "the events of "
-                "one window: it would never refuse any; give less"
+                "the events of one window: it would never refuse any; give less"
             )
         return self
 
@@ -215,8 +214,7 @@ class Config(BaseModel):
         if self.declares_regions and self.feed.derives_speeds:
             raise ValueError(
                 f"histogram.euler.origin 'declared': feed.speeds {self.feed.speeds!r} takes the corners of a region, "
-                "which have one time, "
-                "for fixes of a journey and drops most of them; set feed.speeds to 'reported'"
+                "which have one time, for fixes of a journey and drops most of them; set feed.speeds to 'reported'"
             )
         return self
 
@@ -249,10 +247,9 @@ class Config(BaseModel):
             what = "[histogram]" if self.relation == NeighbouringRelation.VALUES else "relation 'participation'"
             raise ValueError(
                 f"[ledger] name {self.ledger.name!r} is not for {what}: feeds that share a ledger charge in the order "
-                "in which they are "
-                "ready, which depends on how many events others sent; so one user's presence could decide in which "
-                "feed another still "
-                "has budget. Leave out [ledger], or release the feeds under relation 'values' without histograms"
+                "in which they are ready, which depends on how many events others sent; so one user's presence could "
+                "decide in which feed another still has budget. Leave out [ledger], or release the feeds under "
+                "relation 'values' without histograms"
             )
         return self
 
@@ -261,8 +258,7 @@ class Config(BaseModel):
         if self.ledger is not None and self.privacy.horizon is not None:
             raise ValueError(
                 f"[ledger] name {self.ledger.name!r} is not for privacy.horizon: the feeds of a ledger may state other "
-                "budgets, and of a "
-                "block that has begun nobody could lower what was granted. Leave out one of them"
+                "budgets, and of a block that has begun nobody could lower what was granted. Leave out one of them"
             )
         return self
 
@@ -277,8 +273,7 @@ class Config(BaseModel):
         if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
             raise ValueError(
                 "hexagons.merge_until needs an allocated mean, whose interval it predicts; put 'mean' into "
-                "speed.statistics "
-                "and set speed.mean_mechanism to 'allocated'"
+                "speed.statistics and set speed.mean_mechanism to 'allocated'"
             )
         return self
 
@@ -314,9 +309,8 @@ class Config(BaseModel):
         if self.relation == NeighbouringRelation.VALUES and speed.mean_mechanism not in _ONE_NOISE:
             yield (
                 f"speed.mean_mechanism {speed.mean_mechanism!r} draws the range of values with noise that its scale "
-                "does not "
-                f"describe, so no bound on false alarms holds; set it to one of {', '.join(_ONE_NOISE)}, or leave out "
-                "the rules"
+                f"does not describe, so no bound on false alarms holds; set it to one of {', '.join(_ONE_NOISE)}, or "
+                "leave out the rules"
             )
         coarsest = finest if self.hexagons.merge_until is None else self.hexagons.coarsest_resolution
         sizes = f"{finest}" if coarsest == finest else f"{coarsest} to {finest}"
@@ -333,8 +327,7 @@ class Config(BaseModel):
             if wrong:
                 yield (
                     f"rule {rule.name}: cell {wrong[0]} has resolution {h3.get_resolution(wrong[0])}, but released "
-                    "cells have "
-                    f"{sizes} (hexagons.resolution); write cells of that resolution"
+                    f"cells have {sizes} (hexagons.resolution); write cells of that resolution"
                 )
             if rule.area is not None and not domain.meets(rule.area):
                 yield (
@@ -381,7 +374,6 @@ class Config(BaseModel):
         counted = "" if accounting == "pure" else f", accounting {accounting}"
         blocks = "" if self.privacy.horizon is None else f", blocks of {self.privacy.horizon.period}"
         return (
-            f"relation {self.relation}, periods of {self.privacy.period}{blocks}, time "
-            "zone "
+            f"relation {self.relation}, periods of {self.privacy.period}{blocks}, time zone "
             f"{self.feed.timezone}{counted}"
         )

@@ -1,7 +1,6 @@
 """Sections ``[feed]`` and ``[window]``: the incoming events, their units, and the timeslots.
 
-Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a
-journey.
+Section ``[feed.quality]``: which fixes are refused because a fault of the unit explains them better than a journey.
 """
 
 from __future__ import annotations

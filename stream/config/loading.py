@@ -1,7 +1,6 @@
 """Reads TOML and environment into one validated :class:`Config`; every error names the key and the remedy.
 
-Environment variables that set keys of the configuration. A variable that looks like a key but matches none is
-refused.
+Environment variables that set keys of the configuration. A variable that looks like a key but matches none is refused.
 
 Errors that pydantic finds in a configuration, as sentences: the key, the value found, and what to write instead.
 """

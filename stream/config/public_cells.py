@@ -1,5 +1,4 @@
-"""The public list of cells under relation "participation". Each of them gets a message in every window, visited or
-not.
+"""The public list of cells under relation "participation". Each of them gets a message in every window, visited or not.
 
 Reads GeoJSON files of a public area, checks every coordinate, and compares them with ``feed.domain``.
 """

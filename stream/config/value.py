@@ -20,8 +20,7 @@ SPEED = "speed"
 """Name of the value of traffic: km/h, from 0. Rules that argue with distance are about it alone."""
 SPEED_UNIT = "km/h"
 WIDEST = 10_000.0
-"""Widest range of a value, in units: a million steps of the grid, of whose squares 9 million events fit into 64
-bits.
+"""Widest range of a value, in units: a million steps of the grid, of whose squares 9 million events fit into 64 bits.
 """
 
 

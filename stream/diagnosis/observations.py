@@ -24,10 +24,9 @@ class Observations:
     ``user``: number of the vehicle; ``time_us``: µs UTC; ``lat``/``lng``: degrees; ``speed``: in the feed's own unit,
     NaN if none; ``arrived_us``: µs UTC, below 0 if unknown. ``kind``: what the source is, in words. ``format``: a known
     format, or "declared" with ``feed.fields``. ``speed_unit``: the unit that the format fixes, or None. ``local``:
-    share of times without a zone, read in that of the fields. ``offset``: of most times from UTC, like "+05:30";
-    None if unknown. ``command``: that reads the source, :data:`WORKER` for a
-    topic. ``notes``: what is to be said of how it was recognised. ``refused``: events that are no fix, by reason.
-    ``documents``: snapshots; 0 for events.
+    share of times without a zone, read in that of the fields. ``offset``: of most times from UTC, like "+05:30"; None
+    if unknown. ``command``: that reads the source, :data:`WORKER` for a topic. ``notes``: what is to be said of how it
+    was recognised. ``refused``: events that are no fix, by reason. ``documents``: snapshots; 0 for events.
     """
 
     kind: str

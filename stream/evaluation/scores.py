@@ -132,30 +132,45 @@ class CellError:
     mae: float
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the scores of one run share. ``useful``: error up to which a value is useful, in its ``unit``. ``cells``,
+    ``events``: of all windows, once for all trials, released or not. ``duality_gap``: largest relative distance of the
+    noise scales' objective to its proved lower bound. ``plans``: windows by what their plans retained; ``most_cells``:
+    most cells of one user before and after, in the window where they are most. ``seconds``: wall time of all trials.
+    """
+
+    mechanism: str
+    unit: str
+    useful: float
+    epsilon: float
+    trials: int
+    windows: int
+    cells: int
+    events: int
+    charges: Charges
+    duality_gap: float | None
+    plans: dict[str, int]
+    most_cells: tuple[int, int]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Run):
     """Event-weighted errors of one estimator of one statistic, over all windows and trials, in ``unit``.
 
     ``statistic`` "distribution": the error is the Kolmogorov distance of the released distribution. ``mae``, ``rmse``,
     ``bias``: of the clamped value, over the events in cells that have one; None if none has. ``released``: share of
-    all events that are in such cells. ``noise``: mean absolute noise. ``worst_error``: the largest
-    worst-case error E that a release states, the bound of its bias plus its noise. ``coverage``: share of cells whose
-    95 % interval holds what noise was added to; of modelled values, the truth. ``useful_coverage``: share of all
-    events that are in cells whose value is within
-    ``useful`` of the truth, ``useful_cells``: share of all cells with events; what has no value counts as missed.
-    ``duality_gap``: largest relative distance of the noise scales' objective to its proved lower bound. ``plans``:
-    windows by what their plans retained; ``most_cells``: most cells of one user before and after, in the window where
-    they are most.
-    ``seconds``: wall time of all trials of this mechanism. ``map``: error of each cell, ``cell_coverage``: whether the
-    intervals of each cell hold the truth, the worst cells first (both of means only).
+    all events that are in such cells. ``noise``: mean absolute noise. ``worst_error``: the largest worst-case error E
+    that a release states, the bound of its bias plus its noise. ``coverage``: share of cells whose 95 % interval holds
+    what noise was added to; of modelled values, the truth. ``useful_coverage``: share of all events that are in cells
+    whose value is within ``useful`` of the truth, ``useful_cells``: share of all cells with events; what has no value
+    counts as missed. ``map``: error of each cell, ``cell_coverage``: whether the intervals of each cell hold the truth,
+    the worst cells first (both of means only).
     """
 
-    mechanism: str
     statistic: str
     estimator: str
-    unit: str
-    useful: float
-    epsilon: float
     mae: float | None
     rmse: float | None
     bias: float | None
@@ -165,13 +180,6 @@ class Score:
     coverage: float | None
     useful_coverage: float | None
     useful_cells: float | None
-    windows: int
-    cells: int
-    charges: Charges
-    duality_gap: float | None
-    plans: dict[str, int]
-    most_cells: tuple[int, int]
-    seconds: float
     map: tuple[CellError, ...] = field(repr=False)
     cell_coverage: tuple[CellCoverage, ...] = field(repr=False)
 
@@ -194,27 +202,6 @@ class HistogramScore:
     covered: dict[str, float]
     counted: float
     windows: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the scores of one run share. ``useful``: error up to which a value is useful, in its ``unit``. ``cells``,
-    ``events``: of all windows, once for all trials, released or not.
-    """
-
-    mechanism: str
-    unit: str
-    useful: float
-    epsilon: float
-    trials: int
-    windows: int
-    cells: int
-    events: int
-    charges: Charges
-    duality_gap: float | None
-    plans: dict[str, int]
-    most_cells: tuple[int, int]
     seconds: float
 
 
@@ -254,13 +241,11 @@ class Errors:
         share = weight / total if total else weight
         events, cells = (max(run.trials * number, 1) for number in (run.events, run.cells))
         useful = np.abs(error) <= run.useful
+        unit = {"variance": f"({run.unit})^2", "distribution": "1"}.get(statistic, run.unit)
         return Score(
-            mechanism=run.mechanism,
+            **vars(run) | {"unit": unit},
             statistic=statistic,
             estimator=estimator,
-            unit={"variance": f"({run.unit})^2", "distribution": "1"}.get(statistic, run.unit),
-            useful=run.useful,
-            epsilon=run.epsilon,
             mae=float(share @ np.abs(error)) if total else None,
             rmse=float(np.sqrt(share @ np.square(error))) if total else None,
             bias=float(share @ error) if total else None,
@@ -270,13 +255,6 @@ class Errors:
             coverage=float(np.concatenate(self.covered).mean()) if any(map(len, self.covered)) else None,
             useful_coverage=float(weight @ useful) / events if speeds else None,
             useful_cells=int(useful.sum()) / cells if speeds else None,
-            windows=run.windows,
-            cells=run.cells,
-            charges=run.charges,
-            duality_gap=run.duality_gap,
-            plans=run.plans,
-            most_cells=run.most_cells,
-            seconds=run.seconds,
             map=self._map(error, weight, run.trials) if statistic == "mean" else (),
             cell_coverage=self.verdicts.by_cell(),
         )

@@ -224,10 +224,9 @@ async def deliver(
     progress: Progress,
     *,
     stopped: Callable[[], bool] = lambda: False,
-    limit: int | None = None,
     report: Callable[[], None] = lambda: None,
 ) -> None:
-    """Send ``blocks`` in order at the pace until ``stopped`` or ``limit`` messages. Returns once all have arrived.
+    """Send ``blocks`` in order at the pace until ``stopped``. Returns once all have arrived.
 
     After an empty block, everything is sent at once. A message that goes back in time is due together with the latest
     one before it. An error of the source is raised after all messages before it were delivered.
@@ -243,10 +242,9 @@ async def deliver(
                     break
                 continue
             due = np.maximum.accumulate(np.maximum(block.due, latest))
-            n = len(due) if limit is None else min(len(due), limit - progress.sent)
-            start = 0
+            n, start = len(due), 0
             while start < n and not stopped():
-                stop = int(np.searchsorted(due[:n], pacer.reached(int(due[0])), side="right"))
+                stop = int(np.searchsorted(due, pacer.reached(int(due[0])), side="right"))
                 stop = min(stop, start + _SLICE)
                 if stop <= start:
                     await sender.flush()
@@ -260,7 +258,7 @@ async def deliver(
                 await asyncio.sleep(0)
                 start = stop
             latest = int(due[-1])
-            if stopped() or progress.sent == limit:
+            if stopped():
                 break
             if pacer.speed is not None:
                 await sender.flush()

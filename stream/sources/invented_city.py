@@ -1,5 +1,4 @@
-"""The timetable of a simulated city: its routes, their lines and stops with invented names. It represents no real
-city.
+"""The timetable of a simulated city: its routes, their lines and stops with invented names. It represents no real city.
 
 The streets of a simulated city: its grid, main and ring roads with invented names. It represents no real city.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
@@ -43,11 +42,9 @@ def together(paths: Sequence[Path]) -> Path:
 class Folder:
     """The recordings of a folder as one, file by file; iterated once. ``position`` and ``size``: bytes as stored."""
 
-    def __init__(
-        self, path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
-    ) -> None:
+    def __init__(self, path: Path, file_format: str, feed: FeedConfig, *, one_each: bool = False) -> None:
         self._files, self._one_each = recordings_in(path), one_each
-        self._format, self._feed, self._shift, self._done = file_format, feed, shift, 0
+        self._format, self._feed, self._done = file_format, feed, 0
         self._sizes = [file.stat().st_size for file in self._files]
         self.size = sum(self._sizes)
         self._part: Recording | Table | None = None
@@ -68,7 +65,7 @@ class Folder:
     def parts(self) -> Iterator[Recording | Table]:
         """Each recording, open."""
         for file in self._files:
-            opened = open_recording(file, self._format, self._feed, self._shift, one_each=self._one_each)
+            opened = open_recording(file, self._format, self._feed, one_each=self._one_each)
             assert not isinstance(opened, Folder)
             with opened as part:
                 self._part = part
@@ -82,25 +79,24 @@ class Folder:
 
 
 def open_recording(
-    path: Path, file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0), *, one_each: bool = False
+    path: Path, file_format: str, feed: FeedConfig, *, one_each: bool = False
 ) -> Recording | Table | Folder:
-    """The recording at ``path``, a file or a folder, or on standard input if that is ``-``; ``shift`` is added to every
-    event time.
+    """The recording at ``path``, a file or a folder, or on standard input if that is ``-``.
 
     ``one_each``: a line is one event, or refused as a whole, as a message of relation "participation" is, where the
     form of one event must not decide what becomes of another. Raises :class:`RecordingError` for what cannot be read.
     """
     require_format(path, file_format, feed)
     if path != STDIN and path.is_dir():
-        return Folder(path, file_format, feed, shift, one_each=one_each)
+        return Folder(path, file_format, feed, one_each=one_each)
     stored = open_stored(path)
     if not stored.peek(len(PARQUET)).startswith(PARQUET):
-        return Recording(path, file_format, feed, shift, stored, one_each=one_each)
+        return Recording(path, file_format, feed, stored, one_each=one_each)
     try:
         from stream.sources.tables import Table
     except ModuleNotFoundError:
         raise RecordingError(f"{path}: Parquet needs pyarrow; pip install 'hexveil[parquet]'") from None
     if isinstance(stored, StandardInput):
-        return Table(path, stored.spool(), file_format, feed, shift)
+        return Table(path, stored.spool(), file_format, feed)
     stored.close()
-    return Table(path, path, file_format, feed, shift)
+    return Table(path, path, file_format, feed)

@@ -3,8 +3,7 @@ Pure.
 
 A cell is named after the stops in it: the most frequent name, and of equally frequent ones the nearest to its centre.
 
-Lines of routes for a map: those parts of a schedule's lines that lie in a box, simplified until they fit a bound.
-Pure.
+Lines of routes for a map: those parts of a schedule's lines that lie in a box, simplified until they fit a bound. Pure.
 
 Source: Douglas and Peucker (1973), the algorithm that keeps every point farther than a tolerance from the simplified
 line.

@@ -11,16 +11,15 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, get_args
 
 import msgspec
 import numpy as np
 
-from stream.config.feed import SPEED_TO_KMH, TIME_UNIT_US, FeedConfig
+from stream.config.feed import SPEED_TO_KMH, FeedConfig
 from stream.ingestion.arrays import elements, may_hold_several
-from stream.ingestion.formats import NO_LETTER, field_path, is_nothing, number, recording_format, time_us, walk
+from stream.ingestion.formats import NO_LETTER, is_nothing, number, recording_format, time_us
 from stream.sources.file_kinds import columns_of, is_header, is_remark, wrong_header
 from stream.sources.lines import Lines, RecordingError, Stored
 from stream.sources.messages import Messages
@@ -71,7 +70,7 @@ class _Block:
 class Recording:
     """One file as messages for ``feed``, in file order, due at their event time; iterated once.
 
-    ``position`` and ``size`` (stored bytes) are for a progress bar. ``shift`` is added to every event time. Raises
+    ``position`` and ``size`` (stored bytes) are for a progress bar. Raises
     :class:`RecordingError` for a file that cannot be read, or not to its end (after the lines before the damage), for
     missing CSV columns, and for a format that this feed does not accept.
     """
@@ -81,7 +80,6 @@ class Recording:
         path: Path,
         file_format: str,
         feed: FeedConfig,
-        shift: timedelta = timedelta(0),
         stored: Stored | None = None,
         *,
         one_each: bool = False,
@@ -92,7 +90,6 @@ class Recording:
         self._any_speed = feed.derives_speeds
         self._as_is = feed.format == file_format
         self._factor = self._format.kmh / SPEED_TO_KMH[feed.speed_unit]
-        self._shift = shift
         self._is_csv = ".csv" in path.suffixes
         self._separator = ","
         self.path = path
@@ -194,38 +191,17 @@ class Recording:
     def _event(self, line: bytes) -> tuple[bytes, int, bytes]:
         fix = self._format.read(line)
         user, time, lat, lng, speed = (read(fix) for read in self._format.getters)
-        moment = time_us(time) + self._shift // timedelta(microseconds=1)
+        moment = time_us(time)
         key = str(user).encode()
         if abs(moment) >= 1 << 62:
             raise ValueError(moment)
         if self._as_is:
-            return key, moment, self._shifted(line, time) if self._shift else line
-        if self._shift:
-            time = self._later(time) if isinstance(time, datetime) else moment // 1000
+            return key, moment, line
         fields = {"user": str(user), "time": time, "lat": lat, "lng": lng}
         if speed is not None:
             # Six decimals are exact for every pair of units, and remove rounding errors of floats from the messages.
             fields["speed"] = speed if self._factor == 1 else round(_finite(speed * self._factor), 6)
         return key, moment, _encode(fields)
-
-    def _shifted(self, line: bytes, time: datetime | int | float) -> bytes:
-        """The event ``line``, whose time was read as ``time``, with a later one."""
-        fields = self._format.fields
-        *parents, leaf = field_path(fields.time)
-        tree = _decode(line)
-        holder = walk(tree, tuple(parents))
-        if isinstance(time, datetime):
-            later, form = self._later(time), fields.time_format
-            holder[leaf] = later.strftime(form) if "%" in form else later.isoformat()
-        else:
-            holder[leaf] += self._shift / timedelta(
-                microseconds=TIME_UNIT_US.get(fields.time_format, TIME_UNIT_US["epoch-ms"])
-            )
-        return _encode(tree)
-
-    def _later(self, time: datetime) -> datetime:
-        """Later by elapsed time, as the event is due, also where the clocks of the zone are changed between."""
-        return (time.astimezone(UTC) + self._shift).astimezone(time.tzinfo)
 
 
 def _finite(number: float) -> float:

@@ -1,8 +1,6 @@
-"""Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused.
-Pure.
+"""Snapshots of vehicle positions, whatever their format: columns, with a reason for each entry that is refused. Pure.
 
-Stored snapshots, whose arrival is not known: a clock that was ahead is noticed by the headers of the neighbours.
-Pure.
+Stored snapshots, whose arrival is not known: a clock that was ahead is noticed by the headers of the neighbours. Pure.
 
 Decodes large documents in a process of their own: C code that reads 25 MiB lets no other thread run.
 """

@@ -7,7 +7,7 @@ A time is a timestamp of Parquet, a number in ``time_format``, or text. A timest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self, overload
 from zoneinfo import ZoneInfo
@@ -53,14 +53,11 @@ _encode = msgspec.json.Encoder().encode
 class Table:
     """One Parquet file as columns or messages for ``feed``, in file order; iterated once.
 
-    ``position`` and ``size``: rows, for a progress bar. ``shift`` is added to every time. Raises
-    :class:`~stream.sources.lines.RecordingError` for a file that is no Parquet, or whose columns are missing or of
-    another type.
+    ``position`` and ``size``: rows, for a progress bar. Raises :class:`~stream.sources.lines.RecordingError` for a file
+    that is no Parquet, or whose columns are missing or of another type.
     """
 
-    def __init__(
-        self, path: Path, source: Path | IO[bytes], file_format: str, feed: FeedConfig, shift: timedelta = timedelta(0)
-    ) -> None:
+    def __init__(self, path: Path, source: Path | IO[bytes], file_format: str, feed: FeedConfig) -> None:
         """``source``: the file, or its bytes; ``path`` names it in errors."""
         self.path = path
         read = recording_format(feed, file_format)
@@ -72,7 +69,6 @@ class Table:
         self._factor = read.kmh / SPEED_TO_KMH[feed.speed_unit] if feed.format == "canonical" else 1.0
         self._target = feed_format(feed).fields
         self._canonical = feed.format == "canonical"
-        self._shift_us = shift // timedelta(microseconds=1)
         self.position = 0
         try:
             self._file = ParquetFile(source, thrift_string_size_limit=_LONGEST_METADATA)
@@ -152,7 +148,7 @@ class Table:
             numbers.append(values)
         lat, lng, speed = numbers
         lat, lng = lat / self._fields.units_per_degree, lng / self._fields.units_per_degree
-        return FixColumns(users, times + self._shift_us, lat, lng, self._converted(speed), missing, wrong)
+        return FixColumns(users, times, lat, lng, self._converted(speed), missing, wrong)
 
     def _converted(self, speed: NDArray[np.float64]) -> NDArray[np.float64]:
         """In the unit of the feed. Six decimals are exact for every pair of units; what is finite stays so."""

@@ -236,6 +236,8 @@ def release_bodies(plan: Plan, columns: dict[str, Columns], numbers: dict[str, l
         if published[g]:
             body |= {name: _estimate(name, columns[name], g, terms.value) for name in _numbers_of(plan)}
             body |= {CDF: distributions[g]} if distributions else {}
+            if "mean" in body:
+                body["mean"]["mechanism"] = terms.speed.mean_mechanism
         bodies.append(body)
     return bodies
 
@@ -282,18 +284,13 @@ def mark_at_bound(plan: Plan, highest: float | FloatArray, columns: dict[str, Co
                 body[name]["at_bound"] = True
 
 
-def state_worst_errors(
-    plan: Plan, biases: dict[str, FloatArray], columns: dict[str, Columns], bodies: list[Body]
-) -> None:
-    """Add the worst-case error to each mean and variance, and its mechanism to the mean. ``biases``: bounds by cell,
-    (C,)."""
+def state_worst_errors(biases: dict[str, FloatArray], columns: dict[str, Columns], bodies: list[Body]) -> None:
+    """Add the worst-case error to each mean and variance. ``biases``: bounds by cell, (C,)."""
     for name, bias in biases.items():
         errors = bias + columns[name].scale
         for body, error in zip(bodies, errors.tolist(), strict=True):
             if name in body:
                 body[name]["worst_error"] = round(error, DECIMALS[name])
-                if name == "mean":
-                    body[name]["mechanism"] = plan.terms.speed.mean_mechanism
 
 
 def worst_errors(bodies: list[Body]) -> dict[str, float]:

@@ -70,7 +70,7 @@ class Values:
     def body(self, plan: Plan, counts: Counts, columns: dict[str, Columns]) -> list[dict[str, Any]]:
         """The body of every cell's message, with exact counts and worst-case errors."""
         bodies = release_bodies(plan, columns, exact_numbers(counts))
-        state_worst_errors(plan, worst_biases(plan, counts), columns, bodies)
+        state_worst_errors(worst_biases(plan, counts), columns, bodies)
         mark_at_bound(plan, highest_means(plan, counts), columns, bodies)
         return bodies
 

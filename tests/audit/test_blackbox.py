@@ -172,7 +172,7 @@ def test_noise_is_recorded_in_every_folder_whose_tests_draw_it() -> None:
     shared = REPO_ROOT / "tests" / "support"
     files = [path for path in sorted((REPO_ROOT / "tests").rglob("*.py")) if shared not in path.parents]
     fresh = [
-        str(path.relative_to(REPO_ROOT)) for path in files if draws_noise(parsed(path)) and not has_recorded_noise(path)
+        str(path.relative_to(REPO_ROOT)) for path in files if not has_recorded_noise(path) and draws_noise(parsed(path))
     ]
     assert not fresh, f"import recorded_noise into the folder's conftest.py: {fresh}"
 

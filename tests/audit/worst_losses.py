@@ -1,4 +1,4 @@
-"""``python -m tests.audit.worst_losses``: the table of docs/privacy.md, worst loss over charge of every forced
+"""``python -m tests.audit.worst_losses``: the table of research/experiments.md, worst loss over charge of every forced
 transcript. Exact.
 
 Under "participation" the transcripts are those of all 4⁹ worlds of 3 users, 3 windows and 2 cells, against the budget

@@ -52,7 +52,7 @@ def test_every_command_of_the_page_does_what_the_page_says(
     public, operator = free_port(), free_port()
     addresses = {"127[.]0[.]0[.]1:9092": kafka, "127[.]0[.]0[.]1:8080": f"127.0.0.1:{public}"}
     addresses["127[.]0[.]0[.]1:6066"] = f"127.0.0.1:{operator}"
-    few = {r"--vehicles \d+": "--vehicles 20", r"--trials \d+": "--trials 1"}
+    few = {r"--vehicles \d+": "--vehicles 20", r"--trials \d+": "--trials 1", r"(--sweep \w+=)[\d.,]+,": r"\1"}
     environment = {
         "HEXVEIL_FEED__NAME": topic_name,
         "HEXVEIL_FEED__TOPIC": topic_name,

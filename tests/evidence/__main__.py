@@ -26,7 +26,7 @@ from dpcore import __version__
 from stream.local import REPO_ROOT
 
 AUDITS = ("tests/audit", "tests/model")
-QUICK = ("tests/audit/test_transcript_audit.py", "tests/audit/test_horizon_audit.py")
+QUICK = ("tests/audit/test_participation_audit.py", "tests/audit/test_horizon_audit.py")
 CONFIGURATIONS = ("config/riders-live.toml", "config/bus-fleet.toml")
 
 

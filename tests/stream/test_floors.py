@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -34,6 +35,7 @@ PURE = {"statistics": {"redis", "aiokafka", "aiohttp", "faust", "time", "asyncio
 """What a room must not import, whatever its floor."""
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Dotted names of all modules that a file imports, also inside functions."""
     modules = set()

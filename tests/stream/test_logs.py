@@ -1,5 +1,7 @@
 """Logs are one JSON object per line, also those of libraries; a repeated line is written once and then counted. A
 broker that just started lists no brokers. Clients that heard this fail within seconds instead of waiting without end.
+Whoever opens connections and asks for nothing keeps nobody else out. Real sockets; 127.0.0.2 is another address of this
+machine.
 
 A real broker shows this for some milliseconds after its start and at no one's wish, so a server stands in for it here.
 """
@@ -7,21 +9,24 @@ A real broker shows this for some milliseconds after its start and at no one's w
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError
 
 from stream.config.servers import KafkaConfig
-from stream.local import REPO_ROOT
+from stream.http_server import BoundedRunner
+from stream.local import LOOPBACK, REPO_ROOT
 from stream.logs import QUIET_SECONDS, REPEAT_SECONDS, Repeats
 from stream.protocol.publishing import make_producer
 from stream.servers import connection
@@ -172,3 +177,94 @@ async def test_who_is_stopped_waits_no_longer() -> None:
     async with _broker_without_brokers() as address, asyncio.timeout(10):
         with pytest.raises(KafkaConnectionError):
             await connect(lambda: make_producer(KafkaConfig(bootstrap=address)), lambda: True)
+
+
+EXPECTING = b"GET %s HTTP/1.1\r\nHost: x\r\nExpect: %s\r\n\r\n"
+ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def served(most: int, idle_seconds: float, answer_after: float = 0.0) -> AsyncIterator[int]:
+    """The port of a server that answers every request."""
+
+    async def answer(_: web.Request) -> web.Response:
+        await asyncio.sleep(answer_after)
+        return web.Response(text="here")
+
+    application = web.Application()
+    application.router.add_get("/", answer)
+    runner = BoundedRunner(application, most, idle_seconds)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, LOOPBACK, 0).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def connected(port: int, count: int, address: str = LOOPBACK) -> list[Link]:
+    return [await asyncio.open_connection(LOOPBACK, port, local_addr=(address, 0)) for _ in range(count)]
+
+
+async def open_of(links: list[Link], seconds: float = 0.2) -> int:
+    """How many of the connections the server has not closed by then."""
+    await asyncio.sleep(seconds)
+    return sum(not reader.at_eof() and reader.exception() is None for reader, _ in links)
+
+
+async def answered(link: Link) -> bool:
+    reader, writer = link
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(20):
+            writer.write(ASKED)
+            return (await reader.readline()).startswith(b"HTTP/1.1 200")
+    return False
+
+
+async def test_an_address_has_at_most_half_of_the_connections_and_others_are_answered() -> None:
+    faults: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    async with served(8, 3600) as port:
+        links = await connected(port, 20)
+        assert await open_of(links) == 4
+        others = [await answered(link) for link in await connected(port, 5, "127.0.0.2")]
+        assert others == [True] * 4 + [False]
+        for _, writer in links:
+            writer.transport.abort()
+        await asyncio.sleep(0.1)
+        assert await answered((await connected(port, 1))[0])
+        gc.collect()
+        assert not faults, "each refused connection would be a traceback in the log"
+
+
+@pytest.mark.parametrize("sent", [b"", ASKED[:20], ASKED], ids=["nothing", "half a head", "a request long ago"])
+async def test_a_connection_that_asks_for_nothing_is_closed(sent: bytes) -> None:
+    async with served(8, 0.3) as port:
+        (link,) = await connected(port, 1)
+        link[1].write(sent)
+        async with asyncio.timeout(20):
+            await link[0].read()
+
+
+async def test_a_request_that_takes_longer_than_an_idle_connection_may_is_answered() -> None:
+    async with served(8, 0.2, answer_after=0.8) as port:
+        assert await answered((await connected(port, 1))[0])
+
+
+@pytest.mark.parametrize("path", [b"/", b"/nowhere"])
+async def test_what_a_server_cannot_be_expected_to_do_is_refused_without_a_word_of_it_and_fills_no_log(
+    path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp answered bytes that are no text with 500 and a traceback."""
+    async with served(8, 3600) as port:
+        for expected in (b"\xe9\xff", "é".encode(), b"200-ok"):
+            (link,) = await connected(port, 1)
+            link[1].write(EXPECTING % (path, expected))
+            answer = await link[0].read()
+            assert answer.startswith(b"HTTP/1.1 417 ")
+            assert expected not in answer
+        (link,) = await connected(port, 1)
+        link[1].write(EXPECTING % (path, b"100-Continue"))
+        assert await link[0].readline() == b"HTTP/1.1 100 Continue\r\n"
+    assert not caplog.records

@@ -1,4 +1,7 @@
-"""Timeslots and periods tile time, on every kind of day; watermarks obey the slowest live partition."""
+"""Timeslots and periods tile time, on every kind of day; watermarks obey the slowest live partition. A domain across
+the meridian of 180 degrees, where west is greater than east: events, histograms and ranges."""
+
+from __future__ import annotations
 
 import math
 from datetime import UTC, date, datetime, timedelta
@@ -7,9 +10,14 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from dpcore.spatial import Domain
+from dpcore.spatial.domain import DomainError
+from stream.config.section import BoundingBox
+from stream.messages.range_query import RangeError, parse_box
+from stream.serve.hexagons import within
 from stream.windows import PartitionTime, Slotting, SpanError, Window, read_through, utc_text, watermark
 from tests.support.counting_calls import calls_in
 from tests.support.nightly import nightly
@@ -179,7 +187,6 @@ def test_windows_wait_for_the_partition_that_is_read_least_far():
 
 
 @given(st.integers(0, 10**15), st.dictionaries(st.sampled_from("abcd"), st.integers(NOW - 10**9, NOW), min_size=1))
-@settings(max_examples=200)
 def test_one_fast_clock_never_moves_the_watermark_past_the_clock_less_the_delay(ahead, events):
     partitions = {name: at(event) for name, event in events.items()}
     honest = watermark(partitions, NOW, DELAY, IDLE)
@@ -218,3 +225,43 @@ def test_a_span_is_whole_timeslots_between_local_times() -> None:
 def test_a_span_that_cannot_be_released_is_refused_with_the_remedy(start: str, end: str, why: str) -> None:
     with pytest.raises(SpanError, match=why):
         Slotting(timedelta(hours=1), timedelta(days=1), "America/Chicago").span(start, end)
+
+
+FIJI = BoundingBox(south=-20, west=176, north=-15, east=-178)
+POINTS = np.array([[-17.0, 177.0], [-17.0, -179.0], [-17.0, 0.0], [-17.0, -177.9], [-17.0, 175.9]])
+
+
+def test_a_point_lies_in_the_box_on_both_sides_of_the_meridian_and_nowhere_else() -> None:
+    assert [FIJI.contains(lat, lng) for lat, lng in POINTS] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("west", "east", "meets", "holds"),
+    [(179, -179, True, True), (177, 179, True, True), (-180, -179, True, True), (170, 177, True, False), (-178.5, 10,
+    True, False), (0, 10, False, False)],
+)  # fmt: skip
+def test_boxes_are_compared_around_the_globe(west: float, east: float, meets: bool, holds: bool) -> None:
+    other = BoundingBox(south=-18, west=west, north=-16, east=east)
+    assert (FIJI.meets(other), other.meets(FIJI), FIJI.holds(other)) == (meets, meets, holds)
+
+
+def test_a_grid_of_six_columns_counts_eastwards_over_the_meridian() -> None:
+    domain = Domain(FIJI.south, FIJI.west, FIJI.north, FIJI.east, 1, 6)
+    counted = domain.count(POINTS)
+    assert counted.counts.tolist() == [[0, 1, 0, 0, 0, 1]]
+    assert counted.outside == 3
+    assert domain.in_metres().east == pytest.approx(Domain(-20, 0, -15, 6).in_metres().east)
+    assert Domain.from_release(domain.to_release()) == domain
+
+
+def test_a_box_in_metres_is_not_turned_around() -> None:
+    with pytest.raises(DomainError, match="no area"):
+        Domain(0, 5_000, 10, 1_000)
+
+
+def test_a_range_may_lie_across_the_meridian_and_one_without_width_is_none() -> None:
+    assert parse_box("177,-18,-179,-16") == (177, -18, -179, -16)
+    with pytest.raises(RangeError, match="is not a box"):
+        parse_box("177,-18,177,-16")
+    assert within((177, -18, -179, -16), -17, -179.5)
+    assert not within((177, -18, -179, -16), -17, 0)

@@ -1,7 +1,6 @@
 """Handlers for speeds and travel times along the lines of routes: in one window, and as means over a range.
 
-Speed and travel time along the lines of a route in one window, from the estimates of the cells that they cross.
-Pure.
+Speed and travel time along the lines of a route in one window, from the estimates of the cells that they cross. Pure.
 
 A line is cut where it leaves a cell. With L metres in a cell of v km/h the way takes the sum of 3.6·L/v seconds. The
 errors of cells may depend on each other, and one that a line crosses twice errs twice alike, so they are not averaged

@@ -170,7 +170,7 @@ def count_half_width(terms: Terms) -> float:
     """
     rules = participation_of(terms)
     law = _Law.of(*rules.scales, rules.gaussian)
-    return law.two_sided[0] * float(law.deviations[0] * np.sqrt(rules.layout.degree + 1))
+    return _half_of_count(float(law.deviations[0] * np.sqrt(rules.layout.degree + 1)), law)
 
 
 def columns_of(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
@@ -209,9 +209,13 @@ def area_columns(plan: Plan, noisy: FloatArray) -> dict[str, Columns]:
     }
 
 
+def _half_of_count(deviation: float, law: _Law) -> float:
+    """That of the noise and half a step of the grid on which counts are released."""
+    return law.two_sided[0] * deviation + 0.5 * 10.0 ** -DECIMALS["users"]
+
+
 def _count(raw: FloatArray, deviation: float, law: _Law) -> Columns:
-    raw = np.round(raw, DECIMALS["users"])
-    half = law.two_sided[0] * deviation + 0.5 * 10.0 ** -DECIMALS["users"]
+    raw, half = np.round(raw, DECIMALS["users"]), _half_of_count(deviation, law)
     scale = np.full(len(raw), deviation / law.per_scale)
     return Columns(raw, np.maximum(raw, 0.0), scale, raw - half, raw + half, _NO_BOUND)
 

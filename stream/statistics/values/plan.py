@@ -265,9 +265,8 @@ def _most_cells(counts: Counts, samples: IntArray) -> int:
 def _proposals(public: PublicWindow) -> tuple[dict[str, IntArray], tuple[str, ...]]:
     """Retained samples (P,) to choose among by name, "all" that are admitted first; and the steps that were cut short.
 
-    What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs suppression is
-    not tried, and it ends at its limit of evaluations. So whoever plans the window decides
-    the same.
+    What is too costly is decided by public counts, never by a clock: above :data:`MAX_PAIRS` pairs suppression is not
+    tried, and it ends at its limit of evaluations. So whoever plans the window decides the same.
     """
     counts, speed = public.counts, public.speed
     plain = _enough_users(counts, public.admitted, speed.min_users)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -64,7 +64,6 @@ def test_the_bias_bound_is_the_worst_case(mechanism: Any, samples: tuple[int, ..
     assert worst >= plan.bias_bound - 2 / 256
 
 
-@settings(max_examples=150)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=10), st.integers(10_000, 9_000_000))
 def test_the_minimax_m_is_best_among_all_and_grows_with_epsilon(samples: list[int], micro: int) -> None:
     m = np.array(samples)
@@ -159,7 +158,6 @@ def test_values_that_are_not_the_planned_quanta_are_refused(values: list[Any]) -
         Baseline(10).release(np.array(values), plan, Noise())
 
 
-@settings(max_examples=300)
 @given(st.integers(1, 2**40), st.integers(1, 10**8))
 def test_noise_never_falls_short_of_the_budget(sensitivity: int, micro: int) -> None:
     if sensitivity * MICRO > micro * MAX_SCALE_NUMERATOR:
@@ -194,7 +192,6 @@ def naive(samples: list[int], capacity: int) -> tuple[list[int], list[int]]:
     return array, fill
 
 
-@settings(max_examples=300)
 @given(COUNTS, st.integers(0, 8))
 def test_bestfit_is_the_definition(samples: list[int], step: int) -> None:
     capacity = min(min(samples) + step, max(samples))
@@ -207,7 +204,6 @@ def test_bestfit_is_the_definition(samples: list[int], step: int) -> None:
     assert (2 * grouping.fill <= capacity).sum() <= 1
 
 
-@settings(max_examples=100)
 @given(COUNTS)
 def test_the_widest_grouping_is_the_best_of_all_capacities(samples: list[int]) -> None:
     every = [bestfit(np.array(samples), c) for c in range(min(samples), max(samples) + 1)]

@@ -72,7 +72,6 @@ def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: 
     assert totals.tolist() == sum(oracle(group, 5, 5) for group in groups).tolist()
 
 
-@settings(max_examples=150)
 @given(corners_strategy, st.sampled_from([0.3, 0.8, 1.0, 1.5, 2.0, 3.0]))
 def test_no_region_meets_more_components_than_the_sensitivity(corners: list[Point], diameter: float) -> None:
     domain = grid(6, 5)
@@ -282,8 +281,8 @@ def counts(polygons: list[Any], user: list[int], diameter: float, per_user: int)
 
 
 def test_every_choice_of_polygons_changes_the_counts_at_most_by_the_sensitivity_which_is_attained() -> None:
-    """All polygons of at most three corners half a cell apart, then all users of up to three of their distinct
-    footprints."""
+    """All polygons of at most three corners half a cell apart, all users of one of their distinct footprints, then of
+    two or three of some of them."""
     lattice = [(0.75 + x / 2, 0.75 + y / 2) for x, y in product(range(5), repeat=2)]
     polygons = [list(corners) for n in (1, 2, 3) for corners in combinations(lattice, n)]
     distinct: dict[bytes, Polygon] = {}
@@ -295,7 +294,7 @@ def test_every_choice_of_polygons_changes_the_counts_at_most_by_the_sensitivity_
     others = counts([TRIANGLE], [7], 1.0, 2)
     for per_user, declared in ((1, 1), (1, 2), (2, 2), (2, 3)):
         bound = Euler(1.0, regions_per_user=per_user).sensitivity(grid(4, 4))
-        chosen = shapes if declared < 3 else [square, *shapes[:: len(shapes) // 8]]
+        chosen = shapes if declared == 1 else [square, *shapes[:: len(shapes) // 8]]
         # In which order they stand matters only if not all of them count.
         all_users = (
             product(chosen, repeat=declared) if declared > per_user else combinations_with_replacement(chosen, declared)

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -315,6 +316,8 @@ def test_any_one_character_may_separate_columns(separator: str, tmp_path: Path) 
     done = runner.invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "values"])
     assert done.exit_code == 0, done.stderr
     assert "960 usable" in done.stdout
+    shown = done.stdout.partition("A configuration that fits")[2].partition("\n")[2].partition("\nNext\n")[0]
+    assert tomllib.loads(shown)["feed"]["format"] == "declared", "what is shown can be copied"
     out = ["--out", str(tmp_path / "r.ndjson"), "--json"]
     released = runner.invoke(app, ["replay", str(day), "--offline", "--config", str(path), *out])
     assert released.exit_code == 0, released.stderr

@@ -258,7 +258,6 @@ EVERY_DECODER = [
 ]
 
 
-@settings(max_examples=400)
 @given(st.lists(HOSTILE, max_size=5))
 def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values):
     for decoder in EVERY_DECODER:
@@ -271,7 +270,6 @@ def test_no_bytes_make_a_decoder_raise_and_every_message_is_accounted_for(values
         assert Reason.UNDECODABLE not in {REASONS[code] for code in batch.reason}
 
 
-@settings(max_examples=300)
 @given(st.sampled_from([*FIX]), NUMBERS)
 def test_every_number_in_every_field_is_a_row_or_a_refusal_and_its_neighbours_stay(name, number):
     message = json.dumps(FIX | {name: number}).encode()

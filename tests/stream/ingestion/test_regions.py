@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stream.config import Config
@@ -155,7 +155,6 @@ MESSAGES = PARTS | st.lists(PARTS, min_size=1, max_size=4).flatmap(
 
 
 @given(st.lists(MESSAGES | st.none(), max_size=8), st.integers(1, 12))
-@settings(max_examples=200, deadline=None)
 def test_regions_arrays_and_points_in_any_order_and_pieces_are_read_as_each_alone(
     config: Config, values: list[bytes | None], at_once: int
 ) -> None:

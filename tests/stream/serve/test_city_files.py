@@ -313,7 +313,7 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {
 def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_count(
     tmp_path: Path, case: str
 ) -> None:
-    """n = 120, alpha = 1e-6 one-sided; an interval with 75 % would fail with probability above 0.9. With the clamp it
+    """n = 80, alpha = 1e-6 one-sided; an interval with 75 % would fail with probability above 0.9. With the clamp it
     was 30 %."""
     epsilon, changes = CASES[case]
     config = riders(tmp_path, **MEAN_ONLY | {"privacy.epsilon": epsilon, "privacy.budget": 48 * epsilon, **changes})
@@ -322,7 +322,7 @@ def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_
     sums = exact_integers(plan, contributions)[: degree + 1].sum(axis=1) / UNIT
     upper = plan.terms.speed.upper_quanta * 0.01
     count, mean = sums.sum(), (sums[1] if degree == 1 else sums[1] / 2 + sums[2]) / sums.sum() * upper
-    missed, n = np.zeros(2), 120
+    missed, n = np.zeros(2), 80
     for _ in range(n):
         columns = draw_participation(plan, contributions, Noise())
         answers = together(cell_bodies(plan, contributions, columns), upper)

@@ -6,7 +6,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -225,43 +225,6 @@ def test_time_order_is_a_stable_sort_whether_it_spills_or_not(run_rows: int) -> 
     assert [int(value) for value in messages.values] == expected.tolist()
     assert messages.due.tolist() == due[expected].tolist()
     assert messages.unread == 50
-
-
-def test_a_loop_moves_time_on_by_whole_days(capmetro: Path) -> None:
-    passes = iter(Replay(capmetro, "capmetro", feed(), loop=True))
-    first, second, third = next(passes), next(passes), next(passes)
-    day = timedelta(days=1) // timedelta(microseconds=1)
-    assert (second.due - first.due).tolist() == [day, day]
-    assert (third.due - first.due).tolist() == [2 * day, 2 * day]
-    assert json.loads(second.values[0])["time"] == "2017-03-22T00:00:30-05:00"
-    raw = iter(Replay(capmetro, "capmetro", feed(format="capmetro"), loop=True))
-    next(raw)
-    assert json.loads(next(raw).values[1])["timestamp"] == "2017-03-22T00:00:31-05:00"
-
-
-@pytest.mark.parametrize(
-    "time",
-    [
-        "2017-03-11 07:00",  # the day before clocks are changed
-        "20170311T070000",
-        "2017-W10-6T07",
-        "2017-03-11T07:00:00-06:00",
-        "2017-03-11T13:00:00Z",
-    ],
-)
-def test_a_loop_moves_every_form_of_time_that_is_read(time: str, tmp_path: Path) -> None:
-    path = tmp_path / "day.csv"
-    path.write_text(f"user,time,lat,lng,speed\na,{time},30.2,-97.7,20\n")
-    fields = FeedFields(user="user", time="time", lat="lat", lng="lng", value="speed", timezone="America/Chicago")
-    source = feed(format="declared", fields=fields)
-    passes = iter(Replay(path, "declared", source, loop=True))
-    sent = tmp_path / "sent.ndjson"
-    for day in range(3):
-        block = next(passes)
-        sent.write_bytes(b"\n".join(block.values))
-        moment = datetime(2017, 3, 11 + day, 13, tzinfo=UTC)
-        assert read(sent, "declared", source).due.tolist() == block.due.tolist() == [round(moment.timestamp() * 1e6)]
-        assert block.unread == 0
 
 
 def test_the_recorded_day_is_grouped_by_trip_and_comes_out_as_a_live_feed_whose_rows_keep_their_meaning(

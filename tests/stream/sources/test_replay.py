@@ -153,12 +153,6 @@ async def test_an_accelerated_live_feed_never_runs_ahead_of_the_clock(kafka: str
     assert time.time() >= due[-1] / 1e6
 
 
-async def test_limit_stops_at_the_number(kafka: str, topic: str) -> None:
-    progress = await send(kafka, topic, synthetic(np.arange(5000)) * 3, Pacer(None), limit=7001)
-    assert progress.sent == 7001
-    assert sum(map(len, await stored(kafka, topic))) == 7001
-
-
 async def test_a_stop_keeps_what_was_sent(kafka: str, topic: str) -> None:
     began = time.monotonic()
     progress = await send(

@@ -167,7 +167,7 @@ def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
-def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(tmp_path: Path, name: str) -> None:
+def test_every_mean_mechanism_charges_within_the_grant_and_messages_name_it(tmp_path: Path, name: str) -> None:
     settings = {"speed.mean_mechanism": name, "privacy.epsilon": 20.0}
     config = bus_config(tmp_path, **settings)
     plan, contributions = planned(config, random_rows(8, 300))
@@ -175,7 +175,8 @@ def test_every_mean_mechanism_can_be_configured_and_charges_within_the_grant(tmp
     assert (charges <= config.privacy.epsilon_micro).all()
     assert (charges > 0).all()
     for message in build_messages(plan, contributions, Noise(), None)[0]:
-        validate(message.topic, json.loads(message.value))
+        validate(message.topic, body := json.loads(message.value))
+        assert "cell" not in body or body["mean"]["mechanism"] == name
     assert planned(config, random_rows(8, 300))[0].digest == plan.digest
 
 
