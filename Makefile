@@ -16,8 +16,8 @@
 .DEFAULT_GOAL := test
 
 PYTHON ?= python3
-# Twice the two cores of a small machine: many tests wait for servers and clocks.
-WORKERS ?= 4
+# More than the two cores of a small machine, because many tests wait for servers and clocks; each costs 15 processor seconds.
+WORKERS ?= 3
 BENCHMARKS ?= city_windows closing dashboard defaults faults fuzz ingest ingest_steps intervals latency libraries mechanisms range_intervals ratios snapshots soak spatial sse two_workers workers
 BIN := .venv/bin
 DEMO := .venv/.demo

@@ -31,11 +31,7 @@ class Resolution:
 
 
 def choose_resolution(
-    counts: Counts,
-    parents: Sequence[IdArray],
-    predict: Callable[[Counts], FloatArray],
-    *,
-    target: float,
+    counts: Counts, parents: Sequence[IdArray], predict: Callable[[Counts], FloatArray], *, target: float
 ) -> Resolution:
     """Pool, level by level, the regions whose predicted half width exceeds ``target`` into their parents.
 

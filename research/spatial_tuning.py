@@ -38,7 +38,7 @@ from dpcore.spatial import (
     UniformGrid,
     posterior,
 )
-from dpcore.spatial import _evenness as evenness
+from dpcore.spatial import _mixture as evenness
 from dpcore.spatial import _mixture as mixture
 from dpcore.spatial.partition import image_of
 from dpcore.spatial.queries import answer

@@ -22,10 +22,9 @@ from bench.progress import shown
 from bench.recordings import absent
 from dpcore.contributions import Counts
 from stream.config import Config
-from stream.evaluation.evaluate import evaluate, planned_windows
+from stream.evaluation.evaluate import evaluate, planned_windows, with_epsilon, with_speed
 from stream.evaluation.leading import Windows
 from stream.evaluation.scores import Score
-from stream.evaluation.variants import with_epsilon, with_speed
 from stream.statistics.merging import by_planned_cells
 
 RELATIONS = {"values": "bus-fleet", "participation": "riders"}

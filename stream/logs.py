@@ -85,10 +85,7 @@ def _fold(repeats: Repeats) -> Processor:
 def configure_logs() -> None:
     """Set up logging of this process, including libraries and warnings of Python."""
     repeats = Repeats()
-    shared: list[Any] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
+    shared: list[Any] = [structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso", utc=True)]
     renderers: list[Any] = (
         [structlog.dev.ConsoleRenderer()]
         if sys.stderr.isatty()

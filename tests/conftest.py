@@ -1,7 +1,5 @@
 """Real servers for the tests: one Kafka broker per run, one Redis per worker process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

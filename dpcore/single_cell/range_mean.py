@@ -70,11 +70,7 @@ def select_quantiles(
     costs = np.maximum(np.maximum(below - target, target - above), 0)
     offsets = np.arange(len(target) + 1, dtype=np.int64) * len(start)
     chosen = noise.exponential(
-        costs.ravel(),
-        micro,
-        2 * entries * RANK_UNIT * MICRO,
-        offsets=offsets,
-        weights=np.tile(size, len(target)),
+        costs.ravel(), micro, 2 * entries * RANK_UNIT * MICRO, offsets=offsets, weights=np.tile(size, len(target))
     )
     return np.asarray(start[chosen] + noise.below(size[chosen]))
 

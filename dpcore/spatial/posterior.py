@@ -6,7 +6,7 @@ would do more harm than good to relative error.
 The prior of a node's count is 0 or exponential around what its place suggests. How often it is which is learnt by
 expectation maximisation from the nodes in like places: those for which the parent's estimate, and the draws around,
 stand in the same ratio to the noise. The sparse reading sets a node to 0 where that promises the smaller error relative
-to max(count, ``sanity``), unless the thin space of its level is even (:mod:`dpcore.spatial._evenness`): in even space
+to max(count, ``sanity``), unless the thin space of its level is even (:mod:`dpcore.spatial._mixture`): in even space
 most ranges hold their share of a thin leaf, in uneven space next to nothing.
 """
 
@@ -20,8 +20,7 @@ import numpy as np
 from dpcore.arrays import BoolArray, FloatArray, IntArray
 from dpcore.budget import MICRO
 from dpcore.errors import ParameterError
-from dpcore.spatial._evenness import even_box, unevenness
-from dpcore.spatial._mixture import Estimates, Nodes, estimates_of
+from dpcore.spatial._mixture import Estimates, Nodes, estimates_of, even_box, unevenness
 from dpcore.spatial.domain import IndexGrid
 from dpcore.spatial.histogram import SparseReading, paint
 from dpcore.spatial.partition import Tree, areas

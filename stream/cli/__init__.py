@@ -22,29 +22,11 @@ from stream.cli.options import FAILED, stop
 from stream.logs import configure_logs, log_clients
 
 SUBJECTS = (
-    "init",
-    "check",
-    "doctor",
-    "worker",
-    "serve",
-    "replay",
-    "simulate",
-    "gtfs-rt",
-    "siri-vm",
-    "hfp",
-    "gtfs",
-    "push",
-    "inspect",
-    "evaluate",
-    "tune",
-    "query",
-    "verify",
-    "topics",
-    "ledger",
-    "key",
-    "schema",
-    "demo",
-)
+    "init", "check", "doctor", "worker", "serve", "replay", "simulate", "gtfs-rt", "siri-vm", "hfp", "gtfs", "push",
+    "inspect", "evaluate", "tune", "query", "verify", "topics", "ledger", "key", "schema", "demo",
+)  # fmt: skip
+_ELSEWHERE = {"gtfs-rt": ("snapshots", "gtfs_rt"), "siri-vm": ("snapshots", "siri_vm")}
+"""Module and name of the commands that are not ``command`` in a module of their own name."""
 
 
 class Commands(TyperGroup):
@@ -74,21 +56,17 @@ class Commands(TyperGroup):
 
 
 def _command_of(subject: str) -> Any:
-    """The command or group that the module of ``subject`` calls ``command``."""
-    module, alone = import_module(f"stream.cli.{subject.replace('-', '_')}"), typer.Typer()
-    if isinstance(module.command, typer.Typer):
-        alone.add_typer(module.command, name=subject)
+    """The command or group of a subject."""
+    place, name = _ELSEWHERE.get(subject, (subject, "command"))
+    command, alone = getattr(import_module(f"stream.cli.{place}"), name), typer.Typer()
+    if isinstance(command, typer.Typer):
+        alone.add_typer(command, name=subject)
     else:
-        alone.command(subject)(module.command)
+        alone.command(subject)(command)
     return typer.main.get_group(alone).commands[subject]
 
 
-app = typer.Typer(
-    name="hexveil",
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(name="hexveil", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _tell_version(asked: bool) -> None:

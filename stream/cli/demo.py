@@ -15,15 +15,7 @@ from aiokafka.errors import KafkaError
 from redis.exceptions import RedisError
 
 from dpcore.relation import NeighbouringRelation
-from stream.cli.demo_services import (
-    Demo,
-    Feeding,
-    FeedingError,
-    Setup,
-    start_embedded,
-    start_with_kafka,
-    why_no_kafka,
-)
+from stream.cli.demo_services import Demo, Feeding, FeedingError, Setup, start_embedded, start_with_kafka, why_no_kafka
 from stream.cli.demo_view import VEHICLES, Releases, report
 from stream.cli.init import for_fleet
 from stream.cli.options import (

@@ -85,39 +85,29 @@ class DemoWindow:
         clock = "%H:%M" if start.second == end.second == 0 else "%H:%M:%S"
         return f"{start:%m-%d} {start:{clock}}–{end:{clock}}"
 
-    def busiest_mean(self) -> str:
-        """Estimated mean of the cell with most events, with its 95 % interval."""
-        return "-" if self.busiest is None else _with_interval(self.busiest[2])
-
-    def busiest_raw(self) -> str:
-        """The same mean as it was drawn."""
-        return "-" if self.busiest is None else _with_interval(self.busiest[3])
-
-    def counted(self) -> str:
-        """Totals of the spatial histograms; empty without."""
-        return ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
-
-    def median_half_width(self) -> str:
-        """Median over cells of half the estimated mean's 95 % interval."""
-        return _median(self.half_widths)
+    def line(self, timezone: ZoneInfo) -> str:
+        """What a reader of the window learns, in one line."""
+        busy, mean, raw = "-", "mean -", ""
+        if self.busiest is not None:
+            events, cell, estimate, drawn = self.busiest
+            busy, mean = f"{cell} ({events:g} events)", f"mean {_with_interval(estimate)}"
+            if estimate["method"] != RELEASED:  # a model's estimates lead
+                mean, raw = f"modelled {mean}", f"raw {_with_interval(drawn)}, median {_median(self.raw_half_widths)}  "
+        totals = ", ".join(f"{name} {total}" for name, total in sorted(self.totals.items()))
+        return (
+            f"{self.span(timezone)}  {self.cells} cells ({self.suppressed} suppressed)  busiest {busy}: {mean} km/h  "
+            f"all cells (median) {_median(self.half_widths)}, by events {self.typical_half_width()}  {raw}"
+            f"{f'on the map {totals}  ' if totals else ''}ε {self.epsilon:g}"
+        )
 
     def typical_half_width(self) -> str:
-        """The same with every cell weighted by what it counts: half of the events are in cells this narrow."""
+        """Half of the estimated mean's 95 % interval: half of the events are in cells that are so narrow."""
         reached, half = 0.0, sum(self.weights) / 2
         for width, weight in sorted(zip(self.half_widths, self.weights, strict=True)):
             reached += weight
             if reached >= half:
                 return f"± {width:.1f}"
         return "-"
-
-    def typical_raw(self) -> str:
-        """The same of the means as they were drawn."""
-        return _median(self.raw_half_widths)
-
-    @property
-    def modelled(self) -> bool:
-        """Whether a model's estimates lead."""
-        return self.busiest is not None and self.busiest[2]["method"] != RELEASED
 
 
 def _half_width(estimate: dict[str, Any]) -> float:
@@ -183,18 +173,7 @@ class Releases:
 
     def lines(self) -> list[str]:
         """One plain line per complete window, in order of arrival."""
-        return [self._line(window) for window in self.order]
-
-    def _line(self, window: DemoWindow) -> str:
-        busy = "-" if window.busiest is None else f"{window.busiest[1]} ({window.busiest[0]:g} events)"
-        counted = f"on the map {window.counted()}  " if window.totals else ""
-        kind = "modelled mean" if window.modelled else "mean"
-        raw = f"raw {window.busiest_raw()}, median {window.typical_raw()}  " if window.modelled else ""
-        return (
-            f"{window.span(self.timezone)}  {window.cells} cells ({window.suppressed} suppressed)  busiest {busy}: "
-            f"{kind} {window.busiest_mean()} km/h  all cells (median) {window.median_half_width()}, by events "
-            f"{window.typical_half_width()}  {raw}{counted}ε {window.epsilon:g}"
-        )
+        return [window.line(self.timezone) for window in self.order]
 
     def summary(self) -> str:
         """Counts of everything seen."""

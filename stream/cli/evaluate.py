@@ -44,8 +44,7 @@ def command(
     file_format: FileFormat = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of draws of noise per window.")] = 5,
     mechanisms: Annotated[
-        str,
-        typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp."),
+        str, typer.Option(help="'configured', 'all', or names separated by commas; under 'participation' pure,zcdp.")
     ] = "configured",
     statistics: Annotated[
         str | None,
@@ -114,7 +113,7 @@ def choose_settings(
 
 def _mechanisms(settings: Config, mechanisms: str) -> list[str]:
     """The named variants of the configuration; exit 2 for one that its relation does not offer."""
-    from stream.evaluation.variants import variant_names
+    from stream.evaluation.evaluate import variant_names
 
     known = variant_names(settings)
     names = known if mechanisms == "all" else mechanisms.split(",")
@@ -171,7 +170,7 @@ def read_rows(settings: Config, files: list[Path], file_format: str, *, users_ar
 
 def _runs(settings: Config, names: list[str], sweep: str | None) -> list[tuple[str, Config]]:
     """Every named variant at every epsilon of ``sweep``; exit 2 for an epsilon that no configuration may have."""
-    from stream.evaluation.variants import variants, with_epsilon
+    from stream.evaluation.evaluate import variants, with_epsilon
 
     return [
         run

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from stream.evaluation.scores import HistogramScore, Score
 
 
+_ERRORS = (
+    "ε", "MAE", "RMSE", "bias", "noise", "E", "unit", "95 % covers", "released events", "useful events", "useful cells",
+)  # fmt: skip
+"""Columns of :func:`_errors` that are numbers."""
+
+
 def print_histogram_scores(scores: list[HistogramScore]) -> None:
     """Print one row per mechanism, family of ranges and epsilon."""
     table = columns(
@@ -44,12 +50,7 @@ def print_histogram_scores(scores: list[HistogramScore]) -> None:
 def print_scores(scores: list[Score]) -> None:
     """Errors of every estimator, then charges and wall time of every run."""
     errors = columns(
-        "Error against the truth, weighted by events (NOT PRIVATE)",
-        ("mechanism", "statistic", "estimator"),
-        (
-            *("ε", "MAE", "RMSE", "bias", "noise", "E", "unit", "95 % covers"),
-            *("released events", "useful events", "useful cells"),
-        ),
+        "Error against the truth, weighted by events (NOT PRIVATE)", ("mechanism", "statistic", "estimator"), _ERRORS
     )
     runs = columns(
         "Runs: charges of users in a window (NOT PRIVATE), duality gap of the noise scales, wall time",
@@ -158,6 +159,9 @@ def live_report(scores: Sequence[LiveScore], source: str, draws: int) -> dict[st
     return {"private": False, "warning": NOT_PRIVATE, "recording": source, "trials": draws, "live": facts}
 
 
+_OF_LIFE = ("ε a period", "shown", "MAE", "useful", "half-width", "covers events", "covers cells", "skill", "oracle")
+
+
 def print_live_scores(scores: Sequence[LiveScore]) -> None:
     """One row for each configuration; then what skill is measured against, and what was planted."""
     first = scores[0]
@@ -165,10 +169,7 @@ def print_live_scores(scores: Sequence[LiveScore]) -> None:
     table = columns(
         "The live map against the truth, weighted by events (NOT PRIVATE)",
         ("mechanism",),
-        (
-            *("ε a period", "shown", "MAE", "useful", "half-width", "covers events", "covers cells", "skill", "oracle"),
-            *(f"{each:g} min" for each in minutes),
-        ),
+        [*_OF_LIFE, *(f"{each:g} min" for each in minutes)],
         _explained(first),
     )
     for score in scores:

@@ -123,11 +123,7 @@ def feed_kafka(
 
 
 async def _deliver(
-    config: Config,
-    blocks: Iterable[Messages],
-    pacer: Pacer,
-    progress: Progress,
-    share_read: Callable[[], float] | None,
+    config: Config, blocks: Iterable[Messages], pacer: Pacer, progress: Progress, share_read: Callable[[], float] | None
 ) -> bool:
     from stream.sources.delivery import KafkaSender, deliver
 

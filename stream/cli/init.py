@@ -20,8 +20,7 @@ def command(
         typer.Option(help="values: scheduled public transport. participation: private cars, taxis, riders."),
     ] = NeighbouringRelation.VALUES,
     vehicles: Annotated[
-        int | None,
-        typer.Option(min=1, help="Vehicles on the road at a time: the live map that so many can fill."),
+        int | None, typer.Option(min=1, help="Vehicles on the road at a time: the live map that so many can fill.")
     ] = None,
     kind: Annotated[
         MapKind,

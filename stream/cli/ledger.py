@@ -177,8 +177,7 @@ def adopt(
 @command.command("retry")
 def retry(
     window: Annotated[
-        str | None,
-        typer.Argument(help="Start of a window that was set aside: an RFC 3339 time. Default: list them."),
+        str | None, typer.Argument(help="Start of a window that was set aside: an RFC 3339 time. Default: list them.")
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -204,8 +203,7 @@ def retry(
     if not taken:
         known = ", ".join(aside) or "none"
         stop(
-            f"no window that begins at {window} was set aside, or its period is retired; set aside are: {known}",
-            FAILED,
+            f"no window that begins at {window} was set aside, or its period is retired; set aside are: {known}", FAILED
         )
     typer.echo(f"A worker of feed '{settings.feed.name}' closes window {begins} again. Look at its log.")
 

@@ -39,8 +39,7 @@ ConfigFile = Annotated[
     ),
 ]
 UsersAreEvents = Annotated[
-    bool,
-    typer.Option("--yes-users-are-events", help="Accept a user's field in which nearly every value occurs once."),
+    bool, typer.Option("--yes-users-are-events", help="Accept a user's field in which nearly every value occurs once.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 ExpectedRelation = Annotated[

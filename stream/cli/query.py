@@ -31,8 +31,7 @@ def command(
         ),
     ],
     bbox: Annotated[
-        list[str],
-        typer.Option(help="Range as west,south,east,north in degrees; repeat the option for several ranges."),
+        list[str], typer.Option(help="Range as west,south,east,north in degrees; repeat the option for several ranges.")
     ],
     window: Annotated[
         str | None,

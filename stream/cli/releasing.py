@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,20 @@ from stream.windows import Window
 
 if TYPE_CHECKING:
     from stream.offline import OfflineSummary
+
+
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Offline: start of the first timeslot, a local date or time like 2017-03-21T07:00."),
+]
+Until = Annotated[str | None, typer.Option("--until", help="Offline: end of the last timeslot.")]
+LedgerFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Offline: folder of a ledger that is kept after the run. Without it, every run starts with full budgets."
+    ),
+]
+AnySpeed = Annotated[bool, typer.Option("--any-speed", help="Accept speeds that positions contradict.")]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,16 @@ import typer
 
 from stream.cli.feeding import SnapshotReport, feed_kafka, parse_pace, why_no_event
 from stream.cli.options import ConfigFile, Recordings, UsersAreEvents, choose_config, load_to_release, stop
-from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
+from stream.cli.releasing import (
+    AnySpeed,
+    From,
+    LedgerFolder,
+    ReleaseOptions,
+    Until,
+    check_span,
+    named_span,
+    release_offline,
+)
 from stream.config import ConfigError, load_config
 from stream.config.feed import derived_speed_note
 from stream.diagnosis.recognition import Accepted, recognised
@@ -43,21 +52,10 @@ def command(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --out.")] = False,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from", help="Offline: start of the first timeslot, a local date or time like 2017-03-21T07:00."
-        ),
-    ] = None,
-    end: Annotated[str | None, typer.Option("--until", help="Offline: end of the last timeslot.")] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Offline: folder of a ledger that is kept after the run. Without it, every run starts with full "
-            "budgets."
-        ),
-    ] = None,
-    any_speed: Annotated[bool, typer.Option("--any-speed", help="Accept speeds that positions contradict.")] = False,
+    start: From = None,
+    end: Until = None,
+    state: LedgerFolder = None,
+    any_speed: AnySpeed = False,
     users_are_events: UsersAreEvents = False,
     config: ConfigFile = None,
     as_json: Annotated[
@@ -125,13 +123,7 @@ def _note(sentence: str) -> None:
 
 
 def _check_options(
-    file: Path,
-    order: str,
-    offline: bool,
-    out: Path | None,
-    start: str | None,
-    end: str | None,
-    state: Path | None,
+    file: Path, order: str, offline: bool, out: Path | None, start: str | None, end: str | None, state: Path | None
 ) -> None:
     """Raises :class:`typer.BadParameter` for options that contradict each other."""
     if order not in ("time", "file"):

@@ -1,4 +1,5 @@
-"""What the commands that read snapshots of positions share: live or stored, to Kafka, a file or a release."""
+"""``hexveil gtfs-rt`` and ``hexveil siri-vm``: snapshots of positions, live or stored, go to Kafka, a file or a
+release."""
 
 from __future__ import annotations
 
@@ -25,7 +26,16 @@ from stream.cli.live import (
     speed_source,
 )
 from stream.cli.options import FAILED, ConfigFile, UsersAreEvents, choose_config, load_to_release, secret_text, stop
-from stream.cli.releasing import ReleaseOptions, check_span, named_span, release_offline
+from stream.cli.releasing import (
+    AnySpeed,
+    From,
+    LedgerFolder,
+    ReleaseOptions,
+    Until,
+    check_span,
+    named_span,
+    release_offline,
+)
 from stream.config import Config, ConfigError, load_config
 from stream.config.feed import FeedConfig, SpeedSource
 from stream.config.section import parse_duration
@@ -35,6 +45,7 @@ from stream.sources.delivery import Pacer, in_background
 from stream.sources.lines import STDIN, RecordingError
 from stream.sources.messages import Messages
 from stream.sources.polling import Poller, PollSettings
+from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.snapshot_events import SnapshotEvents
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, without_clocks_ahead
 from stream.windows import Slotting, SpanError, Window
@@ -72,20 +83,13 @@ def snapshot_command(make_reader: MakeReader, what: str) -> Callable[..., None]:
         ] = "max",
         out: EventsFile = None,
         offline: Offline = False,
-        start: Annotated[
-            str | None, typer.Option("--from", help="Offline, stored snapshots: start of the first timeslot.")
-        ] = None,
-        end: Annotated[str | None, typer.Option("--until", help="Offline: end of the last timeslot.")] = None,
-        state: Annotated[
-            Path | None, typer.Option(help="Offline, stored snapshots: folder of a ledger that is kept after the run.")
-        ] = None,
+        start: From = None,
+        end: Until = None,
+        state: LedgerFolder = None,
         force: Annotated[
             bool, typer.Option("--force", help="Offline, or stored snapshots: overwrite the file of --out.")
         ] = False,
-        any_speed: Annotated[
-            bool,
-            typer.Option("--any-speed", help="Offline, stored snapshots: accept speeds that positions contradict."),
-        ] = False,
+        any_speed: AnySpeed = False,
         users_are_events: UsersAreEvents = False,
         once: Annotated[bool, typer.Option(help="For an address: stop after one snapshot.")] = False,
         config: ConfigFile = None,
@@ -258,3 +262,22 @@ def _write(blocks: Iterator[Messages], out: Path) -> None:
                 file.writelines(value + b"\n" for value in block.values)
     except OSError as error:
         stop(f"{out}: {error.strerror or error}", FAILED)
+
+
+def _gtfs_realtime(
+    feed: FeedConfig, slotting: Slotting, speeds: SpeedSource, relation: NeighbouringRelation
+) -> SnapshotEvents:
+    try:
+        from stream.sources.vehicle_positions import GtfsRealtime
+    except ModuleNotFoundError as error:
+        stop(f"{error.name}, which reads GTFS-realtime, is not installed: pip install 'hexveil[gtfs]'")
+    return GtfsRealtime(feed, slotting, speeds, relation)
+
+
+gtfs_rt = snapshot_command(
+    _gtfs_realtime, "Send VehiclePositions (GTFS-realtime) to the service. Missing speeds are derived from positions."
+)
+siri_vm = snapshot_command(
+    SiriVehicleMonitoring,
+    "Send Vehicle Monitoring (SIRI-VM) to the service. Missing speeds are derived from positions.",
+)

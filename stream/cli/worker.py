@@ -20,8 +20,7 @@ def command(config: ConfigFile = None) -> None:
     from aiokafka.errors import KafkaError
     from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-    from stream.app.awaiting import TopicMissingError
-    from stream.app.running import run_worker
+    from stream.app.running import TopicMissingError, run_worker
     from stream.config import ConfigError
     from stream.ingestion.pseudonyms import UserKeyError
     from stream.servers.connection import ServerVersionError, kafka_options

@@ -55,17 +55,49 @@ class Config(BaseModel):
     public: PublicConfig = PublicConfig(port=8080)
 
     @model_validator(mode="after")
-    def _only_speeds_are_explained_by_distance(self) -> Self:
-        for sentence in value_problems(self.value, self.feed, self.speed):
-            raise ValueError(sentence)
+    def _sections_fit_together(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
         return self
 
-    @model_validator(mode="after")
-    def _participation_reads_no_counts(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        """A sentence for each choice that another one is in the way of. Only the first is told: what follows relies on
+        it."""
+        yield from value_problems(self.value, self.feed, self.speed)
+        yield from self._problems_of_participation()
+        yield from self._problems_of_the_area()
+        yield from self._problems_of_the_map()
+        yield from self._problems_of_quality()
+        yield from live_problems(
+            self.relation, self.privacy, self.speed, self.ledger is not None, self.histogram is not None
+        )
+        yield from self._problems_of_histograms()
+        yield from self._problems_of_a_shared_ledger()
+        wanted = self.hexagons.merge_until is not None
+        if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
+            yield (
+                "hexagons.merge_until needs an allocated mean, whose interval it predicts; put 'mean' into "
+                "speed.statistics and set speed.mean_mechanism to 'allocated'"
+            )
+        surfaces = {"operator.port": self.operator, "public.port": self.public}
+        ours = [Address(key, surface.host, surface.port) for key, surface in surfaces.items()]
+        check_apart(ours, [*self.kafka.addresses, *self.redis.addresses])
+        yield from self._problems_of_alerts()
+        if self.privacy.period % self.window.slot:
+            yield (
+                f"window.slot {self.window.slot} does not divide privacy.period {self.privacy.period}; "
+                "a timeslot must never straddle two ledger periods, so make the slot divide the period"
+            )
+        try:
+            _ = self.slotting
+        except ValueError as error:
+            yield f"window.slot and privacy.period: {error}"
+
+    def _problems_of_participation(self) -> Iterator[str]:
         if (self.relation == NeighbouringRelation.PARTICIPATION) != (self.participation is not None):
-            raise ValueError("[participation] and relation = 'participation' go together; give both or neither")
+            yield "[participation] and relation = 'participation' go together; give both or neither"
         if self.relation == NeighbouringRelation.VALUES:
-            return self
+            return
         refused = {
             "window.lateness": (
                 self.window.lateness != "append-time",
@@ -90,217 +122,107 @@ class Config(BaseModel):
         }
         problems = [f"{key}: {why}; set it to {fix}" for key, (bad, why, fix) in refused.items() if bad]
         if problems:
-            raise ValueError("not under relation 'participation': " + "; ".join(problems))
-        return self
+            yield "not under relation 'participation': " + "; ".join(problems)
 
-    @model_validator(mode="after")
-    def _the_mean_of_the_area_is_smoothed(self) -> Self:
+    def _problems_of_the_area(self) -> Iterator[str]:
         settings = self.participation
         if settings is None or not settings.area_share:
-            return self
+            return
         needs = {
             "participation.weight 'share'": settings.weight == "share",
             "'mean' in speed.statistics": "mean" in self.speed.statistics,
             "'kalman' in speed.post_processing": "kalman" in self.speed.post_processing,
         }
         if missing := [what for what, there in needs.items() if not there]:
-            raise ValueError(
+            yield (
                 f"participation.area_share {settings.area_share} needs {' and '.join(missing)}: a user moves the "
                 "area's mean by all their weights, and only smoothing reads it; set that, or area_share = 0"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _only_a_model_knows_what_is_typical(self) -> Self:
-        if self.public.map == "typical" and not {"mean", "kalman"} <= {
-            *self.speed.statistics,
-            *self.speed.post_processing,
-        }:
-            raise ValueError(
+    def _problems_of_the_map(self) -> Iterator[str]:
+        known = {*self.speed.statistics, *self.speed.post_processing}
+        if self.public.map == "typical" and not {"mean", "kalman"} <= known:
+            yield (
                 "public.map 'typical' shows what 'kalman' makes of earlier means; add 'kalman' to "
                 "speed.post_processing and 'mean' to speed.statistics, or set public.map to 'live'"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _speeds_decide_nothing_public(self) -> Self:
+    def _problems_of_quality(self) -> Iterator[str]:
         if self.relation == NeighbouringRelation.VALUES:
             given = [key for key in ("fastest_km_h", "standing_m") if getattr(self.feed.quality, key)]
             if given:
-                raise ValueError(
+                yield (
                     f"feed.quality.{given[0]}: under relation 'values' the number of events is public, so refusing "
                     "some by their "
                     "speed would publish that speed; leave it out. value.upper clips speeds that are too high"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _a_window_is_long_enough_to_see_it(self) -> Self:
         frozen = self.feed.quality.frozen
         if frozen is not None and frozen >= self.window.slot:
-            raise ValueError(
+            yield (
                 f"feed.quality.frozen {frozen} is not shorter than window.slot {self.window.slot}, and the rule reads "
                 "the events of one window: it would never refuse any; give less"
             )
-        return self
 
-    @property
-    def fastest_km_h(self) -> float | None:
-        """Events that are faster are refused; None: none are. Under "values" no event is refused by its speed."""
-        if self.relation == NeighbouringRelation.VALUES or not self.value.is_speed:
-            return None
-        fastest = self.feed.quality.fastest_km_h
-        return (PARTICIPATION_FASTEST_KM_H if fastest is None else fastest) or None
-
-    @property
-    def teleport_km_h(self) -> float:
-        """Fixes that are reached and left faster are refused; 0: none are."""
-        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
-        default = PARTICIPATION_FASTEST_KM_H if reads else 0.0
-        given = self.feed.quality.teleport_km_h
-        return default if given is None else given
-
-    @property
-    def frozen(self) -> timedelta:
-        """What is reported from one position for longer is refused, under "participation" at a speed above 0 only; 0:
-        nothing is.
-        """
-        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
-        possible = reads and self.window.slot > PARTICIPATION_FROZEN
-        given = self.feed.quality.frozen
-        return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
-
-    @model_validator(mode="after")
-    def _live_maps_fit_together(self) -> Self:
-        for sentence in live_problems(
-            self.relation, self.privacy, self.speed, self.ledger is not None, self.histogram is not None
-        ):
-            raise ValueError(sentence)
-        return self
-
-    @model_validator(mode="after")
-    def _budget_covers_histograms(self) -> Self:
+    def _problems_of_histograms(self) -> Iterator[str]:
         if self.privacy.ledger_budget < self.window_grant:
             (unit, per_one), speed = self.privacy.ledger_unit, self.privacy.ledger_grant
             all_units = (self.privacy.ledger_budget, self.window_grant, self.histogram_grant)
             budget, window, rest = (f"{units / per_one:g}" for units in all_units)
-            raise ValueError(
+            yield (
                 f"privacy.budget allows {unit.split('_')[1]} {budget}, below the {window} of one window, "
                 f"{speed / per_one:g} for speed and {rest} for the histograms, so no window could ever be released; "
                 "raise budget or lower histogram.epsilon"
             )
         if self.histogram is not None and self.histogram.domain and not self.feed.domain.holds(self.histogram.domain):
-            raise ValueError(
+            yield (
                 "histogram.domain reaches outside feed.domain, where every fix is refused; keep it inside, or leave "
                 "it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rules_of_fixes_spare_corners(self) -> Self:
         quality = self.feed.quality
         rules = {"teleport_km_h": self.teleport_km_h, "frozen": self.frozen, "standing_m": quality.standing_m}
         given = [f"feed.quality.{name}" for name, value in rules.items() if value]
         if self.declares_regions and given:
-            raise ValueError(
+            yield (
                 f"histogram.euler.origin 'declared': the corners of a region have one time, and {', '.join(given)} "
                 "would refuse some as jumps "
                 'or stays; set teleport_km_h = 0 and frozen = "0s" in [feed.quality], and leave standing_m out'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _corners_have_reported_speeds(self) -> Self:
         if self.declares_regions and self.feed.derives_speeds:
-            raise ValueError(
+            yield (
                 f"histogram.euler.origin 'declared': feed.speeds {self.feed.speeds!r} takes the corners of a region, "
                 "which have one time, for fixes of a journey and drops most of them; set feed.speeds to 'reported'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _noise_of_regions_can_be_drawn(self) -> Self:
         if self.histogram is not None:
             self.histogram.check_regions(self.histogram.domain or self.feed.domain)
-        return self
 
-    @property
-    def declares_regions(self) -> bool:
-        """Whether users declare regions, by events with one time."""
-        return self.histogram is not None and self.histogram.declares_regions
-
-    @property
-    def histogram_grant(self) -> int:
-        """What a user with a fix in the box pays in one window for all spatial histograms, in the ledger's unit."""
-        return 0 if self.histogram is None else self.histogram.cost(self.privacy.accounting)
-
-    @property
-    def window_grant(self) -> int:
-        """The most that one user may be charged in one window, for speed and histograms, in the ledger's unit."""
-        return self.privacy.ledger_grant + self.histogram_grant
-
-    @model_validator(mode="after")
-    def _a_shared_ledger_admits_by_public_facts(self) -> Self:
-        if self.ledger is not None and (
-            self.relation == NeighbouringRelation.PARTICIPATION or self.histogram is not None
-        ):
+    def _problems_of_a_shared_ledger(self) -> Iterator[str]:
+        if self.ledger is None:
+            return
+        if self.relation == NeighbouringRelation.PARTICIPATION or self.histogram is not None:
             what = "[histogram]" if self.relation == NeighbouringRelation.VALUES else "relation 'participation'"
-            raise ValueError(
+            yield (
                 f"[ledger] name {self.ledger.name!r} is not for {what}: feeds that share a ledger charge in the order "
                 "in which they are ready, which depends on how many events others sent; so one user's presence could "
                 "decide in which feed another still has budget. Leave out [ledger], or release the feeds under "
                 "relation 'values' without histograms"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_shared_ledger_has_no_horizon(self) -> Self:
-        if self.ledger is not None and self.privacy.horizon is not None:
-            raise ValueError(
+        if self.privacy.horizon is not None:
+            yield (
                 f"[ledger] name {self.ledger.name!r} is not for privacy.horizon: the feeds of a ledger may state other "
                 "budgets, and of a block that has begun nobody could lower what was granted. Leave out one of them"
             )
-        return self
 
-    @property
-    def shared_ledger(self) -> str | None:
-        """Name of the ledger that this feed shares with others; None: it has a ledger of its own."""
-        return None if self.ledger is None else self.ledger.name
-
-    @model_validator(mode="after")
-    def _merging_predicts_the_mean(self) -> Self:
-        wanted = self.hexagons.merge_until is not None
-        if wanted and ("mean" not in self.speed.statistics or self.speed.mean_mechanism != "allocated"):
-            raise ValueError(
-                "hexagons.merge_until needs an allocated mean, whose interval it predicts; put 'mean' into "
-                "speed.statistics and set speed.mean_mechanism to 'allocated'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _addresses_are_apart(self) -> Self:
-        surfaces = {"operator.port": self.operator, "public.port": self.public}
-        ours = [Address(key, surface.host, surface.port) for key, surface in surfaces.items()]
-        check_apart(ours, [*self.kafka.addresses, *self.redis.addresses])
-        return self
-
-    @model_validator(mode="after")
-    def _usual_is_of_one_number(self) -> Self:
-        rules = [rule.name for rule in self.public.alerts if rule.relative]
-        if rules and self.relation == NeighbouringRelation.PARTICIPATION:
-            raise ValueError(
-                f"public.alerts: {', '.join(rules)} compares with usual; under relation 'participation' a mean is a "
+    def _problems_of_alerts(self) -> Iterator[str]:
+        relative = [rule.name for rule in self.public.alerts if rule.relative]
+        if relative and self.relation == NeighbouringRelation.PARTICIPATION:
+            yield (
+                f"public.alerts: {', '.join(relative)} compares with usual; under relation 'participation' a mean is a "
                 "ratio of noisy "
                 "numbers, and no bound is known for the noise of an average of ratios; use below or above"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rules_can_name_something(self) -> Self:
         problems = list(self._problems_of_rules()) if self.public.alerts else []
         if problems:
-            raise ValueError("public.alerts: " + "; ".join(problems))
-        return self
+            yield "public.alerts: " + "; ".join(problems)
 
     def _problems_of_rules(self) -> Iterator[str]:
         speed, finest, domain = self.speed, self.hexagons.resolution, self.feed.domain
@@ -335,18 +257,51 @@ class Config(BaseModel):
                     "overlaps it"
                 )
 
-    @model_validator(mode="after")
-    def _slots_fit_periods(self) -> Self:
-        if self.privacy.period % self.window.slot:
-            raise ValueError(
-                f"window.slot {self.window.slot} does not divide privacy.period {self.privacy.period}; "
-                "a timeslot must never straddle two ledger periods, so make the slot divide the period"
-            )
-        try:
-            _ = self.slotting
-        except ValueError as error:
-            raise ValueError(f"window.slot and privacy.period: {error}") from None
-        return self
+    @property
+    def fastest_km_h(self) -> float | None:
+        """Events that are faster are refused; None: none are. Under "values" no event is refused by its speed."""
+        if self.relation == NeighbouringRelation.VALUES or not self.value.is_speed:
+            return None
+        fastest = self.feed.quality.fastest_km_h
+        return (PARTICIPATION_FASTEST_KM_H if fastest is None else fastest) or None
+
+    @property
+    def teleport_km_h(self) -> float:
+        """Fixes that are reached and left faster are refused; 0: none are."""
+        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
+        default = PARTICIPATION_FASTEST_KM_H if reads else 0.0
+        given = self.feed.quality.teleport_km_h
+        return default if given is None else given
+
+    @property
+    def frozen(self) -> timedelta:
+        """What is reported from one position for longer is refused, under "participation" at a speed above 0 only; 0:
+        nothing is.
+        """
+        reads = self.relation == NeighbouringRelation.PARTICIPATION and self.value.is_speed
+        possible = reads and self.window.slot > PARTICIPATION_FROZEN
+        given = self.feed.quality.frozen
+        return (PARTICIPATION_FROZEN if possible else timedelta(0)) if given is None else given
+
+    @property
+    def declares_regions(self) -> bool:
+        """Whether users declare regions, by events with one time."""
+        return self.histogram is not None and self.histogram.declares_regions
+
+    @property
+    def histogram_grant(self) -> int:
+        """What a user with a fix in the box pays in one window for all spatial histograms, in the ledger's unit."""
+        return 0 if self.histogram is None else self.histogram.cost(self.privacy.accounting)
+
+    @property
+    def window_grant(self) -> int:
+        """The most that one user may be charged in one window, for speed and histograms, in the ledger's unit."""
+        return self.privacy.ledger_grant + self.histogram_grant
+
+    @property
+    def shared_ledger(self) -> str | None:
+        """Name of the ledger that this feed shares with others; None: it has a ledger of its own."""
+        return None if self.ledger is None else self.ledger.name
 
     @property
     def slotting(self) -> Slotting:

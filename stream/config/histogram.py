@@ -16,18 +16,7 @@ from dpcore.packing import MOST_LISTED
 from stream.config.section import BoundingBox, Section
 
 Mechanism = Literal[
-    "auto",
-    "uniform",
-    "singular",
-    "ug",
-    "ag",
-    "e2epriv",
-    "quadtree",
-    "kdtree",
-    "privlet",
-    "htf",
-    "sparse",
-    "euler",
+    "auto", "uniform", "singular", "ug", "ag", "e2epriv", "quadtree", "kdtree", "privlet", "htf", "sparse", "euler"
 ]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 

@@ -68,7 +68,7 @@ class PrivacyConfig(Section):
     "zcdp": ρ-zCDP, counted in nρ; ``budget`` is the ε of a period at ``delta``. It counts as the most ρ that converts
     to it, and pays for so many ``windows``. With ``admission`` "rolling" it pays for all of them, so ``windows`` and
     ``epsilon`` are left out. "paced": a budget that is too small for all windows of a period is spread over them
-    (:mod:`stream.statistics.pacing`). ``service``: hours of service, local time, like "05:00-24:00", by which "rolling"
+    (:mod:`stream.statistics.plan`). ``service``: hours of service, local time, like "05:00-24:00", by which "rolling"
     counts the windows left. ``horizon``: a second budget, for blocks of several periods.
     """
 

@@ -27,15 +27,7 @@ from stream.ingestion.arrays import elements, may_hold_several
 from stream.ingestion.decoding import Decoder, FixColumns
 from stream.ingestion.formats import FeedFormat, feed_format, recording_format, times_us
 from stream.ingestion.pseudonyms import KEY_BYTES
-from stream.sources.file_kinds import (
-    PARQUET,
-    SEPARATORS,
-    header_readings,
-    is_remark,
-    is_row,
-    lists_in,
-    seems_to_be,
-)
+from stream.sources.file_kinds import PARQUET, SEPARATORS, header_readings, is_remark, is_row, lists_in, seems_to_be
 from stream.sources.lines import Lines, RecordingError, open_stored
 from stream.sources.opening import Folder, open_recording, recordings_in
 from stream.sources.recording import Recording

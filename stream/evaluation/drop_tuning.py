@@ -20,11 +20,11 @@ import numpy as np
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config, ConfigError, load_config
 from stream.config.speed import CLIPPED_NORMAL
+from stream.evaluation.evaluate import COMPARED_DELTA
 from stream.evaluation.leading import DropWant
 from stream.evaluation.live import life
-from stream.evaluation.living import Exact, Feed, Response, Shown, Watch, exact_windows, plant
-from stream.evaluation.tuning import HONEST, Grid, Recording, Rows
-from stream.evaluation.variants import COMPARED_DELTA
+from stream.evaluation.living import Exact, Feed, Response, Watch, exact_windows, plant
+from stream.evaluation.tuning import HONEST, Grid, Recording, Rows, fineness
 
 STEP = 1.33
 """A budget that is tried is so many times the next lower one."""
@@ -102,7 +102,7 @@ class DropSearch:
         if not self._trials:
             raise ConfigError("; ".join(sorted(set(skipped.values()))))
         reaching = [trial for trial in self._trials if trial.reaches]
-        reaching.sort(key=lambda trial: (_fineness(trial.grid) if finest else 0.0, trial.budget))
+        reaching.sort(key=lambda trial: (fineness(trial.grid) if finest else 0.0, trial.budget))
         chosen = next(filter(None, (self._confirmed(trial) for trial in reaching)), None)
         nearest = max(self._trials, key=lambda trial: (min(trial.covered, HONEST), trial.flagged))
         return DropTuning(tuple(self._trials), skipped, chosen, None if chosen else nearest)
@@ -150,7 +150,9 @@ class DropSearch:
     def _trial(self, grid: Grid, way: Way, budget: float, seed: int, draws: int) -> DropTrial:
         keys = self._keys(grid, way, budget)
         config = load_config(self._file, **keys)
-        seen, flagged, covered = lived(config, self._exact(config), self._want, draws, seed)
+        seen, flagged, covered = lived(
+            config, exact_windows(config, self._recording.windows(config)), self._want, draws, seed
+        )
         reaches = flagged >= self._want.share - 1e-12 and covered >= HONEST
         trial = DropTrial(grid, way.name, budget, seen, flagged, covered, reaches, keys)
         self._trials.append(trial)
@@ -180,9 +182,6 @@ class DropSearch:
             keys["privacy.windows"] = windows
         return keys | dict(way.keys)
 
-    def _exact(self, config: Config) -> list[Exact]:
-        return exact_windows(config, self._recording.windows(config))
-
 
 def lived(
     config: Config, windows: Sequence[Exact], want: DropWant, draws: int, seed: int
@@ -201,15 +200,7 @@ def lived(
     for draw in range(draws):
         shown, _ = life(Feed(config, seed + draw), until, watch, lambda: None)
         for window, map_ in zip(until, shown, strict=True):
-            covered += _covers(window, map_)
+            covered += int(((map_.low - 1e-9 <= window.mean) & (window.mean <= map_.high + 1e-9)).sum())
             cells += int(np.isfinite(map_.value).sum())
     response: Response = watch.response()
     return *response.after(want.minutes), covered / max(cells, 1)
-
-
-def _covers(window: Exact, shown: Shown) -> int:
-    return int(((shown.low - 1e-9 <= window.mean) & (window.mean <= shown.high + 1e-9)).sum())
-
-
-def _fineness(grid: Grid) -> float:
-    return 7.0 ** -grid[0] * grid[1].total_seconds()

@@ -90,10 +90,7 @@ def with_histogram_epsilon(config: Config, epsilon: float) -> Config:
 
 
 def evaluate_histograms(
-    config: Config,
-    windows: dict[int, npt.NDArray[np.void]],
-    trials: int,
-    on_window: Callable[[], None] = lambda: None,
+    config: Config, windows: dict[int, npt.NDArray[np.void]], trials: int, on_window: Callable[[], None] = lambda: None
 ) -> list[HistogramScore]:
     """Score the configured histograms over ``windows`` (slot -> rows), ``trials`` draws each.
 

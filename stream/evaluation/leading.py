@@ -180,7 +180,7 @@ class Leading:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """One configuration on one recording. ``half_width``: of the wanted share of events, in km/h; ``budget``: ε that
     pays for a period, ``ledger_budget`` the same in the ledger's unit.
     """
@@ -233,10 +233,10 @@ def with_terms(config: Config, epsilon: float, windows: int) -> Config:
     return config.model_copy(update={"privacy": type(privacy)(**(privacy.model_dump(by_alias=True) | keys))})
 
 
-def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int) -> Outcome:
+def simulate(config: Config, windows: Windows, want: Want, draws: int, seed: int) -> TrialOutcome:
     """Release ``windows`` (slot -> rows) ``draws`` times with noise from ``seed``, which never leaves the boundary."""
     every, ledger_budget = released(config, windows, draws, seed)
-    return Outcome(
+    return TrialOutcome(
         epsilon=config.privacy.epsilon,
         budget=config.privacy.stated_epsilon(ledger_budget),
         ledger_budget=ledger_budget,

@@ -28,8 +28,7 @@ from stream.config import Config
 from stream.config.public_cells import public_cells
 from stream.evaluation.scores import means_of
 from stream.messages.message import HEXAGON_SPEED, Message, estimates_of
-from stream.statistics.pacing import spendable
-from stream.statistics.plan import Allowance, Due, Plan
+from stream.statistics.plan import Allowance, Due, Plan, spendable
 from stream.statistics.window_release import WindowStatistics
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms

@@ -26,7 +26,7 @@ from dpcore.budget import from_micro, to_micro
 from dpcore.relation import NeighbouringRelation
 from stream.config import Config, ConfigError
 from stream.config.speed import CLIPPED_NORMAL, MOMENTS
-from stream.evaluation.leading import Outcome, Want, Windows, simulate, with_terms
+from stream.evaluation.leading import TrialOutcome, Want, Windows, simulate, with_terms
 from stream.offline import split_by_slot
 
 CELLS_PER_USER = (2, 4, 8, 16)
@@ -166,7 +166,7 @@ class Trial:
 
     setting: Setting
     level: int
-    outcome: Outcome
+    outcome: TrialOutcome
     reaches: bool
     seconds: float
     confirming: bool = False
@@ -263,7 +263,7 @@ class Search:
         if not self._trials:
             raise ConfigError("; ".join(sorted(set(skipped.values()))))
         candidates = [trial for trial in grids.values() if trial is not None]
-        candidates.sort(key=lambda trial: (_fineness(trial.grid) if finest else 0.0, trial.outcome.budget))
+        candidates.sort(key=lambda trial: (fineness(trial.grid) if finest else 0.0, trial.outcome.budget))
         chosen, cheapest = self._first_confirmed(candidates or ([] if coarsest is None else [coarsest]))
         if chosen is None:
             return self._unreached(grids, skipped, cheapest, costed)
@@ -430,7 +430,7 @@ def _coarseness(grid: Grid) -> tuple[int, timedelta]:
     return grid[0], -grid[1]
 
 
-def _fineness(grid: Grid) -> float:
+def fineness(grid: Grid) -> float:
     """Size of one cell of space and time, up to a factor: an H3 hexagon has seven children."""
     return 7.0 ** -grid[0] * grid[1].total_seconds()
 

@@ -1,13 +1,6 @@
 """Runs Apache Kafka and Redis on this machine for the demo and the tests: on loopback only, ended with their parent."""
 
-from stream.local.kafka import (
-    REPO_ROOT,
-    JavaMissingError,
-    KafkaServer,
-    MavenMissingError,
-    find_java,
-    kafka_jars,
-)
+from stream.local.kafka import REPO_ROOT, JavaMissingError, KafkaServer, MavenMissingError, find_java, kafka_jars
 from stream.local.server import (
     LOOPBACK,
     LocalServerError,

@@ -49,10 +49,15 @@ def estimates_of(body: Mapping[str, Any]) -> Estimates | None:
     }
 
 
-def with_estimates(value: bytes) -> bytes:
-    """A cell's message with its leading estimates as ``estimate``; its other bytes stay as they were released."""
-    estimates = msgspec.json.encode(estimates_of(msgspec.json.decode(value)))
-    return value.rstrip()[:-1] + b',"estimate":' + estimates + b"}"
+def with_estimates(value: bytes, clear_error: float | None = None) -> bytes:
+    """A cell's message with its leading estimates as ``estimate``; its other bytes stay as they were released.
+
+    ``clear_error``: of a ``deviation`` that noise does not explain, its error (:mod:`stream.serve.differences`).
+    """
+    estimates = estimates_of(msgspec.json.decode(value))
+    if estimates and clear_error is not None:
+        estimates["deviation"]["clear_error"] = clear_error
+    return value.rstrip()[:-1] + b',"estimate":' + msgspec.json.encode(estimates) + b"}"
 
 
 def _released(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:

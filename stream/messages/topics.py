@@ -197,14 +197,7 @@ _MEANING = {
     REJECTED: "Which input was refused and why. Inside the trust boundary only; empty under relation participation.",
 }
 _WINDOW = {"start": "2017-03-21T13:00:00Z", "end": "2017-03-21T14:00:00Z"}
-_MEAN = {
-    "value": 14.046,
-    "raw": 14.046,
-    "clamped": False,
-    "scale": 4.5538,
-    "interval": [0.404, 27.688],
-    "unit": "km/h",
-}
+_MEAN = {"value": 14.046, "raw": 14.046, "clamped": False, "scale": 4.5538, "interval": [0.404, 27.688], "unit": "km/h"}
 EXAMPLES: dict[str, Schema] = {
     HEXAGON_SPEED: {
         "feed": "bus",

@@ -11,9 +11,16 @@ import structlog
 
 from dpcore.arrays import IdArray
 from stream.protocol.parts import ContentError, Statistics, content_of
-from stream.statistics.pacing import spendable
-from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
-from stream.statistics.storable import require_storable_plan
+from stream.statistics.plan import (
+    Allowance,
+    Due,
+    Plan,
+    PlanError,
+    decode_plan,
+    encode_plan,
+    require_storable_plan,
+    spendable,
+)
 from stream.statistics.window_rows import WindowRows
 from stream.storage.ledger import Ledger, LedgerError, TermsError
 from stream.storage.release_store import ReleaseStore

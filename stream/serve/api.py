@@ -52,9 +52,8 @@ class Service:
         self.intake = Intake(self.view, self.metrics, config.feed.name, self._announce)
         ready, rules = self.intake.caught_up, len(config.public.alerts)
         self.broadcast = Broadcast(self.view, self.metrics, ready, rules)
-        self.usual = Usual()
-        self.alerts = Alerts(config, self.view, self.usual, self.answers, self.metrics, self.broadcast, ready)
-        self.city = City(config, self.view, self.answers, self.usual)
+        self.alerts = Alerts(config, self.view, Usual(), self.answers, self.metrics, self.broadcast, ready)
+        self.city = City(config, self.view, self.answers)
         self.operations = operations(
             config.feed.name,
             Feeds(config, self.view, self.answers),

@@ -1,4 +1,4 @@
-"""The usual mean of a cell: that of its earlier releases at the same time of day, weighted by precision.
+"""What alerts compare a cell with: its earlier releases at the same time of day.
 
 A merged cell is what its finer neighbours leave of it (``excludes``), so one cell id is another area in another window.
 Only releases of the same area are compared. Values are as released: the errors of modelled ones depend on each other,
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpcore.arrays import FloatArray
 from stream.serve.local_time import local_start, zone_of
-from stream.serve.window_store import View, WindowView, marker_of
+from stream.serve.window_store import View, WindowView
 
 EARLIER = 28
 """Largest number of earlier windows that are used."""
@@ -28,8 +28,6 @@ LOOK_BACK = 10_000
 """Number of earlier windows among which they are sought."""
 ENOUGH = 3
 """Fewest windows of a kind that say what is usual."""
-
-_Z95 = 1.959964
 
 CellArray = npt.NDArray[np.uint64]
 Rests = dict[int, frozenset[str]]
@@ -48,14 +46,6 @@ class _Cell(msgspec.Struct, gc=False):
     mean: _Estimate | None = None
 
 
-class UsualMean(NamedTuple):
-    """The mean of a cell's earlier releases with the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Decoded(NamedTuple):
     """Of a complete window: cells with noise in their mean, (2, C) means as released with standard deviations of their
     noise, and what merged cells exclude."""
@@ -66,25 +56,20 @@ class Decoded(NamedTuple):
 
 
 class Usual:
-    """Computes usual means before any window of the store; keeps what it decoded of each window."""
+    """Finds what is usual before any window of the store; keeps what it decoded of each window."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], Decoded] = {}
         """By (feed, start), of windows that the view still holds."""
         self._lock = threading.Lock()
 
-    def earlier(self, view: View, window: WindowView) -> list[WindowView]:
-        """Complete windows of the feed before ``window`` that begin at the same local time, newest first, at most
-        :data:`EARLIER`.
+    def earlier_of_each(self, view: View, windows: Sequence[WindowView]) -> list[list[WindowView]]:
+        """For each of the ``windows``, all of one feed: complete ones before it that begin at the same local time, at
+        most :data:`EARLIER`, newest first.
 
         They are of the same day of the week if there are :data:`ENOUGH`; else of the same kind of day (Monday to
-        Friday, or the weekend); else of any day.
+        Friday, or the weekend); else of any day. The view is sorted once, and each time of day read once.
         """
-        return self.earlier_of_each(view, [window])[0]
-
-    def earlier_of_each(self, view: View, windows: Sequence[WindowView]) -> list[list[WindowView]]:
-        """:meth:`earlier` for each of the ``windows``, all of one feed; sorts the view once, and reads each time of day
-        once."""
         if not windows:
             return []
         with self._lock:
@@ -96,19 +81,6 @@ class Usual:
         zones = [zone_of(window) for window in windows]
         by_time = {zone: _by_time_of_day(others, zone) for zone in set(zones)}
         return [_earlier(by_time[zone], window, zone) for window, zone in zip(windows, zones, strict=True)]
-
-    def means(self, window: WindowView, earlier: list[WindowView]) -> dict[str, UsualMean]:
-        """Usual means of the cells that at least :data:`ENOUGH` of the ``earlier`` windows know. Safe to call from any
-        thread.
-
-        A cell's is of the area that it has in ``window``; of the whole hexagon if it is not in it.
-        """
-        rests = _rests(_bodies(window))
-        parts = [_of_same_areas(self.decoded(other), rests) for other in earlier]
-        if not parts:
-            return {}
-        cells, means = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
-        return _weighted(cells, means, earlier)
 
     def decoded(self, window: WindowView) -> Decoded:
         """What is compared of a complete window."""
@@ -146,12 +118,6 @@ def other_areas(one: Rests, other: Rests) -> CellArray:
     return np.array([cell for cell in one.keys() | other.keys() if one.get(cell) != other.get(cell)], dtype=np.uint64)
 
 
-def _of_same_areas(decoded: Decoded, rests: Rests) -> tuple[CellArray, FloatArray]:
-    """Cells and means without those whose area is another than by ``rests``."""
-    kept = ~np.isin(decoded.cells, other_areas(decoded.rests, rests))
-    return decoded.cells[kept], decoded.means[:, kept]
-
-
 def _bodies(window: WindowView) -> list[_Cell]:
     decoder = msgspec.json.Decoder(_Cell)
     return [decoder.decode(body) for body in window.in_order()]
@@ -167,18 +133,3 @@ def _decode(bodies: list[_Cell]) -> Decoded:
     deviations = [mean.scale * (1.0 if body.accounting == "zcdp" else math.sqrt(2.0)) for body, mean in noisy]
     means = np.array([[mean.raw for _, mean in noisy], deviations], dtype=float)
     return Decoded(np.array([int(body.cell, 16) for body, _ in noisy], dtype=np.uint64), means, _rests(bodies))
-
-
-def _weighted(cells: CellArray, means: FloatArray, windows: list[WindowView]) -> dict[str, UsualMean]:
-    """Means weighted by 1/variance and clamped to the widest bounds of the ``windows``, with 95 % intervals that assume
-    independent windows; of the cells that enough of them know."""
-    known, index, count = np.unique(cells, return_inverse=True, return_counts=True)
-    values, deviations = means
-    weights = deviations**-2.0
-    total = np.bincount(index, weights)
-    mean, half = np.bincount(index, weights * values) / total, _Z95 / np.sqrt(total)
-    bounds = [marker.clipping for marker in map(marker_of, windows) if marker is not None]
-    lower = min((one.lower for one in bounds), default=-np.inf)
-    upper = max((one.upper for one in bounds), default=np.inf)
-    rows = np.round(np.clip([mean, mean - half, mean + half], lower, upper), 4).T[count >= ENOUGH].tolist()
-    return {f"{cell:x}": UsualMean(*row) for cell, row in zip(known[count >= ENOUGH].tolist(), rows, strict=True)}

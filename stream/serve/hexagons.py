@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
+from itertools import compress
 from typing import Any, Literal
 
 import h3
@@ -25,6 +26,8 @@ from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area
+from stream.serve.city.combining import totals
+from stream.serve.differences import Released, beside, from_typical, released_of
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
@@ -140,16 +143,6 @@ MOST_SELECTED = 16
 """Selections of cells that may be made or wait at the same time. There are as many as boxes: a short queue."""
 
 
-class _Place(msgspec.Struct):
-    """The cell of a release, and the smaller ones that were released apart from it."""
-
-    cell: str
-    excludes: list[str] = []
-
-
-_PLACE = msgspec.json.Decoder(_Place)
-
-
 def known_window(view: View, start: str | None, feed: str) -> WindowView:
     """The window that starts then, or the newest complete one; 404 if there is none."""
     window = view.find(start, feed)
@@ -199,41 +192,54 @@ class Hexagons:
         return await self._answers.ready(request, known.described().summary, JSON)
 
     @get(
-        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, p.WINDOW_PATH, p.FEED, p.DAY,
+        "/windows/{window}/other-day", "findOtherDay", {JSON: "OtherDay"}, p.WINDOW_PATH, p.FEED, p.DAY, p.STATISTIC,
         tag="Windows", errors=(404,),
     )  # fmt: skip
-    async def other_day(self, request: web.Request, feed: str, window: str, day: date | None) -> web.Response:
-        """The window of another day at the same local time, or the reason why there is none."""
-        body = msgspec.json.encode(other_day(self._view, known_window(self._view, window, feed), day).body())
-        # There are as many bodies as dates, which would push out those of hexagons.
-        return self._answers.once(request, body, JSON)
+    async def other_day(
+        self, request: web.Request, feed: str, window: str, day: date | None, statistic: str
+    ) -> web.Response:
+        """The window of another day at the same local time and what it says of the cells, or why there is none."""
+        known = known_window(self._view, window, feed)
+        compared = other_day(self._view, known, day)
+        body, here = compared.body() | {"statistic": statistic}, known.in_order()
+        there = None if compared.other is None else compared.other.in_order()
+
+        def make() -> bytes:
+            cells = None if there is None else beside(released_of(here), released_of(there), statistic)
+            return msgspec.json.encode(body | {"cells": cells})
+
+        key = key_of("other day", known.tag, body)
+        return await self._selected.answer(self._selections, request, key, make, JSON)
 
     @get(
         "/hexagons", "listHexagons", {JSON: "HexagonList", GEOJSON: "HexagonFeatures"},
         p.FEED, p.WINDOW_QUERY, p.BBOX, p.RESOLUTION, p.FORMAT, tag="Hexagons", errors=(404,),
     )  # fmt: skip
     async def hexagons(
-        self,
-        request: web.Request,
-        feed: str,
-        window: str | None,
-        bbox: Box | None,
-        resolution: int | None,
-        shape: str,
+        self, request: web.Request, feed: str, window: str | None, bbox: Box | None, resolution: int | None, shape: str
     ) -> web.Response:
         """Releases of the cells of one window."""
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
-        is_whole, kind_of_map = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
+        is_whole, map_of_feed = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
 
         def make() -> bytes:
-            chosen = values if is_whole else [value for value in values if _wanted(value, bbox, resolution)]
+            cells = released_of(values)
+            errors = from_typical(cells)
+            wanted = [is_whole or _wanted(cell, bbox, resolution) for cell in cells]
+            bodies = (
+                with_estimates(value, errors.get(cell.cell))
+                for value, cell in compress(zip(values, cells, strict=True), wanted)
+            )
             if shape == "json":
-                return _joined(summary[:-1] + b',"map":' + kind_of_map + b',"hexagons":[', map(with_estimates, chosen))
-            place = dict(zip(values, places_of(values), strict=True))
-            head = b'{"type":"FeatureCollection","map":' + kind_of_map + b',"features":['
-            return _joined(head, (_feature_of(place[value], value) for value in chosen))
+                sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
+                return _joined(
+                    summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies
+                )
+            places = compress(places_of(values), wanted)
+            head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
+            return _joined(head, map(_feature_of, places, bodies))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
@@ -281,14 +287,12 @@ def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
     return head + b",".join(values) + b"]}"
 
 
-def _feature_of(place: Place, value: bytes) -> bytes:
+def _feature_of(place: Place, body: bytes) -> bytes:
     """One by one, because all bodies of a window as objects would take many times its bytes."""
-    body = msgspec.json.decode(with_estimates(value))
-    return msgspec.json.encode(feature(place, body))
+    return msgspec.json.encode(feature(place, msgspec.json.decode(body)))
 
 
-def _wanted(value: bytes, box: Box | None, resolution: int | None) -> bool:
-    place = _PLACE.decode(value)
+def _wanted(place: Released, box: Box | None, resolution: int | None) -> bool:
     if resolution is not None and h3.get_resolution(place.cell) != resolution:
         return False
     if box is None:

@@ -1,4 +1,4 @@
-"""Means over the windows of a range: of every cell and, where an area is named, of its cells together.
+"""Means over the windows of a range: of every cell, or those of an area, and of all of them together.
 
 Released estimates as series: the newest ones for Prometheus, and those of a range as rows of JSON.
 
@@ -65,7 +65,7 @@ class Means:
         area: str | None,
         ring: list[Position] | None,
     ) -> web.Response:
-        """Means of the cells over the windows of a range, and of an area's cells together."""
+        """Means of the cells over the windows of a range, and of all of them together."""
         named = None if area is None else known_area(self._areas, area)
         of = Range(feed, first, last, days, hours)
         windows, within = chosen(self._view, of)
@@ -137,8 +137,6 @@ def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Rele
 def _means(windows: list[WindowView], area: Area | None, within: Clipping) -> dict[str, Any]:
     releases = releases_of(windows, area)
     rows = [_row(cell, excludes, seen, within) for (cell, excludes), seen in sorted(releases.items())]
-    if area is None:
-        return {"cells": rows, "together": None}
     everything = [cell for seen in releases.values() for cell in seen]
     return {"cells": rows, "together": _of(combined(everything, within))}
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
-from typing import Any
+from importlib import resources
+from typing import Any, get_args
 
 from stream.messages.message import HEXAGON_SPEED, SPATIAL_HISTOGRAM, WINDOW, schema
 from stream.messages.tables import FIRST
-from stream.serve import schema_parts as s
-from stream.serve.alerts.watching import MOST_TOLD
-from stream.serve.city.schemas import schemas_of_city, schemas_of_means, schemas_of_schedule, schemas_of_series
+from stream.serve.differences import STATISTICS, Missing
 from stream.serve.hexagons import REASONS
-from stream.serve.ogc.schemas import schemas_of_features
 from stream.serve.operations import BASE, Operation
 from stream.serve.parameters import Parameter
 from stream.serve.responses import PROBLEM
+
+Schema = dict[str, Any]
 
 PATH = f"{BASE}/openapi.json"
 PAGE_PATH = f"{BASE}/openapi.html"
 DESCRIBED = {"service-desc": PATH, "service-doc": PAGE_PATH}
 """Where the API is described, by the relation of a link to it."""
 
-VERSION = "1.4.0"
+VERSION = "1.5.0"
 """Version of the API. The second number counts additions; a change that breaks clients gets a new path, ``v2``."""
 
 _TAGS = {
@@ -45,20 +46,42 @@ _ERRORS = {
     501: "This service cannot write Parquet.",
     503: "Too much is asked at once; Retry-After says when to try again.",
 }
-_NO_OTHER = (
-    "Why there is none. same: the day is that of the window; gone: it was here, but is no longer kept; withheld: "
-    "nothing was published about it, which follows from public counts; incomplete: its messages have not all arrived, "
-    "or the close marker of the window itself has not; later: it lies after the newest window; settings: it has "
-    "another length, another relation or other bounds of clipping; clocks: no window begins and ends at the same local "
-    "times, and the clocks changed on one of the two days; none: no such window is here."
+_TEXT: Schema = {"type": "string"}
+_HOURS: Schema = {
+    "type": "object",
+    "patternProperties": {"^(1?[0-9]|2[0-3])$": {"type": "number", "exclusiveMinimum": 0}},
+    "additionalProperties": False,
+}
+_TYPES: dict[str, Schema] = {
+    "text": _TEXT,
+    "time": _TEXT | {"format": "date-time"},
+    "date": _TEXT | {"format": "date"},
+    "boolean": {"type": "boolean"},
+    "integer": {"type": "integer"},
+    "count": {"type": "integer", "minimum": 0},
+    "positive": {"type": "integer", "minimum": 1},
+    "number": {"type": "number"},
+    "from0": {"type": "number", "minimum": 0},
+    "above0": {"type": "number", "exclusiveMinimum": 0},
+    "object": {"type": "object"},
+    "hours": _HOURS,
+    "reason": _TEXT | {"enum": list(REASONS)},
+    "missing": _TEXT | {"enum": list(get_args(Missing))},
+    "statistic": _TEXT | {"enum": list(STATISTICS)},
+}
+_STREAM: Schema = _TEXT | {
+    "description": "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
+    "alert, without id: data is an AlertNews as JSON."
+}
+_OBJECTS: dict[str, dict[str, Any]] = tomllib.loads(
+    (resources.files("stream.serve") / "schemas.toml").read_text("utf-8")
 )
-_ABOVE_0 = s.NUMBER | {"exclusiveMinimum": 0}
 _MESSAGES = {"HexagonSpeed": HEXAGON_SPEED, "SpatialHistogram": SPATIAL_HISTOGRAM, "CloseMarker": WINDOW}
 
 
-def document(operations: Sequence[Operation]) -> s.Schema:
+def document(operations: Sequence[Operation]) -> Schema:
     """The document as data that JSON can hold."""
-    paths: s.Schema = {}
+    paths: Schema = {}
     for operation in operations:
         paths[operation.path] = {"get": _operation(operation)}
     return {
@@ -79,25 +102,27 @@ def document(operations: Sequence[Operation]) -> s.Schema:
     }
 
 
-def _operation(operation: Operation) -> s.Schema:
-    media = {
-        kind: {"schema": _bytes(kind) if name is None else s.ref(name)} for kind, name in operation.content.items()
-    }
-    answer: s.Schema = {"description": operation.summary + ".", "content": media}
-    responses: s.Schema = {"200": answer}
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _operation(operation: Operation) -> Schema:
+    media = {kind: {"schema": _bytes(kind) if name is None else _ref(name)} for kind, name in operation.content.items()}
+    answer: Schema = {"description": operation.summary + ".", "content": media}
+    responses: Schema = {"200": answer}
     if operation.conditional:
         answer["headers"] = {
-            "ETag": {"description": "Send it back as If-None-Match.", "schema": s.TEXT},
+            "ETag": {"description": "Send it back as If-None-Match.", "schema": _TEXT},
             "Cache-Control": {
                 "description": "no-cache: ask again with the ETag.",
-                "schema": s.TEXT,
+                "schema": _TEXT,
             },
         }
         responses["304"] = {"description": "Nothing changed since the ETag that If-None-Match names."}
     for status in sorted({400, 503, *operation.errors}):
         responses[str(status)] = {
             "description": _ERRORS[status],
-            "content": {PROBLEM: {"schema": s.ref("Problem")}},
+            "content": {PROBLEM: {"schema": _ref("Problem")}},
         }
     return {
         "operationId": operation.name,
@@ -108,7 +133,7 @@ def _operation(operation: Operation) -> s.Schema:
     }
 
 
-def _parameter(parameter: Parameter) -> s.Schema:
+def _parameter(parameter: Parameter) -> Schema:
     return {
         "name": parameter.name,
         "in": parameter.where,
@@ -119,199 +144,65 @@ def _parameter(parameter: Parameter) -> s.Schema:
     }
 
 
-def _schemas() -> s.Schema:
+def _schemas() -> Schema:
     """Every named component: values of the topics unchanged, then the objects that the API builds from them."""
     messages = {name: _message(topic) for name, topic in _MESSAGES.items()}
-    return (
-        messages
-        | _hexagon_schemas(messages["HexagonSpeed"])
-        | {
-            "Bounds": s.members({"start": s.TIME, "end": s.TIME}),
-            "ReleasedNumber": _released(),
-            **_feed_schemas(),
-            **_window_schemas(),
-            **_histogram_schemas(messages["SpatialHistogram"]["properties"]),
-            **_file_schemas(),
-            **_alert_schemas(),
-            **schemas_of_city(_window_fields()),
-            **schemas_of_means(),
-            **schemas_of_series(),
-            **schemas_of_schedule(_window_fields()),
-            **schemas_of_features(),
-            "EventStream": s.TEXT
-            | s.said(
-                "Events named window: id is the place of the close marker, data is a Window as JSON. Events named "
-                "alert, without id: data is an AlertNews as JSON."
-            ),
-            "Problem": s.members(
-                {
-                    "type": s.TEXT,
-                    "title": s.TEXT | s.said("What is wrong, with value and bound."),
-                    "status": {"type": "integer"},
-                    "detail": s.TEXT | s.said("The remedy."),
-                }
-            ),
-        }
-    )
+    described = {name: _object(name) for name in _OBJECTS if name[0].isupper()}
+    return messages | {"ReleasedNumber": _released()} | described | _derived(messages) | {"EventStream": _STREAM}
 
 
-_MAP: s.Schema = {
-    "enum": ["live", "typical", None],
-    "description": "typical: not live. Read estimate.typical, what earlier windows lead to expect at this hour; one "
-    "window alone hardly says more. live: read estimate.mean. Null for another feed than the configured one.",
-}
+def _object(name: str) -> Schema:
+    """The object of a table in ``schemas.toml``."""
+    members: Schema = {}
+    required: list[str] = []
+    for member, said in _OBJECTS[name].items():
+        if member == "in":
+            for part in map(_object, said):
+                members |= part["properties"]
+                required += part["required"]
+        else:
+            kind, _, description = said.partition(" ")
+            members[member.removesuffix("?")] = _type(kind) | ({"description": description} if description else {})
+            required += [] if member.endswith("?") else [member]
+    return {"type": "object", "properties": members, "required": required}
 
 
-def _feed_schemas() -> s.Schema:
-    """Components for the feeds."""
-    derived = (
-        "Which speeds the configuration says are derived from two positions of a vehicle: those that are missing, or "
-        "all. Null where it says of none, and for another feed than the configured one."
-    )
-    feed = {
-        "feed": s.TEXT,
-        "map": _MAP,
-        "derived_speeds": {"enum": ["missing", "derived", None], "description": derived},
-        "note": s.or_null(s.TEXT, "What derived speeds mean for privacy under the configured relation."),
-    }
-    return {
-        "Feed": s.members(feed),
-        "FeedList": s.members(
-            {"feeds": s.array(s.ref("Feed"), "The configured one and all that have windows, by name.")}
-        ),
-    }
+def _type(kind: str) -> Schema:
+    """The schema of a type as ``schemas.toml`` writes it."""
+    if kind.startswith("="):
+        return _TEXT | {"const": kind[1:]}
+    if kind.endswith("?"):
+        return {"anyOf": [_type(kind[:-1]), {"type": "null"}]}
+    if kind.endswith("]"):
+        items, _, count = kind[:-1].rpartition("[")
+        least = {"minItems": int(count.removesuffix("+"))} if count else {}
+        most = {"maxItems": int(count)} if count.isdigit() else {}
+        return {"type": "array", "items": _type(items)} | least | most
+    if "/" in kind:
+        return {"anyOf": [_type(one) for one in kind.split("/")]}
+    if "|" in kind:
+        return _TEXT | {"enum": kind.split("|")}
+    return _TYPES[kind] if kind in _TYPES else _ref(kind)
 
 
-def _window_schemas() -> s.Schema:
-    """Components for windows and their cells."""
-    window = _window_fields()
-    return {
-        "Window": s.members(window),
-        "OtherDay": s.members(
-            {name: window[name] for name in ("feed", "window")}
-            | {
-                "timezone": s.TEXT | s.said("Zone of the feed, on whose clocks day and time are."),
-                "day": {"type": "string", "format": "date", "description": "Local date that was chosen."},
-                "other": s.or_null(s.ref("Window"), "Complete; begins and ends on that day at the same local times."),
-                "reason": s.or_null({"type": "string", "enum": list(REASONS)}, _NO_OTHER),
-                "oldest": s.or_null(s.TIME, "Start of the oldest complete window that is kept."),
-                "newest": s.or_null(s.TIME, "Start of the newest complete window."),
-            }
-        ),
-        "WindowList": s.members({"windows": s.array(s.ref("Window"), "Newest first.")}),
-        "HexagonList": s.members(window | {"map": _MAP, "hexagons": s.array(s.ref("Hexagon"), "In ascending order.")}),
-        "HexagonFeatures": s.features(s.ref("Hexagon"), map=_MAP),
-        "CellHistory": s.members({"cell": s.TEXT, "releases": s.array(s.ref("Hexagon"), "Oldest first.")}),
-    }
-
-
-def _hexagon_schemas(message: s.Schema) -> s.Schema:
-    """Components for a cell's ``message`` with what the API adds to it."""
-    interval = s.numbers(
-        2, "Holds the exact number with 95 %, by the model or the noise; absent where a model gives none."
-    )
-    method = "released: the value as released. Else the model that made it of released values."
-    estimate: s.Schema = {
-        "type": "object",
-        "properties": {
-            "value": s.NUMBER,
-            "interval": interval,
-            "unit": s.TEXT,
-            "method": {"type": "string", "description": method},
-        },
-        "required": ["value", "unit", "method"],
-    }
-    leading = s.or_null(
-        {"type": "object", "additionalProperties": s.ref("Estimate")},
+def _derived(messages: Schema) -> Schema:
+    """Components that say what is in a message, with more or less."""
+    cell, histogram = messages["HexagonSpeed"], messages["SpatialHistogram"]["properties"]
+    leading = (
         "By statistic the most accurate number: smoothed, else modelled within the window, else as released. Null "
-        "where the "
-        "cell was not published, and where nobody is estimated: the released number of users is within its noise.",
+        "where the cell was not published, and where nobody is estimated: the released number of users is within noise."
     )
-    hexagon = message | {
-        "properties": message["properties"] | {"estimate": leading},
-        "required": [*message["required"], "estimate"],
-    }
+    by_statistic = {"type": "object", "additionalProperties": _ref("Estimate")}
+    estimate = {"anyOf": [by_statistic, {"type": "null"}], "description": leading}
     return {
-        "Estimate": s.with_mark(estimate, "Released values crowd the bound of speeds: read it as 'or more'."),
-        "Hexagon": hexagon,
-    }
-
-
-def _window_fields() -> s.Schema:
-    return {
-        "feed": s.TEXT,
-        "window": s.ref("Bounds"),
-        "complete": s.BOOLEAN | s.said("Marker, number of messages and digest agree."),
-        "event_id": {
-            "anyOf": [s.POSITIVE, {"type": "null"}],
-            "description": "Id of its server-sent event; null before its marker came.",
-        },
-        "cells": s.COUNT,
-        "histograms": s.array(s.TEXT, "Mechanisms of its spatial histograms."),
-        "marker": {"anyOf": [s.ref("CloseMarker"), {"type": "null"}]},
-    }
-
-
-def _histogram_schemas(released: s.Schema) -> s.Schema:
-    """Components for spatial histograms, whose messages have the properties ``released``, and answers to ranges."""
-    window = _window_fields()
-    return {
+        "Hexagon": cell
+        | {"properties": cell["properties"] | {"estimate": estimate}, "required": [*cell["required"], "estimate"]},
         "HistogramSummary": {
             "type": "object",
             "description": "A spatial histogram without its structure.",
-            "properties": {name: released[name] for name in released if name not in ("feed", "window", "structure")},
+            "properties": {name: histogram[name] for name in histogram if name not in ("feed", "window", "structure")},
             "required": ["mechanism", "relation", "epsilon", "domain"],
         },
-        "WindowHistograms": s.members(
-            {name: window[name] for name in ("feed", "window", "complete")}
-            | {"histograms": s.array(s.ref("HistogramSummary"), "In order of mechanism.")}
-        ),
-        "HistogramList": s.members({"windows": s.array(s.ref("WindowHistograms"), "Newest first.")}),
-        "HeatFeatures": _heat(),
-        "RangeCount": s.members(
-            {
-                "value": s.NUMBER | s.said("Estimate: raw, moved into the interval."),
-                "raw": s.NUMBER | s.said("As if points lay evenly inside blocks; may be negative."),
-                "interval": {
-                    "oneOf": [
-                        s.numbers(2, "Holds the exact number in 95 % of releases, wherever points lie inside blocks."),
-                        {"type": "null", "description": "The release does not say how its noise is distributed."},
-                    ]
-                },
-                "unit": s.const("1"),
-                "mechanism": s.TEXT,
-                "epsilon": _ABOVE_0,
-                "relation": s.TEXT,
-                "window": s.ref("Bounds"),
-                "fixes_per_user": s.POSITIVE | s.said("Users count with at most so many."),
-                "bbox": s.numbers(
-                    4, "The range that is answered, west, south, east, north; euler's is of whole cells."
-                ),
-            }
-        ),
-    }
-
-
-def _heat() -> s.Schema:
-    """A GeoJSON FeatureCollection of boxes."""
-    ring = s.array(s.numbers(2, "Longitude and latitude in degrees."), "A closed ring.")
-    end = {"anyOf": [{"type": "integer"}, {"type": "null"}]} | s.said("Of the 95 % interval; null where unknown.")
-    number = s.NUMBER | {"minimum": 0}
-    properties = {
-        "value": number | s.said("Users, or regions of users; at least 0 and within the interval."),
-        "low": end,
-        "high": end,
-        "density": number | s.said("Per square kilometre."),
-    }
-    box = s.feature(s.shape("Polygon", s.array(ring, "One ring.")), s.members(properties))
-    about = {"feed": s.TEXT, "window": s.ref("Bounds"), "mechanism": s.TEXT, "epsilon": _ABOVE_0, "relation": s.TEXT}
-    return s.collection(box, "From south to north.", about=s.members(about))
-
-
-def _file_schemas() -> s.Schema:
-    """Components for complete windows as files."""
-    return {
-        "DownloadFeatures": s.features(s.ref("Row")),
         "Row": {
             "type": "object",
             "description": "A flat row as in the CSV file; a column per number that any cell of the window has.",
@@ -324,62 +215,10 @@ def _file_schemas() -> s.Schema:
     }
 
 
-def _alert_schemas() -> s.Schema:
-    """Components for rules and alerts."""
-    speed = {"anyOf": [s.NUMBER, {"type": "null"}]}
-    rule = {
-        "name": s.TEXT,
-        "below": speed | s.said("The exact mean is below this; or null."),
-        "above": speed | s.said("The exact mean is above this; or null."),
-        "slower_km_h": speed | s.said("The exact mean is below usual by more than this, in km/h; or null."),
-        "slower_percent": speed | s.said("The same as a share of usual; or null."),
-        "windows": s.POSITIVE | s.said("In so many consecutive windows."),
-        "false_alarms_per_day": s.NUMBER | s.said("Bound on the expected number, of all cells together."),
-        "unit": s.TEXT | s.said("Unit of the rule's limit and of its alerts: km/h of speeds."),
-        "cells": s.COUNT | s.said("Cells of the window that the rule covers."),
-    }
-    alert = {
-        "id": s.TEXT | s.said("Depends on feed, rule, window and cell only."),
-        "rule": s.TEXT,
-        "feed": s.TEXT,
-        "cell": s.TEXT,
-        "window": s.ref("Bounds"),
-        "first_window": s.TIME | s.said("Start of the first of the rule's windows."),
-        "new": s.BOOLEAN | s.said("Not so one window earlier."),
-        "statistic": s.TEXT,
-        "value": s.NUMBER | s.said("Released mean."),
-        "limit": s.NUMBER | s.said("The exact mean is below this, or above it."),
-        "usual": speed,
-        "unit": s.TEXT,
-    }
-    news = {
-        "id": s.TEXT | s.said("Depends on feed, rule and window only."),
-        "rule": s.TEXT,
-        "feed": s.TEXT,
-        "window": s.ref("Bounds"),
-        "count": s.POSITIVE | s.said(f"Alerts that are told; at most {MOST_TOLD} are listed."),
-        "alerts": s.array(s.ref("Alert"), "In order of cell."),
-    }
-    listed = {
-        "feed": s.TEXT,
-        "window": s.ref("Bounds"),
-        "rules": s.array(
-            s.ref("AlertRule"), "As configured; empty if the window is not complete or of a feed without rules."
-        ),
-        "alerts": s.array(s.ref("Alert"), "By rule, in order of cell."),
-    }
-    return {
-        "AlertRule": s.members(rule),
-        "Alert": s.members(alert),
-        "AlertNews": s.members(news),
-        "AlertList": s.members(listed),
-    }
-
-
 _NUMBERS = {"latitude", "longitude", "resolution", "epsilon", "delta"}
 
 
-def _message(topic: str) -> s.Schema:
+def _message(topic: str) -> Schema:
     """The schema of a topic's values as a component. Repeated parts get names, and additional fields are allowed.
 
     Rules on which fields require or exclude each other are only in the topic's own schema, because generators of
@@ -387,7 +226,7 @@ def _message(topic: str) -> s.Schema:
     """
     value = schema(topic)
     named = {name: value[name] for name in ("type", "properties", "required")}
-    eased: s.Schema = _eased(named, value["properties"].get("mean"))
+    eased: Schema = _eased(named, value["properties"].get("mean"))
     return {"description": value["title"]} | eased
 
 
@@ -399,23 +238,23 @@ def _eased(node: Any, released: Any) -> Any:
         return node
     properties = node.get("properties", {})
     if properties.keys() == {"start", "end"}:
-        return s.ref("Bounds")
+        return _ref("Bounds")
     if released is not None and properties.keys() == released["properties"].keys():
-        return s.ref("ReleasedNumber")
+        return _ref("ReleasedNumber")
     return {
         name: _eased(part, released) for name, part in node.items() if (name, part) != ("additionalProperties", False)
     }
 
 
-def _released() -> s.Schema:
+def _released() -> Schema:
     """A number with its noise, in any unit."""
     mean = schema(HEXAGON_SPEED)["properties"]["mean"]
     properties = mean["properties"] | {
-        "unit": s.TEXT | s.said("That of the value (km/h of speeds), its square, or 1 (a count).")
+        "unit": _TEXT | {"description": "That of the value (km/h of speeds), its square, or 1 (a count)."}
     }
     return {"type": "object", "properties": properties, "required": mean["required"]}
 
 
-def _bytes(kind: str) -> s.Schema:
+def _bytes(kind: str) -> Schema:
     """A file. Client generators recognise binary content by a format that OpenAPI no longer defines since 3.1."""
-    return s.TEXT if kind.startswith("text/") else {"type": "string", "format": "binary"}
+    return _TEXT if kind.startswith("text/") else {"type": "string", "format": "binary"}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from stream.serve import parameter_texts as t
+from stream.serve.differences import STATISTICS
 from stream.serve.ogc.selection import read_interval, read_item_id
 from stream.serve.responses import Problem
 
@@ -156,6 +157,7 @@ RING = Parameter(
     "ring", f"Corners of the area, longitude,latitude,longitude,latitude,… in degrees; 3 to {t.MOST_CORNERS} of them.",
     _pattern(t.RING_PATTERN), "-97.8,30.2,-97.7,30.2,-97.7,30.3", t.ring, required=True)
 RING_QUERY = replace(RING, description=f"{RING.description} Its cells, and all of them together.", required=False)
+STATISTIC = _choice("statistic", "Whose released values are compared.", *STATISTICS, argument="statistic")
 RESOLUTION = Parameter(
     "resolution", "Only cells of this H3 resolution.", {"type": "integer", "minimum": 0, "maximum": 15}, 7,
     t.whole(0, 15))

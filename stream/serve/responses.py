@@ -235,12 +235,7 @@ class Answers:
         return key in self._kept or key in self._making
 
     async def answer(
-        self,
-        request: web.Request,
-        key: str,
-        make: Callable[[], bytes],
-        kind: str,
-        filename: str | None = None,
+        self, request: web.Request, key: str, make: Callable[[], bytes], kind: str, filename: str | None = None
     ) -> web.Response:
         """The body that ``make`` returns (run in a thread), or 304 if the client already has it.
 

@@ -243,12 +243,7 @@ class Pages:
 
 
 def add_pages(
-    app: web.Application,
-    config: Config,
-    view: View,
-    answers: Answers,
-    city: City,
-    basemap: Path | None = None,
+    app: web.Application, config: Config, view: View, answers: Answers, city: City, basemap: Path | None = None
 ) -> None:
     """Add routes for the dashboard at ``/`` and for what it needs besides the read API."""
     pages = Pages(config, view, answers, city, basemap)

@@ -317,6 +317,12 @@ def marker_of(window: WindowView) -> CloseMarker | None:
     return None if window.marker is None else msgspec.json.decode(window.marker, type=CloseMarker)
 
 
+def value_of(window: WindowView) -> str:
+    """The name of the window's value; that of a speed before its close marker arrived."""
+    marker = marker_of(window)
+    return SPEED if marker is None else marker.value
+
+
 def bounds_of(window: WindowView) -> Clipping:
     """The bounds of the window's values; any number of 0 or more before its close marker arrived."""
     marker = marker_of(window)

@@ -95,13 +95,7 @@ class SpeedDerivation:
         return len(self._number)
 
     def derive(
-        self,
-        vehicles: Sequence[str],
-        time: IntArray,
-        lat: FloatArray,
-        lng: FloatArray,
-        period: IntArray,
-        now_us: int,
+        self, vehicles: Sequence[str], time: IntArray, lat: FloatArray, lng: FloatArray, period: IntArray, now_us: int
     ) -> FloatArray:
         """Speeds in km/h, shape (n,); NaN if none can be derived.
 

@@ -268,11 +268,7 @@ def _collection(cells: Iterator[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     return {
         "type": "FeatureCollection",
         "features": [
-            {
-                "type": "Feature",
-                "geometry": {"type": "Polygon", "coordinates": [_ring(cell)]},
-                "properties": properties,
-            }
+            {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [_ring(cell)]}, "properties": properties}
             for cell, properties in cells
         ],
     }

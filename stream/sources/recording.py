@@ -76,13 +76,7 @@ class Recording:
     """
 
     def __init__(
-        self,
-        path: Path,
-        file_format: str,
-        feed: FeedConfig,
-        stored: Stored | None = None,
-        *,
-        one_each: bool = False,
+        self, path: Path, file_format: str, feed: FeedConfig, stored: Stored | None = None, *, one_each: bool = False
     ) -> None:
         """``stored``: the bytes of ``path``, if it is open already. ``one_each``: a line is one event, or refused."""
         require_format(path, file_format, feed)

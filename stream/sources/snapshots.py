@@ -145,14 +145,7 @@ class SnapshotRows:
         self._clock_us = self.header_us if trusted else self.received_us
 
     def add(
-        self,
-        name: str | None,
-        time_us: int | None,
-        lat: float,
-        lng: float,
-        speed_ms: float,
-        *,
-        is_utc: bool = True,
+        self, name: str | None, time_us: int | None, lat: float, lng: float, speed_ms: float, *, is_utc: bool = True
     ) -> None:
         """Add one vehicle, or count why it is refused. ``time_us``: None if it has none; ``speed_ms``: NaN if it has
         none.

@@ -35,10 +35,11 @@ from stream.statistics.columns import (
     PERCENTS,
     Columns,
     Derived,
+    distribution_bodies,
     from_lower_bound,
+    too_large,
     unit_of,
 )
-from stream.statistics.distributions import distribution_bodies, too_large
 from stream.statistics.histograms.histograms import DrawnHistogram, histogram_body
 from stream.statistics.merging import excluded
 from stream.statistics.observed_means import modelled_percentiles

@@ -1,4 +1,11 @@
-"""The plan of a window, made before noise is drawn: what is due, who pays what, and a part for each statistic."""
+"""The plan of a window, made before noise is drawn: what is due, who pays what, and a part for each statistic.
+
+Spreads a budget that is too small for all windows of a period evenly over them, for each user alone.
+
+Without it, users are admitted first come, first served: one who is active all day has nothing left in the evening.
+
+Whether a window can be stored: plan and committed bytes are one value each, so bounded before the charge.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +16,46 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from dpcore.arrays import BoolArray, IdArray, IntArray
-from dpcore.budget import ChargeBasis
+from dpcore.budget import ChargeBasis, rolling_grants
 from dpcore.contributions import Contributions, Counts
 from dpcore.scales import LaplaceScales
 from stream.terms import Terms
 from stream.windows import Period, Window, utc_text
+
+LARGEST_VALUE = 500_000_000
+"""Bytes. A Redis in its default configuration closes the connection that sends 512 MiB or more
+(``proto-max-bulk-len``)."""
+LARGEST_MESSAGE = 4_000
+"""Bytes of a cell's message with key and headers, without the distribution, with all statistics, counts and models."""
+MOST_CELLS = 100_000
+"""Cells of a window. Their messages, the distributions (:data:`stream.statistics.columns.MAX_NUMBERS`) and a
+message of each kind of histogram stay below :data:`LARGEST_VALUE`."""
+
+
+class TooLargeError(ValueError):
+    """A window that could be drawn and charged, but not stored."""
+
+
+def require_storable(cells: int) -> None:
+    """Raise :class:`TooLargeError` for more cells than :data:`MOST_CELLS`."""
+    if cells > MOST_CELLS:
+        raise TooLargeError(
+            f"the window has {cells} cells, and Redis can store the messages of {MOST_CELLS}; nobody was charged. "
+            "Lower hexagons.resolution or window.slot, or narrow feed.domain"
+        )
+
+
+def require_storable_plan(size: int) -> None:
+    """Raise :class:`TooLargeError` for a plan of more bytes than :data:`LARGEST_VALUE`."""
+    if size > LARGEST_VALUE:
+        raise TooLargeError(
+            f"the plan of the window takes {size} bytes, and Redis can store {LARGEST_VALUE}; nobody was charged. "
+            "Lower hexagons.resolution or window.slot, or split the feed"
+        )
+
 
 NO_IDS: IdArray = np.zeros(0, dtype=np.uint64)
 NO_INTEGERS: IntArray = np.zeros(0, dtype=np.int64)
@@ -267,3 +307,34 @@ def check_rows(plan: Plan, contributions: Contributions) -> None:
             f"the rows of window {utc_text(plan.window.start)} changed after they were planned; nothing was drawn. "
             "Restore Redis from its append-only file"
         )
+
+
+_ODD = 0x9E3779B97F4A7C15
+"""2⁶⁴ divided by the golden ratio: its multiples spread over all 64-bit numbers."""
+
+
+def spendable(left: IntArray, users: npt.NDArray[np.uint64], due: Due, budget: int) -> IntArray:
+    """What each of ``users`` may spend in the window that is ``due``, shape (L,), in the ledger's unit: at most
+    ``left``.
+
+    ``left``: (L,) what they have left of ``budget`` in the window's period. With ``admission`` "paced" they may have
+    spent, by the end of the window, the share of ``budget`` that has passed of the period, plus a part of one window's
+    grant. That part is drawn for each user and period by their pseudonym, so that users take turns instead of being
+    absent together. It depends on the time, the configuration and the user's own past charges and pseudonym alone, so
+    charges remain what the filter of docs/privacy.md admits under either relation: pacing admits nobody whom the ledger
+    would refuse. With "rolling", for relation "values", they may spend an even share of what they have left over the
+    windows left of the period (:mod:`dpcore.budget`).
+    """
+    if due.terms.privacy.rolling:
+        return rolling_grants(budget, np.maximum(budget - left, 0), due.windows_left)
+    if not due.terms.privacy.paced:
+        return left
+    period = due.period
+    passed = budget * (due.window.end - period.start) // (period.end - period.start)
+    turns = (users ^ np.uint64(period.start)) * np.uint64(_ODD)
+    turns = (turns ^ turns >> np.uint64(32)) * np.uint64(_ODD)
+    turns ^= turns >> np.uint64(32)
+    ahead = (turns % np.uint64(due.terms.window_grant)).astype(np.int64)
+    spent = budget - left
+    paced: IntArray = np.clip(passed + ahead - spent, 0, np.maximum(left, 0))
+    return paced

@@ -33,13 +33,12 @@ from stream.statistics.pipeline import (
     release_bodies,
     state_worst_errors,
 )
-from stream.statistics.plan import NO_IDS, Allowance, Due, Plan, PlanError
+from stream.statistics.plan import NO_IDS, Allowance, Due, Plan, PlanError, require_storable
 from stream.statistics.residual_clipping import with_ranges
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
-from stream.statistics.storable import require_storable
+from stream.statistics.values.cell_means import highest_means, worst_biases
 from stream.statistics.values.draw import draw_values
 from stream.statistics.values.plan import plan_gaussian, plan_values
-from stream.statistics.values.worst_bias import highest_means, worst_biases
 from stream.statistics.window_rows import WindowRows
 from stream.terms import Terms
 from stream.windows import Window, utc_text
@@ -136,7 +135,7 @@ class WindowStatistics:
     def plan(self, rows: WindowRows, due: Due, allowance: Allowance, memory: bytes = b"") -> Plan:
         """The plan of the window that is ``due``, with the clipping ranges that ``memory`` gives.
 
-        Raises :class:`stream.statistics.storable.TooLargeError`.
+        Raises :class:`stream.statistics.plan.TooLargeError`.
         """
         plan = plan_window(rows, due, allowance, self.cells, decode_memory(memory))
         require_storable(len(plan.cells))

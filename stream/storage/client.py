@@ -138,8 +138,5 @@ def _options(redis: RedisConfig) -> dict[str, Any]:
             "ssl_keyfile": redis.key_file and str(redis.key_file),
         }
     if redis.password_file is not None:
-        options |= {
-            "username": redis.username,
-            "password": first_line(redis.password_file, "redis.password_file"),
-        }
+        options |= {"username": redis.username, "password": first_line(redis.password_file, "redis.password_file")}
     return options

@@ -9,9 +9,20 @@ key of another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from stream.config import Config
+
+
+class _Named:
+    """The name of one key; ``shared``: feeds of one ledger have it in common."""
+
+    def __init__(self, name: str, *, shared: bool = False) -> None:
+        self._name, self._shared = name, shared
+
+    def __get__(self, keys: Any, owner: type) -> str:
+        name: str = (keys._shared if self._shared else keys._named)(self._name)
+        return name
 
 
 @dataclass(frozen=True)
@@ -42,34 +53,20 @@ class FeedKeys:
 
     # How far the feed was read.
 
-    @property
-    def opened(self) -> str:
-        """Hash, partition that may hold rows -> offset from which it is read again should its shard be lost, and who
-        opened it.
+    opened = _Named("opened")
+    """Hash, partition that may hold rows -> offset from which it is read again should its shard be lost, and who
+    opened it.
 
-        Empty until that is known, while the partition is being opened.
-        """
-        return self._named("opened")
-
-    @property
-    def seen(self) -> str:
-        """Hash, partition -> when the topic was first listed with it, µs."""
-        return self._named("seen")
-
-    @property
-    def partitions(self) -> str:
-        """Hash, every partition of the topic -> when the topic was last listed, µs."""
-        return self._named("partitions")
-
-    @property
-    def gone(self) -> str:
-        """Set of partitions that the topic had, and no longer has."""
-        return self._named("gone")
-
-    @property
-    def user_key(self) -> str:
-        """Fingerprint of the user key, which makes the pseudonyms."""
-        return self._shared("user-key")
+    Empty until that is known, while the partition is being opened.
+    """
+    seen = _Named("seen")
+    """Hash, partition -> when the topic was first listed with it, µs."""
+    partitions = _Named("partitions")
+    """Hash, every partition of the topic -> when the topic was last listed, µs."""
+    gone = _Named("gone")
+    """Set of partitions that the topic had, and no longer has."""
+    user_key = _Named("user-key", shared=True)
+    """Fingerprint of the user key, which makes the pseudonyms."""
 
     def last_fixes(self, turn: int) -> str:
         """Hash, user -> the fixes with which their next one is compared. Two hashes take turns, so that both expire."""
@@ -77,45 +74,22 @@ class FeedKeys:
 
     # Which windows are open, sealed and released.
 
-    @property
-    def sealed(self) -> str:
-        """Set of timeslots that take no more rows. Partitions that are opened later copy it."""
-        return self._named("sealed")
-
-    @property
-    def first_slot(self) -> str:
-        """Under "participation": the oldest timeslot that may not be released yet."""
-        return self._named("first-slot")
-
-    @property
-    def closed(self) -> str:
-        """Hash, timeslot -> record of its release."""
-        return self._named("closed")
-
-    @property
-    def set_aside(self) -> str:
-        """Hash, timeslot -> why its window cannot be closed."""
-        return self._named("set-aside")
-
-    @property
-    def planned(self) -> str:
-        """The latest timeslot that was ever planned. No earlier one is planned, charged or committed any more."""
-        return self._named("planned")
-
-    @property
-    def deaths(self) -> str:
-        """The timeslot over which the closing process died last, and how often it did: two numbers."""
-        return self._named("deaths")
-
-    @property
-    def lease(self) -> str:
-        """The worker that is closing windows now; expires some seconds after that worker stops."""
-        return self._named("lease")
-
-    @property
-    def publication_lease(self) -> str:
-        """The worker that is publishing committed windows now."""
-        return self._named("publication-lease")
+    sealed = _Named("sealed")
+    """Set of timeslots that take no more rows. Partitions that are opened later copy it."""
+    first_slot = _Named("first-slot")
+    """Under "participation": the oldest timeslot that may not be released yet."""
+    closed = _Named("closed")
+    """Hash, timeslot -> record of its release."""
+    set_aside = _Named("set-aside")
+    """Hash, timeslot -> why its window cannot be closed."""
+    planned = _Named("planned")
+    """The latest timeslot that was ever planned. No earlier one is planned, charged or committed any more."""
+    deaths = _Named("deaths")
+    """The timeslot over which the closing process died last, and how often it did: two numbers."""
+    lease = _Named("lease")
+    """The worker that is closing windows now; expires some seconds after that worker stops."""
+    publication_lease = _Named("publication-lease")
+    """The worker that is publishing committed windows now."""
 
     # A window in progress.
 
@@ -131,77 +105,40 @@ class FeedKeys:
         """The committed bytes."""
         return self._named(f"outbox:{slot}")
 
-    @property
-    def memory(self) -> str:
-        """State of smoothing over windows."""
-        return self._named("memory")
-
-    @property
-    def link(self) -> str:
-        """Digest of the last committed close marker, and who signed it."""
-        return self._named("link")
+    memory = _Named("memory")
+    """State of smoothing over windows."""
+    link = _Named("link")
+    """Digest of the last committed close marker, and who signed it."""
 
     # The ledger.
 
-    @property
-    def generation(self) -> str:
-        """Identity of the ledger."""
-        return self._shared("generation")
-
-    @property
-    def birth(self) -> str:
-        """When the ledger was born, or the feed joined it, epoch seconds: no window of earlier periods is released."""
-        return self._named("birth")
-
-    @property
-    def retired(self) -> str:
-        """Epoch seconds: the charges of periods that began before were deleted, and these periods are not released."""
-        return self._shared("retired")
-
-    @property
-    def policy(self) -> str:
-        """Relation, periods and unit that the ledger is bound to."""
-        return self._shared("policy")
-
-    @property
-    def user_identity(self) -> str:
-        """Field and topic that identify a user."""
-        return self._named("user-identity")
-
-    @property
-    def sequence(self) -> str:
-        """Number of windows of the feed committed."""
-        return self._named("sequence")
+    generation = _Named("generation", shared=True)
+    """Identity of the ledger."""
+    birth = _Named("birth")
+    """When the ledger was born, or the feed joined it, epoch seconds: no window of earlier periods is released."""
+    retired = _Named("retired", shared=True)
+    """Epoch seconds: the charges of periods that began before were deleted, and these periods are not released."""
+    policy = _Named("policy", shared=True)
+    """Relation, periods and unit that the ledger is bound to."""
+    user_identity = _Named("user-identity")
+    """Field and topic that identify a user."""
+    sequence = _Named("sequence")
+    """Number of windows of the feed committed."""
+    feeds = _Named("feeds", shared=True)
+    """Of a shared ledger: hash, feed -> start of the oldest period that it may still release, epoch seconds."""
+    user_field = _Named("user-field", shared=True)
+    """Of a shared ledger: the field that identifies a user in all of its feeds."""
+    budgets = _Named("budgets", shared=True)
+    """Of a shared ledger: hash, feed -> the budget that it states. The least is that of the next period."""
+    marker_topic = _Named("marker-topic", shared=True)
+    """Of a shared ledger: identity of the topic that holds the close markers of all of its feeds."""
+    blocks = _Named("blocks", shared=True)
+    """Hash, block of the horizon that has charges -> its end, epoch seconds."""
 
     @property
     def commits(self) -> str:
         """Number of windows of all feeds of the ledger committed. It is never published."""
         return self.sequence if self.shared_ledger is None else self._shared("commits")
-
-    @property
-    def feeds(self) -> str:
-        """Of a shared ledger: hash, feed -> start of the oldest period that it may still release, epoch seconds."""
-        return self._shared("feeds")
-
-    @property
-    def user_field(self) -> str:
-        """Of a shared ledger: the field that identifies a user in all of its feeds."""
-        return self._shared("user-field")
-
-    @property
-    def budgets(self) -> str:
-        """Of a shared ledger: hash, feed -> the budget that it states. The least is that of the next period."""
-        return self._shared("budgets")
-
-    @property
-    def marker_topic(self) -> str:
-        """Of a shared ledger: identity of the topic that holds the close markers of all of its feeds."""
-        return self._shared("marker-topic")
-
-    @property
-    def blocks(self) -> str:
-        """Hash, block of the horizon that has charges -> its end, epoch seconds."""
-        return self._shared("blocks")
 
     def ledger(self, period: str) -> str:
         """Hash, user -> units spent in the period, or in the block of a horizon."""
@@ -228,23 +165,15 @@ class PartKeys:
     def _named(self, name: str) -> str:
         return f"{self.begin(self.keys)}{self.partition}}}:{name}"
 
-    @property
-    def progress(self) -> str:
-        """Hash. ``offset``: first offset that is not stored yet; missing until the partition is opened. ``read``: time
-        before which everything appended has been read, µs. ``event``: largest event time, µs; ``moved``: when it last
-        grew. ``mark``: copy of the end of the retired periods. ``opener``: who opened it.
-        """
-        return self._named("progress")
-
-    @property
-    def slots(self) -> str:
-        """Hash, timeslot that holds rows -> offset of the first of them."""
-        return self._named("slots")
-
-    @property
-    def sealed(self) -> str:
-        """Hash, timeslot that takes no more rows -> when it was sealed here, µs."""
-        return self._named("sealed")
+    progress = _Named("progress")
+    """Hash. ``offset``: first offset that is not stored yet; missing until the partition is opened. ``read``: time
+    before which everything appended has been read, µs. ``event``: largest event time, µs; ``moved``: when it last
+    grew. ``mark``: copy of the end of the retired periods. ``opener``: who opened it.
+    """
+    slots = _Named("slots")
+    """Hash, timeslot that holds rows -> offset of the first of them."""
+    sealed = _Named("sealed")
+    """Hash, timeslot that takes no more rows -> when it was sealed here, µs."""
 
     def rows(self, slot: int) -> str:
         """List of blobs of rows."""

@@ -42,13 +42,7 @@ class LastFixes:
     """
 
     def __init__(
-        self,
-        redis: Redis,
-        feed: str,
-        fingerprint: str,
-        life_s: float,
-        least_s: float,
-        shared_ledger: str | None = None,
+        self, redis: Redis, feed: str, fingerprint: str, life_s: float, least_s: float, shared_ledger: str | None = None
     ) -> None:
         keys = FeedKeys(feed, shared_ledger)
         self._redis = redis

@@ -9,8 +9,6 @@ Power, with n = 6000 samples per side (3000 tested) at α = 1e-4, for Laplace no
 bounded by about 0.79; half the noise by about 1.69; an ε of 1.5 by about 1.24, each above 1 with probability > 0.999.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence

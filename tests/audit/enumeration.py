@@ -5,8 +5,6 @@ probabilities of the choices on each path. A reader who sees the width of the no
 as much as any release shows. Probabilities are floats, correct to about 1e-12.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

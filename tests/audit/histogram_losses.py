@@ -1,8 +1,6 @@
 """What the shipped draw of spatial histograms costs each user over three windows, exact, beside what they are charged
 for them: for "singular", whose noise is added to the counts themselves."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Records the integers and scales that the shipped draw of relation "participation" passes to its source of noise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Forced transcripts of relation "participation" over four windows of the shipped path with residual clipping, in exact
 arithmetic: what each user loses at most of what they are charged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path

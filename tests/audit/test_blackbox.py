@@ -6,8 +6,6 @@ passes. A test whose samples are drawn anew in every run states its α in the ma
 all tests of the run are added up here.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

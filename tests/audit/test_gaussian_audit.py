@@ -5,8 +5,6 @@ The sampler's law is read off the sampler itself, its Rényi divergences between
 held against what is charged in nρ and stated as (ε, δ). Planted bugs must show more, or another law.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext

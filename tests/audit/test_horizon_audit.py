@@ -5,8 +5,6 @@ histories learns from every window in which one of them contributes something el
 the sum of the charges, in either, of windows where they differ.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from datetime import timedelta

@@ -5,8 +5,6 @@ The real :class:`ReleaseProtocol` runs against a real server. Its source of nois
 then every user of the stored plan must have paid their charge, whichever step an earlier attempt ended after.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -16,8 +16,6 @@ noise is added to may differ by no more than that user is charged. The first two
 Planted bugs must show. No sampling; power 1.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import itertools

@@ -7,8 +7,6 @@ consistent, the bounds are lower and the planted bugs larger. Tapes are recorded
 Exact: probabilities of the exponential mechanism from its integer costs, over every neighbour of small grids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

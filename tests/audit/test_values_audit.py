@@ -10,8 +10,6 @@ Every way in which three windows become due, over the worker's own service, the 
 once, one by one, while a window is drawn. The budget pays for two of the three.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from fractions import Fraction

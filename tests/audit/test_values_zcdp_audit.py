@@ -7,8 +7,6 @@ bytes, and what they add noise to may differ by no more than that user is charge
 over the integers and scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from stream.statistics import pacing
+from stream.statistics import plan
 from stream.statistics.plan import Plan
 from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
@@ -101,13 +99,13 @@ def test_ranges_around_the_true_data_are_caught(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rolling and residual", PURE])
 def test_the_grant_of_another_user_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """User 1 has spent everything; the next user's ledger says that they have not."""
-    of_oneself = pacing.rolling_grants
+    of_oneself = plan.rolling_grants
 
     def of_the_neighbour(budget: int, spent: np.ndarray, left: int) -> np.ndarray:
         return of_oneself(budget, np.roll(spent, 1), left)
 
     for grants, caught in ((of_oneself, False), (of_the_neighbour, True)):
-        monkeypatch.setattr(pacing, "rolling_grants", grants)
+        monkeypatch.setattr(plan, "rolling_grants", grants)
         world = World(settings_of(name, tmp_path))
         rows = random_rows(3, 40, users=7)
         world.spent = {int(np.unique(rows["user"])[0]): world.config.privacy.ledger_budget}

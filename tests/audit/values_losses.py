@@ -1,8 +1,6 @@
 """What the shipped draw of relation "values" adds noise to, and what it costs each user: exact, for their values at 0,
 at U and at random."""
 
-from __future__ import annotations
-
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Forced transcripts of relation "values" over three windows of the shipped path, in exact arithmetic: what each user
 loses at most of what they are charged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.variance import Variance
 from stream.config import Config
-from stream.statistics import pacing
+from stream.statistics import plan
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Plan
 from stream.statistics.smoothing_state import Memory
@@ -101,7 +99,7 @@ class World:
         due, budget = due_of(self.config, slot), self.config.privacy.ledger_budget
         read = WindowRows.of(rows, due.terms.reading)
         left = np.array([budget - self.spent.get(user, 0) for user in read.counts.users.tolist()], dtype=np.int64)
-        left = pacing.spendable(left, read.counts.users, due, budget)
+        left = plan.spendable(left, read.counts.users, due, budget)
         return self.planner(read, due, Allowance(left, budget), memory=self.memory), read
 
     def charge(self, plan: Plan) -> None:

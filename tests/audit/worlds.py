@@ -3,8 +3,6 @@
 A world says which cells each of 3 users visits in each of 3 windows; its neighbour lacks one of them altogether.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from fractions import Fraction

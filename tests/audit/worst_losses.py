@@ -7,8 +7,6 @@ random windows in which each user's values are at 0, at U and at random, against
 windows that lack each user.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory

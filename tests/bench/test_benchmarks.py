@@ -1,8 +1,6 @@
 """``python -m bench`` runs every benchmark, marks quick figures, and reports misuse before anything is measured. A
 command that is a fork of an importing process is, to its caller, like one that Python was started for."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import pkgutil

@@ -3,8 +3,6 @@ should. The short form of the fault campaign: every kind of server fails, and no
 Processor time goes to the part of the program that used it. A ratio of processor times that grew by more than 30 %
 fails; one that is new or gone is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

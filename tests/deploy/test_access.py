@@ -1,8 +1,6 @@
 """Encrypted, authenticated Kafka with access control: each process has what it needs and no more. ``serve`` on a Unix
 socket, which it never takes from another process, and behind nginx, which asks for a login."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -2,8 +2,6 @@
 ``deploy/`` ships for Kubernetes and systemd: least privilege, the trust boundary, and settings that the code accepts.
 """
 
-from __future__ import annotations
-
 import configparser
 import re
 import shutil

@@ -1,8 +1,6 @@
 """Grafana is in no package registry that tests reach, so the dashboards are held against the types that Grafana
 publishes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The lock files: every Python and platform that is claimed, from wheels alone, and the versions pyproject.toml asks
 for. One message names everything that a machine lacks for `make demo` and `make test`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

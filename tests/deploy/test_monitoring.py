@@ -1,8 +1,6 @@
 """Alerts fire on their fault and name a runbook; every expression parses and every metric in it exists in the code. Two
 registries: what is inside the trust boundary is never on the public one, and neither can name anybody."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

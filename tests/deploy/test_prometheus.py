@@ -1,8 +1,6 @@
 """A real Prometheus scrapes a real worker and a real ``serve``: every panel has data, every rule evaluates, and none
 fires."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

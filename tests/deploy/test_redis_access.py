@@ -1,7 +1,5 @@
 """Redis with users, rights and TLS: each process has what the documents grant, and no more."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

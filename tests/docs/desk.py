@@ -1,8 +1,6 @@
 """A new user's desk: an empty folder with the repository's configurations, ``hexveil`` on the path, made-up
 recordings."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

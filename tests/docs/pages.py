@@ -11,8 +11,6 @@ A block is run in the order of its page, in one folder, and must end with 0. A c
 - ``<!-- test: not here, REASON -->``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Numbers and evidence of docs/privacy.md are those of the code."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib
@@ -118,7 +116,3 @@ def test_every_piece_of_evidence_exists_and_holds_tests() -> None:
         name for name in named if not (REPO_ROOT / name).is_file() or "def test_" not in (REPO_ROOT / name).read_text()
     ]
     assert missing == []
-
-
-def test_the_page_stays_readable() -> None:
-    assert len(PAGE.splitlines()) <= 310

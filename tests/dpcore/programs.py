@@ -1,7 +1,5 @@
 """Small allocation programs, of which the exact losses are computed from the matrix alone."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Noise that is always zero: shows the statistic a mechanism would add noise to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -2,8 +2,6 @@
 bound. Charges of Gaussian noise in nρ hold exactly for every user, whatever the solver did; the scales are close to the
 optimum."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Charges hold exactly for every user, whatever the solver did; the scales are close to the optimum."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from fractions import Fraction

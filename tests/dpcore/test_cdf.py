@@ -1,7 +1,5 @@
 """Tree CDF: sensitivities by brute force, least squares, variances by simulation, percentiles and their intervals."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -2,8 +2,6 @@
 Integers of relation "participation": bins are never more than values, and samples count in a listed cell or not at all.
 Residual clipping: sensitivities by brute force, the undoing against samples, and ranges that follow noise and jams."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

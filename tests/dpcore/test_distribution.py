@@ -1,8 +1,6 @@
 """Distributions of cells under relation "values": sensitivities by brute force, counts, and what is public. Modelled
 percentiles: of the one clipped normal law that has the given mean and variance, wherever noise has carried these."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from fractions import Fraction

@@ -8,8 +8,6 @@ with 95 %, the share of 3 000 leaves 93 to 97 % with probability below 10⁻⁶ 
 0.4 %). One that covers with 90 % or 99 % is caught with probability above 1 − 10⁻⁶.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Means of cells: sensitivity by brute force, the cap, clipping, budgets and columns."""
 
-from __future__ import annotations
-
 import itertools
 from decimal import Decimal
 from fractions import Fraction

@@ -1,8 +1,6 @@
 """The samplers draw from exactly the stated distributions, one number at a time and in wide batches; a wrong scale, a
 biased sign, a bare proposal and wrong tables are caught."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from decimal import Decimal, localcontext

@@ -1,7 +1,5 @@
 """Results that were asked for last are kept within bounds, and never given for another question."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

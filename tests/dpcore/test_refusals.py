@@ -5,8 +5,6 @@ Refusals: no users, counts or capacities out of range, values that are not integ
 bounds out of range, totals that could leave int64. Defined: one user, one sample, equal values, U = 0.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

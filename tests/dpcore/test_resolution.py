@@ -1,7 +1,5 @@
 """Adaptive resolution keeps every event in exactly one region, and is as fine as the target allows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

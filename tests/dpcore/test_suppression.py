@@ -1,7 +1,5 @@
 """CHOP-USER equals a literal reading of its specification, and each erratum changes its result."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

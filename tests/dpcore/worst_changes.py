@@ -1,7 +1,5 @@
 """Sensitivities by brute force: the largest change of one number over all values of a small cell."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ fail (α), which share of the planted bugs the tests notice (their power), and t
 what was charged for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The example subscribers read complete windows, each once, from a real broker that repeats and mixes messages."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -4,8 +4,6 @@ ones.
 Exit 0 if no rule is broken as shipped and each broken variant is refuted, 1 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

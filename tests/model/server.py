@@ -4,8 +4,6 @@ States are interned: equal content is the same small integer, however it came ab
 asked of the server once.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

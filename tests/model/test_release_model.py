@@ -1,7 +1,5 @@
 """The release protocol as it is shipped, explored in every order of its steps; see :mod:`tests.model`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

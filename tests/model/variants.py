@@ -1,7 +1,5 @@
 """Broken release protocols: each is the shipped one with some text exchanged, in Python or in Lua."""
 
-from __future__ import annotations
-
 import inspect
 import types
 from typing import Any, NamedTuple

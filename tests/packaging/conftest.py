@@ -1,7 +1,5 @@
 """What a release consists of, built once for a test run."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

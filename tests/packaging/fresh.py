@@ -1,7 +1,5 @@
 """Archives of both distributions, and fresh environments that hold one of them and nothing of this tree."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

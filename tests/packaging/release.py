@@ -2,8 +2,6 @@
 rehearsal.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

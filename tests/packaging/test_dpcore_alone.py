@@ -1,7 +1,5 @@
 """``pip install hexveil-dpcore``: the mathematics with numpy and scipy, nothing of the service."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 import zipfile

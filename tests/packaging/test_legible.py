@@ -2,8 +2,6 @@
 ``pyproject.toml``. What people look for at the top of a repository is there, true and well formed. Docstrings name the
 tests that prove them: every test that is named exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

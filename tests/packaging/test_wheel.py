@@ -1,7 +1,5 @@
 """``pip install hexveil-*.whl`` in an empty folder, with no clone: every command works, or says what it lacks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ First the named tests must pass in a copy without a bug; then each bug must make
 its test fail, 1 otherwise. The tree itself is never changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -8,8 +8,6 @@ stands once in the file, and the text that it puts there; a blank line ends it::
     + left > 0
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

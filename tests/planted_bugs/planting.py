@@ -1,7 +1,5 @@
 """Plant one bug in a copy of the tree, run its test there, and take the bug out again."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """What the papers' benchmark computes itself: bounds that hold for the noise as it is, and what one point can
 change."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io

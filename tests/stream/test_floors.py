@@ -1,7 +1,5 @@
 """An import never climbs: every room of ``stream`` stands on a floor, and imports its own floor or lower ones only."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The short fuzzing campaign, seeded: no reader breaks its contract, and planted bugs are found."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

@@ -6,8 +6,6 @@ solver chooses one of several optima, by its version. Everything else is exact. 
 tests/stream/test_golden.py`` writes the files anew, where releases change on purpose.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import hashlib

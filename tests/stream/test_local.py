@@ -1,8 +1,6 @@
 """Kafka and Redis on this machine: real, durable as the ledger needs, and gone with their parent. Redis >= 7.0 and
 Valkey >= 8 are supported. With an older server every command names the version found, the one needed and the remedy."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import os
@@ -226,6 +224,7 @@ def test_no_server_outlives_a_parent_killed_outright(parent: Parent) -> None:
     assert len(gone) == 2
 
 
+@pytest.mark.nightly
 def test_the_shared_broker_goes_with_the_run_that_owns_it(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     before = {child.pid for child in psutil.Process().children()}

@@ -6,8 +6,6 @@ machine.
 A real broker shows this for some milliseconds after its start and at no one's wish, so a server stands in for it here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -5,8 +5,6 @@ with ``HEXVEIL_WRITE_GOLDEN=1 pytest tests/stream/test_never_changes.py`` and lo
 Plans stay those that an old version stored.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -5,8 +5,6 @@ Two runs of the worker's own parts on a real broker and a real Redis, by one clo
 added to, every byte outside must be the same whoever took part, was refused, spoke rubbish or came late.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from stream.app.running import Ingesting
 from stream.app.worker import Worker
 from stream.config import Config
 from stream.config.histogram import MECHANISMS
-from stream.evaluation.variants import with_speed
+from stream.evaluation.evaluate import with_speed
 from stream.local import KafkaServer
 from stream.messages.message import REJECTED, WINDOW, Message
 from stream.statistics import window_release

@@ -1,8 +1,6 @@
 """Timeslots and periods tile time, on every kind of day; watermarks obey the slowest live partition. A domain across
 the meridian of 180 degrees, where west is greater than east: events, histograms and ranges."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise

@@ -4,8 +4,6 @@ A worker may end before the others, so none of them can be the broker's parent. 
 the broker when the owner (the pytest process that started the workers) has ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

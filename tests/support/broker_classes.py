@@ -5,8 +5,6 @@ processor time; ``python -m tests.support.broker_classes`` writes the archive. J
 its own version or the jars are others.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

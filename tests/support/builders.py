@@ -1,7 +1,5 @@
 """Configurations and rows that several tests build."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

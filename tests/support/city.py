@@ -1,7 +1,5 @@
 """Two feeds of one ledger with real servers, whose Redis can be set back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Parts of a close, for tests that stop between two steps."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from redis.asyncio import Redis

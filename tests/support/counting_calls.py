@@ -1,7 +1,5 @@
 """How much work something does, as a number that does not depend on the machine or on what else runs there."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

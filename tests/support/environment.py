@@ -1,7 +1,5 @@
 """Environment of the processes that tests start: the source tree on the path, and settings of their own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What tests of ingestion share: a configuration, messages and the rows that must come of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Requests to a service that is just starting."""
 
-from __future__ import annotations
-
 import time
 import urllib.request
 

@@ -7,8 +7,6 @@ SIGKILL it ends a moment after the process that stands for it. What this cannot 
 needs; ``tests/packaging/test_wheel.py`` runs every command.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import pkgutil

@@ -3,8 +3,6 @@
 Most tests use them, so that their expectations stay as they are when better defaults are shipped.
 """
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Inspections of files, as the command makes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from stream.config import Config

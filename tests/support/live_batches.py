@@ -1,7 +1,5 @@
 """Batches of messages as a producer sends them."""
 
-from __future__ import annotations
-
 from aiokafka import AIOKafkaProducer
 
 

@@ -1,7 +1,5 @@
 """Events of a live feed, and the speeds that Redis stores of them."""
 
-from __future__ import annotations
-
 import json
 
 from redis.asyncio import Redis

@@ -1,7 +1,5 @@
 """A real MQTT broker for tests, which can be stopped and started again at the same port."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Values with one part changed, for tests of schemas."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 

@@ -1,7 +1,5 @@
 """A real nginx on loopback with a ``location`` that a page of the documents gives."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

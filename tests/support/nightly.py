@@ -1,7 +1,5 @@
 """Which cases of a test every run has, and which only ``make test-all``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ command.
 No package here brings one so old. Run it with ``--port N`` or ``--unixsocket PATH``, as ``redis-server`` is.
 """
 
-from __future__ import annotations
-
 import argparse
 import socketserver
 

@@ -1,7 +1,5 @@
 """What tests of relation "participation" share: a small configuration, and the exact loss between two windows."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

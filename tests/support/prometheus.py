@@ -1,8 +1,6 @@
 """A real Prometheus on loopback, and what it answers. ``prometheus`` must be on PATH (Debian: apt-get install
 prometheus)."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

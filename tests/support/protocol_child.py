@@ -3,8 +3,6 @@
 The processes are forked from a server that has imported all that they need: starting Python takes longer than closing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

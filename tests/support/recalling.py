@@ -1,7 +1,5 @@
 """Computes a feed's memory from its published messages alone, as any reader of the output topics can."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from datetime import datetime

@@ -5,8 +5,6 @@ servers has no login: whoever joins by it gets no rows without the password. Wit
 their certificates.
 """
 
-from __future__ import annotations
-
 import secrets
 import signal
 import subprocess

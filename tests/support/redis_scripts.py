@@ -1,7 +1,5 @@
 """Scripts of Redis with a line exchanged, as planted bugs have it, and how often scripts ran."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -5,8 +5,6 @@ between servers (scripts, the append-only file, versions) are marked ``every_ser
 both, too.
 """
 
-from __future__ import annotations
-
 import pytest
 
 EMBEDDED, ON_PATH = "embedded", "on PATH"

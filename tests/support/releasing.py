@@ -1,7 +1,5 @@
 """A window planned, drawn and written as messages without a server, for tests of what is released."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ Python.
 ``tests/stream/statistics/test_pipeline.py`` asks both.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

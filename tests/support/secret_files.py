@@ -1,7 +1,5 @@
 """Writes files as operators keep secrets: readable by their owner only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Sets a Redis back to an earlier state, as an operator would who restores a backup."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Two feeds with the same users that share a ledger, and what their releases cost each user, counted without the
 ledger."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

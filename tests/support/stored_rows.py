@@ -1,7 +1,5 @@
 """Rows in Redis from which a test closes windows."""
 
-from __future__ import annotations
-
 import numpy as np
 from redis.asyncio import Redis
 

@@ -1,7 +1,5 @@
 """Street maps of vector tiles, made by GDAL."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

@@ -9,8 +9,6 @@ Some samples cannot be recorded: another library draws them. Such a test carries
 ``tests/audit/test_blackbox.py`` adds them up.
 """
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Iterator, Sequence

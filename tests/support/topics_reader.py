@@ -1,7 +1,5 @@
 """Reads topics from their beginning to their present end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition

@@ -1,7 +1,5 @@
 """Verifies lines of releases as ``hexveil verify`` does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from stream.messages.lines import read_line

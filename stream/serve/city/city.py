@@ -20,16 +20,16 @@ from stream.config.geojson import Position, lines_of, shapes
 from stream.config.value import SPEED
 from stream.messages.tables import TO_AVERAGE, Row, flatten, write_lines
 from stream.serve import parameters as p
-from stream.serve.cell_history import Usual
 from stream.serve.city.areas import Area, PolygonArea, read_areas
 from stream.serve.city.combining import combined, inside, numbers_of
 from stream.serve.city.places import check_name, read_bytes, read_places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.city.ways import Ways
+from stream.serve.differences import from_schedule, released_of
 from stream.serve.hexagons import complete_window, known_area, known_window
 from stream.serve.operations import get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, Answers, Turns, key_of
-from stream.serve.window_store import View, WindowView, bounds_of, marker_of
+from stream.serve.window_store import View, WindowView, bounds_of, value_of
 
 LARGEST = 32 << 20
 """Bytes of the file."""
@@ -85,7 +85,7 @@ DRAWN_BYTES = 4 << 20
 class City:
     """What the operator's files say of the city, and the released statistics of its areas."""
 
-    def __init__(self, config: Config, view: View, answers: Answers, usual: Usual) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers) -> None:
         """Raises :class:`stream.config.ConfigError` for a file that cannot be served."""
         self._view, self._answers = view, answers
         self._turns, self._scheduled_turns = Turns("areas", MOST_WAITING), Turns("scheduled speeds", MOST_WAITING)
@@ -102,7 +102,7 @@ class City:
         listed = [{"name": area.name, "kind": area.kind} for area in self.by_name.values()]
         self._list = msgspec.json.encode({"areas": listed})
         self._service = ScheduledService(places.scheduled, places.resolution)
-        self.ways = Ways(config, view, answers, places, self._service, usual)
+        self.ways = Ways(config, view, answers, places, self._service)
         self.timed, self._scheduled = bool(self._service), self._service.table()
         bodies = (self._places, self._routes, self._streets, self._stops, self._list, self._scheduled)
         self._keys = {body: key_of(body) for body in bodies}
@@ -129,8 +129,7 @@ class City:
 
     def _is_timed(self, window: WindowView) -> bool:
         """Whether the timetable says something about a window: it is of the configured feed, and of speeds."""
-        marker = marker_of(window)
-        return window.feed == self._feed and (marker is None or marker.value == SPEED)
+        return window.feed == self._feed and value_of(window) == SPEED
 
     @get("/stops", "listStops", {GEOJSON: "StopFeatures"}, tag="Places")
     async def stops(self, request: web.Request) -> web.Response:
@@ -153,10 +152,13 @@ class City:
 
         def make() -> bytes:
             hours = hours_of(known.start, known.end, self._zone)
-            own = values if self._is_timed(known) else []
-            cells = service.speeds(hours, ((cell.cell, cell.excludes) for cell in numbers_of(own)))
+            cells = released_of(values if self._is_timed(known) else [])
+            speeds = service.speeds(hours, ((cell.cell, cell.excludes) for cell in cells))
+            judged = from_schedule(cells, {row["cell"]: row["value"] for row in speeds}, bounds_of(known).upper)
+            for row in speeds:
+                row["error"], row["clear"] = judged.get(row["cell"], (None, False))
             said = {name: summary[name] for name in ("feed", "window", "complete")}
-            return msgspec.json.encode(said | {"cells": cells})
+            return msgspec.json.encode(said | {"cells": speeds})
 
         return await self._scheduled_turns.answer(self._answers, request, key, make, JSON)
 

@@ -63,25 +63,30 @@ class Modelled(msgspec.Struct):
     at_bound: bool = False
 
 
-class CellNumbers(msgspec.Struct):
-    """What is read of a released cell. ``events`` is absent where users are counted: weights "share" and "user"."""
+class Counted(msgspec.Struct):
+    """How many a released cell holds. ``events`` is absent where users are counted: weights "share" and "user"."""
 
     cell: str
     status: str
     users: int | _Estimate = 0
     events: int | _Estimate | None = None
     accounting: str | None = None
-    mean: _Estimate | None = None
-    variance: _Estimate | None = None
-    clipping: Clipping | None = None
     excludes: list[str] = []
-    estimate: dict[str, Modelled] | None = None
-    """The leading estimates; only those of the mean and of what is typical are read."""
 
     @property
     def counted(self) -> int | _Estimate:
         """The weight of the cell's mean: its events or, where only users are counted, its users."""
         return self.users if self.events is None else self.events
+
+
+class CellNumbers(Counted):
+    """What is read of a released cell."""
+
+    mean: _Estimate | None = None
+    variance: _Estimate | None = None
+    clipping: Clipping | None = None
+    estimate: dict[str, Modelled] | None = None
+    """The leading estimates; only those of the mean and of what is typical are read."""
 
 
 def numbers_of(values: Iterable[bytes]) -> list[CellNumbers]:
@@ -113,7 +118,7 @@ def combined(cells: Sequence[CellNumbers], within: Clipping) -> dict[str, Any]:
     published = [cell for cell in cells if cell.status == "published" and cell.mean is not None]
     noisy = any(isinstance(cell.counted, _Estimate) for cell in published)
     by_users = any(cell.events is None for cell in cells)
-    count = _count(cells)
+    count = _sum(cells, [cell.counted for cell in cells])
     mean = (_mean_of_ratios if noisy else _mean)(published, within)
     leading = _leading(cells, mean, within.unit)
     if is_crowded((_weight(cell), cell.mean is not None and cell.mean.at_bound) for cell in published):
@@ -154,14 +159,24 @@ def _weight(cell: CellNumbers) -> float:
     return float(cell.counted) if isinstance(cell.counted, int) else cell.counted.value
 
 
-def _count(cells: Sequence[CellNumbers]) -> dict[str, Any]:
+def totals(cells: Sequence[Counted]) -> dict[str, dict[str, Any] | None]:
+    """Events and users of the cells together, as of :func:`combined`; None where no cell has such a number. Who is in
+    several cells counts in each."""
+    events = [cell for cell in cells if cell.events is not None]
+    return {
+        "events": _sum(events, [cell.counted for cell in events]) if events else None,
+        "users": _sum(cells, [cell.users for cell in cells]) if cells else None,
+    }
+
+
+def _sum(cells: Sequence[Counted], numbers: Sequence[int | _Estimate]) -> dict[str, Any]:
     total, variance = 0.0, 0.0
-    for cell in cells:
-        if isinstance(cell.counted, _Estimate):
-            total += cell.counted.raw
-            variance += _variance(cell.counted, cell)
+    for cell, number in zip(cells, numbers, strict=True):
+        if isinstance(number, _Estimate):
+            total += number.raw
+            variance += _variance(number, cell)
         else:
-            total += cell.counted
+            total += number
     half = _quantile(cells) * math.sqrt(variance)
     interval = [max(total - half, 0.0), max(total + half, 0.0)] if variance else None
     return {"value": max(total, 0.0), "interval": interval}
@@ -219,16 +234,16 @@ def _stated(raw: float, low: float, high: float, within: Clipping) -> dict[str, 
     return {"value": value, "raw": raw, "interval": [low, high], "unit": within.unit}
 
 
-def _variance(estimate: _Estimate, cell: CellNumbers) -> float:
+def _variance(estimate: _Estimate, cell: Counted) -> float:
     """Variance of the noise: of its scale or, where the interval is wider because of rounding, of that."""
     low, high = estimate.interval
     by_scale = estimate.scale if _gaussian(cell) else math.sqrt(2) * estimate.scale
     return max(by_scale, (high - low) / (2 * (NORMAL if _gaussian(cell) else LAPLACE))) ** 2
 
 
-def _gaussian(cell: CellNumbers) -> bool:
+def _gaussian(cell: Counted) -> bool:
     return cell.accounting == "zcdp"
 
 
-def _quantile(cells: Sequence[CellNumbers]) -> float:
+def _quantile(cells: Sequence[Counted]) -> float:
     return NORMAL if all(map(_gaussian, cells)) else LAPLACE

@@ -30,7 +30,6 @@ from stream.config import Config
 from stream.config.geojson import Position
 from stream.config.value import SPEED
 from stream.serve import parameters as p
-from stream.serve.cell_history import ENOUGH, Usual
 from stream.serve.city.combining import CellNumbers, combined, is_crowded, numbers_of
 from stream.serve.city.places import Places
 from stream.serve.city.scheduled import ScheduledService, hours_of
@@ -38,7 +37,7 @@ from stream.serve.hexagons import known_window
 from stream.serve.means import Range, chosen, releases_of
 from stream.serve.operations import get
 from stream.serve.responses import CSV, JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import View, WindowView, marker_of
+from stream.serve.window_store import View, WindowView, value_of
 
 SHORTEST_M = 20.0
 """A piece that crosses an edge of a cell belongs to the cell in which it begins, if it is no longer."""
@@ -206,10 +205,8 @@ Body = dict[str, Any]
 class Ways:
     """What the released cells say of the way along each line of a route, between two stops or from end to end."""
 
-    def __init__(
-        self, config: Config, view: View, answers: Answers, places: Places, service: ScheduledService, usual: Usual
-    ) -> None:
-        self._view, self._answers, self._usual, self._service = view, answers, usual, service
+    def __init__(self, config: Config, view: View, answers: Answers, places: Places, service: ScheduledService) -> None:
+        self._view, self._answers, self._service = view, answers, service
         self._feed, self._zone = config.feed.name, config.feed.timezone
         self._turns = Turns("routes", MOST_WAITING)
         self._lines = {route.route: route.lines for route in places.lines}
@@ -238,18 +235,16 @@ class Ways:
         known = known_window(self._view, window, feed)
         _require_speeds(known)
         values, summary = known.in_order(), known.summary()
-        earlier = self._usual.earlier(self._view, known)
 
         def make() -> bytes:
             cells = numbers_of(values)
-            kinds = {"now": estimates(cells, "mean"), "typical": self._typical(known, earlier, cells)}
+            kinds = {"now": estimates(cells, "mean"), "typical": estimates(cells, "typical")}
             planned = self._planned([known], ((cell.cell, cell.excludes) for cell in cells))
             said = {"route": route} | {name: summary[name] for name in ("feed", "window", "complete")}
             lines = self._along(route, {cell.cell for cell in cells}, kinds, planned, (from_stop, to_stop))
             return _written(said, lines, form)
 
-        others = [other.tag for other in earlier]
-        key = key_of("route", route, from_stop, to_stop, form, known.tag, others)
+        key = key_of("route", route, from_stop, to_stop, form, known.tag)
         return await self._turns.answer(self._answers, request, key, make, KINDS[form])
 
     @get(
@@ -300,13 +295,6 @@ class Ways:
             if name is not None and name not in self._stops_at:
                 raise Problem(404, f"there is no stop {name[:80]!r}", "see /api/v1/stops for the names that are known")
 
-    def _typical(self, window: WindowView, earlier: list[WindowView], cells: Collection[CellNumbers]) -> Speeds:
-        """What the messages call typical or, where they do not, the mean of earlier releases at the same local time."""
-        released = estimates(cells, "typical")
-        if released or len(earlier) < ENOUGH:
-            return released
-        return {cell: Span(*mean) for cell, mean in self._usual.means(window, earlier).items()}
-
     def _planned(self, windows: Collection[WindowView], cells: Iterable[tuple[str, Any]]) -> Mapping[str, float]:
         """Scheduled km/h of released cells in the hours of the windows."""
         if any(window.feed != self._feed for window in windows):
@@ -347,8 +335,8 @@ class Ways:
 
 def _require_speeds(window: WindowView) -> None:
     """404 for a window of another value, from which no travel time follows."""
-    if (marker := marker_of(window)) is not None and marker.value != SPEED:
-        raise Problem(404, f"{marker.value} of feed {window.feed!r} is no speed", "ask for the cells of the feed")
+    if (name := value_of(window)) != SPEED:
+        raise Problem(404, f"{name} of feed {window.feed!r} is no speed", "ask for the cells of the feed")
 
 
 def _written(said: Body, lines: list[Body], form: str) -> bytes:

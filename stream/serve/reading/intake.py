@@ -205,11 +205,7 @@ async def _markers(intake: Intake, consumer: AIOKafkaConsumer, asking: AIOKafkaC
 
 
 async def _start(
-    intake: Intake,
-    consumer: AIOKafkaConsumer,
-    asking: AIOKafkaConsumer,
-    partitions: list[TopicPartition],
-    reached: int,
+    intake: Intake, consumer: AIOKafkaConsumer, asking: AIOKafkaConsumer, partitions: list[TopicPartition], reached: int
 ) -> None:
     """Read all other messages, beginning with the oldest window to keep. The markers before ``reached`` were read."""
     marker, others = TopicPartition(WINDOW, 0), [p for p in partitions if p.topic != WINDOW]

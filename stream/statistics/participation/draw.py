@@ -32,8 +32,17 @@ from dpcore.participation import (
     draw_with_area,
     integers,
 )
-from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, Columns
-from stream.statistics.distributions import needs_distribution, share_columns, too_large
+from stream.statistics.columns import (
+    CDF,
+    DECIMALS,
+    MOVING,
+    MOVING_MEAN,
+    PERCENTS,
+    Columns,
+    needs_distribution,
+    share_columns,
+    too_large,
+)
 from stream.statistics.plan import Allowance, Due, ParticipationPart, Plan, PlanError, check_rows, counts_digest
 from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_KM_H, MOVING_QUANTA, QUANTUM, ParticipationTerms, SpeedTerms, Terms

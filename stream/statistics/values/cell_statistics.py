@@ -11,8 +11,7 @@ from dpcore.moving_mean import MovingMean
 from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
-from stream.statistics.columns import MOVING_MEAN, VARIANCE_GRID
-from stream.statistics.distributions import needs_distribution
+from stream.statistics.columns import MOVING_MEAN, VARIANCE_GRID, needs_distribution
 from stream.statistics.plan import Plan
 from stream.statistics.residual_clipping import response_of
 from stream.terms import MOVING_QUANTA, SpeedTerms

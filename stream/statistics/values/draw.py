@@ -18,8 +18,18 @@ from dpcore.noise import Noise
 from dpcore.residual import ResidualMean
 from dpcore.scales import LaplaceScales
 from dpcore.variance import Variance
-from stream.statistics.columns import CDF, DECIMALS, MOVING, MOVING_MEAN, PERCENTS, VARIANCE_GRID, Columns
-from stream.statistics.distributions import bins_of, share_columns, too_large
+from stream.statistics.columns import (
+    CDF,
+    DECIMALS,
+    MOVING,
+    MOVING_MEAN,
+    PERCENTS,
+    VARIANCE_GRID,
+    Columns,
+    bins_of,
+    share_columns,
+    too_large,
+)
 from stream.statistics.plan import Plan, check_rows
 from stream.statistics.residual_clipping import response_of
 from stream.statistics.values.cell_means import cell_mechanism, draw_cell_means
@@ -43,8 +53,7 @@ def draw_values(plan: Plan, contributions: Contributions, noise: Noise) -> dict[
         law = GaussianScales if plan.gaussian else LaplaceScales
         names = [name for name, number in numbers.items() for _ in range(2 if isinstance(number, MovingMean) else 1)]
         drawn = law(
-            np.array([scales[name].numerator for name in names]),
-            np.array([scales[name].denominator for name in names]),
+            np.array([scales[name].numerator for name in names]), np.array([scales[name].denominator for name in names])
         ).draw(noise)
         for name, number in numbers.items():
             first = names.index(name)

@@ -30,14 +30,8 @@ from dpcore.mean import sum_caps
 from dpcore.residual import ResidualMean
 from dpcore.resolution import regroup
 from dpcore.scales import LaplaceScales
-from dpcore.suppression import (
-    STATISTICS,
-    Statistic,
-    Suppression,
-    sweep_chop_user,
-)
-from stream.statistics.columns import CDF
-from stream.statistics.distributions import only_for_itself
+from dpcore.suppression import STATISTICS, Statistic, Suppression, sweep_chop_user
+from stream.statistics.columns import CDF, only_for_itself
 from stream.statistics.merging import merge_hexagons, widths
 from stream.statistics.plan import Allowance, Due, Plan, ValuesPart, counts_digest
 from stream.statistics.residual_clipping import Ranges, ranges_of
@@ -58,7 +52,7 @@ def plan_gaussian(
     """Who takes part, the noise scales and every user's charge, in nρ.
 
     First come: a user takes part whose whole grant, and what histograms ask, is left, and may spend the grant. Rolling:
-    everybody may spend what ``allowance.left`` says (:func:`stream.statistics.pacing.spendable`), and takes part if
+    everybody may spend what ``allowance.left`` says (:func:`stream.statistics.plan.spendable`), and takes part if
     that pays for their numbers.
     """
     terms, privacy = due.terms, due.terms.privacy
@@ -148,7 +142,7 @@ def plan_values(
 
     First come: a user takes part if a whole window's grant is left, so that one nearly exhausted user cannot inflate
     the noise of everybody in their cells. Rolling: everybody may spend what ``allowance.left`` says
-    (:func:`stream.statistics.pacing.spendable`), and takes part if that is at least :data:`LEAST` for each of their
+    (:func:`stream.statistics.plan.spendable`), and takes part if that is at least :data:`LEAST` for each of their
     cells. ``asked``: (L,) µε of their charge for histograms. With histograms, users are charged the
     whole allowance for speed, because their exact loss depends on others' counts, and later admissions to histograms
     would reveal who else was there.

@@ -5,8 +5,6 @@ No samples, hence no α: the loss is computed over all outputs, all values of on
 found.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 n, α and power as in :mod:`tests.audit.blackbox`, ε = 1 unless a test says otherwise.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Means of one cell: sensitivities by brute force, worst-case bias, facts of the minimax m, intervals, bad input.
 BestFit: equal to the definition, never overfull, and the printed divisor K is refuted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from fractions import Fraction

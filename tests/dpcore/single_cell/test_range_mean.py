@@ -1,7 +1,5 @@
 """Levy and quantile clipping: selection exact and of sensitivity 1, charges cover every range, choice by counts."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """Every spatial mechanism in every form that tests hold to the same claims."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from dpcore.spatial import (

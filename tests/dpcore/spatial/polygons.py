@@ -1,7 +1,5 @@
 """Convex polygons in exact arithmetic, the independent definition of which components of a grid a region meets."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Auto chooses by public facts where they suffice, else by a DP count, and spends exactly the budget either way."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from pathlib import Path

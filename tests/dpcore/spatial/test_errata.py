@@ -1,7 +1,5 @@
 """Where the spatial sources are wrong: each printed claim beside the case that refutes it, and what is used instead."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

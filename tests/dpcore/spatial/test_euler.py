@@ -1,7 +1,5 @@
 """Euler histograms: exact answers, the corrected sensitivity and constraints, the privacy claimed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

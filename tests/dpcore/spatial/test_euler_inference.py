@@ -1,8 +1,6 @@
 """Counts nearest to the draws of an Euler histogram in the largest deviation, or only in order, and counts only
 truncated."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Domains count half-open cells, queries are exact, histograms refuse what does not tile the grid."""
 
-from __future__ import annotations
-
 import base64
 import math
 import tracemalloc

@@ -1,7 +1,5 @@
 """Intervals of range counts hold the truth at every count, for every mechanism; the noise they rest on is exact."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

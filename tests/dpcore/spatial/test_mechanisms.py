@@ -1,7 +1,5 @@
 """Spatial mechanisms spend exactly their budget, change by at most their sensitivity, and pass a black-box audit."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Grids, trees and wavelets: accurate without noise, sensitivities by brute force, budgets exact along every path."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dpcore.spatial.domain import Domain

@@ -1,7 +1,5 @@
 """Sparse readings: exact posteriors, counts that are zero where space is empty, and no more than post-processing."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from dataclasses import replace
@@ -14,8 +12,7 @@ from scipy import integrate, stats
 from dpcore.arrays import FloatArray
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_from_release
-from dpcore.spatial._evenness import unevenness
-from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts
+from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts, unevenness
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading, paint
 from dpcore.spatial.partition import LevelDraws, Tree, image_of, split_boxes
 from dpcore.spatial.posterior import (

@@ -1,8 +1,6 @@
 """Footprints are exactly the components whose interior a region's interior meets; extraction is local and bounded.
 Regions that users declare: whatever the polygons are, a user changes the counts by r·(2k+1)² at most."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement, product

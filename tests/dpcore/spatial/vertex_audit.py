@@ -1,8 +1,6 @@
 """A black-box audit of Euler histograms at the users who change them most: their regions all cover one vertex of the
 grid."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """``hexveil doctor`` asks a real broker for what the feed needs, says whether it holds, and the remedy that it names
 works. The operator's page says what the metrics say, and lists only what is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Windows are published at fixed instants, which do not depend on their rows. Real Kafka and Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -3,8 +3,6 @@ A real worker under relation "participation": every window is published at its i
 shape. A real worker publishes spatial histograms, and the API and ``hexveil query`` answer ranges from what it
 published."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import gzip

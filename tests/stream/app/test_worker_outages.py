@@ -1,8 +1,6 @@
 """A worker whose servers do not answer waits and logs this once, its log is JSON only, and SIGTERM ends it in time. A
 worker on a Redis Cluster releases every window once, with every event, although a master is killed under it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

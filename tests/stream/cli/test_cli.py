@@ -1,8 +1,6 @@
 """Commands that need no server: exit codes, machine output, help. Signals that end a command, at the worst moments.
 Commands with wrong arguments or input end with a sentence and an exit code, never with a traceback."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -2,8 +2,6 @@
 remedy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

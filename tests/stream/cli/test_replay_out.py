@@ -3,8 +3,6 @@
 unasked. Sensors on buses, from the simulator to releases, files, alerts and the API: the unit is everywhere, and no
 speed is."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json

@@ -2,8 +2,6 @@
 prints every public rule that bounds an event, a user or a window. ``hexveil tune --write`` replaces a file only by one
 that reads as what was chosen."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -23,7 +21,7 @@ from stream.cli.sheet import as_html, as_markdown, fingerprint, nights_to_stand_
 from stream.cli.tune import check_target, keys_for, write_chosen
 from stream.config import Config, load_config
 from stream.config.promise import DAYS, bounds, factor, one_day_among_others, percent, posterior
-from stream.evaluation.leading import Outcome, Want
+from stream.evaluation.leading import TrialOutcome, Want
 from stream.evaluation.tuning import EPSILONS, Setting, Trial
 from stream.local import REPO_ROOT
 from stream.messages.topics import KEPT_PERIODS, LAST_FIXES, kept, topic_plans
@@ -268,7 +266,7 @@ SOURCE = hourly.BUS.read_text(encoding="utf-8")
 
 
 def chosen(config: Config, **changes: object) -> Trial:
-    outcome = Outcome(1.0, 12.01, 12_010_000, 5.0, 0.9, 1.0)
+    outcome = TrialOutcome(1.0, 12.01, 12_010_000, 5.0, 0.9, 1.0)
     return Trial(replace(Setting.of(config), **changes), EPSILONS.index(1.0), outcome, reaches=True, seconds=0.0)  # type: ignore[arg-type]
 
 

@@ -3,8 +3,6 @@ key, what was found and what to write instead. Variables that look like keys of 
 refused, with the nearest right name. Every address is shown without its credentials, in messages, logs and tables. Keys
 of a configuration are changed in place, and nothing else is."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -2,8 +2,6 @@
 a secret is readable by its owner only, or by the group to which an orchestrator mounts it. The table of fleets:
 ``init`` writes its rows, the shipped live files are two of them, and the README prints it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

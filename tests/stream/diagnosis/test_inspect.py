@@ -1,7 +1,5 @@
 """``hexveil inspect`` recognises formats, counts planted faults, and writes a valid configuration."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -2,8 +2,6 @@
 ``hexveil inspect`` reads SIRI-VM, whose unit of speed differs by producer, and answers of servers in any format. What
 an inspection reads and keeps is bounded, whatever arrives."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -3,8 +3,6 @@
 Twenty vehicles drive straight for ten minutes, with a fix every 30 s; all is good but for the trap.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """A worker says that times or speeds of its feed are read in another unit or zone than they are sent."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

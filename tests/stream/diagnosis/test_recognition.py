@@ -1,7 +1,5 @@
 """A recording of which nothing can be used is refused with reasons, counts, examples and the likely cause."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

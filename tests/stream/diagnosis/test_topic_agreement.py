@@ -1,8 +1,6 @@
 """What ``inspect`` says of a topic is what the worker counts: mutated messages, on real Kafka, by real workers. An
 inspection reads a topic within the worker's bounds, whatever producers sent: on real Kafka."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,8 +1,6 @@
 """``hexveil evaluate`` uses the service's own plans, its scores are correct, and its output is marked as not private.
 Errors are computed for each hexagon, noise and intervals for each cell of the plan."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict
@@ -17,10 +15,21 @@ from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config import Config
-from stream.evaluation.evaluate import Places, PlannedWindow, Tables, evaluate, planned_windows, report, score_draw
+from stream.evaluation.evaluate import (
+    VARIANTS,
+    Places,
+    PlannedWindow,
+    Tables,
+    evaluate,
+    planned_windows,
+    report,
+    score_draw,
+    variants,
+    with_epsilon,
+    with_speed,
+)
 from stream.evaluation.leading import released
 from stream.evaluation.scores import Errors
-from stream.evaluation.variants import VARIANTS, variants, with_epsilon, with_speed
 from tests.support import hourly
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.participating import riders

@@ -3,8 +3,6 @@
 Histograms of the service on recorded fixes: their intervals cover as they claim, and the scores of evaluation are
 correct."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from pathlib import Path

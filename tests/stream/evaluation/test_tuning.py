@@ -1,8 +1,6 @@
 """``hexveil tune`` finds settings whose share of narrow intervals other noise confirms, and writes what it found. What
 ``hexveil tune`` chooses and states, where trials come out as a table says: which noise is lucky cannot be arranged."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from stream.cli import app
 from stream.cli.tune_report import print_tuning
 from stream.config import Config, load_config
 from stream.diagnosis.reading import read_recording
-from stream.evaluation.leading import Leading, Outcome, Spending, Want, released, simulate, with_terms
+from stream.evaluation.leading import Leading, Spending, TrialOutcome, Want, released, simulate, with_terms
 from stream.evaluation.tuning import EPSILONS, Recording, Search, Setting, Trial, Tuning, alternatives, terms_of
 from stream.statistics.participation.draw import participation_of
 from stream.statistics.plan import Due, Plan
@@ -66,7 +64,7 @@ def tune(city: Path, relation: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*command, *arguments])
 
 
-def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[Outcome]:
+def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[TrialOutcome]:
     settings = load_config(config, **overrides)
     rows, _ = read_recording(settings, city, "canonical")
     windows, want = Recording(rows).windows(settings), Want.parse(WANTED, settings.value.upper)
@@ -221,18 +219,18 @@ Width = Callable[[Config, bool], float]
 
 
 def trial_that_costs(config: Config, ledger_budget: int) -> Trial:
-    outcome = Outcome(1.0, 0.0, ledger_budget, 5.0, 0.9, 1.0)
+    outcome = TrialOutcome(1.0, 0.0, ledger_budget, 5.0, 0.9, 1.0)
     return Trial(Setting.of(config), EPSILONS.index(1.0), outcome, reaches=True, seconds=0.0)
 
 
 def searched(monkeypatch: pytest.MonkeyPatch, width: Width, most: float) -> Search:
     """A search under "values" in which a window of an hour costs ε and the half-width is ``width`` / ε."""
 
-    def simulated(config: Config, windows: object, want: Want, draws: int, seed: int) -> Outcome:
+    def simulated(config: Config, windows: object, want: Want, draws: int, seed: int) -> TrialOutcome:
         epsilon = config.privacy.epsilon
         half_width = width(config, seed == 2) / epsilon
         share = want.share if half_width <= want.half_width else want.share / 2
-        return Outcome(epsilon, epsilon, round(epsilon * 1e6), half_width, share, 1.0)
+        return TrialOutcome(epsilon, epsilon, round(epsilon * 1e6), half_width, share, 1.0)
 
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)
     config = load_config(hourly.BUS, **{"speed.mean_mechanism": "baseline", "speed.allocation": "uniform"} | PLAIN)
@@ -322,11 +320,12 @@ def test_the_chosen_trial_has_its_row_in_the_table(capsys: pytest.CaptureFixture
 
 
 def test_a_dearer_trial_of_less_epsilon_does_not_discard_one_that_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
-    def simulated(config: Config, windows: object, want: Want, draws: int, seed: int) -> Outcome:
+    def simulated(config: Config, windows: object, want: Want, draws: int, seed: int) -> TrialOutcome:
         epsilon = config.privacy.epsilon
         reaches = epsilon >= 1.0
         budget = 3.0 if reaches else 5.0
-        return Outcome(epsilon, budget, round(budget * 1e6), 9.0 if reaches else 11.0, 0.8 if reaches else 0.1, 1.0)
+        half_width, share = (9.0, 0.8) if reaches else (11.0, 0.1)
+        return TrialOutcome(epsilon, budget, round(budget * 1e6), half_width, share, 1.0)
 
     search = searched(monkeypatch, lambda config, confirming: 1.0, most=4.0)
     monkeypatch.setattr("stream.evaluation.tuning.simulate", simulated)

@@ -1,7 +1,5 @@
 """A message, a line or a file that holds an array is that many events, each judged alone and stored once."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

@@ -2,8 +2,6 @@
 and Redis. What a leader has appended but does not show yet, because it waits for a follower, is neither missed nor
 late."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,8 +1,6 @@
 """Messages become columns, each refused message has its reason, and no message stops the feed. NGSI-LD entities are
 read by declared paths, in their normalised, concise and simplified forms."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

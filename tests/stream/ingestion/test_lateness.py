@@ -2,8 +2,6 @@
 Real servers. A batch that would not fit is left out and reported, and what was sent before and after it arrives: on
 real Kafka."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

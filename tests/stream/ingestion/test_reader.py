@@ -1,8 +1,6 @@
 """From real Kafka to real Redis: every sound message is stored once, whichever readers join, die or return meanwhile.
 Every row is stored once after redelivery, with other batch boundaries, by former owners, and in shuffled partitions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,8 +1,6 @@
 """Messages that declare regions: each is read or refused by itself, alone, in arrays and between other messages. The
 user key is secret and single; pseudonyms depend on it and on nothing else."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import random

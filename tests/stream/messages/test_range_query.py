@@ -1,8 +1,6 @@
 """``hexveil query`` answers ranges from a file of releases as a reader does who knows the schema's descriptions alone.
 A spatial histogram as a map: boxes that tell what range queries tell."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gzip

@@ -2,8 +2,6 @@
 a window's cells tile its ground, for every reader, and files of all windows have the same columns. The AsyncAPI
 document is valid, and accepts the same messages as the schemas."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,8 +1,6 @@
 """What ``hexveil verify`` finds: whoever holds releases sees if one was changed, left out, drawn again or put
 elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import io

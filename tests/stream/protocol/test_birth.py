@@ -2,8 +2,6 @@
 A ledger is bound to the settings that define users and periods: others would grant a second budget, and are refused. A
 horizon in the release protocol: every close marker states it, and a block that is spent silences users to its end."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

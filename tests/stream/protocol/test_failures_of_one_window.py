@@ -2,8 +2,6 @@
 planned. Real servers. A window that fails because of its content does not stop others. It is withheld if its failure is
 public, else set aside."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -2,8 +2,6 @@
 window that Redis could not store is refused by name before anybody is charged, instead of at every attempt after it.
 The closing process counts events beyond a user's limits in an operator metric, and they appear nowhere else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -22,8 +20,8 @@ from stream.messages.topics import create_topics
 from stream.protocol.close_process import close_windows
 from stream.protocol.parts import ContentError, statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
-from stream.statistics import storable
-from stream.statistics.distributions import MAX_NUMBERS
+from stream.statistics import plan
+from stream.statistics.columns import MAX_NUMBERS
 from stream.statistics.histograms.histograms import contributing, exact_counts
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
@@ -187,7 +185,7 @@ ALL = ["mean", "moving_mean", "variance", "p15", "p50", "p85"]
 async def test_a_window_too_large_to_store_is_withheld_by_name_and_nobody_is_charged(
     redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, says: str
 ) -> None:
-    monkeypatch.setattr(storable, bound, value)
+    monkeypatch.setattr(plan, bound, value)
     config = bus_config(tmp_path, **{"feed.name": topic_name})
     await fill(redis, config, 1)
     publisher = Collected()
@@ -206,8 +204,8 @@ async def test_under_participation_a_plan_too_large_to_store_is_set_aside_unseen
     redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Users and their samples alone can make it too large: a public list has at most as many cells as can be stored."""
-    assert MAX_CELLS <= storable.MOST_CELLS
-    monkeypatch.setattr(storable, "LARGEST_VALUE", 100)
+    assert MAX_CELLS <= plan.MOST_CELLS
+    monkeypatch.setattr(plan, "LARGEST_VALUE", 100)
     config = riders(tmp_path, **{"feed.name": topic_name})
     await fill(redis, config, 1)
     publisher, store = Collected(), ReleaseStore.of(redis, config)
@@ -231,11 +229,11 @@ def test_the_messages_of_the_most_cells_fit_into_one_value_of_redis(tmp_path: Pa
     )
     messages = [m for m in released(config, random_rows(1, 60)) if m.topic == HEXAGON_SPEED]
     largest = max(len(encode_outbox([message])) for message in messages)
-    assert 1_500 < largest < storable.LARGEST_MESSAGE - 1_000, "models and excluded cells add less than 1000 bytes"
+    assert 1_500 < largest < plan.LARGEST_MESSAGE - 1_000, "models and excluded cells add less than 1000 bytes"
     kinds = 6
     distributions = 60 * MAX_NUMBERS
-    whole = storable.MOST_CELLS * storable.LARGEST_MESSAGE + distributions + kinds * MAX_MESSAGE_BYTES
-    assert whole < storable.LARGEST_VALUE < 1 << 29
+    whole = plan.MOST_CELLS * plan.LARGEST_MESSAGE + distributions + kinds * MAX_MESSAGE_BYTES
+    assert whole < plan.LARGEST_VALUE < 1 << 29
 
 
 async def test_events_beyond_a_limit_are_counted_and_not_released(

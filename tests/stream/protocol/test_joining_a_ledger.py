@@ -1,8 +1,6 @@
 """Which feeds may join a shared ledger and what a feed that is refused leaves behind. How a feed leaves a shared
 ledger: not before it has published what it charged, whatever its worker does meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

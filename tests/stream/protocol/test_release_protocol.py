@@ -2,8 +2,6 @@
 the leaders of all topics when a topic is added. Real broker. An error of any step, before or after its effect, neither
 charges nor draws a window twice: the next attempt releases it once."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

@@ -1,7 +1,5 @@
 """If Redis loses charges, the number of committed windows in the close markers reveals it. Real Kafka and Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -5,8 +5,6 @@ steps.
 A shard that takes over has done the first of what its master did, so its states are those that the partition was in.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """The terms on which a ledger period was first charged hold until its end, even if the configuration changes. The loop
 of plan and charge: a plan that meets an exhausted budget is replaced, at most a few times."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

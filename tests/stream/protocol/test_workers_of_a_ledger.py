@@ -3,8 +3,6 @@ other. What docs/operators.md says of a user key that is lost or known to others
 nothing twice. A shared ledger and the user key: only a worker that starts makes one, and only where no other is known.
 """
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 from pathlib import Path

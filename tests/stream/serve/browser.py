@@ -2,8 +2,6 @@
 servers.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import AsyncIterator, Iterable

@@ -1,7 +1,5 @@
 """Windows of a small city with known speeds, released for real."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,6 +63,17 @@ def window(config: Config, hour: int, city: Mapping[str, Cell] = USUAL_DAY) -> l
 def windows(config: Config, cities: Sequence[Mapping[str, Cell]]) -> list[Message]:
     """One after the other from hour 0."""
     return [message for hour, city in enumerate(cities) for message in window(config, hour, city)]
+
+
+def remembered(config: Config, *cities: Mapping[str, Cell]) -> list[Message]:
+    """Windows from hour 0, of which every one knows what the one before it released."""
+    messages, memory = [], None
+    for hour, there in enumerate(cities):
+        plan, contributions = planned(config, rows_of_city(hour, there), slot=SLOT + hour * HOUR)
+        noise = Noise(np.random.default_rng(hour).bytes)
+        made, memory = build_messages(plan, by_planned_cells(plan, contributions), noise, memory)
+        messages += made
+    return messages
 
 
 def bodies(messages: Sequence[Message]) -> dict[str, dict[str, Any]]:

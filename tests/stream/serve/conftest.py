@@ -1,7 +1,5 @@
 """Every test here draws from a tape of its own; all tests of a process share a browser."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest_asyncio

@@ -1,7 +1,5 @@
 """The street map that the documented command makes of an extract of OpenStreetMap."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """Files of places and areas for the small city of the tests, with names that would do harm if they were not shown as
 text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Windows of released messages, with spatial histograms or in a series, for tests of the public service."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

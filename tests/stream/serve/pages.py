@@ -1,7 +1,5 @@
 """The dashboard over a file of releases, and what reaches out of a screen."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

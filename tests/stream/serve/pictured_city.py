@@ -4,8 +4,6 @@ timetable.
 Everything is made by the commands that an operator uses, from the shipped ``bus-fleet.toml``.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

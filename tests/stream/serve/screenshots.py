@@ -7,8 +7,6 @@ where they are written, by default docs/images. To the page it is five minutes a
 Pictures keep 256 colours, which makes them a third as large. The newest window is beside the day before it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

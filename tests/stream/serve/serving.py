@@ -1,7 +1,5 @@
 """The public service over what a test publishes to a real broker."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A store of windows that takes messages as the service does, outside an event loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 

@@ -3,8 +3,6 @@
 Noise is recorded. n, α and power of each test stand beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

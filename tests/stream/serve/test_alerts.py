@@ -4,8 +4,6 @@ BUSY's noise has a scale below 0.1 km/h and its jam lies 4.8 km/h below the limi
 named has a probability below 1e-20.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

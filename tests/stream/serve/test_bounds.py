@@ -2,8 +2,6 @@
 street map is read by ranges of a bounded length, by clients that do not have to be trusted to read them. Whoever asks
 for many different answers at once waits alone: others get theirs, and the memory stays bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

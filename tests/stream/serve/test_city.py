@@ -1,7 +1,5 @@
 """A city one can recognise: names, lines, search and named areas, over the API and in a real browser."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
@@ -214,8 +212,9 @@ ADDRESSES = {
 """Areas of addresses that name no place, with their corners."""
 
 
+@pytest.mark.nightly
 @needs_chromium
-@pytest.mark.parametrize("size", [nightly(DESKTOP), PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
     browser: Browser, config: Config, size: dict[str, int]
 ) -> None:
@@ -335,6 +334,7 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
         assert len((await (await client.get("/api/v1/streets")).json())["features"]) == 2
 
 
+@pytest.mark.nightly
 @needs_chromium
 async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(
     browser: Browser, config: Config

@@ -2,8 +2,6 @@
 inert. The statistics of an area under relation "participation", on windows released for real: even how many were there
 is noisy."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What a control room adds: windows played one after the other, several feeds in one page, and screens of every
 width."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator
@@ -80,6 +78,7 @@ async def test_a_range_is_played_by_key_in_order_and_no_faster_after_a_window_th
         await expect(page.locator("#status")).to_contain_text("4 cells")
 
 
+@pytest.mark.nightly
 @LOOKS
 async def test_the_range_is_chosen_by_keyboard_kept_in_the_address_and_linked_as_files(
     browser: Browser, config: Config, size: dict[str, int], colours: str
@@ -271,6 +270,7 @@ SMALL_BUTTONS = """() => document.querySelector('#details-body').insertAdjacentH
   '<button type="button" aria-label="a" class="small"></button><button type="button" aria-label="b" class="small"></button>')"""  # noqa: E501
 
 
+@pytest.mark.nightly
 async def test_two_buttons_that_are_too_small_to_be_hit_are_found(browser: Browser, config: Config) -> None:
     async with page_of(browser, config, window(config, 0), f"#cell={BUSY}", bypass_csp=True) as (page, _):
         await page.add_style_tag(content=".small { width: 10px; height: 10px; padding: 0; border: 0; }")

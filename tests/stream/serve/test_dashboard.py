@@ -6,8 +6,6 @@ wide; classes near it are 10 wide at most, and wider ones are 14 scales away. So
 1e-6.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,8 +1,6 @@
 """What the dashboard is built from, how its files are served, and that a wheel holds them. What the dashboard says: one
 file of texts for each language, and nothing said elsewhere."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,8 +1,6 @@
 """A day beside another day, in the browser: what is compared, how it is coloured, and what is said where there is
 nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -28,7 +26,6 @@ from tests.stream.serve.browser import (
     place_of,
 )
 from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
-from tests.stream.serve.many_cells import clear, of_two_days
 from tests.stream.serve.pages import OUTSIDE, page_of
 from tests.stream.serve.serving import origin_of, publish, serving
 from tests.support.nightly import nightly
@@ -71,7 +68,7 @@ def is_grey(seen: list[tuple[int, int, int]]) -> bool:
 async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_does_not_explain_has_a_colour(
     browser: Browser, config: Config
 ) -> None:
-    """The test computes from the released numbers which cells differ, so no draw can make it fail."""
+    """Which cells differ says the API, so no draw can make the test fail."""
     then, now = window(config, -WEEK), window(config, 0, {**JAM, UNCERTAIN: Cell(2, 1, 29.0)})
     messages = [*then, *window(config, -DAY), *now]
     place = "#at=10/30.25/-97.7"
@@ -87,17 +84,11 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
         await expect(legend).to_contain_text("no difference beyond the noise")
         at = await fields(page)
         assert (at["colours"], "day" in at) == ("day", False)
-        old, new = bodies(then), bodies(now)
-        means = {
-            cell: (body["mean"], old[cell]["mean"])
-            for cell, body in new.items()
-            if "mean" in body and "mean" in old[cell]
+        beside = (await (await client.get(f"/api/v1/windows/{START}/other-day")).json())["cells"]
+        assert dict(zip(beside["cell"], beside["value"], strict=True)) == {
+            cell: bodies(then)[cell]["mean"]["value"] for cell, body in bodies(now).items() if "mean" in body
         }
-        chances = {
-            cell: of_two_days(one["value"] - other["value"], one["scale"], other["scale"])
-            for cell, (one, other) in means.items()
-        }
-        coloured = clear(chances, sum("mean" in body for body in new.values()))
+        coloured = {cell for cell, clear in zip(beside["cell"], beside["clear"], strict=True) if clear}
         assert BUSY in coloured
         for cell in (BUSY, STEADY, UNCERTAIN):
             assert is_grey(await pixels(page, cell)) == (cell not in coloured), cell

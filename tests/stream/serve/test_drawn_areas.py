@@ -1,7 +1,5 @@
 """Areas that a reader draws: counted by the server like named ones, kept in the address, refused with a reason."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

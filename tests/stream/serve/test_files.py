@@ -1,8 +1,6 @@
 """``hexveil serve FILE``: the service follows files of releases as they grow, and survives anything that is written
 into them. The styles of config/gis, applied to the layers that a GIS reads from the service."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

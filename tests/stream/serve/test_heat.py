@@ -1,7 +1,5 @@
 """Numbers on cells and lines, and a spatial histogram as a heat map and as a layer of a GIS."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """While the service takes in releases, whatever their size, the event loop continues to answer readers. What is
 answered while a window becomes complete says so, and is not taken for what is answered afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """OGC API - Features, read by GDAL, the library with which ogr2ogr and QGIS's processing read it, and by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shlex

@@ -1,7 +1,5 @@
 """A page that is left open: what it must not collect, what it must find again, and whose clock it goes by."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from datetime import UTC, datetime
@@ -31,7 +29,6 @@ from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config,
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.pages import in_sight, page_of
 from tests.stream.serve.serving import origin_of, serving_file
-from tests.support.nightly import nightly
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
@@ -52,7 +49,8 @@ LARGE = 5
 """Resolution of hexagons that reach 10 km beyond their centres."""
 
 
-@pytest.mark.parametrize("size", [PHONE, nightly(LAPTOP), nightly(WALL)], ids=["390", "1280", "3840"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", [PHONE, LAPTOP, WALL], ids=["390", "1280", "3840"])
 async def test_the_first_view_holds_the_whole_outline_of_every_cell(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, int]
 ) -> None:
@@ -176,6 +174,7 @@ def add_third(config: Config, releases: Path) -> None:
         file.writelines(map(line_of, window(config, 2)))
 
 
+@pytest.mark.nightly
 async def test_a_window_that_the_server_forgot_is_gone_and_no_longer_offered(browser: Browser, tmp_path: Path) -> None:
     config, releases = of_two_windows(tmp_path)
     async with (

@@ -1,8 +1,6 @@
 """Travel times along routes, and means over a range of windows, from released numbers alone. Every reader shows the
 same leading estimate of a cell: the smoothed mean where "riders" are released."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -28,12 +26,20 @@ from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import HEXAGON_SPEED, Message, estimates_of, with_estimates
 from stream.messages.tables import row_of
-from stream.serve.api import SERVICE
-from stream.serve.cell_history import Usual
 from stream.serve.city.combining import numbers_of
 from stream.serve.city.ways import along, estimates, pieces_of, travel
 from tests.stream.serve.browser import LAPTOP, fields, needs_chromium, no_violation, pixels, place_of
-from tests.stream.serve.city import BUSY, STEADY, UNCERTAIN, Cell, city_config, rows_of_city, window
+from tests.stream.serve.city import (
+    BUSY,
+    STEADY,
+    UNCERTAIN,
+    USUAL_DAY,
+    Cell,
+    city_config,
+    remembered,
+    rows_of_city,
+    window,
+)
 from tests.stream.serve.made_places import STOP, city_files
 from tests.stream.serve.pages import CUT, OUTSIDE, page_of
 from tests.stream.serve.serving import serving_file
@@ -164,25 +170,25 @@ async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(
 
 
 async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_table(tmp_path: Path) -> None:
-    """Four days at 07:00: typical of the last is the mean of three, and a range of all is known best."""
-    config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
-    messages = [message for day in range(4) for message in window(config, 24 * day)]
+    """A range of four windows is known best. Typical is what the messages call so."""
+    changes = {"feed.name": "bus", "speed.post_processing": ["kalman"]}
+    config = city_config(tmp_path, **changes | city_files(tmp_path))
+    messages = remembered(config, *[USUAL_DAY] * 4)
     (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
     async with serving_file(config, tmp_path / "releases.ndjson") as client:
         said = (await get(client, "/api/v1/routes/10/speed"))["lines"][0]
         assert said["stops"] == [STOP]
         assert (said["from_stop"], said["to_stop"]) == (STOP, STOP)
-        view, kept = client.server.app[SERVICE].view, Usual()
-        usual = kept.means(view.ordered()[0], kept.earlier(view, view.ordered()[0]))
-        released = {one["cell"] for one in (await get(client, "/api/v1/hexagons"))["hexagons"] if one.get("mean")}
-        metres = dict.fromkeys(released, 0.0)
+        hexagons = (await get(client, "/api/v1/hexagons"))["hexagons"]
+        typical = {one["cell"]: one["estimate"]["typical"]["value"] for one in hexagons if one["estimate"]}
+        metres = dict.fromkeys(typical, 0.0)
         for cell, start, end in pieces_of(LINE, 7):
             if cell in metres:
                 metres[cell] += end - start
-        minutes = sum(length * 0.06 / usual[cell].value for cell, length in metres.items() if length)
+        minutes = sum(length * 0.06 / typical[cell] for cell, length in metres.items() if length)
         assert said["typical"]["minutes"] == pytest.approx(minutes, abs=0.01)
         ranged = "from=2017-03-21T00:00:00Z&to=2017-03-26T00:00:00Z"
-        whole = await get(client, f"/api/v1/routes/10/means?{ranged}&days=workday&hours=7-8")
+        whole = await get(client, f"/api/v1/routes/10/means?{ranged}&days=workday&hours=7-11")
         assert whole["windows"] == 4
         widths = [np.ptp(one["km_h_interval"]) for one in (whole["lines"][0]["mean"], said["now"])]
         assert widths[0] < widths[1] / 1.6, "four independent windows: a half"
@@ -191,7 +197,7 @@ async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_tab
             (row,) = csv.DictReader((await answer.text()).splitlines())
         assert float(row["typical_minutes"]) == said["typical"]["minutes"]
         assert [float(row[f"now_km_h_{end}"]) for end in ("low", "high")] == said["now"]["km_h_interval"]
-        assert (row["window_start"], row["from_stop"], row["scheduled_minutes"]) == ("2017-03-24T12:00:00Z", STOP, "")
+        assert (row["window_start"], row["from_stop"], row["scheduled_minutes"]) == ("2017-03-21T15:00:00Z", STOP, "")
         async with client.get(f"/api/v1/routes/10/means?format=csv&{ranged}") as answer:
             (row,) = csv.DictReader((await answer.text()).splitlines())
         assert (row["windows"], row["mean_minutes"]) == ("4", str(whole["lines"][0]["mean"]["minutes"]))
@@ -202,8 +208,9 @@ async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_tab
 async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_on_every_screen(
     browser: Browser, tmp_path: Path
 ) -> None:
-    config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
-    messages = [message for day in range(4) for message in window(config, 24 * day)]
+    changes = {"feed.name": "bus", "speed.post_processing": ["kalman"]}
+    config = city_config(tmp_path, **changes | city_files(tmp_path))
+    messages = remembered(config, *[USUAL_DAY] * 4)
     async with page_of(browser, config, messages, "#area=route:10", size=LAPTOP, color_scheme="light") as (
         page,
         client,
@@ -235,7 +242,7 @@ async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_o
         await page.reload()
         await expect(page.locator("#window-text")).to_have_text("Mean of 4 windows")
         await page.locator("#live-button").click()
-        await expect(page.locator("#window-text")).to_contain_text("07:00–08:00")
+        await expect(page.locator("#window-text")).to_contain_text("10:00–11:00")
         assert "mean" not in await fields(page)
 
 
@@ -391,6 +398,7 @@ async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobod
         await expect(page.locator("#tooltip .reading")).to_have_text("Nobody is estimated here in this window.")
 
 
+@pytest.mark.nightly
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_foot_of_the_table_adds_raw_users_not_clamped_ones(browser: Browser, tmp_path: Path) -> None:
@@ -403,5 +411,6 @@ async def test_the_foot_of_the_table_adds_raw_users_not_clamped_ones(browser: Br
     async with page_of(browser, config, messages, color_scheme="light") as (page, _):
         await page.locator("#table-button").click()
         foot = page.locator("#table-scroll tfoot tr")
-        await expect(foot.locator("td").last).to_have_text(f"{total:,.0f} ± {error:,.0f}")
+        low, high = (f"{end:,.0f}" for end in (total - error, total + error))
+        await expect(foot.locator("td").last).to_have_text(f"about {total:,.0f} (95 % interval {low}–{high})")
         await expect(foot.locator("th")).to_have_text(re.compile(f"^All {len(bodies)} cells"))

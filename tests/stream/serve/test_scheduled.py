@@ -2,8 +2,6 @@
 Cells whose released speeds crowd ``value.upper`` are marked in messages, files, table and card: a planner who prints a
 modelled 24 km/h of a motorway sees that it is "24 or more"."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -334,6 +332,7 @@ def _crowds(body: dict[str, Any]) -> bool:
     return bool(body["mean"]["interval"][1] >= bounds["upper"] and body["mean"]["raw"] >= middle)
 
 
+@pytest.mark.nightly
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
 async def test_table_and_card_say_that_it_is_so_much_or_more(browser: Browser, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 inside. Complete windows as files: the tables of their messages, with names, kinds and refusals. Range queries over
 released spatial histograms, from real messages through a real broker."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import json

@@ -2,8 +2,6 @@
 Behind nginx and HAProxy that keep their connections, no request is hidden from the proxy in another one (request
 smuggling)."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -24,6 +22,7 @@ import pytest_asyncio
 import structlog
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.typedefs import Handler
 from aiokafka.admin import AIOKafkaAdminClient
 
 from stream.config import Config, ConfigError
@@ -381,7 +380,7 @@ async def test_the_service_answers_only_requests_that_the_proxy_knows_of(proxy: 
     seen: list[bool] = []
 
     @web.middleware
-    async def noting(asked: web.Request, handler: web.Handler) -> web.StreamResponse:
+    async def noting(asked: web.Request, handler: Handler) -> web.StreamResponse:
         seen.append(MARK in asked.headers)
         return await handler(asked)
 

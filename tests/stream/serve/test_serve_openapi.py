@@ -2,8 +2,6 @@
 contradiction. The page that shows the API says all that the document says, its links lead somewhere, and anybody can
 read it."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

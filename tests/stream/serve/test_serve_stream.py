@@ -2,8 +2,6 @@
 list of feeds says where the speeds of the configured feed come from, and nothing of others. Released estimates as
 series for Grafana: what Prometheus scrapes, and rows of JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

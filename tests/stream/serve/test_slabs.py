@@ -1,7 +1,5 @@
 """Histograms are checked in slabs: the answer is that of the whole schema, and no single check is long."""
 
-from __future__ import annotations
-
 import copy
 import json
 from random import Random

@@ -2,26 +2,18 @@
 estimate, what is typical of the hour, and what noise leaves of their difference. How often the map is drawn for one
 window: each frame costs all its pixels where no graphics processor is."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import h3
-import numpy as np
 import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
 from bench.dashboard import streets, window_of
-from dpcore.noise import Noise
-from stream.config import Config
 from stream.messages.lines import line_of
-from stream.messages.message import Message
-from stream.statistics.merging import by_planned_cells
 from tests.stream.serve.browser import (
     LAPTOP,
     PATIENCE_MS,
@@ -37,19 +29,19 @@ from tests.stream.serve.city import (
     BUSY,
     CELLS,
     JAM,
+    STEADY,
     UNCERTAIN,
     USUAL_DAY,
     Cell,
     bodies,
     city_config,
-    rows_of_city,
+    remembered,
     window,
 )
 from tests.stream.serve.pages import page_of
 from tests.stream.serve.serving import origin_of, serving_file
 from tests.support.builders import SLOT
 from tests.support.nightly import nightly
-from tests.support.releasing import build_messages, planned
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 NO_WEBGL = """const got = HTMLCanvasElement.prototype.getContext;
@@ -134,21 +126,41 @@ VIEWS = ("Now", "Typical", "Difference")
 WIDE = {"width": 1920, "height": 1080}
 
 
-def remembered(config: Config, *cities: Mapping[str, Cell]) -> list[Message]:
-    """Windows of an hour each, of which every one knows what the one before it released."""
-    messages, memory = [], None
-    for hour, there in enumerate(cities):
-        plan, contributions = planned(config, rows_of_city(hour, there), slot=SLOT + hour * 3600)
-        noise = Noise(np.random.default_rng(hour).bytes)
-        made, memory = build_messages(plan, by_planned_cells(plan, contributions), noise, memory)
-        messages += made
-    return messages
-
-
 async def shades(page: Page, cell: str) -> int:
     """How far the colour of a cell is from grey."""
     middle = sorted(await pixels(page, cell), key=sum)[128]
     return max(middle) - min(middle)
+
+
+def is_clear(hexagon: dict[str, Any]) -> bool:
+    return "clear_error" in ((hexagon["estimate"] or {}).get("deviation") or {})
+
+
+async def test_the_colours_of_the_difference_are_the_verdict_of_the_api_and_nothing_else(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Whatever it is: the same numbers with the verdicts turned around have the colours turned around."""
+    messages = remembered(city_config(tmp_path, **{"speed.post_processing": ["kalman"]}), *[USUAL_DAY] * 3, JAM)
+    turned: dict[str, bool] = {}
+
+    async def turn(route: Route) -> None:
+        body = await (await route.fetch()).json()
+        for hexagon in body["hexagons"]:
+            if deviation := (hexagon["estimate"] or {}).get("deviation"):
+                turned[hexagon["cell"]] = not is_clear(hexagon)
+                deviation.pop("clear_error", None)
+                if turned[hexagon["cell"]]:
+                    deviation["clear_error"] = 0.01
+        await route.fulfill(json=body)
+
+    config = city_config(tmp_path)
+    async with page_of(browser, config, messages, "#colours=difference&at=10/30.27/-97.7") as (page, _):
+        assert await shades(page, STEADY) < 24 < await shades(page, BUSY)
+        await page.route("**/api/v1/hexagons*", turn)
+        await page.reload()
+        await page.wait_for_selector("html[data-ready]")
+        assert (turned[STEADY], turned[BUSY]) == (True, False)
+        assert await shades(page, BUSY) < 24 < await shades(page, STEADY)
 
 
 @pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), nightly(LAPTOP, "light"), nightly(WIDE, "dark")])
@@ -160,7 +172,7 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
     messages = remembered(config, *[USUAL_DAY] * 3, {**JAM, UNCERTAIN: Cell(2, 1, 35.0)})
     body = bodies(messages[-len(CELLS) - 1 :])
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
-    async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **options) as (page, _):
+    async with page_of(browser, config, messages, "#at=10/30.27/-97.7", **options) as (page, client):
         if size == PHONE:
             await page.locator("#controls-fold summary").click()
         now, typical, difference = (page.get_by_role("radio", name=name, exact=True) for name in VIEWS)
@@ -180,6 +192,8 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
         if size == PHONE:
             await page.locator("#controls-fold summary").click()
         assert await shades(page, UNCERTAIN) < 24 < await shades(page, BUSY)
+        answer = await (await client.get("/api/v1/hexagons")).json()
+        assert {one["cell"] for one in answer["hexagons"] if is_clear(one)} == {BUSY}
         for cell, clear in ((BUSY, True), (UNCERTAIN, False)):
             low, high = body[cell]["post_processed"]["deviation"]["interval"]
             assert (low * high > 0) == clear, "the message says the same"

@@ -2,8 +2,6 @@
 one after the other, and kept within bounds. A client that never reads holds little of the service's memory, and not for
 long. Real connections."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """Snapshots of three buses that drive north at 13.3 km/h, some of whose clocks are ahead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

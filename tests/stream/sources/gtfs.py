@@ -1,7 +1,5 @@
 """GTFS-realtime feeds that tests make: a vehicle is (id, seconds, lat, lng, speed m/s or None)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from google.transit import gtfs_realtime_pb2

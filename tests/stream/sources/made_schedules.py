@@ -1,7 +1,5 @@
 """A small timetable of Austin with the faults of real ones."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from pathlib import Path

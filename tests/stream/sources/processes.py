@@ -1,7 +1,5 @@
 """Processes of a GTFS-realtime feed that share what a Redis keeps of its vehicles."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from stream.config.servers import RedisConfig

@@ -1,7 +1,5 @@
 """A feed in Austin for recordings, and all messages of a source at once."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from stream.config.feed import FeedConfig

@@ -1,7 +1,5 @@
 """A fleet whose events have no speeds, or some, its feed, and what a live source makes of them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

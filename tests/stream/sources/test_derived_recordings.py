@@ -1,8 +1,6 @@
 """A recording without speeds gives the events that a live source gives for the same fixes, in whatever form and chunks
 it is read."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 Except that after a crash a fix that Kafka has may be missing among those that later fixes are compared with.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """``hexveil gtfs-rt``: a fleet behind an address that misbehaves, or stored snapshots, become events once each."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

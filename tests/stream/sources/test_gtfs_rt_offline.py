@@ -4,8 +4,6 @@ that are killed and started again beside each other send one feed to Kafka, with
 The agency shows each snapshot until its fixes are kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The streets of the simulated city are the roads on which its vehicles drive, by the names that its stops have."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recordings become the messages a live producer would have sent."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

@@ -1,8 +1,6 @@
 """Recordings and simulations reach a real Kafka topic completely, in order and at the requested pace. Events that
 vehicles push by HTTP reach Kafka before they are acknowledged; what a sender may cost is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

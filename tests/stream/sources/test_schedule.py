@@ -2,8 +2,6 @@
 amount. Lines of routes are simplified within their tolerance, cut at the domain and bounded; the served file is the one
 that gtfs writes."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

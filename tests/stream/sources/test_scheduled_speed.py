@@ -1,8 +1,6 @@
 """A timetable says how fast its vehicles should be in each cell and hour: all metres by all seconds, however it is
 written."""
 
-from __future__ import annotations
-
 import json
 import random
 import tracemalloc

@@ -2,8 +2,6 @@
 pays for every car, its truth is that of its events, and an incident slows what is near. The simulated agency publishes
 what the adapter reads."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

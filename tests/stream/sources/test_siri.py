@@ -1,8 +1,6 @@
 """SIRI-VM becomes events whatever a server sends: a reason for each activity refused, no entity expanded, never a
 crash. A snapshot is recognised by its bytes, whatever it is called, and from wherever it comes."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

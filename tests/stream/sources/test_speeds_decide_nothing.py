@@ -3,8 +3,6 @@ where it is, nor whether its speed is derived: two feeds that differ in one user
 public fact. Derived speeds equal those of a plain loop, are the same in any batches, bounded, and never cross vehicles
 or periods."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

@@ -2,8 +2,6 @@
 reported.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """VehiclePositions become columns whatever an agency sends: a reason for each entity refused, never a crash."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -2,8 +2,6 @@
 Two processes of one feed share what Redis keeps: a timestamp that one takes back changes no later speed of the other.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

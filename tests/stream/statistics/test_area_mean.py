@@ -8,8 +8,6 @@ absent, ε = 1. Nine tenths of it are the area's, so half the noise there is bou
 drawn beside cells which take the whole ε, too.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Regions that users declare in the service: their own events decide, the noise is that of as many as may count. Which
 fixes represent a user: their own alone, the last or spread evenly, whatever the order of rows."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -2,8 +2,6 @@
 from published means and variances alone, marked as modelled, without an interval. Any measured value: what is released
 of it is what is released of speeds, moved by the lower bound and in its unit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from stream.config import public_cells as public_cells_of
 from stream.config.public_cells import public_cells
 from stream.messages.message import HEXAGON_SPEED, validator
 from stream.messages.tables import row_of
-from stream.statistics import distributions, pipeline
+from stream.statistics import columns, pipeline
 from stream.statistics.columns import Derived
 from stream.statistics.observed_means import modelled_percentiles
 from stream.statistics.residual_clipping import with_ranges
@@ -123,7 +121,7 @@ def test_windows_with_very_many_numbers_leave_distributions_out_and_say_so(
     plan, (*cells, marker) = bodies_of(config)
     assert "cut_short" not in marker
     for limit, left_out in ((len(plan.cells) * 32, False), (len(plan.cells) * 32 - 1, True)):
-        monkeypatch.setattr(distributions, "MAX_NUMBERS", limit)
+        monkeypatch.setattr(columns, "MAX_NUMBERS", limit)
         _, (*cells, marker) = bodies_of(config)
         assert any("cdf" in body for body in cells) != left_out
         assert all("p50" in body for body in cells)
@@ -151,7 +149,7 @@ def refuse(*_: Any) -> Any:
 def test_percentiles_alone_are_released_where_their_distributions_are_too_many_which_are_not_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relation: str
 ) -> None:
-    monkeypatch.setattr(distributions, "MAX_NUMBERS", 1)
+    monkeypatch.setattr(columns, "MAX_NUMBERS", 1)
     monkeypatch.setattr(CDFs, "shares", refuse)
     build = bus_config if relation == "values" else riders
     _, (*cells, marker) = bodies_of(build(tmp_path, **{"speed.statistics": ["p50"]}))
@@ -164,7 +162,7 @@ def test_nobody_pays_for_distributions_that_public_counts_leave_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str]
 ) -> None:
     means, _ = bodies_of(bus_config(tmp_path, **{"speed.statistics": ["mean"]}))
-    monkeypatch.setattr(distributions, "MAX_NUMBERS", 1)
+    monkeypatch.setattr(columns, "MAX_NUMBERS", 1)
     plan, (*cells, marker) = bodies_of(bus_config(tmp_path, **{"speed.statistics": [*others, "cdf"]}))
     assert marker["cut_short"] == ["cdf"]
     assert {body["status"] for body in cells} == {"published" if others else "suppressed"}

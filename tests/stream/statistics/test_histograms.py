@@ -2,8 +2,6 @@
 The worst-case error E and the plan that releases state: no values are further off, and a recorded day shows CHOP-USER.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,9 +33,9 @@ from stream.statistics.histograms.histograms import (
     regions_of,
 )
 from stream.statistics.plan import Allowance, Due, Plan, PlanError, decode_plan, encode_plan
+from stream.statistics.values.cell_means import worst_biases
 from stream.statistics.values.draw import exact_values
 from stream.statistics.values.plan import plan_values
-from stream.statistics.values.worst_bias import worst_biases
 from tests.support import hourly, releasing
 from tests.support.builders import EVERY_MECHANISM, SLOT, bus_config, located_rows, random_rows, with_histograms
 from tests.support.nightly import nightly_but

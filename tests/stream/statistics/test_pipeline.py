@@ -1,8 +1,6 @@
 """Plans and messages are reproducible and valid, cost no more than was charged, and say which values were clamped.
 Adaptive resolution in the service: sparse hexagons are released through their parents, and nobody is charged twice."""
 
-from __future__ import annotations
-
 import json
 import math
 from fractions import Fraction

@@ -1,8 +1,6 @@
 """The smoothing state of a feed is a function of its releases and changes once with each window. Pacing spreads a short
 budget over a period, for each user by what they spent themselves."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,8 +18,7 @@ from dpcore.smoothing import MOST_CELLS
 from stream.config import Config
 from stream.messages.message import HEXAGON_SPEED, WINDOW, Message
 from stream.statistics import pipeline
-from stream.statistics.pacing import spendable
-from stream.statistics.plan import Due, Plan
+from stream.statistics.plan import Due, Plan, spendable
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory, step
 from stream.storage.keys import FeedKeys
 from stream.terms import Terms

@@ -1,8 +1,6 @@
 """Limits of one user in a window are a rule on their own rows, whatever others send and whatever was measured. Faulty
 fixes are refused at the close of a window: by their user's own fixes alone, and under "values" by no speed."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

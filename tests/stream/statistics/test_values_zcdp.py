@@ -1,8 +1,6 @@
 """Relation "values" under zCDP: the promise, what is published, grants that roll, and ranges that follow earlier
 releases."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,8 @@ from stream.cli import app
 from stream.config import Config, ConfigError
 from stream.messages.message import HEXAGON_SPEED, Message
 from stream.statistics.columns import Derived
-from stream.statistics.pacing import spendable
 from stream.statistics.pipeline import compose
-from stream.statistics.plan import Allowance, Plan
+from stream.statistics.plan import Allowance, Plan, spendable
 from stream.statistics.residual_clipping import response_of, with_what_clipping_leaves_open
 from stream.statistics.smoothing_state import Memory, decode_memory, encode_memory
 from stream.statistics.window_release import plan_window, speed_of

@@ -2,8 +2,6 @@
 µε.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -26,8 +24,7 @@ from dpcore.noise import Noise
 from stream.cli import app
 from stream.config import ConfigError, load_config
 from stream.config.public_cells import public_cells
-from stream.evaluation.evaluate import evaluate
-from stream.evaluation.variants import COMPARED_DELTA, with_accounting, with_epsilon
+from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
 from stream.local import RedisServer
 from stream.messages.message import WINDOW
 from stream.offline import LinePublisher, MemoryRows, split_by_slot

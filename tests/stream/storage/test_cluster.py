@@ -1,8 +1,6 @@
 """On a Redis Cluster every window is released once, with the rows of one server, whichever master dies or hangs
 meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -3,8 +3,6 @@ serves big windows changes no row and no charge: reading in parts, leaving posit
 has one owner at a time, is renewed while its owner lives, and expires after its owner ended. Real Redis. An append-only
 file may end anywhere inside its last transaction: a step that is then repeated counts once."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,8 +1,6 @@
 """A partition that is opened, sealed, lost or gone: no row of it is counted twice, forgotten, or missing from a window
 that is read. The keys of feeds that share a ledger, and when its periods are retired."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import fnmatch
@@ -269,10 +267,11 @@ def period(day: int) -> Period:
 def named(keys: FeedKeys) -> dict[str, str]:
     """Every key of a feed, by its name here."""
     names = {}
-    for name, part in vars(FeedKeys).items():
+    for name in vars(FeedKeys):
         if name.startswith("_") or name in ("of", "beside", "shared_ledger"):
             continue
-        names[name] = getattr(keys, name) if isinstance(part, property) else getattr(keys, name)(7)
+        key = getattr(keys, name)
+        names[name] = key if isinstance(key, str) else key(7)
     return names
 
 

@@ -2,8 +2,6 @@
 ledger for ever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import suppress

@@ -56,8 +56,8 @@ export const scheduled = async (feed: string, start: string) =>
   (await get<ScheduledSpeeds>(`api/v1/windows/${encodeURIComponent(start)}/scheduled`, { feed })).cells;
 
 /** `day`: a local date; without one, that of a week before or else the day before. */
-export const otherDay = (feed: string, start: string, day: string | undefined) =>
-  get<OtherDay>(`api/v1/windows/${encodeURIComponent(start)}/other-day`, { feed, ...(day ? { day } : {}) });
+export const otherDay = (feed: string, start: string, statistic: string, day: string | null) =>
+  get<OtherDay>(`api/v1/windows/${encodeURIComponent(start)}/other-day`, { feed, statistic, ...(day ? { day } : {}) });
 
 export const alerts = (feed: string, start: string) => get<AlertList>('api/v1/alerts', { feed, window: start });
 

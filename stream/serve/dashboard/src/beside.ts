@@ -2,7 +2,8 @@
 
 import * as api from './api';
 import { say, type TextKey } from './texts';
-import type { Hexagon, OtherDay, WindowCells, WindowSummary } from './types';
+import { STATISTICS } from './statistics';
+import type { OtherDay, Scheduled, WindowSummary } from './types';
 import type { View } from './view';
 
 /** What was read, or nothing and why. */
@@ -22,13 +23,11 @@ async function reading<Read>(wanted: boolean, nothing: Read, failed: TextKey, re
   }
 }
 
-/** The window of the other day and its cells, where that is what the reader wants to see. */
-export const otherDay = (view: View, { window }: WindowSummary, load: (window: WindowSummary) => Promise<WindowCells>) =>
-  reading<{ day: OtherDay | null; hexagons: Hexagon[] }>(view.chosenScheme === 'day', { day: null, hexagons: [] }, 'day.failed', async () => {
-    const day = await api.otherDay(view.feed, window.start, view.day ?? undefined);
-    return { day, hexagons: day.other ? (await load(day.other)).hexagons : [] };
-  });
+/** The window of the other day and what it says of the cells, where that is what the reader wants to see. */
+export const otherDay = (view: View, { window }: WindowSummary) =>
+  reading<OtherDay | null>(view.chosenScheme === 'day' && view.statistic !== 'spread', null, 'day.failed', () =>
+    api.otherDay(view.feed, window.start, STATISTICS[view.statistic], view.day));
 
 /** Scheduled speeds in a window, where the server has a timetable. */
 export const scheduledIn = (view: View, { window }: WindowSummary) =>
-  reading<{ cell: string; value: number }[] | null>(view.scheduling, null, 'scheduled.failed', () => api.scheduled(view.feed, window.start));
+  reading<Scheduled[] | null>(view.scheduling, null, 'scheduled.failed', () => api.scheduled(view.feed, window.start));

@@ -5,6 +5,7 @@ import { heatLegend } from './heat';
 import { say } from './texts';
 import {
   COMPARING,
+  RELATIVE_BREAKS,
   STATISTICS,
   absoluteLabels,
   isNobody,
@@ -69,7 +70,7 @@ export function showControls(view: View, looks: Look[]): void {
   byId('units').hidden = otherValue() !== null;
   for (const input of radios('statistics')) if (input.value === 'moving') input.closest('label')!.hidden = otherValue() !== null;
   byId('controls-title').textContent = view.heat ? say('heat.label') : say(`${view.statistic}.name`);
-  byId('controls-against').textContent = view.heat ? say('heat.unit') : comparedWith(view);
+  byId('controls-against').textContent = view.heat ? say('heat.unit') : [comparedWith(view), ...noneClear(view, looks)].join('. ');
   byId('heat').hidden = !view.histograms.length;
   byId('legend').replaceChildren(...(view.heat ? heatLegend(view.heat) : legend(view, looks)));
 }
@@ -84,6 +85,10 @@ function comparedWith(view: View): string {
     case 'difference': return say('legend.against.typical');
   }
 }
+
+/** That everything is grey, because noise explains every difference; it is said also where the legend is folded. */
+const noneClear = (view: View, looks: Look[]) =>
+  view.compares && looks.length && !looks.some(({ index }) => index >= 0 && index <= RELATIVE_BREAKS.length) ? [say('legend.none-clear')] : [];
 
 /** Offer what the colours of a difference may compare with. */
 function showAgainst(view: View, comparing: Scheme[]): void {
@@ -132,6 +137,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
   const fainter = [1, 2, 3, 4].map((spans) => swatch(view.colours[labels.length - (against ? 2 : 1)]!, opacity(spans)));
   return [
     title,
+    ...noneClear(view, looks).map((text) => make('p', { class: 'note' }, `${text}.`)),
     ...(view.over ? [make('p', { class: 'note' }, view.said)] : []),
     make('ul', {}, ...rows, ...extra),
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),

@@ -3,7 +3,7 @@
 import { alertsOf } from './alerts';
 import { ApiError, history } from './api';
 import { cellName, chip, isolated, make } from './dom';
-import { STATISTICS, comparison, countText, interval, isNobody, isNoisy, reading as read, sentence, shown, type Statistic } from './statistics';
+import { STATISTICS, comparison, countText, interval, isNobody, reading as read, sentence, shown, type Statistic } from './statistics';
 import { decimals, say } from './texts';
 import { when } from './times';
 import { inUnit, unit } from './units';
@@ -18,7 +18,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
   const { now, verdict } = reading;
   if (!now && isNobody(hexagon)) return [make('p', { class: 'reading' }, say('reading.nobody')), make('p', { class: 'quiet' }, say('reason.nobody'))];
   if (!now) {
-    return [make('p', { class: 'reading' }, say('reading.not-published')), make('p', { class: 'quiet' }, suppressed(hexagon))];
+    return [make('p', { class: 'reading' }, say('reading.not-published')), make('p', { class: 'quiet' }, suppressed(hexagon.users, hexagon.relation))];
   }
   return [
     make('p', { class: 'reading' }, sentence(now), chip(now.method ? 'modelled' : 'raw')),
@@ -31,7 +31,7 @@ export function statement(view: View, cell: string): HTMLElement[] {
 }
 
 /** The public reason why a cell was not published. */
-const suppressed = ({ users, relation }: Hexagon) => say(`reason.not-published.${relation}`, { count: isNoisy(users) ? 0 : users });
+const suppressed = (users: Hexagon['users'] | null, relation: Hexagon['relation']) => say(`reason.not-published.${relation}`, { count: typeof users === 'number' ? users : 0 });
 
 /** What the value is compared with, or why there is nothing. */
 function beside(view: View, { hexagon, typical, then }: Reading): HTMLElement[] {
@@ -41,14 +41,14 @@ function beside(view: View, { hexagon, typical, then }: Reading): HTMLElement[] 
   if (!other || then === 'window') return line(view.againstDay());
   const window = when(other.window, view.zone);
   if (typeof then !== 'string') return [make('p', { class: 'quiet' }, say('day.value', { window, reading: sentence(then) }), chip('raw'))];
-  const released = view.other(hexagon.cell);
-  const reason = then === 'suppressed' && released ? ` ${suppressed(released)}` : then === 'none' && !released ? ` ${say(`reason.none.${other.marker?.relation ?? 'values'}`)}` : '';
+  const relation = other.marker?.relation ?? 'values';
+  const reason = then === 'suppressed' ? ` ${suppressed(view.usersThen(hexagon.cell), relation)}` : then === 'none' ? ` ${say(`reason.none.${relation}`)}` : '';
   return line(say(`day.cell.${then}`, { window }) + reason);
 }
 
 /** "Scheduled in these hours: 25.1 km/h". */
 function timetabled(view: View, cell: string): HTMLElement[] {
-  const speed = view.scheduled?.get(cell);
+  const speed = view.scheduled?.get(cell)?.value;
   return speed === undefined ? [] : [make('p', { class: 'quiet' }, say('scheduled.value', { value: decimals(inUnit(speed), 1), unit: unit() }))];
 }
 
@@ -96,7 +96,7 @@ function allStatistics(view: View, cell: string): HTMLElement {
     const clamped = estimate?.clamped && statistic !== 'spread' ? say('cell.clamped', { raw: decimals(inUnit(estimate.raw), 0) }) : '';
     const name = make('span', {}, say(`${statistic}.short`));
     const lines = released ? [line([name, chip('raw')], read(released), interval(released), clamped)] : [];
-    if (modelled?.method) lines.push(line([...(released ? [] : [name]), chip('modelled')], read(modelled), interval(modelled), modelled.method));
+    if (modelled?.method) lines.push(line([...(released ? [] : [name]), chip('modelled')], read(modelled), interval(modelled), say(modelled.method === 'kalman' ? 'cell.by-windows' : 'cell.by-moments')));
     return lines;
   });
   if (!rows.length) return make('span');

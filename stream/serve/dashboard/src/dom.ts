@@ -11,6 +11,12 @@ export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
 
 type Part = Node | string | null | undefined | false;
 
+/** Texts of numbers with a dash between them, which stay on one line. */
+const RANGE = /(\S*\d[–−]\S*\d\S*|−\d\S*)/;
+const WRAPPING = ['p', 'td', 'dd', 'li', 'th'];
+
+const unbroken = (text: string): Part[] => text.split(RANGE).map((part, at) => (at % 2 ? make('span', { class: 'unbroken' }, part) : part));
+
 export function make<K extends keyof HTMLElementTagNameMap>(
   name: K,
   attributes: Record<string, string | boolean | number> = {},
@@ -20,7 +26,8 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   for (const [key, value] of Object.entries(attributes)) {
     if (value !== false) element.setAttribute(key, value === true ? '' : String(value));
   }
-  element.append(...parts.filter((part): part is Node | string => Boolean(part)));
+  const whole = parts.flatMap((part) => (typeof part === 'string' && WRAPPING.includes(name) ? unbroken(part) : [part]));
+  element.append(...whole.filter((part): part is Node | string => Boolean(part)));
   return element;
 }
 

@@ -80,29 +80,6 @@ export function cellAt<T>(cells: Map<string, T>, resolutions: number[], lng: num
   return undefined;
 }
 
-/** Says of a cell that is not among the `others` whether some of them, of other sizes, lie in it or cover it. */
-export function overlapping(others: Map<string, Hexagon>): (hexagon: Hexagon) => boolean {
-  const sizes = [...new Set([...others.values()].map(({ resolution }) => resolution))];
-  const finer = new Map<number, Map<string, string[]>>();
-  const inside = ({ cell, resolution }: Hexagon): string[] => {
-    let cells = finer.get(resolution);
-    if (!cells) {
-      finer.set(resolution, (cells = new Map<string, string[]>()));
-      for (const other of others.values()) {
-        if (other.resolution <= resolution) continue;
-        const parent = cellToParent(other.cell, resolution);
-        cells.set(parent, [...(cells.get(parent) ?? []), other.cell]);
-      }
-    }
-    return cells.get(cell) ?? [];
-  };
-  const isIn = (cell: string, area: string) =>
-    getResolution(area) <= getResolution(cell) && cellToParent(cell, getResolution(area)) === area;
-  return (hexagon) =>
-    sizes.some((size) => size < hexagon.resolution && others.has(cellToParent(hexagon.cell, size))) ||
-    inside(hexagon).some((cell) => !hexagon.excludes?.some((apart) => isIn(cell, apart)));
-}
-
 /** Smallest box around the outlines of cells; null where there are none. */
 export function boundsOf(shapes: Iterable<Shape>): Box | null {
   let [west, south, east, north] = [Infinity, Infinity, -Infinity, -Infinity];

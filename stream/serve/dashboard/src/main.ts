@@ -33,7 +33,7 @@ import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit } from './units';
 import { clock, day, zoneName } from './times';
-import type { Scheme } from './statistics';
+import type { Scheme, Statistic } from './statistics';
 import type { AlertList, PlaceList, Settings, WindowCells, WindowSummary } from './types';
 import { View } from './view';
 
@@ -107,7 +107,7 @@ async function start(): Promise<void> {
   setUpTimeline(view, { to, live });
   player = new Player(view, { mean: (over) => void showMean(over).catch(fail), show: play, prepare: (window) => void load(window).catch(() => undefined), changed: playing });
   setUpControls({
-    statistic: (statistic) => change(() => (view.statistic = statistic)),
+    statistic: chooseStatistic,
     scheme: compareWith,
     compare: () => compareWith(view.comparison),
     day: (date) => {
@@ -129,7 +129,7 @@ async function start(): Promise<void> {
     live: () => live(!view.live),
     statistic: (index) => {
       const statistic = view.statistics()[index];
-      if (statistic) change(() => (view.statistic = statistic));
+      if (statistic) chooseStatistic(statistic);
     },
     centre: () => {
       if (areas.corner()) return;
@@ -265,6 +265,13 @@ function compareWith(scheme: Scheme): void {
   show(asked, true).catch(fail);
 }
 
+/** The other day's values of another statistic have to be read first. */
+function chooseStatistic(statistic: Statistic): void {
+  view.statistic = statistic;
+  if (view.chosenScheme === 'day' && asked) show(asked, true).catch(fail);
+  else change(() => undefined);
+}
+
 /** `again`: also where it is the one on display, because what it is compared with changed. */
 async function show(window: WindowSummary | undefined, again = false): Promise<void> {
   const mine = (turn += 1);
@@ -280,15 +287,16 @@ async function show(window: WindowSummary | undefined, again = false): Promise<v
   if (window.window.start === view.window?.window.start && !again && !wasMean) return void tell(ready);
   begin('asked');
   const [cells, alerts, other, scheduled] = await Promise.all([
-    load(window), alertsOf(window), otherDay(view, window, load), scheduledIn(view, window),
+    load(window), alertsOf(window), otherDay(view, window), scheduledIn(view, window),
   ]);
   if (mine !== turn) return;
   unread = false;
   took('fetch', 'asked');
   view.setWindow(cells);
-  view.setOtherDay(other.read.day, other.read.hexagons);
+  view.setOtherDay(other.read);
+  if (view.isOtherStatistic) return show(window, true);
   view.alerts = alerts;
-  view.scheduled = scheduled.read && new Map(scheduled.read.map(({ cell, value }) => [cell, value]));
+  view.scheduled = scheduled.read && new Map(scheduled.read.map((one) => [one.cell, one]));
   await readHeat(cells);
   if (mine !== turn) return;
   if (cells.marker?.withheld) showCard('withheld');
@@ -312,7 +320,7 @@ async function showMean(over: Over): Promise<void> {
   view.range = { from: over.from, to: over.to };
   view.alerts = null;
   view.scheduled = null;
-  view.setOtherDay(null, []);
+  view.setOtherDay(null);
   view.setWindow(windowOf(found, over, newest));
   byId('empty').hidden = true;
   byId('notice').hidden = true;

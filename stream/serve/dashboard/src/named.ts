@@ -4,7 +4,7 @@ import { ApiError, area, drawnArea, means } from './api';
 import { areaKey, ringOf, type Area } from './area';
 import { cellName, chip, isolated, make } from './dom';
 import type { Over } from './over';
-import { LAPLACE, sentence, type Shown } from './statistics';
+import { sentence, type Shown } from './statistics';
 import { decimals, say } from './texts';
 import type { AreaStatistics } from './types';
 import type { View } from './view';
@@ -61,15 +61,14 @@ const measured = (view: View, open: Area, start?: string) =>
 async function overRange(view: View, open: Area, over: Over): Promise<AreaStatistics> {
   const which = open.kind === 'named' ? { area: open.name } : { ring: ringOf(open)! };
   const [shape, { cells, together }] = await Promise.all([measured(view, open), means(view.feed, over, which)]);
-  const { events, users, mean } = together!;
+  const { events, users, mean } = together;
   return { ...shape, cells: cells.length, published: cells.filter((one) => one.mean).length, events, users, estimate: mean && { ...mean, method: 'released' } };
 }
 
 function meanOf({ estimate }: AreaStatistics): Shown | null {
   if (!estimate) return null;
   const [low, high] = estimate.interval;
-  return { value: estimate.value, low, high, deviation: (high - low) / (2 * LAPLACE), quantile: LAPLACE, outside: low === high, atBound: estimate.at_bound,
-    ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
+  return { value: estimate.value, low, high, outside: low === high, atBound: estimate.at_bound, ...(estimate.method === 'released' ? {} : { method: estimate.method }) };
 }
 
 /** The mean, or why there is none. */

@@ -43,7 +43,7 @@ const counted = (count: AreaCount | null): number | Estimate | undefined =>
   count === null ? undefined : count.interval === null ? count.value : { value: count.value, raw: count.value, clamped: false, scale: 0, interval: count.interval, unit: '1' };
 
 /** Cells with their means, as a window that lasts as long as the range. `newest`: what is said of it holds for all of them. */
-export function windowOf({ cells }: MeanList, { from, to }: Over, newest: WindowSummary): WindowCells {
+export function windowOf({ cells, together: { events, users } }: MeanList, { from, to }: Over, newest: WindowSummary): WindowCells {
   const marker = newest.marker!;
   const hexagons = [...cells].sort((a, b) => a.windows - b.windows).map(({ cell, excludes, events, users, mean }): Hexagon => ({
     cell,
@@ -59,7 +59,7 @@ export function windowOf({ cells }: MeanList, { from, to }: Over, newest: Window
     estimate: mean && { mean: { ...mean, method: 'released' } },
     ...(mean ? { mean: { ...mean, clamped: mean.value !== mean.raw, scale: 0 } } : {}),
   }));
-  return { ...newest, window: { start: from, end: to }, histograms: [], marker: { ...marker, statistics: ['mean'] }, hexagons };
+  return { ...newest, window: { start: from, end: to }, histograms: [], marker: { ...marker, statistics: ['mean'] }, hexagons, totals: { events, users } };
 }
 
 /** The fields and the button below the range. `then` gets the days and hours that were chosen. */

@@ -2,7 +2,7 @@
 
 import { decimals, say, type TextKey } from './texts';
 import { chosenUnit, fromUnit, inUnit, otherValue, unit } from './units';
-import type { Estimate, Hexagon, Measured } from './types';
+import type { AreaCount, Estimate, Hexagon, Measured } from './types';
 
 export type Statistic = 'mean' | 'moving' | 'p50' | 'p85' | 'spread';
 /** The leading estimates, or the values as they were released. */
@@ -24,19 +24,12 @@ export interface Shown {
   value: number;
   low: number;
   high: number;
-  /** Standard deviation of the noise, and how many of them the 95 % error of a difference is at most. */
-  deviation: number;
-  quantile: number;
   method?: string;
   outside?: boolean;
   unbounded?: boolean;
   /** The released value crowds the bound of speeds: it is to be read as "or more". */
   atBound?: boolean;
 }
-
-/** Standard deviations within which 95 % of normal noise lies, and of any sum of independent Laplace noise at least 95 %. */
-export const NORMAL = 1.96;
-export const LAPLACE = 2.12;
 
 const root = (number: number) => Math.sqrt(Math.max(number, 0));
 
@@ -53,15 +46,11 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
   const derived = leading?.method === 'released' ? undefined : leading;
   if (derived && !derived.interval) {
     const { value, method } = derived;
-    return { value, low: value, high: value, deviation: 0, quantile: NORMAL, method, unbounded: true };
+    return { value, low: value, high: value, method, unbounded: true };
   }
   if (!released) return null;
   const [low, high] = derived?.interval ?? released.interval;
-  const gaussian = Boolean(derived) || hexagon.accounting === 'zcdp';
-  const quantile = gaussian ? NORMAL : LAPLACE;
-  // Where a mean is a ratio of noisy numbers, its interval says more than one scale.
-  const deviation = Math.max((high - low) / (2 * quantile), derived ? 0 : released.scale * (gaussian ? 1 : Math.SQRT2));
-  const found: Shown = { value: (derived ?? released).value, low, high, deviation, quantile };
+  const found: Shown = { value: (derived ?? released).value, low, high };
   if (derived) found.method = derived.method;
   else if (low === high && released.scale > 0) found.outside = true;
   if (released.at_bound) found.atBound = true;
@@ -69,49 +58,20 @@ export function shown(hexagon: Hexagon, statistic: Statistic, kind: Kind): Shown
   return { ...found, value: root(found.value), low: root(found.low), high: root(found.high) };
 }
 
-/** What a value is compared with: the typical one, the scheduled one, or the value as released on another day. */
-export type Reference = Pick<Shown, 'value' | 'deviation'> & Partial<Pick<Shown, 'low' | 'high' | 'quantile' | 'outside'>>;
-
-/** Whether something can be said relative to it: it is above 0, and known to within itself. */
-const isKnown = (value: number, low: number, high: number) => value > 0 && high - low <= value;
-
 /** What earlier releases say of the cell's mean at this hour; null where there are none, and of other statistics. */
 export function typicalOf({ estimate }: Hexagon, statistic: Statistic): Shown | null {
   const typical = statistic === 'mean' ? estimate?.typical : undefined;
   if (!typical?.interval) return null;
   const { value, method, interval: [low, high] } = typical;
-  return { value, low, high, deviation: (high - low) / (2 * NORMAL), quantile: NORMAL, method };
+  return { value, low, high, method };
 }
 
-/**
- * The scheduled speed as something to compare a mean with. It has no noise. Speeds above the bound of the cell are
- * measured as the bound, so a higher scheduled speed cannot be compared with.
- */
-export const scheduledOf = (speed: number | undefined, statistic: Statistic, upper: number): Reference | null =>
-  speed === undefined || statistic !== 'mean' || speed > upper ? null : { value: speed, deviation: 0 };
-
-/** Why a cell has no value of another day. */
-export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'uncertain';
-
-const areaOf = ({ excludes = [] }: Hexagon) => [...excludes].sort().join();
-
-/** What a number of the cell is about: equal where two windows measured the same. Ranges of a cell's own follow its traffic, so that
- * they differ from window to window; what counts is whether there are such ranges. */
-const settingsOf = ({ relation, weight, clipping }: Hexagon) => [relation, weight, Boolean(clipping)].join();
-
-/**
- * What was released of the same area on another day, or why there is nothing to compare with. `overlaps`: whether cells of
- * that day share ground with one that is not among them.
- */
-export function thenOf(
-  hexagon: Hexagon, other: Hexagon | undefined, statistic: Statistic, overlaps: (hexagon: Hexagon) => boolean,
-): Shown | Missing {
-  if (!other) return overlaps(hexagon) ? 'area' : 'none';
-  if (areaOf(hexagon) !== areaOf(other)) return 'area';
-  if (other.status === 'published' && settingsOf(hexagon) !== settingsOf(other)) return 'settings';
-  const then = shown(other, statistic, 'raw');
-  if (!then) return other.status === 'published' ? 'statistic' : 'suppressed';
-  return then.outside || !isKnown(then.value, then.low, then.high) ? 'uncertain' : then;
+/** How the leading mean differs from the typical one, as the API has it. */
+export function fromTypical(hexagon: Hexagon, now: Shown, typical: Shown): Verdict | null {
+  const deviation = hexagon.estimate?.deviation;
+  if (!deviation?.interval) return null;
+  const [low, high] = deviation.interval;
+  return { now, reference: typical.value, clear: deviation.clear_error !== undefined, error: deviation.clear_error ?? (high - low) / 2 };
 }
 
 /** Upper ends of all classes but the last, as shares of the typical value. */
@@ -176,24 +136,6 @@ export function speed(value: number, now: { low: number; high: number; unbounded
   return decimals(inUnit(value), !now.unbounded && inUnit(now.high - now.low) < 4 ? 1 : 0);
 }
 
-/** The sum of a number of several cells, from raw values, with its 95 % error by noise (0: exact); null where it is not released. */
-export function totalOf(cells: Iterable<Hexagon>, name: 'events' | 'users'): { value: number; error: number } | null {
-  let [value, variance, quantile, known] = [0, 0, LAPLACE, false];
-  for (const hexagon of cells) {
-    const count = hexagon[name];
-    if (count === undefined) continue;
-    known = true;
-    if (!isNoisy(count)) value += count;
-    else {
-      const gaussian = hexagon.accounting === 'zcdp';
-      if (gaussian) quantile = NORMAL;
-      value += count.raw;
-      variance += count.scale ** 2 * (gaussian ? 1 : 2);
-    }
-  }
-  return known ? { value: Math.max(value, 0), error: quantile * Math.sqrt(variance) } : null;
-}
-
 /** "23" or, where the released value crowds the bound of speeds, "≥ 23". */
 export const reading = (now: Shown) => (now.atBound ? '≥\u00a0' : '') + speed(now.value, now);
 
@@ -208,23 +150,6 @@ export const sentence = (now: Shown) =>
       ? say('reading.outside', { value: speed(now.value, now), unit: unit() })
       : say(now.method ? 'reading.modelled' : 'reading', { value: reading(now), unit: unit(), low: speed(now.low, now), high: speed(now.high, now) });
 
-/** How far the value is from another in km/h, and the 95 % error of that by noise. Both are as released. */
-export function difference(now: Shown, other: Reference): { value: number; error: number } {
-  const deviation = Math.hypot(...deviations(now, other));
-  return { value: now.value - other.value, error: Math.max(now.quantile, other.quantile ?? 0) * deviation };
-}
-
-/** Standard deviations of the noise of both. Of an interval, the side that faces the other value counts where it is longer. */
-export function deviations(now: Shown, other: Reference): [number, number] {
-  const value = now.value - other.value;
-  return [facing(now, -value), facing(other, value)];
-}
-
-/** Standard deviation of the noise towards a value that lies in the direction of `to`. */
-function facing({ value, low = value, high = value, deviation, quantile = NORMAL }: Reference, to: number): number {
-  return Math.max(deviation, (to < 0 ? value - low : high - value) / quantile);
-}
-
 /** What a value is compared with, for texts: typical or scheduled speeds, or those of a day of that name. */
 export interface Versus {
   prefix: 'comparison' | 'comparison.scheduled' | 'comparison.day';
@@ -233,15 +158,15 @@ export interface Versus {
 
 /** "8 % slower than typical" or, of another day, "8 % slower than on Tue, 14 Mar 2017". */
 export function relative({ now, reference }: Verdict, { prefix, day = '' }: Versus): string {
-  const percent = Math.round((now.value / reference.value - 1) * 100);
+  const percent = Math.round((now.value / reference - 1) * 100);
   const key = !percent ? 'same' : percent < 0 ? 'slower' : 'faster';
   return say(`${prefix}.${key}`, { percent: Math.abs(percent), day });
 }
 
-/** How a released value differs from another, considering all cells of the window. */
+/** How a value differs from another, considering all cells of the window: the API's verdict (`stream/serve/differences.py`). */
 export interface Verdict {
   now: Shown;
-  reference: Reference;
+  reference: number;
   /** Whether noise does not explain the difference. */
   clear: boolean;
   /** Error of the difference by noise, km/h. */
@@ -257,12 +182,12 @@ export function comparison(verdict: Verdict, versus: Versus): string {
     ...margin(verdict),
     unit: unit(),
   });
-  return !clear && !now.outside && Math.abs(now.value - reference.value) > error ? `${said}. ${say('comparison.many')}` : said;
+  return !clear && !now.outside && Math.abs(now.value - reference) > error ? `${said}. ${say('comparison.many')}` : said;
 }
 
 /** "−2.0" and "0.9": the difference and its error in the chosen unit. */
 export function margin({ now, reference, error }: Verdict): { difference: string; error: string } {
-  const value = now.value - reference.value;
+  const value = now.value - reference;
   return { difference: (value < 0 ? '−' : '+') + decimals(inUnit(Math.abs(value)), 1), error: decimals(inUnit(error), 1) };
 }
 
@@ -272,9 +197,10 @@ export const isNoisy = (number: number | Estimate): number is Estimate => typeof
 export const countOf = ({ events, users }: Hexagon): number | Estimate => events ?? users;
 
 /** "1 328", or "about 120 (95 % interval 80–160)" where even counts carry noise. */
-export function countText(number: number | Estimate | undefined): string {
+export function countText(number: number | AreaCount | undefined): string {
   if (number === undefined) return '–';
-  if (!isNoisy(number)) return decimals(number, 0);
+  if (typeof number === 'number') return decimals(number, 0);
+  if (!number.interval) return decimals(number.value, 0);
   const [low, high] = number.interval.map((end) => decimals(end, 0));
   return say('count.noisy', { value: decimals(number.value, 0), low: low!, high: high! });
 }

@@ -1,8 +1,8 @@
 /** The cells of the window as a table: what the map shows, for keyboard and screen reader. */
 
 import { byId, cellName, chip, make } from './dom';
-import { countOf, countText, interval, isNobody, isNoisy, margin, reading as read, relative, speed, totalOf, type Verdict } from './statistics';
-import { decimals, say } from './texts';
+import { countOf, countText, interval, isNobody, isNoisy, margin, reading as read, relative, speed, type Verdict } from './statistics';
+import { say } from './texts';
 import { unit } from './units';
 import type { Reading, View } from './view';
 import { hours } from './times';
@@ -17,7 +17,7 @@ const ORDER: Record<Exclude<Column, 'cell'>, (reading: Reading) => number | stri
   value: ({ now }) => now?.value ?? -1,
   interval: ({ now }) => (now && !now.unbounded ? now.high - now.low : Infinity),
   then: ({ then }) => (then && typeof then !== 'string' ? then.value : -1),
-  against: ({ verdict }) => (verdict ? (verdict.clear ? verdict.now.value / verdict.reference.value : 1) : Infinity),
+  against: ({ verdict }) => (verdict ? (verdict.clear ? verdict.now.value / verdict.reference : 1) : Infinity),
   events: ({ hexagon }) => number(countOf(hexagon)),
   users: ({ hexagon }) => number(hexagon.users),
 };
@@ -129,19 +129,14 @@ export class Table {
       const selected = reading.hexagon.cell === this.view.selected;
       return this.row(reading, selected, selectedHere ? selected : index === 0);
     });
-    return make('table', { 'aria-labelledby': 'table-title' }, make('thead', {}, head), make('tbody', {}, ...body), this.foot(heads.length - 2, all));
+    return make('table', { 'aria-labelledby': 'table-title' }, make('thead', {}, head), make('tbody', {}, ...body), this.foot(heads.length - 2, all.length, all.some(({ hexagon }) => hexagon.weight === 'share')));
   }
 
   /** Sums over all cells, also of the other pages. Clamped values must not be added, so readers find the sum here. */
-  private foot(columns: number, all: Reading[]): HTMLElement {
-    const cells = all.map(({ hexagon }) => hexagon);
-    const divided = cells.some(({ weight }) => weight === 'share');
-    const sums = (['events', 'users'] as const).map((name) => {
-      const total = totalOf(cells, name);
-      const value = total && decimals(total.value, 0);
-      return make('td', { class: 'number' }, !total ? '–' : total.error ? say('table.sum', { value: value!, error: decimals(total.error, 0) }) : value!);
-    });
-    const label = [say('table.total', { count: cells.length }), !divided && make('span', {}, say('table.total-users'))];
+  private foot(columns: number, count: number, divided: boolean): HTMLElement {
+    const totals = this.view.window?.totals;
+    const sums = (['events', 'users'] as const).map((name) => make('td', { class: 'number' }, countText(totals?.[name] ?? undefined)));
+    const label = [say('table.total', { count }), !divided && make('span', {}, say('table.total-users'))];
     return make('tfoot', {}, make('tr', {}, make('th', { scope: 'row', colspan: columns }, ...label), ...sums));
   }
 

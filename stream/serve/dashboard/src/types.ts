@@ -25,6 +25,8 @@ export interface Leading {
   interval?: [number, number];
   unit: string;
   at_bound?: true;
+  /** Of a deviation that noise does not explain, although there are many cells: its error then. */
+  clear_error?: number;
 }
 
 export type Measured = 'mean' | 'moving_mean' | 'variance' | 'p15' | 'p50' | 'p85';
@@ -90,14 +92,35 @@ export interface WindowSummary {
 
 export interface WindowCells extends WindowSummary {
   hexagons: Hexagon[];
+  /** Sums over all cells; null where the cells have no such number. */
+  totals: Record<'events' | 'users', AreaCount | null>;
 }
 
 /** Why no window of another day stands beside the one on display. */
 export type NoOther = 'same' | 'gone' | 'withheld' | 'incomplete' | 'later' | 'settings' | 'clocks' | 'none';
 
+/** Why a cell has no value of another day. */
+export type Missing = 'none' | 'suppressed' | 'area' | 'settings' | 'statistic' | 'uncertain';
+
+/** Columns of the cells that have the statistic in the window on display, with what was released of each on another day. */
+export interface Beside {
+  cell: string[];
+  missing: (Missing | null)[];
+  value: number[];
+  low: number[];
+  high: number[];
+  at_bound: boolean[];
+  /** Of a cell that was not published, how many there were, where that is public. */
+  users: (number | null)[];
+  error: number[];
+  clear: boolean[];
+}
+
 /** The window of another local day that begins at the same local time, or the reason why there is none. */
 export interface OtherDay {
   day: string;
+  statistic: Measured;
+  cells: Beside | null;
   other: WindowSummary | null;
   reason: NoOther | null;
   /** Starts of the oldest and the newest window that the server keeps. */
@@ -186,7 +209,15 @@ export interface PlaceList {
 
 /** Scheduled speeds in the hours of a window, in km/h. */
 export interface ScheduledSpeeds {
-  cells: { cell: string; value: number }[];
+  cells: Scheduled[];
+}
+
+/** `error` of the difference of the released mean, null where the two are not compared; `clear`: noise does not explain it. */
+export interface Scheduled {
+  cell: string;
+  value: number;
+  error: number | null;
+  clear: boolean;
 }
 
 export interface AreaName {
@@ -239,11 +270,11 @@ interface Together {
   mean: { value: number; raw: number; interval: [number, number]; unit: string; at_bound?: true } | null;
 }
 
-/** Means over the windows of a range; `together`: of an area's cells, where one was asked for. */
+/** Means over the windows of a range; `together`: of all of these cells. */
 export interface MeanList {
   windows: number;
   cells: (Together & { cell: string; excludes: string[]; windows: number })[];
-  together: Together | null;
+  together: Together;
 }
 
 /** Those of a drawn area have neither name nor kind. */

@@ -1,14 +1,13 @@
 /** What is on display: the window, its cells, what is typical there, and what the reader chose. */
 
 import type { Area } from './area';
-import { cellAt, centre, finestOf, overlapping, type Shape } from './hexagons';
+import { cellAt, centre, finestOf, type Shape } from './hexagons';
 import type { Heat } from './heat';
 import type { Names } from './names';
 import { overSaid, type Over } from './over';
 import { decimals, say } from './texts';
 import { inUnit, measure, otherValue } from './units';
 import { clock, day, localClock, when } from './times';
-import { NONE, judge, levelOf } from './significance';
 import { RD_YL_BU, WITHIN_NOISE, viridis, type Theme } from './palette';
 import {
   COMPARING,
@@ -16,43 +15,33 @@ import {
   STATISTICS,
   absoluteBreaks,
   classify,
+  fromTypical,
   isNobody,
   opacity,
   shown,
-  thenOf,
-  scheduledOf,
   typicalOf,
   type Kind,
-  type Missing,
-  type Reference,
   type Scheme,
   type Shown,
   type Statistic,
   type Verdict,
   type Versus,
 } from './statistics';
-import type { AlertList, DerivedSpeeds, Hexagon, Limit, Marker, OtherDay, Settings, WindowCells, WindowSummary } from './types';
+import type { AlertList, DerivedSpeeds, Hexagon, Limit, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 import type { Shown as Drawn } from './map';
 
 export interface Reading {
   hexagon: Hexagon;
   now: Shown | null;
-  /** What is compared: the estimate with what is typical, everything else as it was released. */
-  compared: Shown | null;
   typical: Shown | null;
   /** The value of the other day, where that is what the map compares with, or why there is none: also for want of a window. */
   then: Shown | Missing | 'window' | null;
-  /** The scheduled speed, where that is what the map compares with. */
-  scheduled: Reference | null;
   scheme: Scheme;
-  /** How it differs from what the chosen colours compare it with; null where there is no such thing. */
+  /** How it differs from what the chosen colours compare it with: the estimate from what is typical, else what was released; null
+   * where there is no such thing. */
   verdict: Verdict | null;
 }
-
-/** What the chosen colours compare the value with; null where there is nothing. */
-const referenceOf = ({ scheme, scheduled, typical, then }: Omit<Reading, 'verdict'>): Reference | null =>
-  scheme === 'scheduled' ? scheduled : scheme !== 'day' ? typical : typeof then === 'string' ? null : then;
 
 export class View {
   feed = '';
@@ -98,14 +87,12 @@ export class View {
   cells = new Map<string, Hexagon>();
   /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display; null where they could not be read. */
   scheduling = false;
-  scheduled: Map<string, number> | null = null;
-  private others = new Map<string, Hexagon>();
-  private overlaps = overlapping(this.others);
+  scheduled: Map<string, Scheduled> | null = null;
+  /** Where each cell stands in the columns of the other day. */
+  private rows = new Map<string, number>();
   private resolutions: number[] = [];
   /** Of which statistics any cell of the window has what: asked for every cell. */
   private has = contentsOf([]);
-  /** The chance up to which a difference is clear, of the cells as they were last coloured. */
-  private level = NONE;
 
   /** Lines carry the colours where there are any, unless the address says otherwise. */
   setLines({ lines }: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on'; heat?: 'on' }): void {
@@ -125,11 +112,15 @@ export class View {
     if (!this.available(this.statistic)) this.statistic = this.statistics()[0] ?? 'mean';
   }
 
-  /** What stands beside the window on display; the cells are those of the other window. */
-  setOtherDay(otherDay: OtherDay | null, cells: Hexagon[]): void {
+  /** What stands beside the window on display. */
+  setOtherDay(otherDay: OtherDay | null): void {
     this.otherDay = otherDay;
-    this.others = new Map(cells.map((hexagon) => [hexagon.cell, hexagon]));
-    this.overlaps = overlapping(this.others);
+    this.rows = new Map(otherDay?.cells?.cell.map((cell, row) => [cell, row]));
+  }
+
+  /** Whether what was read of the other day is of another statistic than the one on display. */
+  get isOtherStatistic(): boolean {
+    return this.otherDay !== null && this.otherDay.statistic !== STATISTICS[this.statistic];
   }
 
   /** Whether the reader wants to see another day that was not there when it was asked for. */
@@ -148,7 +139,7 @@ export class View {
     this.alerts = null;
     this.cells.clear();
     this.scheduled = null;
-    this.setOtherDay(null, []);
+    this.setOtherDay(null);
   }
 
   /** The time on display, "Tue, 14 Mar 2017, 07:00–08:00", or which windows are put together. */
@@ -246,7 +237,7 @@ export class View {
   get scheme(): Scheme {
     const chosen = this.chosenScheme ?? this.opens;
     if (!this.offers(chosen)) return 'now';
-    return (chosen === 'day' && !this.otherDay) || (chosen === 'scheduled' && !this.scheduled) ? 'now' : chosen;
+    return (chosen === 'day' && (!this.otherDay || this.isOtherStatistic)) || (chosen === 'scheduled' && !this.scheduled) ? 'now' : chosen;
   }
 
   /** What a difference is from: what was chosen, or else the first that there is. */
@@ -267,42 +258,44 @@ export class View {
     return this.compares ? [...RD_YL_BU, WITHIN_NOISE[this.theme]] : viridis(this.breaks.length + 1, this.theme);
   }
 
-  read(hexagon: Hexagon): Reading {
-    return this.judge(this.compare(hexagon));
-  }
-
   /** What is written on a cell: the number that is shown, or by how much it differs where noise does not explain that. */
   numberOf(hexagon: Hexagon): string {
     const { now, verdict, scheme } = this.read(hexagon);
     if (scheme === 'now' || scheme === 'typical') return now ? `${now.atBound ? '≥ ' : ''}${decimals(inUnit(now.value), 0)}` : '';
     if (!verdict?.clear) return '';
-    const percent = Math.round(100 * (verdict.now.value / verdict.reference.value - 1));
+    const percent = Math.round(100 * (verdict.now.value / verdict.reference - 1));
     return `${percent > 0 ? '+' : '−'}${Math.abs(percent)} %`;
   }
 
-  private compare(hexagon: Hexagon): Omit<Reading, 'verdict'> {
+  read(hexagon: Hexagon): Reading {
     const { scheme } = this;
     const typical = typicalOf(hexagon, this.statistic);
     const now = scheme === 'typical' ? typical : shown(hexagon, this.statistic, this.shownKind);
+    if (scheme !== 'day' && scheme !== 'scheduled') {
+      const estimate = typical && shown(hexagon, this.statistic, 'estimate');
+      return { hexagon, now, typical, then: null, scheme, verdict: estimate && fromTypical(hexagon, estimate, typical) };
+    }
     const released = shown(hexagon, this.statistic, 'raw');
-    const compared = scheme === 'day' || scheme === 'scheduled' ? released : shown(hexagon, this.statistic, 'estimate');
-    const then = released && scheme === 'day' ? this.then(hexagon) : null;
-    const scheduled = scheduledOf(this.scheduled?.get(hexagon.cell), this.statistic, hexagon.clipping?.upper ?? this.upper);
-    return { hexagon, now, compared, typical, then, scheduled, scheme };
+    const beside = released && (scheme === 'day' ? this.onDay(hexagon.cell, released) : { verdict: this.fromScheduled(hexagon.cell, released) });
+    return { hexagon, now, typical, then: null, scheme, verdict: null, ...beside };
   }
 
-  private judge(reading: Omit<Reading, 'verdict'>): Reading {
-    const [{ compared }, reference] = [reading, referenceOf(reading)];
-    return { ...reading, verdict: compared && reference && judge(compared, reference, this.level) };
+  private onDay(cell: string, now: Shown): Pick<Reading, 'then' | 'verdict'> {
+    const [beside, row] = [this.otherDay!.cells, this.rows.get(cell)];
+    if (!beside || row === undefined) return { then: 'window', verdict: null };
+    const missing = beside.missing[row];
+    if (missing) return { then: missing, verdict: null };
+    const [value, low, high] = [beside.value[row]!, beside.low[row]!, beside.high[row]!];
+    return { then: { value, low, high, atBound: beside.at_bound[row]! }, verdict: { now, reference: value, clear: beside.clear[row]!, error: beside.error[row]! } };
   }
 
-  private then = (hexagon: Hexagon) =>
-    this.otherDay?.other ? thenOf(hexagon, this.others.get(hexagon.cell), this.statistic, this.overlaps) : 'window';
-
-  /** The cell as it was released on the other day. */
-  other(cell: string): Hexagon | undefined {
-    return this.others.get(cell);
+  private fromScheduled(cell: string, now: Shown): Verdict | null {
+    const scheduled = this.scheduled!.get(cell);
+    return scheduled && scheduled.error !== null ? { now, reference: scheduled.value, clear: scheduled.clear, error: scheduled.error } : null;
   }
+
+  /** How many users a cell that was not published had on the other day, where that is public. */
+  usersThen = (cell: string): number | null => this.otherDay?.cells?.users[this.rows.get(cell) ?? -1] ?? null;
 
   get versus(): Versus {
     if (this.scheme === 'scheduled') return { prefix: 'comparison.scheduled' };
@@ -340,19 +333,14 @@ export class View {
     return cellAt(this.cells, this.resolutions, lng, lat);
   }
 
-  /** How the cells look, and from now on which of their differences are clear. */
+  /** How the cells look. */
   looks(): Look[] {
     const { breaks, compares } = this;
-    const compared = [...this.cells.values()].map((hexagon) => this.compare(hexagon));
-    this.level = levelOf(compared.flatMap((one) => (one.compared ? [[one.compared, referenceOf(one)]] : [])));
-    return compared.map((one): Look => {
-      const { hexagon, now } = one;
+    return [...this.cells.values()].map((hexagon): Look => {
+      const { now, verdict } = this.read(hexagon);
       if (isNobody(hexagon)) return { hexagon, index: -1, opacity: 0, hatched: false };
       if (!now) return { hexagon, index: -1, opacity: 0, hatched: true };
-      if (compares) {
-        const { verdict } = this.judge(one);
-        return { hexagon, hatched: false, ...(verdict ? against(verdict) : { index: -1, opacity: 0.3 }) };
-      }
+      if (compares) return { hexagon, hatched: false, ...(verdict ? against(verdict) : { index: -1, opacity: 0.3 }) };
       const { index, spans } = classify(now, breaks, 1);
       return { hexagon, index, opacity: opacity(spans), hatched: false };
     });
@@ -376,6 +364,6 @@ function contentsOf(hexagons: Hexagon[]): Record<'modelled' | 'unbounded' | 'rel
 /** Class and strength of a difference; a class of its own where noise explains it. */
 function against({ now, reference, clear, error }: Verdict): { index: number; opacity: number } {
   if (!clear) return { index: RELATIVE_BREAKS.length + 1, opacity: opacity(1) };
-  const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, reference.value);
+  const { index, spans } = classify({ ...now, low: now.value - error, high: now.value + error }, RELATIVE_BREAKS, reference);
   return { index, opacity: opacity(spans) };
 }
