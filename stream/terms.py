@@ -313,7 +313,7 @@ class Terms(Struct, frozen=True):
     @classmethod
     def of(cls, config: Config) -> Self:
         """The terms of a configuration."""
-        value, speed, hexagons, window = config.value, config.speed, config.hexagons, config.window
+        value, speed, window = config.value, config.speed, config.window
         return cls(
             feed=config.feed.name,
             relation=config.relation,
@@ -321,11 +321,7 @@ class Terms(Struct, frozen=True):
             slot_s=window.slot // timedelta(seconds=1),
             period_s=config.privacy.period // timedelta(seconds=1),
             privacy=_privacy(config),
-            hexagons=HexagonTerms(
-                resolution=hexagons.resolution,
-                coarsest_resolution=hexagons.coarsest_resolution,
-                merge_until=hexagons.merge_until,
-            ),
+            hexagons=HexagonTerms(**config.hexagons.model_dump()),
             speed=SpeedTerms(upper_quanta=value.upper_quanta, typical=value.typical_above_lower, **speed.model_dump()),
             value=ValueTerms(name=value.name, unit=value.unit, lower_quanta=value.lower_quanta),
             ledger=config.shared_ledger,

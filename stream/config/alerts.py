@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import h3
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from stream.config.section import BoundingBox, Section
 
@@ -61,17 +62,15 @@ class AlertRule(Section):
         """Whether the rule compares with usual."""
         return self.below is None and self.above is None
 
-    @model_validator(mode="after")
-    def _one_condition_in_one_place(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         given = [key for key in ("below", "above", "slower_km_h", "slower_percent") if getattr(self, key) is not None]
         if len(given) != 1:
-            raise ValueError(
+            yield (
                 f"rule {self.name} gives {given or 'no condition'}; give one of below, above, slower_km_h, "
                 "slower_percent"
             )
         if self.cells and self.area:
-            raise ValueError(f"rule {self.name} gives cells and area; give one of them, or neither for all cells")
-        return self
+            yield f"rule {self.name} gives cells and area; give one of them, or neither for all cells"
 
 
 class WebhookConfig(Section):

@@ -5,12 +5,13 @@ Section ``[feed.quality]``: which fixes are refused because a fault of the unit 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.section import BoundingBox, Duration, PositiveDuration, Section
@@ -38,14 +39,12 @@ class QualityConfig(Section):
     teleport_km_h: float | None = Field(default=None, ge=0, le=100_000)
     standing_m: float | None = Field(default=None, ge=100, le=1_000_000)
 
-    @model_validator(mode="after")
-    def _standing_is_no_walking_pace(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.fastest_km_h and self.fastest_km_h < 10:
-            raise ValueError(
+            yield (
                 f"fastest_km_h {self.fastest_km_h:g} would refuse ordinary traffic; write 10 or more, or 0 for no such "
                 "rule"
             )
-        return self
 
 
 _LEAST_MARGIN = timedelta(seconds=1)
@@ -169,19 +168,17 @@ class FeedFields(Section):
     timezone: TimezoneName | None = None
     units_per_degree: UnitsPerDegree = 1
 
-    @model_validator(mode="after")
-    def _numbers_have_no_zone(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if "%" in self.time_format and "%z" not in self.time_format and self.timezone is None:
-            raise ValueError(
+            yield (
                 f"times of time_format {self.time_format!r} have no offset from UTC; set timezone to the zone of the "
                 "clocks"
             )
         if self.timezone is not None and self.time_format in TIME_UNIT_US:
-            raise ValueError(
+            yield (
                 f"timezone is for texts without an offset, but time_format is {self.time_format!r}, whose numbers "
                 "count from 1970 in UTC; remove timezone, or set feed.times_zone if they count local time"
             )
-        return self
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -216,23 +213,21 @@ class FeedConfig(Section):
     fields: FeedFields | None = None
     quality: QualityConfig = QualityConfig()
 
-    @model_validator(mode="after")
-    def _fields_belong_to_declared(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.speeds != "reported":
             if self.format != "canonical":
-                raise ValueError(
+                yield (
                     f"speeds is {self.speeds!r} and format {self.format!r}; events with derived speeds are canonical: "
                     "set format "
                     "to 'canonical'. [feed.fields] then names the fields of what is read, or --format its format"
                 )
         elif (self.format == "declared") != (self.fields is not None):
-            raise ValueError("[feed.fields] and format = 'declared' go together; give both or neither")
+            yield "[feed.fields] and format = 'declared' go together; give both or neither"
         elif self.fields is not None and self.fields.value is None:
-            raise ValueError(
+            yield (
                 "[feed.fields] names no value; name it, or set format to 'canonical' and speeds to 'derived', which "
                 "takes speeds from positions"
             )
-        return self
 
     @property
     def speed_unit(self) -> SpeedUnit:
@@ -271,14 +266,12 @@ class WindowConfig(Section):
     publication_margin: Annotated[PositiveDuration, AfterValidator(_a_second_or_more)] | None = None
     given_max_age: PositiveDuration | None = Field(default=None, alias="max_age")
 
-    @model_validator(mode="after")
-    def _recordings_are_over(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.publication_margin is not None and self.lateness == "event-time":
-            raise ValueError(
+            yield (
                 "publication_margin is for live feeds: the windows of a recording ended long ago and are published at "
                 "once; leave it out, or set lateness to 'append-time'"
             )
-        return self
 
     @property
     def max_age(self) -> timedelta:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dpcore.accounting import rho_of_pure
 from dpcore.budget import MICRO, BudgetSplit, from_micro, to_micro
@@ -70,14 +71,12 @@ class EulerConfig(Section):
     origin: Literal["fixes", "declared"] = "fixes"
     regions_per_user: int = Field(default=1, ge=1, le=100)
 
-    @model_validator(mode="after")
-    def _fixes_make_one_region(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.origin == "fixes" and self.regions_per_user > 1:
-            raise ValueError(
+            yield (
                 f"regions_per_user {self.regions_per_user} is for regions that users declare, because fixes make one "
                 'region per user; set origin = "declared", or leave regions_per_user out'
             )
-        return self
 
 
 class HistogramConfig(Section):
@@ -96,47 +95,48 @@ class HistogramConfig(Section):
     columns: int = Field(default=64, ge=1, le=1024)
     euler: EulerConfig | None = None
 
-    @model_validator(mode="after")
-    def _mechanisms_fit(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        yield from self._problems_of_mechanisms()
+        yield from self._problems_of_budgets()
+        yield from self._problems_of_the_published_tree()
+        yield from self._problems_of_messages()
+
+    def _problems_of_mechanisms(self) -> Iterator[str]:
         if len(set(self.mechanisms)) != len(self.mechanisms):
-            raise ValueError(f"mechanisms {list(self.mechanisms)} names a mechanism twice; name each once")
+            yield f"mechanisms {list(self.mechanisms)} names a mechanism twice; name each once"
         if ("euler" in self.mechanisms) != (self.euler is not None):
-            raise ValueError("mechanism 'euler' and [histogram.euler] go together; give both or neither")
+            yield "mechanism 'euler' and [histogram.euler] go together; give both or neither"
         unknown = sorted(set(self.preset) - set(self.mechanisms))
         if unknown:
-            raise ValueError(f"preset names {unknown}, but mechanisms are {list(self.mechanisms)}; name only those")
-        return self
+            yield f"preset names {unknown}, but mechanisms are {list(self.mechanisms)}; name only those"
 
-    @model_validator(mode="after")
-    def _budgets_suffice(self) -> Self:
+    def _problems_of_budgets(self) -> Iterator[str]:
         try:
             epsilons = self.epsilons_micro
         except BudgetError:
-            raise ValueError(
+            yield (
                 f"epsilon {self.epsilon} shared by {len(self.mechanisms)} mechanisms leaves one of them less than "
                 "1e-6; raise epsilon"
-            ) from None
+            )
         for name, micro in epsilons.items():
             if micro * MAX_SCALE < self.fixes_per_user * MICRO:
-                raise ValueError(
+                yield (
                     f"epsilon {self.epsilon} leaves {name!r} {from_micro(micro)} for {self.fixes_per_user} fixes per "
                     f"user, so its noise would exceed {MAX_SCALE} points; raise epsilon, or lower fixes_per_user or "
                     "the number of mechanisms"
                 )
         regions = 1 if self.euler is None else self.euler.regions_per_user
         if regions > 1 and epsilons["euler"] * MAX_SCALE < regions * MICRO:
-            raise ValueError(
+            yield (
                 f"epsilon {self.epsilon} leaves 'euler' {from_micro(epsilons['euler'])} for {regions} regions per "
                 "user, so its noise "
                 f"would exceed {MAX_SCALE} regions; raise epsilon, or lower histogram.euler.regions_per_user"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _the_published_tree_can_be_drawn(self) -> Self:
+    def _problems_of_the_published_tree(self) -> Iterator[str]:
         # Users are charged before the draw, and the noisy number of points decides the height: any must be affordable.
         if self.preset.get("htf") != "paper":
-            return self
+            return
         from dpcore.spatial.htf import HTF  # scipy comes with it, which other configurations save
 
         tree, micro = HTF.published(), self.epsilons_micro["htf"]
@@ -144,27 +144,24 @@ class HistogramConfig(Section):
             for height in range(1, self._levels("htf") + 1):
                 tree.path_budget(tree.parts(micro)[1], height)
         except DPError:
-            raise ValueError(
+            yield (
                 f"preset of htf 'paper': an epsilon of {from_micro(micro)} does not pay for a tree of height {height}, "
                 "which the noisy number of points may ask for; raise epsilon, or choose 'tuned'"
-            ) from None
-        return self
+            )
 
-    @model_validator(mode="after")
-    def _messages_fit(self) -> Self:
+    def _problems_of_messages(self) -> Iterator[str]:
         for name in self.mechanisms:
             if name in _PACKED and self._most_parts(name) > (most := self._most_packed(name)):
-                raise ValueError(
+                yield (
                     f"a message has room for the noise of {most} cells of {name!r} at its epsilon, and this grid has "
                     f"{self.rows * self.columns}; lower its rows and columns, or raise epsilon"
                 )
             size = self.largest_message(name)
             if size > MAX_MESSAGE_BYTES:
-                raise ValueError(
+                yield (
                     f"a message of {name!r} on this grid may take {size} bytes, above {MAX_MESSAGE_BYTES} "
                     "(brokers refuse 1 MiB); lower its rows and columns"
                 )
-        return self
 
     def check_regions(self, box: BoundingBox) -> None:
         """Raise ``ValueError`` if the noise of "euler" on ``box`` cannot be drawn: users pay before the draw."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from dpcore.accounting import NANO, epsilon_of_rho, rho_of
 from dpcore.budget import MICRO, from_micro, to_micro
@@ -83,8 +83,7 @@ class PrivacyConfig(Section):
     horizon: HorizonConfig | None = None
     user_key_file: Path = Path("var/user.key")
 
-    @model_validator(mode="after")
-    def _one_accounting(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         given = {"epsilon": self.given_epsilon, "delta": self.delta, "windows": self.windows}
         needed = {"delta"} if self.accounting == "zcdp" else set[str]()
         of_a_window = "windows" if self.accounting == "zcdp" else "epsilon"
@@ -92,43 +91,34 @@ class PrivacyConfig(Section):
             needed |= {of_a_window}
         for name, value in given.items():
             if value is None and name in needed:
-                raise ValueError(f"accounting '{self.accounting}' needs {name}; set it")
+                yield f"accounting '{self.accounting}' needs {name}; set it"
             if value is not None and name == of_a_window and name not in needed:
-                raise ValueError(f"admission 'rolling' shares a budget over all windows; leave {name} out")
+                yield f"admission 'rolling' shares a budget over all windows; leave {name} out"
             if value is not None and name not in needed:
-                raise ValueError(f"accounting '{self.accounting}' takes no {name}; remove it")
+                yield f"accounting '{self.accounting}' takes no {name}; remove it"
         if self.delta is not None and self.delta > MAX_DELTA:
-            raise ValueError(
+            yield (
                 f"delta {self.delta} is above {MAX_DELTA}. With this probability the promise may fail for a user; "
                 "choose far less than 1 divided by the number of users, for example 1e-6"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _service_is_for_rolling_grants(self) -> Self:
         if self.service is not None and self.admission != "rolling":
-            raise ValueError(f"service is for admission 'rolling', not {self.admission!r}; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _budgets_pay_for_what_they_are_for(self) -> Self:
+            yield f"service is for admission 'rolling', not {self.admission!r}; remove it"
         try:
             grant, budget, block = self.ledger_grant, self.ledger_budget, self.horizon_budget
         except DPError as error:
-            raise ValueError(f"budget: {error}") from None
+            yield f"budget: {error}"
         if self.given_epsilon is not None and budget < grant:
-            raise ValueError(
+            yield (
                 f"budget {self.given_budget} is below epsilon {self.given_epsilon}, so no window could ever be "
                 "released; raise budget or lower epsilon"
             )
         if grant < 1:
-            raise ValueError("one window gets less than the smallest unit of the ledger; raise budget or lower windows")
+            yield "one window gets less than the smallest unit of the ledger; raise budget or lower windows"
         if self.horizon is not None and block < budget:
-            raise ValueError(
+            yield (
                 "privacy.horizon.budget is below privacy.budget, so no period could be spent; raise the former or "
                 "lower the latter"
             )
-        return self
 
     @cached_property
     def epsilon(self) -> float:

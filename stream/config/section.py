@@ -6,6 +6,7 @@ Time spans as an operator writes them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Any, Self
 
@@ -59,6 +60,16 @@ class Section(BaseModel):
             raise ValueError(f"{', '.join(wrong)} is true or false, which no key accepts; write a number or text")
         return given
 
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """A sentence for each value that another one is in the way of. Only the first is told."""
+        yield from ()
+
 
 class BoundingBox(Section):
     """Public box in degrees. Where ``west`` is greater than ``east``, it lies across the meridian of 180 degrees."""
@@ -68,11 +79,9 @@ class BoundingBox(Section):
     north: float = Field(ge=-90, le=90)
     east: float = Field(ge=-180, le=180)
 
-    @model_validator(mode="after")
-    def _has_area(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.south >= self.north or self.west == self.east:
-            raise ValueError("the box has no area; make south smaller than north and west another longitude than east")
-        return self
+            yield "the box has no area; make south smaller than north and west another longitude than east"
 
     @property
     def crosses_180(self) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from stream.config.alerts import AlertRule, WebhookConfig
 from stream.config.section import Section
@@ -167,15 +167,13 @@ class KafkaConfig(ServerConfig):
         """Addresses of the brokers."""
         return [Address("kafka.bootstrap", *host_and_port(broker.strip())) for broker in self.bootstrap.split(",")]
 
-    @model_validator(mode="after")
-    def _credentials_fit_the_protocol(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.authenticated != (self.username is not None and self.password_file is not None):
-            raise ValueError(
+            yield (
                 f"security_protocol {self.security_protocol} {'needs' if self.authenticated else 'takes no'} username "
                 "and password_file; give both with SASL_SSL or SASL_PLAINTEXT, neither otherwise"
             )
         self.check_tls_files(f"security_protocol {self.security_protocol} uses no TLS files; set it to SSL or SASL_SSL")
-        return self
 
 
 class RedisConfig(ServerConfig):
@@ -199,28 +197,22 @@ class RedisConfig(ServerConfig):
         """Whether connections use TLS."""
         return self.url.startswith("rediss://")
 
-    @model_validator(mode="after")
-    def _a_cluster_has_one_database(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.cluster and (self.url.startswith("unix://") or urlsplit(self.url).path not in ("", "/", "/0")):
-            raise ValueError(
+            yield (
                 f"cluster names nodes of a Redis Cluster, which has hosts and database 0 only; write a url like "
                 f"'redis://127.0.0.1:6379/0' instead of {redacted(self.url)!r}, or leave cluster out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _credentials_fit_the_address(self) -> Self:
         parts = urlsplit(self.url)
         in_url = parts.username is not None or parts.password is not None or "password=" in parts.query
         if in_url and (self.username is not None or self.password_file is not None):
-            raise ValueError(
+            yield (
                 "url holds credentials, and so do username and password_file; remove them from the url, which "
                 "whoever lists the processes' environment can read"
             )
         if self.username is not None and self.password_file is None:
-            raise ValueError(f"username {self.username} has no password_file; name the file that holds its password")
+            yield f"username {self.username} has no password_file; name the file that holds its password"
         self.check_tls_files(f"{redacted(self.url)!r} uses no TLS files; write an address that begins with rediss://")
-        return self
 
     @property
     def addresses(self) -> list[Address]:
@@ -269,23 +261,17 @@ class PublicConfig(SurfaceConfig):
         """Where it listens, for people."""
         return f"http://{self.host}:{self.port}/" if self.socket is None else f"unix:{self.socket}"
 
-    @model_validator(mode="after")
-    def _rules_have_names_of_their_own(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         names = [rule.name for rule in self.alerts]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"alerts: more than one rule is named {', '.join(twice)}; give each a name of its own")
+            yield f"alerts: more than one rule is named {', '.join(twice)}; give each a name of its own"
         if self.webhook is not None and not self.alerts:
-            raise ValueError("webhook without alerts would never be told anything; give rules, or leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _origins_are_origins(self) -> Self:
+            yield "webhook without alerts would never be told anything; give rules, or leave it out"
         for name, origins in (("cors_origins", self.cors_origins), ("frame_ancestors", self.frame_ancestors)):
             for origin in origins:
                 if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin):
-                    raise ValueError(
+                    yield (
                         f"{name} names {origin!r}, which is not an origin; write scheme, host and port only, "
                         "like 'https://maps.example.org', or '*' for every site"
                     )
-        return self

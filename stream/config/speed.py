@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stream.config.section import Section
 
@@ -29,14 +30,12 @@ class HexagonConfig(Section):
     merge_until: float | None = Field(default=None, gt=0, le=1000)
     coarsest_resolution: int = Field(default=0, ge=0, le=15)
 
-    @model_validator(mode="after")
-    def _coarser_than_the_finest(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.merge_until is not None and self.coarsest_resolution >= self.resolution:
-            raise ValueError(
+            yield (
                 f"coarsest_resolution {self.coarsest_resolution} is not below resolution {self.resolution}, so nothing "
                 "could be merged; lower it or remove merge_until"
             )
-        return self
 
 
 class SpeedConfig(Section):
@@ -61,21 +60,15 @@ class SpeedConfig(Section):
     min_users: int = Field(default=1, ge=1)
     cdf_bins: int = Field(default=32, ge=2, le=4096)
 
-    @model_validator(mode="after")
-    def _each_statistic_once(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if len(set(self.statistics)) != len(self.statistics):
-            raise ValueError(f"statistics {list(self.statistics)} names a statistic twice; name each once")
-        return self
-
-    @model_validator(mode="after")
-    def _moments_are_there_to_model(self) -> Self:
+            yield f"statistics {list(self.statistics)} names a statistic twice; name each once"
         if CLIPPED_NORMAL in self.post_processing and (missing := set(MOMENTS) - set(self.statistics)):
-            raise ValueError(
+            yield (
                 f"post_processing {CLIPPED_NORMAL!r} models percentiles by mean and variance, but statistics "
                 f"{list(self.statistics)} "
                 f"are without {' and '.join(sorted(missing))}; add what is missing, or leave {CLIPPED_NORMAL!r} out"
             )
-        return self
 
 
 class ParticipationConfig(Section):

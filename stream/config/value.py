@@ -6,9 +6,8 @@ Settings that rest on speed being distance by time: they are refused with anothe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stream.config.feed import FeedConfig
 from stream.config.section import Section
@@ -45,29 +44,23 @@ class ValueConfig(Section):
     upper: float = Field(ge=-100_000, le=100_000)
     typical: float | None = None
 
-    @model_validator(mode="after")
-    def _on_the_grid(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         for key in ("lower", "upper"):
             bound = getattr(self, key)
             if abs(bound / QUANTUM - round(bound / QUANTUM)) > 1e-6:
-                raise ValueError(f"{key} {bound} is not a multiple of {QUANTUM} {self.unit}; round it")
+                yield f"{key} {bound} is not a multiple of {QUANTUM} {self.unit}; round it"
         if not 0 < self.upper - self.lower <= WIDEST:
-            raise ValueError(
+            yield (
                 f"upper {self.upper:g} must be at most {WIDEST:g} {self.unit} above lower {self.lower:g}, and not "
                 "below it; choose other bounds, or another unit"
             )
         if self.typical is not None and not self.lower <= self.typical <= self.upper:
-            raise ValueError(f"typical {self.typical:g} is not between lower and upper; set one that is")
-        return self
-
-    @model_validator(mode="after")
-    def _speeds_are_in_km_h(self) -> Self:
+            yield f"typical {self.typical:g} is not between lower and upper; set one that is"
         if self.is_speed and (self.unit != SPEED_UNIT or self.lower != 0 or self.upper > 1000):
-            raise ValueError(
+            yield (
                 f"a value named {SPEED!r} is in {SPEED_UNIT}, from lower 0 to upper 1000 at most; leave out unit and "
                 "lower (events may be in another unit: feed.speed_unit), or give the value another name"
             )
-        return self
 
     @property
     def is_speed(self) -> bool:

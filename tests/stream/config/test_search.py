@@ -24,8 +24,8 @@ from stream.ingestion.pseudonyms import existing_user_key, load_user_key
 from stream.local import REPO_ROOT
 from stream.serve.alerts.watching import signing_secret
 from stream.servers.connection import first_line
+from tests.support.environment import write_secret
 from tests.support.hourly import BUS
-from tests.support.secret_files import write_secret
 
 BUS_FLEET = REPO_ROOT / "config" / "bus-fleet.toml"
 PLACES = ("named.toml", "environment.toml", "hexveil.toml", "config/bus-fleet.toml")

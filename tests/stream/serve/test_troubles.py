@@ -38,8 +38,7 @@ from tests.stream.serve.city import (
     remembered,
     window,
 )
-from tests.stream.serve.pages import page_of
-from tests.stream.serve.serving import origin_of, serving_file
+from tests.stream.serve.serving import origin_of, page_of, serving_file
 from tests.support.builders import SLOT
 from tests.support.nightly import nightly
 
