@@ -10,10 +10,7 @@ from stream.statistics.participation.draw import layout_of
 from stream.statistics.plan import Plan
 from tests.support import hourly
 
-SMALL = {
-    "feed.domain": {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55},
-    "hexagons.resolution": 7,
-}
+SMALL = {"feed.domain": {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}, "hexagons.resolution": 7}
 """Settings of a small public list of cells."""
 
 

@@ -111,11 +111,7 @@ def cell_bodies(plan: Plan, contributions: Contributions, columns: dict[str, Col
 
 
 def build_messages(
-    plan: Plan,
-    contributions: Contributions,
-    noise: Noise,
-    memory: Memory | None = None,
-    fixes: Fixes | None = None,
+    plan: Plan, contributions: Contributions, noise: Noise, memory: Memory | None = None, fixes: Fixes | None = None
 ) -> tuple[list[Message], Memory | None]:
     """Every message of the first window of a feed, and the memory after it."""
     columns, histograms = draw(plan, contributions, noise), draw_histograms(plan, fixes, noise)
