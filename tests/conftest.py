@@ -1,4 +1,4 @@
-"""Real servers for the tests: one Kafka broker per run, one Redis per worker process."""
+"""Real servers for the tests (one Kafka broker per run, one Redis per worker process), and a tape of noise for each."""
 
 import os
 import shutil
@@ -16,6 +16,9 @@ from tests.support.broker import shared_bootstrap
 from tests.support.broker_classes import java_options
 from tests.support.forking import forking
 from tests.support.redis_servers import EMBEDDED
+from tests.support.tapes import recorded_noise
+
+__all__ = ["recorded_noise"]
 
 os.environ.setdefault("JAVA_TOOL_OPTIONS", java_options())
 # Tests start hundreds of Python processes; with cached bytecode each module is compiled only once.

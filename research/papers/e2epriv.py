@@ -49,7 +49,7 @@ class Sizes:
 
 FULL = Sizes(
     places=100,
-    repeats=(50, 10),
+    repeats=(30, 6),
     epsilons=("0.2", "0.4", "0.6", "0.8", "1.0"),
     shares=(0.2, 0.25, 0.5, 0.75),
     side=1024,

@@ -42,13 +42,20 @@ def _participation(settings: Config) -> dict[str, Any] | None:
     """Size of the public list of cells and noise of a count, after both were checked; None under "values"."""
     if settings.participation is None:
         return None
+    from dpcore.smoothing import MOST_CELLS
     from stream.config.public_cells import public_cells
     from stream.statistics.participation.draw import count_half_width
     from stream.terms import Terms
 
     try:
-        half = round(count_half_width(Terms.of(settings)), 2)
-        return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
+        half, cells = round(count_half_width(Terms.of(settings)), 2), len(public_cells(settings))
+        remembered = min(cells, MOST_CELLS)
+        return {
+            "cells": cells,
+            "remembered": remembered,
+            "weight": settings.participation.weight,
+            "count_half_width": half,
+        }
     except DPError as error:
         stop(error)
 
@@ -107,6 +114,7 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "windows_per_period": windows,
         "over_days": {str(bound.days): bound.epsilon for bound in bounds(settings)},
         "speeds": settings.feed.speeds,
+        "map": settings.public.map,
         "windows_of_longest_period": settings.slotting.most_slots(int(time.time())),
         "windows_with_full_epsilon": windows
         if settings.privacy.admission == "rolling"
@@ -126,12 +134,8 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         report |= {"accounting": "zcdp", "rho": rho, "rho_budget": rho_budget, "delta": settings.privacy.delta}
     if histogram is not None:
         report["histogram"] = histogram
-    if (worst := _worst_error(settings)) is not None:
-        report["worst_error"] = {
-            "times": "cells of a user / users of a cell",
-            "value": worst,
-            "unit": settings.value.unit,
-        }
+    if worst := _worst_errors(settings):
+        report["worst_error"] = {"times": "cells of a user / users of a cell", "unit": settings.value.unit} | worst
     return report
 
 
@@ -155,18 +159,19 @@ def _first_grant(settings: Config) -> int:
     return settings.privacy.ledger_budget // first.windows_left
 
 
-def _worst_error(settings: Config) -> float | None:
-    """E of a mean in the value's unit, times a user's cells over a cell's users: all samples retained, users alike, ε
-    shared evenly.
+def _worst_errors(settings: Config) -> dict[str, float]:
+    """E of a mean ("value") in the value's unit and of a variance in its square, times a user's cells over a cell's
+    users: all samples retained, users alike, ε shared evenly.
 
     Under "values" and pure ε only: there a plan's noise follows from counts.
     """
     speed, values = settings.speed, settings.relation == NeighbouringRelation.VALUES
     if not values or "mean" not in speed.statistics or settings.privacy.accounting != "pure":
-        return None
+        return {}
     shares = {"distribution" if name in FROM_BINS else name for name in speed.statistics}
-    width = settings.value.upper - settings.value.lower
-    return round(width * len(shares) / settings.privacy.epsilon, 1)
+    width, each = settings.value.upper - settings.value.lower, len(shares) / settings.privacy.epsilon
+    worst = {"value": round(width * each, 1)}
+    return worst | {"variance": round(width**2 * each, 1)} if "variance" in shares else worst
 
 
 def _by_whom(settings: Config) -> str:
@@ -187,6 +192,16 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
             "cell counts "
             f"{_COUNTED[released['weight']]}. Its 95 % interval is ± {released['count_half_width']:g} in every cell."
         )
+        if released["remembered"] < released["cells"] and "kalman" in settings.speed.post_processing:
+            yield (
+                f"Warning: the model remembers {released['remembered']} of these cells. Make participation.geojson or "
+                "feed.domain the area in which people drive, or lower hexagons.resolution."
+            )
+    if settings.public.map == "typical":
+        yield (
+            "Typical, not live: the page opens on what each hour is usually like, learned over days from what was "
+            "released. What happens now, one window of this map hardly shows."
+        )
     if settings.publication is not None:
         instants = settings.publication
         yield (
@@ -201,10 +216,12 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
         )
     if histogram is not None:
         yield _histogram_text(settings, histogram)
-    if (worst := _worst_error(settings)) is not None:
+    if worst := _worst_errors(settings):
+        unit = settings.value.unit
+        variance = f", of a variance at most {worst['variance']:g} ({unit})^2" if "variance" in worst else ""
         yield (
-            f"Worst-case error E of a mean: {worst:g} {settings.value.unit} times k/n, where n users alike are in a "
-            "cell and each is in k, if epsilon is "
+            f"Worst-case error E of a mean: {worst['value']:g} {unit}{variance}, times k/n, where n users alike are in "
+            "a cell and each is in k, if epsilon is "
             "shared evenly and nothing clipped. Every release states its own, hexveil evaluate those of a recording."
         )
     yield from _over_days(settings)

@@ -150,42 +150,16 @@ def draws_fresh(function: ast.FunctionDef, module: ast.AST) -> bool:
     return bool(aliases & names_in(function))
 
 
-def has_recorded_noise(path: Path) -> bool:
-    """Whether tests in the folder of ``path`` draw from recorded tapes."""
-    return any(
-        "recorded_noise" in (folder / "conftest.py").read_text(encoding="utf-8")
-        for folder in path.parents
-        if (folder / "conftest.py").is_file() and REPO_ROOT in folder.parents
-    )
-
-
-def draws_noise(module: ast.AST) -> bool:
-    """Whether the file makes a source of noise from the default entropy."""
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and not node.args and not node.keywords]
-    return any(isinstance(call.func, ast.Name) and call.func.id == "Noise" for call in calls)
-
-
-def test_noise_is_recorded_in_every_folder_whose_tests_draw_it() -> None:
-    """No claim about drawn numbers can then fail by chance, whether a test uses scipy to check it or not."""
-    shared = REPO_ROOT / "tests" / "support"
-    files = [path for path in sorted((REPO_ROOT / "tests").rglob("*.py")) if shared not in path.parents]
-    fresh = [
-        str(path.relative_to(REPO_ROOT)) for path in files if not has_recorded_noise(path) and draws_noise(parsed(path))
+def test_every_test_that_judges_fresh_samples_states_how_often_it_fails_by_chance() -> None:
+    """Noise of our own is recorded, whichever test draws it: no claim about drawn numbers can fail by chance."""
+    problems = [
+        f"{path.relative_to(REPO_ROOT)}::{function.name}"
+        for path in FILES
+        if any(library in path.read_text(encoding="utf-8") for library in FRESH)
+        for function in statistical_tests(path)
+        if not is_marked(function) and draws_fresh(function, parsed(path))
     ]
-    assert not fresh, f"import recorded_noise into the folder's conftest.py: {fresh}"
-
-
-def test_every_test_that_judges_samples_has_recorded_noise_or_states_how_often_it_fails_by_chance() -> None:
-    problems = []
-    for path in FILES:
-        recorded = has_recorded_noise(path)
-        module = parsed(path)
-        problems += [
-            f"{path.relative_to(REPO_ROOT)}::{function.name}"
-            for function in statistical_tests(path)
-            if not is_marked(function) and (not recorded or draws_fresh(function, module))
-        ]
-    assert not problems, "import recorded_noise into the folder's conftest.py, or mark the test: " + ", ".join(problems)
+    assert not problems, "mark the test: " + ", ".join(problems)
 
 
 def test_no_generator_of_a_test_starts_anew_in_every_run() -> None:
@@ -217,8 +191,4 @@ def test_a_statistical_test_is_known_by_what_it_calls_also_through_a_helper(tmp_
     tests = {function.name: function for function in statistical_tests(file)}
     assert set(tests) == {"test_direct", "test_by_helper"}
     module = ast.parse(file.read_text())
-    assert not draws_noise(module)
-    assert draws_noise(ast.parse("draw(Noise())"))
-    assert not draws_noise(ast.parse("draw(Noise(tape.bytes))"))
-    assert not has_recorded_noise(file)
     assert [name for name in tests if draws_fresh(tests[name], module)] == ["test_by_helper"]

@@ -28,7 +28,7 @@ from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, random_rows
 from tests.support.closing import Collected, Stopped
 from tests.support.participating import riders
-from tests.support.redis_scripts import altered_script
+from tests.support.stored_rows import altered_script
 
 CONFIGS = {"values": bus_config, "participation": riders}
 

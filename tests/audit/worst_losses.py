@@ -1,5 +1,6 @@
 """``python -m tests.audit.worst_losses``: the table of research/experiments.md, worst loss over charge of every forced
-transcript. Exact.
+transcript. Exact. What the shipped draw of spatial histograms costs each user over three windows, exact, beside what
+they are charged for them: for "singular", whose noise is added to the counts themselves.
 
 Under "participation" the transcripts are those of all 4⁹ worlds of 3 users, 3 windows and 2 cells, against the budget
 that pays for them, and with residual clipping those of random windows that lack each user; under "values" those of
@@ -11,13 +12,62 @@ from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from dpcore.accounting import NANO
+from stream.config import Config
+from stream.statistics.histograms.fixes import Fixes
+from stream.statistics.histograms.histograms import (
+    contributing,
+    draw_histograms,
+    exact_counts,
+)
+from stream.statistics.plan import Plan
 from tests.audit import participation_transcripts
 from tests.audit import values_transcripts as rolling
-from tests.audit.histogram_losses import worst_share_of_histograms
-from tests.audit.values_losses import SETTINGS, TREES, fleet, worst_share
+from tests.audit.values_losses import SETTINGS, TREES, Asked, fleet, worst_share
 from tests.audit.worlds import AREA, honest, small_world, small_zcdp_world, worst_loss
-from tests.support.builders import with_histograms
+from tests.support.builders import SLOT, located_rows, with_histograms
+from tests.support.releasing import planned_with_fixes
+
+WINDOWS = 3
+
+
+def integers(plan: Plan, fixes: Fixes) -> np.ndarray:
+    """What "singular" adds noise to."""
+    assert plan.terms.histogram is not None
+    return np.asarray(exact_counts(plan.terms.histogram, contributing(plan, fixes)))
+
+
+def worst_share_of_histograms(config: Config, seed: int = 0) -> Fraction:
+    """The largest part of their charges for histograms that any user who leaves loses over the windows."""
+    spent, paid, lost = dict[int, int](), dict[int, int](), dict[int, Fraction]()
+
+    def planned(rows: np.ndarray, slot: int) -> tuple[Plan, Fixes]:
+        users = np.unique(rows["user"]).tolist()
+        left = np.array([config.privacy.ledger_budget - spent.get(user, 0) for user in users], dtype=np.int64)
+        plan, _, fixes = planned_with_fixes(config, rows, left, slot)
+        assert fixes is not None
+        return plan, fixes
+
+    for number in range(WINDOWS):
+        slot = SLOT + 3600 * number
+        rows = located_rows(seed + number, 60, users=8, slot=slot)
+        plan, fixes = planned(rows, slot)
+        draw_histograms(plan, fixes, asked := Asked())
+        ((t, s),) = set(asked.scales)
+        exact, terms = integers(plan, fixes), plan.terms.histogram
+        assert terms is not None
+        payers = set(contributing(plan, fixes).users.tolist())
+        for user in plan.users.tolist():
+            moved = np.abs(exact - integers(*planned(rows[rows["user"] != user], slot))).sum()
+            lost[user] = lost.get(user, Fraction(0)) + Fraction(int(moved) * s, t)
+            paid[user] = paid.get(user, 0) + terms.cost * (user in payers)
+        for user, charge in zip(plan.users.tolist(), plan.charges.tolist(), strict=True):
+            spent[user] = spent.get(user, 0) + charge
+    assert max(spent.values()) <= config.privacy.ledger_budget
+    return max(loss * 1_000_000 / paid[user] if paid[user] else loss * 10**9 for user, loss in lost.items())
+
 
 PURE = [
     ("share", ["mean", "variance", "p50"], {}),

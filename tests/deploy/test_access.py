@@ -32,9 +32,8 @@ from stream.storage.ledger import Ledger
 from tests.stream.serve.serving import released
 from tests.support import hourly
 from tests.support.builders import bus_config
-from tests.support.environment import environment
+from tests.support.environment import environment, write_secret
 from tests.support.nginx import needs_nginx, nginx
-from tests.support.secret_files import write_secret
 
 USERS = {"worker": "w-secret", "source": "s-secret", "serve": "r-secret"}
 TOPIC, GROUP = 2, 3

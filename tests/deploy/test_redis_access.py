@@ -22,9 +22,8 @@ from stream.storage.client import redis_client
 from stream.storage.keys import FeedKeys
 from tests.support import hourly
 from tests.support.builders import bus_config
-from tests.support.environment import environment
+from tests.support.environment import environment, write_secret
 from tests.support.redis_servers import pytest_generate_tests  # noqa: F401 - each test on both servers
-from tests.support.secret_files import write_secret
 from tests.support.topics_reader import read_all
 
 PASSWORDS = {"worker": "w-secret", "operator": "o-secret"}

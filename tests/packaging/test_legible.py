@@ -21,8 +21,6 @@ from tests.packaging.release import SECTION, problems
 
 MOST_LINES_OF_A_FILE = 460
 """Limit of a file's lines: a longer one has two subjects."""
-EMPTY_NAMES = {"found", "held", "told", "some"}
-"""Names of locals that do not say what the local holds."""
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
 """Functions that read a clock."""
 PRIVATE_BY_NAME = re.compile(r"""\b(?:[sgd]et|del)attr\([^()\n]*["'](?:\w+\.)*_[a-z]\w*["']""")
@@ -58,40 +56,6 @@ def test_no_module_binds_a_name_twice() -> None:
     """Two merged modules once shared the name of a constant, and the first was judged by the second's number."""
     assert not {path.relative_to(REPO_ROOT): names for path in FILES if (names := bound_twice(tree_of(path)))}
     assert bound_twice(ast.parse("A, B = 1, 2\ndef f(): pass\nB: int = 3")) == {"B"}
-
-
-def empty_names(tree: ast.AST) -> Iterator[str]:
-    """Where functions, lambdas and comprehensions bind an empty name."""
-    for scope in ast.walk(tree):
-        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.comprehension):
-            for node in ast.walk(scope):
-                match node:
-                    case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=name):
-                        if name in EMPTY_NAMES:
-                            yield f"{node.lineno}: {name}"
-
-
-def test_no_local_has_a_name_that_says_nothing() -> None:
-    named = re.compile(rf"\b(?:{'|'.join(EMPTY_NAMES)})\b")  # most files need no parsing
-    paths = [path for path in FILES + TESTS if named.search(path.read_text(encoding="utf-8"))]
-    assert not [f"{path.relative_to(REPO_ROOT)}:{name}" for path in paths for name in empty_names(tree_of(path))]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "def f(held): pass",
-        "async def f():\n    async with g() as told:\n        pass",
-        "def f():\n    try:\n        pass\n    except E as found:\n        pass",
-        "names = [found.name for found in g()]",
-        "key = lambda some: some.name",
-    ],
-)
-def test_a_name_that_says_nothing_is_noticed_wherever_it_is_bound(source: str) -> None:
-    assert list(empty_names(ast.parse(source)))
-    assert not list(
-        empty_names(ast.parse("class A:\n    found: str\n    def held(self):\n        return self.found\n"))
-    )
 
 
 def test_no_test_imports_from_another_test_or_names_a_private_attribute_in_a_string() -> None:
@@ -226,21 +190,6 @@ def test_ci_runs_the_commands_of_every_machine() -> None:
     assert jobs["test"]["steps"][1:] == [{"run": ".ci/run"}]
     assert jobs["ratios"]["steps"][-1] == {"run": "make bench-quick"}
     assert jobs["nightly"]["steps"][-1] == {"run": "make test-all"}
-
-
-def test_the_hooks_before_a_commit_are_local_and_are_those_of_make_lint() -> None:
-    (local,) = read_yaml(REPO_ROOT / ".pre-commit-config.yaml")["repos"]
-    assert local["repo"] == "local"
-    assert all(hook["language"] == "system" for hook in local["hooks"])
-    wanted = {hook["entry"].replace(" --force-exclude", "") for hook in local["hooks"]}
-    lint = (REPO_ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
-    run = {line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .") for line in lint.splitlines()[1:]}
-    assert wanted == run
-
-
-def test_reports_name_a_command_that_tells_the_version() -> None:
-    assert "hexveil --version" in (GITHUB / "ISSUE_TEMPLATE" / "bug.yml").read_text()
-    assert "hexveil --version" in (REPO_ROOT / "SECURITY.md").read_text()
 
 
 ROOT = Path(__file__).parents[2]

@@ -197,6 +197,7 @@ async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
     assert all((value("hexveil_events_rejected_total", {"reason": reason}) or 0) >= HOURS for reason in reasons)
 
 
+@pytest.mark.parametrize("config", ["pure", nightly("zcdp")], indirect=True)
 async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(
     config: Config, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,9 +19,8 @@ from stream.protocol.close_process import close_windows
 from stream.protocol.ledger_check import verify_ledger
 from stream.storage.ledger import Ledger
 from tests.support.builders import SLOT
-from tests.support.setting_back import back_up, set_back
 from tests.support.sharing import PERIOD, sharing
-from tests.support.stored_rows import fill
+from tests.support.stored_rows import back_up, fill, set_back
 from tests.support.topics_reader import read_all
 
 HOUR = 3600

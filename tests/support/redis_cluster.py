@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import redis
 
 from stream.local import LOOPBACK, end_process, find_redis, free_port, spawn
-from tests.support.secret_files import write_secret
+from tests.support.environment import write_secret
 
 MASTERS = 3
 _NODE_TIMEOUT_MS = 700

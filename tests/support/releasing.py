@@ -1,6 +1,10 @@
-"""A window planned, drawn and written as messages without a server, for tests of what is released."""
+"""A window planned, drawn and written as messages without a server, for tests of what is released. Computes a feed's
+memory from its published messages alone, as any reader of the output topics can. Verifies lines of releases as
+``hexveil verify`` does."""
 
 import json
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -10,17 +14,50 @@ from dpcore.contributions import Contributions
 from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.public_cells import public_cells
+from stream.messages.lines import read_line
 from stream.messages.message import SPATIAL_HISTOGRAM, Message
+from stream.messages.verification import Record, Verification
 from stream.statistics.columns import Columns
 from stream.statistics.histograms.fixes import Fixes
 from stream.statistics.histograms.histograms import draw_histograms
 from stream.statistics.pipeline import compose
 from stream.statistics.plan import Allowance, Due, Plan
-from stream.statistics.smoothing_state import Memory
+from stream.statistics.smoothing_state import Memory, identity, step
 from stream.statistics.window_release import plan_window, speed_of
 from stream.statistics.window_rows import WindowRows
 from stream.terms import FixRules, Terms, UserLimits
+from stream.windows import Window
 from tests.support.builders import SLOT
+
+
+def recalled(bodies: Sequence[dict[str, Any]], marker: dict[str, Any], memory: Memory | None) -> Memory | None:
+    """The memory after a window whose messages say ``bodies`` and ``marker``."""
+    ends = [int(datetime.fromisoformat(marker["window"][end]).timestamp()) for end in ("start", "end")]
+    upper, timezone = marker["clipping"]["upper"], marker["period"]["timezone"]
+    typical = marker["memory"].get("typical")
+    named = {"upper": upper, "timezone": timezone, "typical": typical}
+    return step(memory, bodies, Window(*ends), **named, area=marker.get("area"))[0]
+
+
+def recalled_from(windows: Sequence[Sequence[Message]]) -> Memory | None:
+    """The memory after several windows, in the order in which their markers chain."""
+    memory = None
+    for messages in windows:
+        *bodies, marker = (json.loads(message.value) for message in messages)
+        assert marker["memory"]["before"] == identity(memory)
+        memory = recalled(bodies, marker, memory)
+        assert marker["memory"]["after"] == identity(memory)
+    return memory
+
+
+def verified(lines: list[str], **given: Any) -> dict[str, Any]:
+    """The report on ``lines``; ``given``: keys and digests that the reader holds."""
+    verification = Verification(**given)
+    for number, text in enumerate(lines, start=1):
+        line = read_line(text.encode())
+        verification.take(Record(line.topic, line.headers, bytes(line.value), f"line {number}"))
+    return verification.finish()
+
 
 GENERATION = "11111111-1111-4111-8111-111111111111"
 

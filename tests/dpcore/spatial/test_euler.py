@@ -21,8 +21,7 @@ from dpcore.spatial.euler_inference import Inference, Program, infer, is_consist
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
-from tests.dpcore.spatial.polygons import Point, corners_strategy, grid, hull, meets
-from tests.dpcore.spatial.vertex_audit import epsilon_lower_bound
+from tests.dpcore.spatial.polygons import Point, corners_strategy, epsilon_lower_bound, grid, hull, meets
 from tests.support.tapes import tape
 
 

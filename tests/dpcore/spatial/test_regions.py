@@ -25,8 +25,7 @@ from dpcore.spatial.regions import (
     Regions,
     extract_regions,
 )
-from tests.dpcore.spatial.polygons import Point, corners_strategy, grid, hull, meets, turn
-from tests.dpcore.spatial.vertex_audit import epsilon_lower_bound
+from tests.dpcore.spatial.polygons import Point, corners_strategy, epsilon_lower_bound, grid, hull, meets, turn
 
 
 def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int64]:

@@ -30,6 +30,7 @@ def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays() -> N
     report = json.loads(hexveil("check", "--config", BUS, "--json").stdout)
     assert report["windows_with_full_epsilon"] == report["windows_per_period"] == 24
     assert report["worst_error"]["value"] == 65.0, "U times two statistics over epsilon 2"
+    assert report["worst_error"]["variance"] == 65.0**2
     riders = json.loads(hexveil("check", "--config", RIDERS, "--json").stdout)
     assert riders["windows_with_full_epsilon"] == 8
     assert "worst_error" not in riders, "noise does not follow from counts there"

@@ -26,7 +26,7 @@ from stream.cli.options import choose_config, read_config
 from stream.local import RedisServer
 from stream.messages.message import HEXAGON_SPEED, REJECTED, SPATIAL_HISTOGRAM, WINDOW
 from tests.stream.serve.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS
-from tests.support.fetching import fetched
+from tests.support.environment import fetched
 
 _WINDOW = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
 

@@ -28,8 +28,7 @@ from stream.messages.message import HEXAGON_SPEED, OUTPUT_TOPICS, WINDOW, Messag
 from stream.offline import LinePublisher
 from stream.storage.keys import FeedKeys
 from tests.stream.serve.serving import released, serving_file
-from tests.stream.sources.agency import DELHI
-from tests.stream.sources.gtfs import START, snapshot_bytes
+from tests.stream.sources.agency import DELHI, START, snapshot_bytes
 from tests.support import hourly
 from tests.support.builders import bus_fleet_file
 from tests.support.environment import worker_environment

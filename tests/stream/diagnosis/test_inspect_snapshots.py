@@ -25,8 +25,7 @@ from stream.diagnosis.measures import measure
 from stream.diagnosis.observations import InspectionError, Observations
 from stream.diagnosis.observing import observe_file
 from stream.sources.lines import StandardInput
-from tests.stream.sources.agency import Agency, answer
-from tests.stream.sources.gtfs import START
+from tests.stream.sources.agency import START, Agency, answer
 from tests.support.inspecting import CONFIG, inspected, problems
 
 VEHICLES = 12

@@ -26,8 +26,7 @@ from stream.messages.topics import INPUT_SETTINGS, create_topics
 from tests.support.builders import bus_config
 from tests.support.environment import worker_environment
 from tests.support.feeding import create_topic, produce
-from tests.support.live_batches import send_batch
-from tests.support.live_events import event
+from tests.support.live_events import event, send_batch
 
 SMALL, LARGE = 300, 20_000
 EVENTS = re.compile(r'hexveil_events_(ingested|late|rejected)_total(?:\{reason="(.+)"\})? (\S+)')

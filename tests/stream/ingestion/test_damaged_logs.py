@@ -28,8 +28,7 @@ from stream.storage.row_store import RowStore
 from stream.windows import CLOCK_MARGIN_US, read_through
 from tests.support.feeding import administering, create_topic, until
 from tests.support.ingesting import Ingesting
-from tests.support.live_batches import send_batch
-from tests.support.live_events import event, every_speed
+from tests.support.live_events import event, every_speed, send_batch
 
 FIRST_OFFSET, LENGTH, LAST_OFFSET = 0, 8, 23
 """Where a stored batch says which offset its first message has, how many bytes follow, and how many messages."""

@@ -33,8 +33,7 @@ from stream.storage.row_store import RowStore
 from stream.windows import PartitionTime, read_through, watermark
 from tests.support.feeding import START_MS, administering, create_topic, produce, until
 from tests.support.ingesting import Ingesting
-from tests.support.live_batches import send_batch
-from tests.support.live_events import event, every_speed, speeds
+from tests.support.live_events import event, every_speed, send_batch, speeds
 from tests.support.nightly import nightly
 
 LIVE = {"lateness": "append-time", "slot": "2s", "allowed_delay": "1s"}

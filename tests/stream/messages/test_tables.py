@@ -33,7 +33,7 @@ from stream.windows import Window
 from tests.stream.serve.city import STEADY, bodies, city_config, window
 from tests.stream.serve.serving import released, serving_file
 from tests.support.builders import SLOT, bus_config
-from tests.support.mutations import mutations
+from tests.support.schemas import mutations
 
 START = "2017-03-21T12:00:00Z"
 

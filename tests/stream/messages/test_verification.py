@@ -41,7 +41,7 @@ from stream.storage.release_store import ReleaseStore
 from stream.windows import utc_text
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
 from tests.support.closing import Stopped
-from tests.support.verifying import verified
+from tests.support.releasing import verified
 
 SLOTS = [SLOT + 3600 * hour for hour in range(4)]
 ROWS = np.concatenate([random_rows(hour, 40, users=5, slot=slot) for hour, slot in enumerate(SLOTS)])

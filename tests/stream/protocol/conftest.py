@@ -1,8 +1,6 @@
-"""Every test draws from a tape of its own; tests that spent budgets are kept run on every supported server of this
-machine."""
+"""Tests that spent budgets are kept run on every supported server of this machine."""
 
 from tests.support.city import city
 from tests.support.redis_servers import pytest_generate_tests
-from tests.support.tapes import recorded_noise
 
-__all__ = ["city", "pytest_generate_tests", "recorded_noise"]
+__all__ = ["city", "pytest_generate_tests"]

@@ -34,10 +34,9 @@ from tests.support import hourly
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.closing import Collected, protocol_of
 from tests.support.participating import SMALL, riders
-from tests.support.redis_scripts import altered_script
-from tests.support.stored_rows import store
+from tests.support.releasing import verified
+from tests.support.stored_rows import altered_script, store
 from tests.support.topics_reader import read_all
-from tests.support.verifying import verified
 
 HOUR, DAY = 3600, 86_400
 TODAY = Period(SLOT - 12 * HOUR, SLOT + 12 * HOUR, "2017-03-21")

@@ -41,8 +41,7 @@ from tests.support.builders import SLOT, bus_config, random_rows, riders_config
 from tests.support.closing import Collected, close_until, protocol_of
 from tests.support.participating import riders
 from tests.support.protocol_child import exit_code
-from tests.support.recalling import recalled
-from tests.support.releasing import planned
+from tests.support.releasing import planned, recalled
 from tests.support.stored_rows import fill, store
 from tests.support.topics_reader import read_all
 

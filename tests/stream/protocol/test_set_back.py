@@ -39,8 +39,7 @@ from stream.storage.row_store import RowStore
 from tests.support import hourly
 from tests.support.builders import PLAINLY_PLANNED, SLOT, bus_config, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
-from tests.support.setting_back import back_up, set_back
-from tests.support.stored_rows import store
+from tests.support.stored_rows import back_up, set_back, store
 from tests.support.topics_reader import read_all
 
 HOUR = 3600

@@ -1,4 +1,4 @@
-"""Every test here draws from a tape of its own; all tests of a process share a browser."""
+"""All tests of a process share a browser."""
 
 from collections.abc import AsyncIterator
 
@@ -6,9 +6,6 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from tests.stream.serve.browser import chromium
-from tests.support.tapes import recorded_noise
-
-__all__ = ["recorded_noise"]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -1,6 +1,9 @@
-"""Windows of released messages, with spatial histograms or in a series, for tests of the public service."""
+"""Windows of released messages, with spatial histograms or in a series, for tests of the public service. A store of
+windows that takes messages as the service does, outside an event loop."""
 
+import asyncio
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,31 @@ import numpy as np
 from dpcore.noise import Noise
 from dpcore.spatial import HTF, AdaptiveGrid, Domain, UniformGrid
 from stream.messages.message import SPATIAL_HISTOGRAM, WINDOW, Message, digest, schema, window_message
+from stream.serve.metrics import PublicMetrics
+from stream.serve.reading.intake import Arrival, Intake
+from stream.serve.window_store import Outcome, View
 from stream.windows import Window
 from tests.stream.serve.serving import released
 from tests.support.builders import SLOT
+
+
+def arrivals(messages: Iterable[Message], number: int = 0) -> list[Arrival]:
+    """The messages as a source passes them on. ``number``: the close marker's position among the markers, from 1."""
+    return [Arrival(message.topic, message.ce_id, message.value, number) for message in messages]
+
+
+def outcomes(view: View, messages: Sequence[Arrival]) -> list[Outcome]:
+    """What became of each message that the service's intake put into ``view``."""
+
+    async def take() -> list[Outcome]:
+        intake = Intake(view, PublicMetrics(), "bus", lambda window: None)
+        try:
+            return await intake.take(messages)
+        finally:
+            intake.close()
+
+    return asyncio.run(take())
+
 
 DOMAIN = Domain(30.0, -98.0, 30.6, -97.4, rows=64, columns=64)
 START = "2017-03-21T12:00:00Z"

@@ -37,7 +37,7 @@ from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import BUSY, JAM, STEADY, USUAL_DAY, Cell, city_config, window
 from tests.stream.serve.serving import serving_file
 from tests.support.builders import riders_config
-from tests.support.secret_files import write_secret
+from tests.support.environment import write_secret
 
 SECRET = "5" * 64
 BELOW = {"name": "jam", "below": 18.0, "windows": 2, "false_alarms_per_day": 1.0}

@@ -30,9 +30,8 @@ from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.static_files import LARGEST_RANGE, PMTILES, check_basemap
 from stream.serve.window_store import View
-from tests.stream.serve.made_windows import START, windows_of, with_histograms
+from tests.stream.serve.made_windows import START, arrivals, outcomes, windows_of, with_histograms
 from tests.stream.serve.serving import ready, released, serving_file
-from tests.stream.serve.taking import arrivals, outcomes
 from tests.support.builders import bus_config
 
 FEED = {"feed.name": "bus"}

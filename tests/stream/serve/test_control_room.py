@@ -18,8 +18,7 @@ from stream.config import Config
 from tests.stream.serve.browser import DESKTOP, HIGH_WALL, LAPTOP, PHONE, WALL, fields, needs_chromium, no_violation
 from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.made_places import city_files
-from tests.stream.serve.pages import CUT, OUTSIDE, page_of
-from tests.stream.serve.serving import origin_of
+from tests.stream.serve.serving import CUT, OUTSIDE, origin_of, page_of
 from tests.support.nightly import nightly, nightly_but
 from tests.support.tapes import recording
 

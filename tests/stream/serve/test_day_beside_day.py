@@ -26,8 +26,7 @@ from tests.stream.serve.browser import (
     place_of,
 )
 from tests.stream.serve.city import BUSY, JAM, LONELY, STEADY, UNCERTAIN, USUAL_DAY, Cell, bodies, city_config, window
-from tests.stream.serve.pages import OUTSIDE, page_of
-from tests.stream.serve.serving import origin_of, publish, serving
+from tests.stream.serve.serving import OUTSIDE, origin_of, page_of, publish, serving
 from tests.support.nightly import nightly
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]

@@ -29,8 +29,8 @@ from tests.stream.serve.made_windows import windows_of, with_histograms
 from tests.stream.serve.serving import released, serving, serving_file
 from tests.support import hourly
 from tests.support.builders import bus_config
+from tests.support.environment import fetched
 from tests.support.feeding import until_true
-from tests.support.fetching import fetched
 
 FEED = {"feed.name": "bus"}
 PATIENCE_SECONDS = 20.0

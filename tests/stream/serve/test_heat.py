@@ -21,7 +21,7 @@ from tests.stream.serve.browser import (
 )
 from tests.stream.serve.city import BUSY, city_config, window
 from tests.stream.serve.made_windows import with_histograms
-from tests.stream.serve.pages import CUT, OUTSIDE, page_of
+from tests.stream.serve.serving import CUT, OUTSIDE, page_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -26,9 +26,8 @@ from stream.serve.window_store import View, WindowView
 from stream.windows import Window
 from tests.stream.serve.city import BUSY, city_config, window
 from tests.stream.serve.made_places import WEST_SIDE, city_files
-from tests.stream.serve.made_windows import histogram_message
+from tests.stream.serve.made_windows import arrivals, histogram_message, outcomes
 from tests.stream.serve.serving import ready, released
-from tests.stream.serve.taking import arrivals, outcomes
 from tests.support.builders import SLOT, bus_config
 
 HOUR = Window(SLOT, SLOT + 3600)

@@ -27,8 +27,7 @@ from tests.stream.serve.browser import (
 )
 from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.made_places import city_files
-from tests.stream.serve.pages import in_sight, page_of
-from tests.stream.serve.serving import origin_of, serving_file
+from tests.stream.serve.serving import in_sight, origin_of, page_of, serving_file
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 

@@ -15,8 +15,8 @@ from stream.serve.hexagons import OtherDay, other_day
 from stream.serve.local_time import local_start, start_at
 from stream.serve.window_store import View, WindowView
 from tests.stream.serve.city import USUAL_DAY, city_config, window
+from tests.stream.serve.made_windows import arrivals, outcomes
 from tests.stream.serve.serving import serving_file
-from tests.stream.serve.taking import arrivals, outcomes
 
 DAY, WEEK = 24, 7 * 24
 """Hours."""

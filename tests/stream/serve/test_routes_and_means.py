@@ -41,8 +41,7 @@ from tests.stream.serve.city import (
     window,
 )
 from tests.stream.serve.made_places import STOP, city_files
-from tests.stream.serve.pages import CUT, OUTSIDE, page_of
-from tests.stream.serve.serving import serving_file
+from tests.stream.serve.serving import CUT, OUTSIDE, page_of, serving_file
 from tests.support.participating import riders
 from tests.support.releasing import released
 

@@ -47,8 +47,7 @@ from tests.stream.serve.city import (
     rows_of_city,
     window,
 )
-from tests.stream.serve.pages import page_of
-from tests.stream.serve.serving import serving
+from tests.stream.serve.serving import page_of, serving
 from tests.support.nightly import nightly
 from tests.support.participating import riders
 from tests.support.releasing import released

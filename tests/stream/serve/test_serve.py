@@ -30,11 +30,10 @@ from stream.serve.reading.intake import Arrival
 from stream.serve.received import received
 from stream.serve.window_store import View
 from tests.stream.serve.city import CELLS, USUAL_DAY, city_config, window, windows
-from tests.stream.serve.made_windows import MECHANISMS, START, histogram_message, with_histograms
+from tests.stream.serve.made_windows import MECHANISMS, START, arrivals, histogram_message, outcomes, with_histograms
 from tests.stream.serve.serving import released, serving
-from tests.stream.serve.taking import arrivals, outcomes
 from tests.support.builders import bus_config
-from tests.support.mutations import mutations
+from tests.support.schemas import mutations
 
 
 def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_boundary() -> None:

@@ -33,9 +33,8 @@ from stream.serve.guards import worth_a_log
 from stream.serve.reading.files import FileSource
 from stream.serve.reading.intake import TopicSource
 from stream.serve.window_store import View
-from tests.stream.serve.made_windows import START, windows_of, with_histograms
+from tests.stream.serve.made_windows import START, arrivals, outcomes, windows_of, with_histograms
 from tests.stream.serve.serving import publish, released, serving
-from tests.stream.serve.taking import arrivals, outcomes
 from tests.support import hourly
 from tests.support.builders import bus_config
 from tests.support.tapes import recording

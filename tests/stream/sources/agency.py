@@ -1,29 +1,35 @@
-"""An agency whose GTFS-realtime feed answers what a test says, and a fleet of three buses."""
+"""An agency whose GTFS-realtime feed answers what a test says, and a fleet of three buses. GTFS-realtime feeds that
+tests make: a vehicle is (id, seconds, lat, lng, speed m/s or None). Processes of a GTFS-realtime feed that share what a
+Redis keeps of its vehicles."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+from google.transit import gtfs_realtime_pb2
 from typer.testing import CliRunner
 
 from stream.cli import app
 from stream.config.feed import FeedConfig, SpeedSource
+from stream.config.servers import RedisConfig
+from stream.ingestion.pseudonyms import KEY_BYTES, Pseudonyms, key_fingerprint
 from stream.local import LOOPBACK
+from stream.sources import fix_memory
+from stream.sources.derived_speed import DerivationLimits
+from stream.sources.fix_memory import FixMemory, Opened
 from stream.sources.polling import Poller, PollSettings
 from stream.sources.vehicle_positions import GtfsRealtime
+from stream.storage.client import blocking_client
+from stream.storage.last_fixes import LastFixes
 from stream.windows import Slotting
-from tests.stream.sources.gtfs import START, snapshot_bytes
 
 DELHI = {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}
-
-
 FEED = FeedConfig(name="bus", topic="bus", timezone="Asia/Kolkata", domain=DELHI)  # type: ignore[arg-type]
-
-
 HOURS = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
 
 
@@ -90,3 +96,46 @@ def fetch(url: str, times: int = 1, **settings: object) -> list[bytes | None]:
 def run(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["gtfs-rt", *arguments])
     return result.exit_code, result.stdout, result.stderr
+
+
+START = 1_757_583_600
+Vehicle = tuple[str, int | None, float, float, float | None]
+
+
+def feed_message(vehicles: Iterable[Vehicle], header_s: int | None = START) -> gtfs_realtime_pb2.FeedMessage:
+    message = gtfs_realtime_pb2.FeedMessage()
+    message.header.gtfs_realtime_version = "2.0"
+    if header_s is not None:
+        message.header.timestamp = header_s
+    for number, (name, seconds, lat, lng, speed) in enumerate(vehicles):
+        entity = message.entity.add(id=str(number))
+        entity.vehicle.vehicle.id = name
+        entity.vehicle.position.latitude, entity.vehicle.position.longitude = lat, lng
+        if speed is not None:
+            entity.vehicle.position.speed = speed
+        if seconds is not None:
+            entity.vehicle.timestamp = seconds
+    return message
+
+
+def snapshot_bytes(vehicles: Iterable[Vehicle], header_s: int | None = START) -> bytes:
+    data: bytes = feed_message(vehicles, header_s).SerializeToString()
+    return data
+
+
+LIMITS = DerivationLimits()
+KEY, KEY_FILE = bytes(KEY_BYTES), Path("user.key")
+
+
+def memory(url: str) -> FixMemory:
+    """The memory of a process that has just started."""
+    client = blocking_client(RedisConfig(url=url), fix_memory.TIMEOUT_S)
+    fixes = LastFixes(client, "bus", key_fingerprint(KEY), LIMITS.most_s, LIMITS.least_s)
+    return FixMemory(lambda: Opened(fixes, Pseudonyms(KEY)), KEY_FILE)
+
+
+def started(url: str | None) -> GtfsRealtime:
+    """A process that has just started; without an address one that remembers nothing."""
+    source = reader()
+    source.remember_by(None if url is None else memory(url))
+    return source

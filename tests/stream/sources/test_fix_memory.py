@@ -24,9 +24,7 @@ from stream.sources.vehicle_positions import GtfsRealtime
 from stream.storage import last_fixes
 from stream.storage.last_fixes import FIX
 from stream.storage.row_store import RowStore
-from tests.stream.sources.agency import fleet, reader
-from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
-from tests.stream.sources.processes import KEY, LIMITS, memory, started
+from tests.stream.sources.agency import KEY, LIMITS, START, Vehicle, fleet, memory, reader, snapshot_bytes, started
 from tests.support.builders import bus_config, riders_config
 
 

@@ -21,8 +21,7 @@ from stream.sources import snapshot_events
 from stream.sources.live import FileSink, poll
 from stream.sources.polling import FetchError, Poller, PollSettings, backed_off
 from stream.sources.snapshots import SnapshotError
-from tests.stream.sources.agency import FEED, Agency, answer, fetch, fleet, reader, run
-from tests.stream.sources.gtfs import START, snapshot_bytes
+from tests.stream.sources.agency import FEED, START, Agency, answer, fetch, fleet, reader, run, snapshot_bytes
 from tests.support import hourly
 from tests.support.topics_reader import stored
 

@@ -34,8 +34,7 @@ from stream.storage.keys import FeedKeys
 from stream.storage.last_fixes import FIX
 from stream.storage.release_store import ReleaseStore
 from stream.storage.row_store import RowStore
-from tests.stream.sources.agency import DELHI, Agency, answer, fetch, fleet, reader
-from tests.stream.sources.gtfs import START, snapshot_bytes
+from tests.stream.sources.agency import DELHI, START, Agency, answer, fetch, fleet, reader, snapshot_bytes
 from tests.support.builders import SLOT, bus_config, bus_fleet_file, random_rows
 from tests.support.environment import environment
 from tests.support.feeding import create_topic

@@ -30,9 +30,9 @@ from stream.sources.messages import Messages
 from stream.sources.mqtt import Broker, Following
 from stream.windows import Slotting
 from tests.support.builders import bus_fleet_file
+from tests.support.environment import write_secret
 from tests.support.feeding import create_topic, until_true
 from tests.support.mosquitto import PASSWORD, USER, Mosquitto
-from tests.support.secret_files import write_secret
 from tests.support.topics_reader import PARTITIONS, stored
 
 BOX = {"south": 59.9, "west": 24.0, "north": 60.5, "east": 25.5}

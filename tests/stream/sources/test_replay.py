@@ -44,8 +44,8 @@ from stream.sources.replay import Replay
 from tests.stream.sources.recordings import feed, gathered
 from tests.support import hourly
 from tests.support.builders import bus_config, riders_config
+from tests.support.environment import write_secret
 from tests.support.feeding import create_topic
-from tests.support.secret_files import write_secret
 from tests.support.topics_reader import PARTITIONS, stored
 
 

@@ -35,8 +35,7 @@ from stream.sources.snapshots import IN_FUTURE, LARGE_BYTES, Decode, DecodedApar
 from stream.sources.timestamps import RefusalWatch
 from stream.sources.vehicle_positions import decode_snapshot
 from stream.windows import Slotting
-from tests.stream.sources.agency import DELHI, FEED, HOURS, Agency, answer, fleet, reader
-from tests.stream.sources.gtfs import START, snapshot_bytes
+from tests.stream.sources.agency import DELHI, FEED, HOURS, START, Agency, answer, fleet, reader, snapshot_bytes
 from tests.support import hourly
 from tests.support.builders import bus_config, bus_fleet_file, riders_config
 

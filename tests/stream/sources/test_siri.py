@@ -23,8 +23,7 @@ from stream.sources import live
 from stream.sources.siri import SiriVehicleMonitoring, decode_siri
 from stream.sources.snapshots import LARGEST_SNAPSHOT, Snapshot, SnapshotError, decompressed
 from stream.windows import Slotting
-from tests.stream.sources.agency import DELHI, FEED, HOURS, Agency, answer, fleet, reader, run
-from tests.stream.sources.gtfs import START
+from tests.stream.sources.agency import DELHI, FEED, HOURS, START, Agency, answer, fleet, reader, run
 from tests.support.builders import bus_fleet_file
 
 NOON = "2026-03-02T12:00:00+00:00"

@@ -22,7 +22,7 @@ from stream.sources.derived_speed import DerivationLimits, SpeedDerivation
 from stream.sources.hfp import HighFrequencyPositions
 from stream.sources.siri import SiriVehicleMonitoring
 from stream.sources.vehicle_positions import GtfsRealtime
-from tests.stream.sources.gtfs import snapshot_bytes
+from tests.stream.sources.agency import snapshot_bytes
 from tests.stream.sources.speedless import config_of, feed, publication
 from tests.support.builders import SLOT
 

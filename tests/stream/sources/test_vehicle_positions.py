@@ -17,7 +17,7 @@ from bench.fuzzing.mutation import Mutator
 from stream.sources.file_kinds import HEAD_BYTES, is_gtfs_realtime
 from stream.sources.snapshots import LARGEST_SNAPSHOT, MOST_SPEED_MS, SnapshotError
 from stream.sources.vehicle_positions import MOST_ENTITIES, MOST_SEPARATORS, FeedMessage, decode_snapshot
-from tests.stream.sources.gtfs import START, feed_message, snapshot_bytes
+from tests.stream.sources.agency import START, feed_message, snapshot_bytes
 
 BUS = ("a", START - 5, 28.61, 77.21, 7.5)
 

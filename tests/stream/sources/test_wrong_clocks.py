@@ -1,6 +1,6 @@
 """A clock that was ahead, of an agency or of one vehicle, silences nobody once it is right, and changes no later speed.
 Two processes of one feed share what Redis keeps: a timestamp that one takes back changes no later speed of the other.
-"""
+Snapshots of three buses that drive north at 13.3 km/h, some of whose clocks are ahead."""
 
 import json
 import random
@@ -18,11 +18,35 @@ from stream.sources.snapshots import Snapshot, without_clocks_ahead
 from stream.sources.timestamps import Judged, TimestampWatch
 from stream.sources.vehicle_positions import GtfsRealtime, decode_snapshot
 from stream.windows import Slotting
-from tests.stream.sources.agency import FEED, reader, run
-from tests.stream.sources.clocks import EVERY_S, KMH, body_at, fixes, skewed_at
-from tests.stream.sources.gtfs import START, Vehicle, snapshot_bytes
-from tests.stream.sources.processes import started
+from tests.stream.sources.agency import FEED, START, Vehicle, reader, run, snapshot_bytes, started
 from tests.support.builders import bus_fleet_file
+
+EVERY_S, NORTH = 15, 0.0005
+"""Seconds and degrees between two snapshots: 55.6 m, 13.3 km/h."""
+KMH = pytest.approx(13.34, abs=0.1)
+
+
+def fixes(step: int, ahead: dict[str, int]) -> list[Vehicle]:
+    """Three buses; ``ahead``: by how many seconds the timestamp of a bus is too late."""
+    clock = START + EVERY_S * step
+    return [
+        (name, clock + ahead.get(name, 0), 28.6 + NORTH * step, 77.2 + k / 100, None) for k, name in enumerate("abc")
+    ]
+
+
+def body_at(step: int, ahead: dict[str, int], header_ahead: int = 0) -> bytes:
+    return snapshot_bytes(fixes(step, ahead), START + EVERY_S * step + header_ahead)
+
+
+def skewed_at(wrong: Sequence[int], ahead: int, names: str = "abc") -> Callable[[int], bytes]:
+    """Snapshots of which some are ahead: header and all vehicles, or if only some vehicles are named, these alone."""
+
+    def body(step: int) -> bytes:
+        if step not in wrong:
+            return body_at(step, {})
+        return body_at(step, dict.fromkeys(names, ahead), ahead if names == "abc" else 0)
+
+    return body
 
 
 def live(source: GtfsRealtime, body: Callable[[int], bytes], steps: range) -> list[list[dict[str, object]]]:

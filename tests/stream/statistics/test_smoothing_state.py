@@ -25,8 +25,7 @@ from stream.terms import Terms
 from stream.windows import Window
 from tests.support.builders import SLOT, bus_config, random_rows, riders_config, zcdp_config
 from tests.support.closing import Collected, protocol_of
-from tests.support.recalling import recalled, recalled_from
-from tests.support.releasing import build_messages, planned
+from tests.support.releasing import build_messages, planned, recalled, recalled_from
 from tests.support.schemas import validate
 from tests.support.stored_rows import store
 

@@ -39,8 +39,8 @@ from stream.storage.row_store import AppendTimes, Behind, ReadThrough, RowStore
 from stream.storage.sealed_rows import NotSealedError
 from tests.support.builders import SLOT, bus_config, in_order, random_rows
 from tests.support.closing import Collected, close_until, protocol_of
+from tests.support.environment import write_secret
 from tests.support.redis_cluster import Certificates, LocalCluster, Node
-from tests.support.secret_files import write_secret
 
 PARTITIONS = [f"bus/{number}" for number in range(6)]
 N, HOUR, PASSWORD = 20, 3600, "w-secret"

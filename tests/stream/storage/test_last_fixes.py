@@ -32,8 +32,8 @@ from stream.terms import Terms
 from stream.windows import Period
 from tests.support.builders import SLOT, bus_config, located_rows, with_histograms
 from tests.support.nightly import nightly_but
-from tests.support.redis_scripts import altered_script, runs_of_scripts
 from tests.support.releasing import planned_with_fixes
+from tests.support.stored_rows import altered_script, runs_of_scripts
 
 NOW_US = 1_757_583_600_000_000
 LEAST_S, LIFE_S = 8.0, 300.0

@@ -23,7 +23,7 @@ from stream.storage.retirement import Retirement
 from stream.storage.row_store import ReadThrough, RowStore
 from stream.windows import Period, Slotting
 from tests.support.builders import bus_config, random_rows, riders_config
-from tests.support.redis_scripts import runs_of_scripts
+from tests.support.stored_rows import runs_of_scripts
 
 KEYS, DAY, HOUR = FeedKeys("bus"), 86_400, 3600
 PART = PartKeys(KEYS, "t/0")

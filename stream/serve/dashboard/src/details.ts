@@ -63,7 +63,7 @@ export function cellCard(view: View, cell: string): HTMLElement[] {
   ];
   if (hexagon) {
     parts.push(
-      make('dl', {}, ...pair('cell.events', countText(hexagon.events)), ...pair('cell.users', countText(hexagon.users)),
+      make('dl', {}, ...(hexagon.events === undefined ? [] : pair('cell.events', countText(hexagon.events))), ...pair('cell.users', countText(hexagon.users)),
         ...pair('cell.epsilon', decimal(hexagon.epsilon)), ...pair('cell.resolution', String(hexagon.resolution))),
       allStatistics(view, cell),
     );

@@ -13,7 +13,7 @@ type Part = Node | string | null | undefined | false;
 
 /** Texts of numbers with a dash between them, which stay on one line. */
 const RANGE = /(\S*\d[–−]\S*\d\S*|−\d\S*)/;
-const WRAPPING = ['p', 'td', 'dd', 'li', 'th'];
+const WRAPPING = ['p', 'td', 'dd', 'th'];
 
 const unbroken = (text: string): Part[] => text.split(RANGE).map((part, at) => (at % 2 ? make('span', { class: 'unbroken' }, part) : part));
 

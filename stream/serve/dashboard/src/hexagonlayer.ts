@@ -4,13 +4,12 @@
  * picture with one pixel per cell.
  */
 
-import { MercatorCoordinate, type CustomLayerInterface, type CustomRenderMethodInput, type Map as MapLibre } from 'maplibre-gl';
 import { shapeKey } from './hexagons';
 import { meshOf, type Mesh } from './mesh';
 import type { MapColours } from './palette';
 import type { Hexagon } from './types';
-import { bytesOf, drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
-import { TILE, WORLD, unitsOf } from './world';
+import { PieceLayer, ROW, bytesOf, sharesOf, type Uniforms, type Vertices } from './webgl';
+import { TILE, WORLD } from './world';
 
 /** How one hexagon looks: its class (-1: none known), its opacity (0: not drawn), whether it is hatched. */
 export interface Look {
@@ -31,8 +30,6 @@ const PIXEL = 40_075 / TILE;
 const HATCHING = 8;
 /** In place of its opacity, what says that a cell is hatched. */
 const HATCHED = 255;
-/** Cells in a row of the picture of their looks. */
-const ROW = 1024;
 
 /** Pixels across an average cell. */
 export const acrossOf = (resolution: number, zoom: number) => (ACROSS / Math.sqrt(7) ** resolution / PIXEL) * 2 ** zoom;
@@ -84,36 +81,15 @@ void main() {
   }
 }`;
 
-const UNIFORMS = ['matrix', 'origin', 'centre', 'pixels', 'phase', 'looks', 'outline', 'strength', 'hatch', 'ratio'] as const;
-const [PLACE, CORNER] = [0, 1];
+const UNIFORMS = ['phase', 'outline', 'strength', 'hatch'] as const;
 
-/** What the graphics processor holds of the layer. */
-interface Held {
-  program: WebGLProgram;
-  uniforms: Uniforms<(typeof UNIFORMS)[number]>;
-  vertices: WebGLVertexArrayObject;
-  places: WebGLBuffer;
-  corners: WebGLBuffer;
-  triangles: WebGLBuffer;
-  looks: WebGLTexture;
-}
-
-const NO_MESH = meshOf([]);
-
-export class HexagonLayer implements CustomLayerInterface {
-  readonly id = 'hexagons';
-  readonly type = 'custom';
-  isShown = true;
-  private map: MapLibre | null = null;
-  private held: Held | null = null;
-  private mesh: Mesh = NO_MESH;
+export class HexagonLayer extends PieceLayer<(typeof UNIFORMS)[number]> {
+  private mesh: Mesh = meshOf([]);
   private shapes = '';
-  private pixels = new Uint8Array();
-  /** What the graphics processor holds is not what is wanted. */
-  private isOldMesh = true;
-  private isOldPicture = true;
 
-  constructor(private readonly colours: () => MapColours) {}
+  constructor(colours: () => MapColours) {
+    super('hexagons', colours, { vertex: VERTEX, fragment: FRAGMENT, attribute: ['a_corner', 3], uniforms: UNIFORMS });
+  }
 
   /** Draw these cells from the next frame on. `classes`: colours of their classes. */
   show(looks: Look[], classes: string[]): void {
@@ -132,78 +108,23 @@ export class HexagonLayer implements CustomLayerInterface {
     this.isOldPicture = true;
   }
 
-  onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {
-    this.map = map;
-    const program = linked(gl, VERTEX, FRAGMENT, ['a_place', 'a_corner']);
-    const [places, corners, triangles] = [gl.createBuffer(), gl.createBuffer(), gl.createBuffer()];
-    const vertices = gl.createVertexArray();
-    gl.bindVertexArray(vertices);
-    gl.bindBuffer(gl.ARRAY_BUFFER, places);
-    gl.enableVertexAttribArray(PLACE);
-    gl.vertexAttribIPointer(PLACE, 3, gl.UNSIGNED_INT, 0, 0);
-    gl.bindBuffer(gl.ARRAY_BUFFER, corners);
-    gl.enableVertexAttribArray(CORNER);
-    gl.vertexAttribPointer(CORNER, 3, gl.FLOAT, false, 0, 0);
-    gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, triangles);
-    gl.bindVertexArray(null);
-    this.held = { program, uniforms: uniformsOf(gl, program, UNIFORMS), vertices, places, corners, triangles, looks: gl.createTexture() };
-    [this.isOldMesh, this.isOldPicture] = [true, true];
+  protected get count(): number {
+    return this.mesh.triangles.length;
   }
 
-  onRemove(_: MapLibre, gl: WebGL2RenderingContext): void {
-    if (!this.held) return;
-    const { program, vertices, places, corners, triangles, looks } = this.held;
-    gl.deleteProgram(program);
-    gl.deleteVertexArray(vertices);
-    for (const buffer of [places, corners, triangles]) gl.deleteBuffer(buffer);
-    gl.deleteTexture(looks);
-    [this.map, this.held] = [null, null];
+  protected vertices(): Vertices {
+    return { places: this.mesh.places, second: this.mesh.corners, triangles: this.mesh.triangles };
   }
 
-  render(gl: WebGL2RenderingContext, { defaultProjectionData: { mainMatrix } }: CustomRenderMethodInput): void {
-    const { map, held, mesh } = this;
-    if (!map || !held || !this.isShown || !mesh.triangles.length) return;
-    const { program, uniforms, vertices } = held;
-    gl.useProgram(program);
-    gl.bindVertexArray(vertices);
-    gl.bindTexture(gl.TEXTURE_2D, held.looks);
-    if (this.isOldMesh) this.sendMesh(gl, held);
-    if (this.isOldPicture) this.sendPicture(gl);
-    const { x, y } = MercatorCoordinate.fromLngLat(map.getCenter());
-    const [east, south] = [unitsOf(x), Math.floor(y * WORLD)];
-    const pixels = TILE * 2 ** map.getZoom();
+  protected paint(gl: WebGL2RenderingContext, uniforms: Uniforms<(typeof UNIFORMS)[number]>, zoom: number, middle: number): void {
     const colours = this.colours();
-    gl.uniformMatrix4fv(uniforms.matrix, false, mainMatrix as Float32Array);
-    gl.uniform4f(uniforms.origin, ...drawnAt(mainMatrix, x, y));
-    gl.uniform2ui(uniforms.centre, east, south);
-    gl.uniform1f(uniforms.pixels, pixels);
-    gl.uniform1f(uniforms.phase, ((x + y) * pixels) % HATCHING);
-    gl.uniform1f(uniforms.ratio, map.getPixelRatio());
+    gl.uniform1f(uniforms.phase, middle % HATCHING);
     gl.uniform3f(uniforms.hatch, ...sharesOf(colours.hatch));
-    gl.uniform1i(uniforms.looks, 0);
-    for (const { resolution, first, count } of mesh.parts) {
-      const across = acrossOf(resolution, map.getZoom());
+    for (const { resolution, first, count } of this.mesh.parts) {
+      const across = acrossOf(resolution, zoom);
       gl.uniform3f(uniforms.outline, ...sharesOf(across < LEAST_OUTLINED ? colours.land : colours.edge));
       gl.uniform1f(uniforms.strength, strengthOf(across));
       gl.drawElements(gl.TRIANGLES, count, gl.UNSIGNED_INT, 4 * first);
     }
-    gl.bindVertexArray(null);
-  }
-
-  private sendMesh(gl: WebGL2RenderingContext, { places, corners }: Held): void {
-    gl.bindBuffer(gl.ARRAY_BUFFER, places);
-    gl.bufferData(gl.ARRAY_BUFFER, this.mesh.places, gl.STATIC_DRAW);
-    gl.bindBuffer(gl.ARRAY_BUFFER, corners);
-    gl.bufferData(gl.ARRAY_BUFFER, this.mesh.corners, gl.STATIC_DRAW);
-    gl.bufferData(gl.ELEMENT_ARRAY_BUFFER, this.mesh.triangles, gl.STATIC_DRAW);
-    this.isOldMesh = false;
-  }
-
-  private sendPicture(gl: WebGL2RenderingContext): void {
-    const rows = this.pixels.length / (4 * ROW);
-    gl.texParameteri(gl.TEXTURE_2D, gl.TEXTURE_MIN_FILTER, gl.NEAREST);
-    gl.texParameteri(gl.TEXTURE_2D, gl.TEXTURE_MAG_FILTER, gl.NEAREST);
-    gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA, ROW, rows, 0, gl.RGBA, gl.UNSIGNED_BYTE, this.pixels);
-    this.isOldPicture = false;
   }
 }

@@ -3,21 +3,18 @@
  * pixel per piece. Every piece is a quad that the graphics processor widens, round at its ends so that pieces join.
  */
 
-import { MercatorCoordinate, type CustomLayerInterface, type CustomRenderMethodInput, type Map as MapLibre } from 'maplibre-gl';
 import { finestOf } from './hexagons';
 import { isLarge } from './large';
 import type { Look } from './hexagonlayer';
 import { piecesOf, placesIn, type Line, type Pieces } from './lines';
 import type { MapColours } from './palette';
-import { bytesOf, drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
-import { TILE, WORLD, east, south, unitsOf } from './world';
+import { PieceLayer, ROW, bytesOf, sharesOf, type Uniforms, type Vertices } from './webgl';
+import { WORLD, east, south, unitsOf } from './world';
 
 /** Pixels across a line at zoom 9, by which factor it grows with each zoom, and between which bounds. */
 const [WIDTH, GROWTH, LEAST, MOST] = [2.4, 1.35, 1.8, 12];
 /** How much wider they are on a screen on the wall. */
 const LARGE = 1.8;
-/** Pieces in a row of the picture of their looks. */
-const ROW = 1024;
 /** Where the width of a piece begins in the number that says which it is, and how many of its units a main street has. */
 const [WIDTH_BITS, MAIN] = [24, 64];
 /** Corners of the quad of a piece: end and side. */
@@ -67,38 +64,21 @@ void main() {
   colour = vec4(u_apart > 0.0 ? u_ground : inside, 1.0) * clamp((v_width + u_apart - away) * u_ratio + 0.5, 0.0, 1.0);
 }`;
 
-const UNIFORMS = ['matrix', 'origin', 'centre', 'pixels', 'width', 'looks', 'ground', 'none', 'ratio', 'apart'] as const;
+const UNIFORMS = ['width', 'ground', 'none', 'apart'] as const;
 
-/** What the graphics processor holds of the layer. */
-interface Held {
-  program: WebGLProgram;
-  uniforms: Uniforms<(typeof UNIFORMS)[number]>;
-  vertices: WebGLVertexArrayObject;
-  places: WebGLBuffer;
-  halves: WebGLBuffer;
-  triangles: WebGLBuffer;
-  looks: WebGLTexture;
-}
-
-export class LineLayer implements CustomLayerInterface {
-  readonly id = 'lines';
-  readonly type = 'custom';
-  isShown = true;
-  private map: MapLibre | null = null;
-  private held: Held | null = null;
+export class LineLayer extends PieceLayer<(typeof UNIFORMS)[number]> {
   private lines: Line[] = [];
   private resolution = -1;
   private pieces: Pieces = piecesOf([], 0);
   /** The cells for which `places` says where the pieces lie. */
   private among = '';
   private places: Int32Array = new Int32Array();
-  private pixels = new Uint8Array();
   private looks: Look[] = [];
   private classes: string[] = [];
-  private isOldMesh = true;
-  private isOldPicture = true;
 
-  constructor(private readonly colours: () => MapColours) {}
+  constructor(colours: () => MapColours) {
+    super('lines', colours, { vertex: VERTEX, fragment: FRAGMENT, attribute: ['a_half', 4], uniforms: UNIFORMS });
+  }
 
   get isEmpty(): boolean {
     return !this.lines.length;
@@ -147,63 +127,23 @@ export class LineLayer implements CustomLayerInterface {
     return best;
   }
 
-  onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {
-    this.map = map;
-    const program = linked(gl, VERTEX, FRAGMENT, ['a_place', 'a_half']);
-    const [places, halves, triangles] = [gl.createBuffer(), gl.createBuffer(), gl.createBuffer()];
-    const vertices = gl.createVertexArray();
-    gl.bindVertexArray(vertices);
-    gl.bindBuffer(gl.ARRAY_BUFFER, places);
-    gl.enableVertexAttribArray(0);
-    gl.vertexAttribIPointer(0, 3, gl.UNSIGNED_INT, 0, 0);
-    gl.bindBuffer(gl.ARRAY_BUFFER, halves);
-    gl.enableVertexAttribArray(1);
-    gl.vertexAttribPointer(1, 4, gl.FLOAT, false, 0, 0);
-    gl.bindBuffer(gl.ELEMENT_ARRAY_BUFFER, triangles);
-    gl.bindVertexArray(null);
-    this.held = { program, uniforms: uniformsOf(gl, program, UNIFORMS), vertices, places, halves, triangles, looks: gl.createTexture() };
-    [this.isOldMesh, this.isOldPicture] = [true, true];
+  protected get count(): number {
+    return this.pieces.cells.length;
   }
 
-  onRemove(_: MapLibre, gl: WebGL2RenderingContext): void {
-    if (!this.held) return;
-    const { program, vertices, places, halves, triangles, looks } = this.held;
-    gl.deleteProgram(program);
-    gl.deleteVertexArray(vertices);
-    for (const buffer of [places, halves, triangles]) gl.deleteBuffer(buffer);
-    gl.deleteTexture(looks);
-    [this.map, this.held] = [null, null];
-  }
-
-  render(gl: WebGL2RenderingContext, { defaultProjectionData: { mainMatrix } }: CustomRenderMethodInput): void {
-    const { map, held } = this;
-    if (!map || !held || !this.isShown || !this.pieces.cells.length) return;
-    const { program, uniforms, vertices } = held;
-    gl.useProgram(program);
-    gl.bindVertexArray(vertices);
-    gl.bindTexture(gl.TEXTURE_2D, held.looks);
-    if (this.isOldMesh) this.sendMesh(gl, held);
-    if (this.isOldPicture) this.sendPicture(gl);
-    const { x, y } = MercatorCoordinate.fromLngLat(map.getCenter());
+  protected paint(gl: WebGL2RenderingContext, uniforms: Uniforms<(typeof UNIFORMS)[number]>, zoom: number): void {
     const colours = this.colours();
-    gl.uniformMatrix4fv(uniforms.matrix, false, mainMatrix as Float32Array);
-    gl.uniform4f(uniforms.origin, ...drawnAt(mainMatrix, x, y));
-    gl.uniform2ui(uniforms.centre, unitsOf(x), Math.floor(y * WORLD));
-    gl.uniform1f(uniforms.pixels, TILE * 2 ** map.getZoom());
-    gl.uniform1f(uniforms.width, Math.min(Math.max(WIDTH * GROWTH ** (map.getZoom() - 9), LEAST), MOST) * (isLarge() ? LARGE : 1) / 2);
-    gl.uniform1f(uniforms.ratio, map.getPixelRatio());
+    gl.uniform1f(uniforms.width, Math.min(Math.max(WIDTH * GROWTH ** (zoom - 9), LEAST), MOST) * (isLarge() ? LARGE : 1) / 2);
     gl.uniform3f(uniforms.ground, ...sharesOf(colours.land));
     gl.uniform3f(uniforms.none, ...sharesOf(colours.unknown));
-    gl.uniform1i(uniforms.looks, 0);
     // First, wider, what sets lines off from the hexagons: of one piece it would cover the ends of others.
     for (const apart of [1, 0]) {
       gl.uniform1f(uniforms.apart, apart);
-      gl.drawElements(gl.TRIANGLES, 6 * this.pieces.cells.length, gl.UNSIGNED_INT, 0);
+      gl.drawElements(gl.TRIANGLES, 6 * this.count, gl.UNSIGNED_INT, 0);
     }
-    gl.bindVertexArray(null);
   }
 
-  private sendMesh(gl: WebGL2RenderingContext, held: Held): void {
+  protected vertices(): Vertices {
     const { ends, widths, cells } = this.pieces;
     const [places, halves, triangles] = [new Uint32Array(12 * cells.length), new Float32Array(16 * cells.length), new Uint32Array(6 * cells.length)];
     for (let piece = 0; piece < cells.length; piece += 1) {
@@ -215,18 +155,6 @@ export class LineLayer implements CustomLayerInterface {
       });
       triangles.set([0, 1, 2, 0, 2, 3].map((at) => 4 * piece + at), 6 * piece);
     }
-    gl.bindBuffer(gl.ARRAY_BUFFER, held.places);
-    gl.bufferData(gl.ARRAY_BUFFER, places, gl.STATIC_DRAW);
-    gl.bindBuffer(gl.ARRAY_BUFFER, held.halves);
-    gl.bufferData(gl.ARRAY_BUFFER, halves, gl.STATIC_DRAW);
-    gl.bufferData(gl.ELEMENT_ARRAY_BUFFER, triangles, gl.STATIC_DRAW);
-    this.isOldMesh = false;
-  }
-
-  private sendPicture(gl: WebGL2RenderingContext): void {
-    gl.texParameteri(gl.TEXTURE_2D, gl.TEXTURE_MIN_FILTER, gl.NEAREST);
-    gl.texParameteri(gl.TEXTURE_2D, gl.TEXTURE_MAG_FILTER, gl.NEAREST);
-    gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA, ROW, this.pixels.length / (4 * ROW), 0, gl.RGBA, gl.UNSIGNED_BYTE, this.pixels);
-    this.isOldPicture = false;
+    return { places, second: halves, triangles };
   }
 }

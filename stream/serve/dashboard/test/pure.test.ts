@@ -155,7 +155,6 @@ test('counts are said as exact or as about', () => {
 });
 
 test('a drawn area is read from address and form, and what is wrong in one is refused with its reason', () => {
-  const tagged = (region: string) => `Fans \u{1f3f4}${String.fromCodePoint(...[...region].map((letter) => 0xe0000 + letter.codePointAt(0)!))}\u{e007f}`;
   const drawn = { ring: [[-97.8, 30.2], [-97.7, 30.2], [-97.7, 30.3]], name: '<b>Ost & West</b> شارع' };
   const open = { kind: 'drawn' as const, drawn };
   assert.deepEqual(parseRing(ringText(drawn.ring), drawn.name), open);
@@ -164,21 +163,18 @@ test('a drawn area is read from address and form, and what is wrong in one is re
   const ring = ringText(drawn.ring);
   const refused = { corners: [['1,2,1,2,1,2', ''], ['1,2,3,4', ''], [Array(10_000).fill('1.5,2.5').join(), ''], [Array(101).fill('1,2').join(), '']],
     ring: [['', ''], ['1,2,3,4,5', ''], ['1,2,3,4,5,<b>', ''], ['181,2,3,4,5,6', ''], ['1e9,2,3,4,5,6', ''], ['1,91,3,4,5,6', '']],
-    name: [[ring, 'x'.repeat(81)], [ring, 'a\u202eb'], [ring, 'a\u2067b'], [ring, 'a\u200fb'], [ring, 'a\nb'], [ring, '\u200b'], [ring, '\ud800'],
-      [ring, '\u3164'], [ring, 'a\u3164'], [ring, '\u2800'], [ring, 'a\u034f'], [ring, 'a\ufe0f'], [ring, 'a\u{e0041}'], [ring, '\u200da'], [ring, 'a\u200d\u200db'], [ring, 'a🚲\u200d'], [ring, 'a❤\ufe0f\ufe0f'], [ring, 'a\u0378'], [ring, 'a\uffff'],
-      [ring, 'a🏴\u{e0067}'], [ring, 'a🚲\u{e0067}\u{e0062}\u{e0065}\u{e007f}'], [ring, 'a\u{e0100}'], [ring, '🚲'],
-      [ring, 'Zone 1\ufe0f'], [ring, 'a #\ufe0f'], [ring, 'a 1\ufe0e\u20e3'], [ring, 'a ❤\ufe0e\ufe0f'], [ring, 'a 1\ufe0f\ufe0f\u20e3'], [ring, '葛\u{e0100}\u{e0101}'], [ring, tagged('gbzzz')], [ring, tagged('gbengx')], [ring, tagged('usca')],
-      [ring, '12'], [ring, '-97.8,30.2,-97.7,30.3'], [ring, '→'], [ring, 'route:10'], [ring, ' route:10']] };
+    name: [[ring, 'x'.repeat(81)], [ring, 'a\nb'], [ring, 'a\u2028b'], [ring, '\u200b'], [ring, '\ud800'],
+      [ring, '🚲'], [ring, '12'], [ring, '-97.8,30.2,-97.7,30.3'], [ring, '→'], [ring, 'route:10'], [ring, ' route:10']] };
   for (const [reason, cases] of Object.entries(refused)) {
     for (const [corners, name] of cases) {
       const area = parseRing(corners!, name!);
       assert.equal(area.kind === 'refused' && area.refusal.reason, reason, `${corners!.slice(0, 40)} ${name}`);
     }
   }
-  const emoji = ['School ❤\ufe0f', 'Park 👨\u200d👩\u200d👧', 'Gym 🏋🏽\u200d♀\ufe0f', 'Zone 1\ufe0f\u20e3', 'a ☎\ufe0e', 'Press #\ufe0f\u20e3', ...['gbeng', 'gbsct', 'gbwls'].map(tagged), '葛\u{e0100}城', '🚲 way'];
-  for (const name of ['می\u200cخواهم', 'क्\u200dष', 'Route 10', '12 a', ...emoji]) {
+  for (const name of ['می\u200cخواهم', 'क्\u200dष', 'Route 10', '12 a', 'Park 👨\u200d👩\u200d👧', 'Zone 1\ufe0f\u20e3']) {
     assert.deepEqual(parseRing(ring, name), { kind: 'drawn', drawn: { ring: drawn.ring, name } });
   }
+  assert.deepEqual(parseRing(ring, 'a\u202eb'), { kind: 'drawn', drawn: { ring: drawn.ring, name: 'ab' } });
   const file = JSON.parse(areaFile(drawn, 'none'));
   assert.deepEqual([file.features[0].geometry.coordinates[0].length, file.features[0].properties.name], [4, drawn.name]);
 });
