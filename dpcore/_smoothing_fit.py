@@ -111,8 +111,7 @@ class Window:
 @dataclass(frozen=True)
 class Prior:
     """A member of the grid before the window's releases, sampling left out: mean and variance of each cell, (C,), the
-    covariance of each with those that inform the others, (C, S), and mean and variance without passing deviations,
-    (C,).
+    covariance of each with those that inform the others, (C, S), and mean and variance of what is typical, (C,).
     """
 
     mean: FloatArray
@@ -228,8 +227,8 @@ def fits_of(window: Window, priors: list[Prior], d: Dynamics) -> list[Fit]:
 
 
 def typical_of(priors: list[Prior]) -> tuple[FloatArray, FloatArray]:
-    """(Mean, variance) of each cell without passing deviations and sampling, (C,): all members of the grid count alike,
-    so that nothing of the window itself enters.
+    """(Mean, variance) of what is typical of each cell at this hour, (C,): without what passes, but as far from the
+    truth as what passes may be. All members of the grid count alike, so that nothing of the window itself enters.
     """
     value = np.mean([prior.typical for prior in priors], axis=0)
     spread = [prior.typical_variance + np.square(prior.typical - value) for prior in priors]
@@ -253,7 +252,8 @@ def prior_of(window: Window, field: float, length: float, d: Dynamics) -> Prior:
     variance = variance + np.einsum("ij,ji->i", window.design, from_trend)
     typical = window.design @ window.trend + gain.T @ window.past_mean
     passing = (d.shared * upper) ** 2 + window.passing_variance
-    return Prior(typical + window.passing, variance + passing, covariance, typical, variance)
+    own_hour = (d.shared**2 + d.passing**2) * upper**2  # how far a cell's hour is from the area's: not learned
+    return Prior(typical + window.passing, variance + passing, covariance, typical, variance + own_hour)
 
 
 def fit_of(window: Window, prior: Prior, event: float, d: Dynamics) -> Fit:

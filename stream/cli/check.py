@@ -42,13 +42,20 @@ def _participation(settings: Config) -> dict[str, Any] | None:
     """Size of the public list of cells and noise of a count, after both were checked; None under "values"."""
     if settings.participation is None:
         return None
+    from dpcore.smoothing import MOST_CELLS
     from stream.config.public_cells import public_cells
     from stream.statistics.participation.draw import count_half_width
     from stream.terms import Terms
 
     try:
-        half = round(count_half_width(Terms.of(settings)), 2)
-        return {"cells": len(public_cells(settings)), "weight": settings.participation.weight, "count_half_width": half}
+        half, cells = round(count_half_width(Terms.of(settings)), 2), len(public_cells(settings))
+        remembered = min(cells, MOST_CELLS)
+        return {
+            "cells": cells,
+            "remembered": remembered,
+            "weight": settings.participation.weight,
+            "count_half_width": half,
+        }
     except DPError as error:
         stop(error)
 
@@ -107,6 +114,7 @@ def _report(settings: Config, released: dict[str, Any] | None, histogram: dict[s
         "windows_per_period": windows,
         "over_days": {str(bound.days): bound.epsilon for bound in bounds(settings)},
         "speeds": settings.feed.speeds,
+        "map": settings.public.map,
         "windows_of_longest_period": settings.slotting.most_slots(int(time.time())),
         "windows_with_full_epsilon": windows
         if settings.privacy.admission == "rolling"
@@ -183,6 +191,16 @@ def _sentences(settings: Config, released: dict[str, Any] | None, histogram: dic
             f"Every window publishes {released['cells']} cells, visited or not, and one close marker. The count of a "
             "cell counts "
             f"{_COUNTED[released['weight']]}. Its 95 % interval is ± {released['count_half_width']:g} in every cell."
+        )
+        if released["remembered"] < released["cells"] and "kalman" in settings.speed.post_processing:
+            yield (
+                f"Warning: the model remembers {released['remembered']} of these cells. Make participation.geojson or "
+                "feed.domain the area in which people drive, or lower hexagons.resolution."
+            )
+    if settings.public.map == "typical":
+        yield (
+            "Typical, not live: the page opens on what each hour is usually like, learned over days from what was "
+            "released. What happens now, one window of this map hardly shows."
         )
     if settings.publication is not None:
         instants = settings.publication

@@ -10,6 +10,7 @@ import typer
 from dpcore.relation import NeighbouringRelation
 from stream.cli.options import stop
 from stream.config.search import LOCAL, template
+from stream.config.servers import MapKind
 
 
 def command(
@@ -21,27 +22,34 @@ def command(
     vehicles: Annotated[
         int | None, typer.Option(min=1, help="Vehicles on the road at a time: the live map that so many can fill.")
     ] = None,
+    kind: Annotated[
+        MapKind,
+        typer.Option("--map", help="typical: what each hour is usually like, finer than few vehicles can fill live."),
+    ] = "live",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a complete configuration with comments."""
     if path.exists() and not force:
         stop(f"{path} exists; choose another name or pass --force")
-    text = for_fleet(relation, vehicles)
+    if kind == "typical" and relation == NeighbouringRelation.PARTICIPATION:
+        stop("--map typical was measured under relation 'values' alone; leave it out")
+    text = for_fleet(relation, vehicles, kind)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         stop(f"{path}: {error.strerror}; name a file in a folder that you may write to")
     named = "" if path == LOCAL else f" --config {path}"
-    typer.echo(f"{path} written. Set feed and budget in it, then run: hexveil check{named}")
+    typer.echo(f"{path} written. Set feed, area and budget in it, then run: hexveil check{named}")
 
 
-def for_fleet(relation: NeighbouringRelation, vehicles: int | None) -> str:
-    """The configuration of the live map that so many vehicles on the road can fill; None: the shipped one."""
+def for_fleet(relation: NeighbouringRelation, vehicles: int | None, kind: MapKind = "live") -> str:
+    """The configuration of the map that so many vehicles on the road can fill; of no number, the shipped live one."""
     text = template(relation).read_text(encoding="utf-8")
-    if vehicles is None:
+    if vehicles is None and kind == "live":
         return text
     from stream.config.fleets import fleet_map  # with the whole configuration, which is slow to import
     from stream.config.rewriting import rewritten
 
-    chosen = fleet_map(relation, vehicles)
-    return rewritten(text, chosen.keys(relation), f"for {chosen.vehicles or 'fewer'} vehicles on the road")
+    chosen = fleet_map(relation, vehicles or 0, kind)
+    fits = f"for {chosen.vehicles or 'fewer'} vehicles on the road" if kind == "live" else "for a typical map"
+    return rewritten(text, chosen.keys(relation), fits)

@@ -66,6 +66,7 @@ class Config(BaseModel):
         yield from value_problems(self.value, self.feed, self.speed)
         yield from self._problems_of_participation()
         yield from self._problems_of_the_area()
+        yield from self._problems_of_the_map()
         yield from self._problems_of_quality()
         yield from live_problems(
             self.relation, self.privacy, self.speed, self.ledger is not None, self.histogram is not None
@@ -136,6 +137,14 @@ class Config(BaseModel):
             yield (
                 f"participation.area_share {settings.area_share} needs {' and '.join(missing)}: a user moves the "
                 "area's mean by all their weights, and only smoothing reads it; set that, or area_share = 0"
+            )
+
+    def _problems_of_the_map(self) -> Iterator[str]:
+        known = {*self.speed.statistics, *self.speed.post_processing}
+        if self.public.map == "typical" and not {"mean", "kalman"} <= known:
+            yield (
+                "public.map 'typical' shows what 'kalman' makes of earlier means; add 'kalman' to "
+                "speed.post_processing and 'mean' to speed.statistics, or set public.map to 'live'"
             )
 
     def _problems_of_quality(self) -> Iterator[str]:

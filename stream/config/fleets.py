@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from dpcore.relation import NeighbouringRelation
+from stream.config.servers import MapKind
 
 DAY_BUDGETS = {NeighbouringRelation.VALUES: 12.0, NeighbouringRelation.PARTICIPATION: 4.0}
 """The budget of a day, with :data:`DELTA`."""
@@ -16,11 +17,12 @@ DELTA = 1e-6
 
 
 class FleetMap(NamedTuple):
-    """The live map of fleets of at least ``vehicles`` on the road: H3 resolution and timeslot, and what was measured.
+    """The map of fleets of at least ``vehicles`` on the road: H3 resolution and timeslot, and what was measured.
 
     ``within``: share of events within ±5 km/h of the truth; ``half_width``: median over events of the 95 % intervals,
     km/h. ``windows``: under "participation", how many the budget of a day pays for of a user who stays in one hexagon.
-    Whoever divides a window over n hexagons pays 1/n of that, so that finer hexagons let it pay for fewer.
+    Whoever divides a window over n hexagons pays 1/n of that, so that finer hexagons let it pay for fewer. ``kind``:
+    what it shows; of a typical map the truth is the mean of the cell at this hour over all days.
     """
 
     vehicles: int
@@ -29,6 +31,8 @@ class FleetMap(NamedTuple):
     within: float
     half_width: float
     windows: int = 0
+    clipping: str = "residual"
+    kind: MapKind = "live"
 
     def keys(self, relation: NeighbouringRelation) -> dict[str, Any]:
         """Dotted keys of a configuration; None: the key is left out."""
@@ -41,19 +45,17 @@ class FleetMap(NamedTuple):
             "privacy.budget": DAY_BUDGETS[relation],
             "hexagons.resolution": self.resolution,
             "speed.statistics": ["mean"],
+            "speed.clipping": self.clipping,
             "speed.post_processing": ["kalman"],
+            **({} if self.kind == "live" else {"public.map": self.kind}),
         }
         if relation == NeighbouringRelation.PARTICIPATION:
-            return shared | {
-                "window.publication_margin": timedelta(seconds=30),
-                "privacy.windows": self.windows,
-                "speed.clipping": "none",
-            }
+            margin = timedelta(seconds=30)
+            return shared | {"window.publication_margin": margin, "privacy.windows": self.windows}
         return shared | {
             "privacy.admission": "rolling",
             "hexagons.merge_until": None,
             "hexagons.coarsest_resolution": 0,
-            "speed.clipping": "residual",
             "speed.sum_cap": 0.0,
         }
 
@@ -62,6 +64,7 @@ _QUARTER = timedelta(minutes=15)
 FLEET_MAPS = {
     NeighbouringRelation.VALUES: (
         FleetMap(0, 5, _QUARTER, 0.99, 3.6),
+        FleetMap(0, 7, timedelta(hours=1), 0.95, 5.4, kind="typical"),
         FleetMap(700, 6, _QUARTER, 0.97, 3.3),
         FleetMap(1_600, 7, _QUARTER, 0.94, 4.7),
         FleetMap(3_000, 8, _QUARTER, 0.90, 5.6),
@@ -70,13 +73,13 @@ FLEET_MAPS = {
         FleetMap(0, 5, _QUARTER, 0.91, 1.7, 16),
         FleetMap(1_200, 6, _QUARTER, 0.98, 2.5, 12),
         FleetMap(4_000, 7, _QUARTER, 0.96, 3.3, 8),
-        FleetMap(10_000, 8, _QUARTER, 0.92, 4.7, 6),
+        FleetMap(10_000, 8, _QUARTER, 0.92, 4.7, 6, "none"),
     ),
 }
-"""The maps of each relation, in order of vehicles. Measured with 285, 736, 1 642 and 3 022 buses on the road, and with
-318, 1 270, 4 235 and 10 000 users."""
+"""The maps of each relation, in order of vehicles. Live ones measured with 285, 736, 1 642 and 3 022 buses on the road,
+and with 318, 1 270, 4 235 and 10 000 users; the typical one with 285 buses, on the fifth day."""
 
 
-def fleet_map(relation: NeighbouringRelation, vehicles: int) -> FleetMap:
-    """The map of a fleet of ``vehicles`` on the road at a time."""
-    return max(row for row in FLEET_MAPS[relation] if row.vehicles <= vehicles)
+def fleet_map(relation: NeighbouringRelation, vehicles: int, kind: MapKind = "live") -> FleetMap:
+    """The map of a fleet of ``vehicles`` on the road at a time. Raises :class:`ValueError` where none is measured."""
+    return max(row for row in FLEET_MAPS[relation] if row.vehicles <= vehicles and row.kind == kind)

@@ -229,13 +229,18 @@ class SurfaceConfig(Section):
     port: Port
 
 
+MapKind = Literal["live", "typical"]
+"""What a map is for: to show what is, or what is typical of the hour."""
+
+
 class PublicConfig(SurfaceConfig):
     """The public server: its address, the sites whose pages may read or embed it, its limits, and its alerts.
 
     ``cors_origins``: whose pages may read the API from a browser. ``frame_ancestors``: whose pages may show the
     dashboard in a frame; none by default. ``places``: file that ``hexveil gtfs`` wrote; ``areas``: GeoJSON file of
     named polygons; ``streets``: GeoJSON file of lines and points to colour; ``basemap``: PMTiles archive to draw under
-    the hexagons. ``socket``: Unix socket to listen on, in place of host and port.
+    the hexagons. ``socket``: Unix socket to listen on, in place of host and port. ``map``: what the page opens on, the
+    estimates of each window or what is typical of its hour.
     """
 
     socket: Path | None = None
@@ -243,6 +248,7 @@ class PublicConfig(SurfaceConfig):
     cors_origins: tuple[str, ...] = ()
     frame_ancestors: tuple[str, ...] = ()
     max_windows: int = Field(default=840, ge=1, le=1_000_000)
+    map: MapKind = "live"
     places: Path | None = None
     areas: Path | None = None
     streets: Path | None = None

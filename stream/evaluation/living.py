@@ -110,6 +110,7 @@ class Feed:
         self._terms, self._seed = Terms.of(config), seed
         self._statistics = WindowStatistics(self._terms, public_cells(config))
         self._accounts, self._memory, self._number = Accounts(), b"", 0
+        self._shows = "typical" if config.public.map == "typical" else "mean"
 
     def forked(self) -> Self:
         """The feed as it is now, to be continued with other rows."""
@@ -127,19 +128,20 @@ class Feed:
         self._number += 1
         messages, memory = self._statistics.compose(plan, drawn, self._memory, self._number)
         self._memory = memory or self._memory
-        return _read(plan, window.cells, messages)
+        return _read(plan, window.cells, messages, self._shows)
 
 
-def _read(plan: Plan, hexagons: IdArray, messages: Sequence[Message]) -> Shown:
-    """The leading mean that the ``messages`` show of each of ``hexagons``, or of the cell it was merged into."""
+def _read(plan: Plan, hexagons: IdArray, messages: Sequence[Message], shows: str) -> Shown:
+    """What the ``messages`` show of each of ``hexagons``, or of the cell it was merged into: the leading mean, or what
+    is typical."""
     answering = hexagons if plan.merged is None else plan.merged
     seen = {}
     for message in messages:
         if message.topic == HEXAGON_SPEED:
             body = msgspec.json.decode(message.value)
             estimates = estimates_of(body)
-            if estimates is not None and "mean" in estimates:
-                mean, law = estimates["mean"], 1.0 if plan.gaussian else np.sqrt(2)
+            if estimates is not None and shows in estimates:
+                mean, law = estimates[shows], 1.0 if plan.gaussian else np.sqrt(2)
                 seen[int(body["cell"], 16)] = mean["value"], *mean["interval"], body["mean"]["scale"] * law
     nothing = (np.nan, np.nan, np.nan, np.inf)
     rows = [seen.get(cell, nothing) for cell in answering.tolist()]

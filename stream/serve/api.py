@@ -57,7 +57,7 @@ class Service:
         self.operations = operations(
             config.feed.name,
             Feeds(config, self.view, self.answers),
-            Hexagons(self.view, self.answers, selections),
+            Hexagons(config, self.view, self.answers, selections),
             Ranges(self.view, self.answers),
             Means(self.view, self.answers, self.city.by_name),
             Series(self.view, self.answers, self.city.by_name),

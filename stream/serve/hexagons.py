@@ -19,6 +19,7 @@ from aiohttp import web
 
 from stream.config import Config
 from stream.config.feed import derived_speed_note
+from stream.config.servers import MapKind
 from stream.messages.message import with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
@@ -169,9 +170,10 @@ def complete_window(view: View, start: str, feed: str) -> WindowView:
 class Hexagons:
     """Handlers for the hexagon releases in the store."""
 
-    def __init__(self, view: View, answers: Answers, selections: Answers) -> None:
+    def __init__(self, config: Config, view: View, answers: Answers, selections: Answers) -> None:
         """``selections``: of what readers choose freely, which pushes nothing out of ``answers``."""
         self._view, self._answers, self._selections = view, answers, selections
+        self._maps = {config.feed.name: config.public.map}
         self._whole, self._selected = Turns("windows", MOST_WAITING), Turns("selections of cells", MOST_SELECTED)
         self._lists = Turns("lists", MOST_WAITING)
 
@@ -220,7 +222,7 @@ class Hexagons:
         known = known_window(self._view, window, feed)
         key = key_of("hexagons", known.tag, bbox, resolution, shape)
         summary, values = known.described().summary, known.in_order()
-        is_whole = bbox is None and resolution is None
+        is_whole, map_of_feed = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
 
         def make() -> bytes:
             cells = released_of(values)
@@ -232,9 +234,12 @@ class Hexagons:
             )
             if shape == "json":
                 sums = msgspec.json.encode(totals(list(compress(cells, wanted))))
-                return _joined(summary[:-1] + b',"totals":' + sums + b',"hexagons":[', bodies)
+                return _joined(
+                    summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies
+                )
             places = compress(places_of(values), wanted)
-            return _joined(b'{"type":"FeatureCollection","features":[', map(_feature_of, places, bodies))
+            head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
+            return _joined(head, map(_feature_of, places, bodies))
 
         kind = JSON if shape == "json" else GEOJSON
         turns, answers = (self._whole, self._answers) if is_whole else (self._selected, self._selections)
@@ -309,20 +314,25 @@ class Feeds:
         self._view, self._answers = view, answers
         self._configured = config.feed.name
         self._described = _description(
-            config.feed.name, config.feed.derivation, derived_speed_note(config.relation, config.feed.speeds)
+            config.feed.name,
+            config.public.map,
+            config.feed.derivation,
+            derived_speed_note(config.relation, config.feed.speeds),
         )
 
     @get("/feeds", "listFeeds", {JSON: "FeedList"}, tag="Feeds")
     async def listed(self, request: web.Request) -> web.Response:
-        """Feeds, and which of their speeds are derived from positions."""
+        """Feeds, what their maps are for, and which of their speeds are derived from positions."""
         names = sorted({self._configured} | self._view.feeds())
-        feeds = [self._described if name == self._configured else _description(name, None, None) for name in names]
+        feeds = [self._described if name == self._configured else _description(name) for name in names]
         body = msgspec.json.encode({"feeds": feeds})
         return await self._answers.ready(request, body, JSON)
 
 
-def _description(name: str, derived_speeds: str | None, note: str | None) -> dict[str, Any]:
-    return {"feed": name, "derived_speeds": derived_speeds, "note": note}
+def _description(
+    name: str, kind: MapKind | None = None, derived_speeds: str | None = None, note: str | None = None
+) -> dict[str, Any]:
+    return {"feed": name, "map": kind, "derived_speeds": derived_speeds, "note": note}
 
 
 MAX_RANGE_BYTES = 16 << 20

@@ -183,6 +183,7 @@ class Pages:
         self._settings: dict[str, Any] = {
             "build": self._assets["index.html"].tag,
             "feed": config.feed.name,
+            "map": config.public.map,
             "derived_speeds": config.feed.derivation,
             "domain": [domain.west, domain.south, domain.unrolled_east, domain.north],
             "basemap": basemap is not None,

@@ -26,8 +26,8 @@ SPREAD_SHARE = 0.2
 
 
 OPEN_REACH = 2.5
-"""Reach of that error in a smoothed interval, in its standard deviations: with 1.96, 92 % of the cells of ten clones of
-CapMetro's 2016-11-26 were covered, with 2.5, 93 %."""
+"""Reach of that error in a smoothed interval, in its standard deviations. Of ten clones of CapMetro's 2016-11-26 94.5 %
+of events are covered with 2.5, 93.2 with 1.96, 90.1 with 0; of days as they are at most 0.4 points fewer with 0."""
 
 
 _FEWEST = 0.1

@@ -246,6 +246,19 @@ def test_what_is_typical_is_the_forecast_without_passing_deviations_and_sampling
     assert np.all(smoothed.typical.deviation < wanted.deviation)
 
 
+def test_the_interval_of_what_is_typical_holds_what_a_cell_is_at_its_hour_day_after_day():
+    """Three days; each cell's hours are 2.9 off the area's, which no state learns. Coverage of the third day."""
+    rng, state, covered = np.random.default_rng(3), None, []
+    own, hours = rng.normal(size=40) * 4, rng.normal(size=(24, 40)) * 2.9
+    for t in range(72):
+        usual = 30 + 5 * np.sin(t * np.pi / 12) + own + hours[t % 24]
+        means = usual + 2 * rng.normal(size=40) + rng.laplace(size=40) * 2.0
+        state, shown = step(state, means, 2.0, 400, t=t)
+        low, high = shown.typical.interval(UPPER)
+        covered.append(((low <= usual) & (usual <= high)).mean())
+    assert 0.93 < np.mean(covered[48:]) < 0.995
+
+
 def test_a_deviation_of_one_cell_fades_within_hours_and_leaves_the_typical_mean_nearly_as_it_was():
     """A jam of an hour in one cell: it is shown, foretold for the next window, and forgotten three hours later."""
     state = None

@@ -304,7 +304,7 @@ async def test_under_values_derived_speeds_are_said_to_be_protected_by_participa
 async def test_under_participation_derived_speeds_need_no_note(tmp_path: Path, releases: Path) -> None:
     config = riders_config(tmp_path, **{"feed.speeds": "missing"})
     feeds, shown = await listed(config, releases)
-    own = {"feed": config.feed.name, "derived_speeds": "missing", "note": None}
+    own = {"feed": config.feed.name, "map": "live", "derived_speeds": "missing", "note": None}
     assert own in feeds
     assert shown == "missing"
 
@@ -313,10 +313,10 @@ async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_so
     tmp_path: Path, releases: Path
 ) -> None:
     nothing = {"derived_speeds": None, "note": None}
-    assert await listed(bus_config(tmp_path), releases) == ([{"feed": "bus"} | nothing], None)
+    assert await listed(bus_config(tmp_path), releases) == ([{"feed": "bus", "map": "live"} | nothing], None)
     feeds, _ = await listed(bus_config(tmp_path, **{"feed.name": "tram", "feed.speeds": "derived"}), releases)
     assert [(feed["feed"], feed["derived_speeds"]) for feed in feeds] == [("bus", None), ("tram", "derived")]
-    assert feeds[0] == {"feed": "bus"} | nothing
+    assert feeds[0] == {"feed": "bus", "map": None} | nothing
 
 
 RANGE = "from=2017-03-21T00:00:00Z&to=2017-03-22T00:00:00Z"

@@ -4,8 +4,9 @@ window: each frame costs all its pixels where no graphics processor is."""
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h3
 import pytest
@@ -38,6 +39,7 @@ from tests.stream.serve.city import (
     window,
 )
 from tests.stream.serve.serving import origin_of, page_of, serving_file
+from tests.support.builders import SLOT
 from tests.support.nightly import nightly
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
@@ -200,6 +202,39 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
         await row.locator("button").click()
         value = body[BUSY]["post_processed"]["typical"]["value"]
         await expect(page.locator("#details")).to_contain_text(f"Typical at this hour: {value:.0f} km/h")
+
+
+@pytest.mark.parametrize(("size", "kind"), [(PHONE, "typical"), (LAPTOP, "live"), nightly(WIDE, "typical")])
+async def test_a_map_is_called_what_it_is(
+    browser: Browser, tmp_path: Path, size: dict[str, int], kind: Literal["live", "typical"]
+) -> None:
+    """To the page it is five minutes after the newest window. Whatever is on display, what is typical is not called
+    live, nor the reverse."""
+    config = city_config(tmp_path, **{"speed.post_processing": ["kalman"], "public.map": kind})
+    messages, label = remembered(config, *[USUAL_DAY] * 3), "Typical: not live. The last window ended 5 minutes ago"
+    newest = datetime.fromtimestamp(SLOT + 3 * 3600 + 300, UTC)
+    async with page_of(browser, config, messages, size=size, clock=newest) as (page, client):
+        badge, views = page.locator("#badge"), [page.get_by_role("radio", name=name, exact=True) for name in VIEWS[:2]]
+        if size == PHONE:
+            await page.locator("#controls-fold summary").click()
+        for view in views if kind == "live" else views[::-1]:
+            if not await view.is_checked():
+                before = await paint_count(page)
+                await view.check()
+                await painted(page, before)
+            is_typical = view is views[1]
+            await expect(badge).to_have_attribute("data-state", "typical" if is_typical else "live")
+            await expect(badge).to_have_text(label if is_typical else re.compile("^Up to date"))
+            await expect(page.locator("#legend")).to_contain_text("Typical at this hour" if is_typical else "km/h")
+            await expect(page.locator("#legend", has_text="This map is for what is typical")).to_have_count(
+                int(kind == "typical" and not is_typical)
+            )
+        await page.locator("#about-button").click()
+        about = page.locator("#about-body", has_text="This map is typical, not live")
+        await expect(about).to_have_count(int(kind == "typical"))
+        feeds = (await (await client.get("/api/v1/feeds")).json())["feeds"]
+        answers = [await (await client.get(f"/api/v1/hexagons?format={form}")).json() for form in ("json", "geojson")]
+        assert [answer["map"] for answer in (*feeds, *answers)] == [kind] * 3
 
 
 COUNT = """window.drawn = 0;

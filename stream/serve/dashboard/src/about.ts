@@ -92,6 +92,7 @@ function body(view: View): HTMLElement[] {
   if (!marker || !view.window) return [make('p', {}, say('about.none')), ...how];
   const limits = view.limits.filter((limit) => limit.relation === null || limit.relation === relation);
   return [
+    ...(view.opens === 'typical' ? [make('p', { class: 'lead' }, say('about.map.typical'))] : []),
     make('p', { class: 'lead' }, say(`about.relation.${relation}`)),
     ...(view.derivedSpeeds && relation === 'values' ? [make('p', { class: 'lead' }, say('derived.values'))] : []),
     make('dl', { class: 'facts' }, ...facts(view, marker).flatMap(([term, ...said]) => [make('dt', {}, term), make('dd', {}, ...said)])),

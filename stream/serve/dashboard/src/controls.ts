@@ -59,6 +59,7 @@ export function showControls(view: View, looks: Look[]): void {
   byId('controls').hidden = !view.window;
   if (!view.window) return;
   check('statistics', view.statistic, (name) => view.available(name as Statistic));
+  byId('statistics').hidden = view.statistics().length < 2;
   const comparing = COMPARING.filter((name) => view.offers(name));
   check('schemes', view.compares ? 'difference' : view.scheme, (name) => (name === 'difference' ? comparing.length > 0 : view.offers(name as Scheme)));
   showAgainst(view, comparing);
@@ -142,6 +143,7 @@ function legend(view: View, looks: Look[]): HTMLElement[] {
     make('p', { class: 'fainter' }, make('span', { class: 'ramp', 'aria-hidden': 'true' }, ...fainter), say(view.unbounded ? 'legend.unbounded' : 'legend.fainter')),
     scheme === 'typical' || scheme === 'difference' ? note('modelled', say(`legend.${scheme}`)) : against ? note('raw', say('legend.compared')) : note(view.mark, say(`legend.${view.mark}`)),
     ...(scheme === 'scheduled' ? [make('p', { class: 'note' }, say('legend.scheduled'))] : []),
+    ...(scheme === 'now' && view.opens === 'typical' ? [make('p', { class: 'note' }, say('legend.not-live'))] : []),
     ...derived(view),
     ...(view.histograms.length ? [note('histogram', say('legend.histograms', { names: view.histograms.join(', ') }))] : []),
   ];

@@ -93,6 +93,7 @@ async function start(): Promise<void> {
   view.parquet = settings.parquet;
   view.divided = settings.areas;
   view.derivedSpeeds = view.feed === settings.feed ? settings.derived_speeds : null;
+  if (settings.map === 'typical' && view.feed === settings.feed) view.opens = 'typical';
   view.alerting = settings.alerting && view.feed === settings.feed;
   view.scheduling = settings.scheduled && view.feed === settings.feed;
   view.setLines(settings, place);
@@ -135,7 +136,7 @@ async function start(): Promise<void> {
       const middle = map.map.getCenter();
       choose(view.at(middle.lng, middle.lat)?.cell ?? null);
     },
-    day: () => compareWith(view.scheme === 'day' ? 'now' : 'day'),
+    day: () => compareWith(view.scheme === 'day' ? view.opens : 'day'),
     press: (button) => byId(button).click(),
   });
   byId('newest').addEventListener('click', () => live(true));

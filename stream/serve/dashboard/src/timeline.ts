@@ -1,7 +1,7 @@
 /** Window slider, live or paused, and how fresh the newest window is. */
 
 import { byId, make } from './dom';
-import { say } from './texts';
+import { say, type TextKey } from './texts';
 import { ago, clock, day, hours, length, zoneName } from './times';
 import type { WindowSummary } from './types';
 import type { View } from './view';
@@ -50,11 +50,11 @@ export function showTimeline(view: View): void {
 }
 
 export interface Freshness {
-  state: 'waiting' | 'live' | 'stale' | 'offline';
+  state: 'waiting' | 'live' | 'typical' | 'stale' | 'offline';
   text: string;
 }
 
-/** How fresh the newest window is. Stale: it ended more than two window lengths ago and none came since as long. */
+/** How fresh the newest window is. Stale: it ended more than two window lengths ago and none came since as long. What is typical is never called live. */
 export function freshness(view: View, { linked, unread }: { linked: boolean; unread: boolean }, arrived: number | null, now: number): Freshness {
   const newest = view.windows.at(-1);
   if (!linked) return { state: 'offline', text: say('badge.offline') };
@@ -62,11 +62,10 @@ export function freshness(view: View, { linked, unread }: { linked: boolean; unr
   if (!newest) return { state: 'waiting', text: say('badge.waiting') };
   const age = now - Date.parse(newest.window.end);
   const patience = 2 * length(newest.window);
-  if (age <= patience) return { state: 'live', text: say('badge.fresh', { ago: ago(age) }) };
-  if (arrived !== null && now - arrived <= Math.min(patience, 60_000)) {
-    return { state: 'live', text: say('badge.arriving', { ago: ago(age) }) };
-  }
-  return { state: 'stale', text: say('badge.stale', { ago: ago(age) }) };
+  const arriving = arrived !== null && now - arrived <= Math.min(patience, 60_000);
+  const [state, key]: [Freshness['state'], TextKey] = age <= patience ? ['live', 'badge.fresh'] : arriving ? ['live', 'badge.arriving'] : ['stale', 'badge.stale'];
+  if (view.scheme === 'typical') return { state: state === 'live' ? 'typical' : state, text: say('badge.typical', { ago: ago(age) }) };
+  return { state, text: say(key, { ago: ago(age) }) };
 }
 
 const ENDED: Freshness['state'][] = ['stale', 'offline'];

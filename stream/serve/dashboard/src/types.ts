@@ -172,6 +172,8 @@ export interface Settings {
   /** The feed of the server's configuration, and all that have windows. */
   feed: string;
   feeds: string[];
+  /** What the configured feed's map is for: what is, or what is typical of the hour. */
+  map: 'live' | 'typical';
   /** Of the configured feed; null where the configuration says of none that they are derived. */
   derived_speeds: DerivedSpeeds | null;
   domain: [number, number, number, number];

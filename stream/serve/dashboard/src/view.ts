@@ -65,8 +65,9 @@ export class View {
   range: { from?: string; to?: string } = {};
   statistic: Statistic = 'mean';
   kind: Kind = 'estimate';
-  /** Chosen by the reader; until then, what is now. */
+  /** Chosen by the reader; until then, what the operator's map is for. */
   chosenScheme: Scheme | null = null;
+  opens: 'now' | 'typical' = 'now';
   /** The local date to compare with; null for a week before, or else the day before. */
   day: string | null = null;
   /** The window of that day beside the one on display; null unless that is what the reader chose to see. */
@@ -234,8 +235,8 @@ export class View {
   }
 
   get scheme(): Scheme {
-    const chosen = this.chosenScheme;
-    if (!chosen || !this.offers(chosen)) return 'now';
+    const chosen = this.chosenScheme ?? this.opens;
+    if (!this.offers(chosen)) return 'now';
     return (chosen === 'day' && (!this.otherDay || this.isOtherStatistic)) || (chosen === 'scheduled' && !this.scheduled) ? 'now' : chosen;
   }
 
