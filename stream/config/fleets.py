@@ -65,19 +65,19 @@ FLEET_MAPS = {
     NeighbouringRelation.VALUES: (
         FleetMap(0, 5, _QUARTER, 0.99, 3.6),
         FleetMap(0, 7, timedelta(hours=1), 0.95, 5.4, kind="typical"),
-        FleetMap(700, 6, _QUARTER, 0.97, 3.3),
-        FleetMap(1_600, 7, _QUARTER, 0.94, 4.7),
-        FleetMap(3_000, 8, _QUARTER, 0.90, 5.6),
+        FleetMap(700, 6, _QUARTER, 0.96, 3.2),
+        FleetMap(1_600, 7, _QUARTER, 0.94, 4.3),
+        FleetMap(3_000, 8, _QUARTER, 0.90, 5.0),
     ),
     NeighbouringRelation.PARTICIPATION: (
-        FleetMap(0, 5, _QUARTER, 0.91, 1.7, 16),
-        FleetMap(1_200, 6, _QUARTER, 0.98, 2.5, 12),
-        FleetMap(4_000, 7, _QUARTER, 0.96, 3.3, 8),
-        FleetMap(10_000, 8, _QUARTER, 0.92, 4.7, 6, "none"),
+        FleetMap(0, 5, _QUARTER, 0.98, 3.1, 16),
+        FleetMap(1_200, 6, _QUARTER, 0.98, 2.8, 12),
+        FleetMap(4_000, 7, _QUARTER, 0.96, 3.5, 8),
+        FleetMap(10_000, 8, _QUARTER, 0.90, 4.9, 6, "none"),
     ),
 }
 """The maps of each relation, in order of vehicles. Live ones measured with 285, 736, 1 642 and 3 022 buses on the road,
-and with 318, 1 270, 4 235 and 10 000 users; the typical one with 285 buses, on the fifth day."""
+and with 318, 1 270, 4 235 and 10 575 users; the typical one with 297 buses, on the fifth day."""
 
 
 def fleet_map(relation: NeighbouringRelation, vehicles: int, kind: MapKind = "live") -> FleetMap:

@@ -14,16 +14,15 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import structlog
 from aiomqtt import Client, Message, MqttCodeError, MqttError, Topic, Wildcard
 from paho.mqtt.enums import MQTTErrorCode
 
-from stream.sources.hfp import LARGEST_MESSAGE, Publication
+from stream.sources.hfp import LARGEST_MESSAGE, HighFrequencyPositions, Publication
 from stream.sources.live import Sink
-from stream.sources.messages import Messages
 from stream.sources.polling import FetchError, backed_off
 from stream.sources.snapshots import SnapshotError
 
@@ -48,16 +47,6 @@ _REFUSED = 128
 """Lowest reason code of SUBACK that refuses a topic."""
 _DENIED = frozenset({134, 135})
 """Reason codes of CONNACK: wrong user or password, not authorised."""
-
-
-class Reader(Protocol):
-    """Turns messages of the broker into events."""
-
-    def of(self, publications: list[Publication], received_us: int) -> Messages:
-        """The new events of messages that are decoded at ``received_us`` (µs UTC)."""
-
-    def keep(self) -> None:
-        """Keep what the speeds of later events are derived from. Called once the events are stored."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +197,7 @@ class _Client(Client):
 class Following:
     """Feeds a sink with what a broker publishes."""
 
-    def __init__(self, reader: Reader, broker: Broker, sink: Sink, stopping: asyncio.Event) -> None:
+    def __init__(self, reader: HighFrequencyPositions, broker: Broker, sink: Sink, stopping: asyncio.Event) -> None:
         self._reader, self._broker, self._sink, self._stopping = reader, broker, sink, stopping
         self._tls = broker.tls()
         self._arrivals = _Arrivals()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -33,6 +33,9 @@ from stream.sources.timestamps import BEHIND_US, REMEDIES, Judged, RefusalWatch,
 from stream.storage.last_fixes import FIX, MOST_FIXES
 from stream.windows import LATEST_S, Slotting
 
+if TYPE_CHECKING:
+    from stream.sources.fix_memory import FixMemory  # only live feeds need it, and importing it takes time
+
 log = structlog.get_logger()
 
 SPEED_SOURCES: tuple[str, ...] = get_args(SpeedSource)
@@ -48,23 +51,6 @@ _LEAST_TIMES, _MOST_TIMES = 10, 1_000
 """Times of vehicles that are compared with those of their snapshots: at least, and the newest of more."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class FixStore(Protocol):
-    """Keeps the last fixes of vehicles, as bytes of ``FIX``, for a later process of the feed, or another one."""
-
-    def recall(self, vehicles: Sequence[str]) -> Mapping[str, bytes]:
-        """The fixes of the vehicles of which any are kept."""
-
-    @property
-    def damaged(self) -> int:
-        """Number of vehicles whose kept fixes were damaged, and are not recalled."""
-
-    def keep(self, fixes: Mapping[str, bytes], anew: Collection[str] = ()) -> int | None:
-        """Keep fixes, those of the vehicles in ``anew`` in place of what was kept of them.
-
-        Returns of how many vehicles nothing could be kept; None if they have to be given again.
-        """
 
 
 @dataclass
@@ -135,7 +121,7 @@ class SnapshotEvents:
         self._only_measured = relation == NeighbouringRelation.PARTICIPATION
         self._per_kmh = 1 / SPEED_TO_KMH[feed.speed_unit]
         self._derivation = SpeedDerivation()
-        self._memory: FixStore | None = None
+        self._memory: FixMemory | None = None
         self._unkept: set[str] = set()
         """Vehicles of which fixes are to be kept."""
         self._set_back: set[str] = set()
@@ -172,7 +158,7 @@ class SnapshotEvents:
         """
         return _no_documents
 
-    def remember_by(self, memory: FixStore | None) -> None:
+    def remember_by(self, memory: FixMemory | None) -> None:
         """Recall earlier fixes from ``memory``, and give it new ones in :meth:`keep`."""
         self._memory = memory if self._speeds != "reported" else None
 

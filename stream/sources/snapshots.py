@@ -271,17 +271,12 @@ class DecodedApart:
         """The snapshot; waits for it. Raises what ``decode`` raises, and :class:`SnapshotError` if the process ends."""
         if len(body) < LARGE_BYTES:
             return self._decode(body, received_us)
-        try:
-            return self._in_pool(body, received_us)
-        except BrokenProcessPool:
-            self._pool = None
-        try:
-            return self._in_pool(body, received_us)
-        except BrokenProcessPool:
-            self._pool = None
-            raise SnapshotError(
-                f"{len(body)} bytes, and the process that decoded them ended twice; too little memory?"
-            ) from None
+        for _ in range(2):
+            try:
+                return self._in_pool(body, received_us)
+            except BrokenProcessPool:
+                self._pool = None
+        raise SnapshotError(f"{len(body)} bytes, and the process that decoded them ended twice; too little memory?")
 
     def _in_pool(self, body: bytes, received_us: int | None) -> Snapshot:
         if self._pool is None:
