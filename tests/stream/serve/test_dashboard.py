@@ -430,8 +430,8 @@ async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(sho
 
 
 def whole(number: float) -> str:
-    """As JavaScript's toFixed(0): a half goes away from zero."""
-    return str(Decimal(number).quantize(Decimal(1), ROUND_HALF_UP))
+    """As the page writes it: a half goes away from zero, and a narrow space stands before every three digits."""
+    return f"{Decimal(number).quantize(Decimal(1), ROUND_HALF_UP):,}".replace(",", "\u202f")
 
 
 @pytest.mark.nightly
