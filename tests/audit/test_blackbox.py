@@ -21,14 +21,14 @@ from tests.audit.blackbox import N, Replayed, assert_caught, assert_private, eps
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0])
-def test_the_bound_is_below_the_true_epsilon_and_not_far_below(epsilon: float) -> None:
+def test_the_bound_is_below_the_true_epsilon_and_not_far_below(epsilon):
     rng = np.random.default_rng(1)
     one, other = rng.laplace(0, 1 / epsilon, 4 * N), rng.laplace(1, 1 / epsilon, 4 * N)
     bound = epsilon_lower_bound(one, other)
     assert 0.55 * epsilon < bound.epsilon <= epsilon
 
 
-def test_false_alarms_are_no_more_frequent_than_alpha_says() -> None:
+def test_false_alarms_are_no_more_frequent_than_alpha_says():
     """n = 300 audits of randomised response at α = 0.05 on a recorded tape; H0 "15 alarms on average" is tested at
     1e-6.
 
@@ -43,13 +43,13 @@ def test_false_alarms_are_no_more_frequent_than_alpha_says() -> None:
     assert stats.binomtest(alarms, 300, 0.05, alternative="greater").pvalue > 1e-6
 
 
-def test_equal_inputs_give_no_evidence_and_disjoint_outputs_give_much() -> None:
+def test_equal_inputs_give_no_evidence_and_disjoint_outputs_give_much():
     rng = np.random.default_rng(1)
     assert epsilon_lower_bound(rng.normal(size=N), rng.normal(size=N)).epsilon < 0.1
     assert epsilon_lower_bound(np.zeros(N), np.ones(N)).epsilon > 5
 
 
-def test_losses_spread_over_columns_are_added_up() -> None:
+def test_losses_spread_over_columns_are_added_up():
     """Five columns at ε = 0.4 each: no single column can exceed 0.4."""
     rng = np.random.default_rng(1)
     one, other = rng.laplace(0, 2.5, (4 * N, 5)), rng.laplace(1, 2.5, (4 * N, 5))
@@ -60,14 +60,14 @@ SENSITIVITY, SCALE = 3, (3, 1)
 """ε = 1."""
 
 
-def test_discrete_laplace_is_private_and_half_the_scale_is_not() -> None:
+def test_discrete_laplace_is_private_and_half_the_scale_is_not():
     for noise, check in ((Noise(), assert_private), (half_scale(), assert_caught)):
         one = noise.discrete_laplace(*SCALE, N)
         other = SENSITIVITY + noise.discrete_laplace(*SCALE, N)
         check(epsilon_lower_bound(one, other), 1.0)
 
 
-def test_reusing_a_seed_for_two_numbers_is_caught() -> None:
+def test_reusing_a_seed_for_two_numbers_is_caught():
     """One user moves the first of two released numbers only; their difference must still be noisy.
 
     n = 400 with replayed noise, whose difference tells for certain: the bound is then above 2.8 with power 1.
@@ -89,7 +89,7 @@ def test_reusing_a_seed_for_two_numbers_is_caught() -> None:
 
 @pytest.mark.false_alarm(2e-6)
 @pytest.mark.parametrize("scale", [1, 7, 40])
-def test_opendp_draws_from_the_same_distribution(scale: int) -> None:
+def test_opendp_draws_from_the_same_distribution(scale):
     """Two-sample χ², n = 20 000 of theirs, fresh in every run, α = 1e-6; a scale 20 % off fails with power > 1 -
     1e-6."""
     import opendp.prelude as opendp  # these imports take a second and only this test needs them
@@ -150,7 +150,7 @@ def draws_fresh(function: ast.FunctionDef, module: ast.AST) -> bool:
     return bool(aliases & names_in(function))
 
 
-def test_every_test_that_judges_fresh_samples_states_how_often_it_fails_by_chance() -> None:
+def test_every_test_that_judges_fresh_samples_states_how_often_it_fails_by_chance():
     """Noise of our own is recorded, whichever test draws it: no claim about drawn numbers can fail by chance."""
     problems = [
         f"{path.relative_to(REPO_ROOT)}::{function.name}"
@@ -162,7 +162,7 @@ def test_every_test_that_judges_fresh_samples_states_how_often_it_fails_by_chanc
     assert not problems, "mark the test: " + ", ".join(problems)
 
 
-def test_no_generator_of_a_test_starts_anew_in_every_run() -> None:
+def test_no_generator_of_a_test_starts_anew_in_every_run():
     seedless = [
         f"{path.relative_to(REPO_ROOT)}:{node.lineno}"
         for path in sorted((REPO_ROOT / "tests").rglob("*.py"))
@@ -172,14 +172,12 @@ def test_no_generator_of_a_test_starts_anew_in_every_run() -> None:
     assert not seedless, f"give it a seed: {seedless}"
 
 
-def test_the_false_alarms_of_all_tests_together_are_below_one_in_a_thousand_runs(
-    request: pytest.FixtureRequest,
-) -> None:
+def test_the_false_alarms_of_all_tests_together_are_below_one_in_a_thousand_runs(request):
     marks = [mark for item in request.session.items for mark in item.iter_markers("false_alarm")]
     assert sum(mark.args[0] for mark in marks) < MOST
 
 
-def test_a_statistical_test_is_known_by_what_it_calls_also_through_a_helper(tmp_path: Path) -> None:
+def test_a_statistical_test_is_known_by_what_it_calls_also_through_a_helper(tmp_path):
     file = tmp_path / "test_planted.py"
     file.write_text(
         "import opendp.prelude as dp\n"

@@ -103,9 +103,7 @@ ORDERS = [Fraction(2), Fraction(3), Fraction(8), Fraction(3, 2), Fraction(101, 1
 
 
 @pytest.mark.parametrize(("sensitivity", "rho"), [*SCALES[::2], *(nightly(*scale) for scale in SCALES[1::2])])
-def test_renyi_divergences_of_planned_noise_are_at_most_the_charge_and_exactly_it_at_integer_orders(
-    sensitivity: int, rho: int
-) -> None:
+def test_renyi_divergences_of_planned_noise_are_at_most_the_charge_and_exactly_it_at_integer_orders(sensitivity, rho):
     t, s = gaussian_ratio(sensitivity, rho)
     variance = Fraction(t * t, s * s)
     charge = int(gaussian_losses(np.array([sensitivity]), t, s)[0])
@@ -120,7 +118,7 @@ def test_renyi_divergences_of_planned_noise_are_at_most_the_charge_and_exactly_i
 
 
 @pytest.mark.parametrize(("sensitivity", "rho"), SCALES)
-def test_half_the_scale_or_a_forgotten_sensitivity_loses_more_than_is_charged(sensitivity: int, rho: int) -> None:
+def test_half_the_scale_or_a_forgotten_sensitivity_loses_more_than_is_charged(sensitivity, rho):
     t, s = gaussian_ratio(sensitivity, rho)
     halved, order = Fraction(t * t, 4 * s * s), Fraction(2)
     interval = divergence(discrete(halved), sensitivity, order, reach_of(halved, sensitivity, order) + 40)
@@ -131,7 +129,7 @@ def test_half_the_scale_or_a_forgotten_sensitivity_loses_more_than_is_charged(se
 
 
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(1), Fraction(3)])
-def test_a_continuous_normal_rounded_to_integers_has_another_divergence_and_is_caught(variance: Fraction) -> None:
+def test_a_continuous_normal_rounded_to_integers_has_another_divergence_and_is_caught(variance):
     """At integer orders the discrete Gaussian meets α·Δ²/(2σ²) to 35 digits; its imitation misses by far more than its
     error."""
     order, expected = Fraction(2), 1 / variance
@@ -183,9 +181,7 @@ def exponent_of(y: int, t: int, s: int, patch: pytest.MonkeyPatch) -> Fraction:
 
 
 @pytest.mark.parametrize(("t", "s"), [(1, 1), (3, 7), (1, 5), (50, 3), (2**32 + 1, 2**20), (2**40, 1)])
-def test_the_sampler_gives_every_integer_exactly_the_mass_of_the_discrete_gaussian(
-    t: int, s: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sampler_gives_every_integer_exactly_the_mass_of_the_discrete_gaussian(t, s, monkeypatch):
     """ln of mass ratios as fractions: proposal and acceptance together are −y²/(2σ²), whatever the common factor."""
     sigma = t / s
     grid = sorted({round(sigma * k / 8) for k in range(-48, 49)} | set(range(-6, 7)))
@@ -194,7 +190,7 @@ def test_the_sampler_gives_every_integer_exactly_the_mass_of_the_discrete_gaussi
         assert exponent_of(y, t, s, monkeypatch) - at_zero == Fraction(y * y * s * s, 2 * t * t)
 
 
-def test_an_acceptance_that_forgets_its_cross_term_is_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_acceptance_that_forgets_its_cross_term_is_another_law(monkeypatch):
     """Planted bug: (w + f)² / 2 = w²/2 + f²/2."""
 
     def forgetful(noise: Noise, numerator: Any, denominator: Any) -> Any:
@@ -232,7 +228,7 @@ class Scripted(Noise):
 
 
 @pytest.mark.parametrize(("r", "t"), [(1, 2), (1, 3), (2, 3), (6, 7), (99, 100), (2**39 + 1, 2**40)])
-def test_acceptance_below_one_scale_has_its_exact_probability_as_a_rational_interval(r: int, t: int) -> None:
+def test_acceptance_below_one_scale_has_its_exact_probability_as_a_rational_interval(r, t):
     """Every run of at most 24 draws, weighed: what is left undecided bounds the error, 10⁻¹⁰ at most."""
     accepted = undecided = Fraction(0)
     for longest in range(13):
@@ -269,8 +265,8 @@ def delta_of_windows(sigma: float, windows: int, epsilon: float) -> float:
 @pytest.mark.parametrize(("rho", "windows"), [(50_000_000, 8), (5_000_000, 24), (500_000_000, 2), (125_000_000, 1)])
 @pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-8])
 def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_taken_for_epsilon_does_not(
-    rho: int, windows: int, delta: float
-) -> None:
+    rho, windows, delta
+):
     t, s = gaussian_ratio(1, rho)
     stated = epsilon_of_rho(windows * rho, delta)
     assert delta_of_windows(t / s, windows, stated) <= delta
@@ -282,7 +278,7 @@ def test_the_epsilon_stated_for_a_period_holds_for_the_whole_transcript_and_rho_
     assert true <= stated <= 1.25 * true + 0.02, (true, stated)
 
 
-def test_opendp_gives_the_same_rho_for_the_same_noise() -> None:
+def test_opendp_gives_the_same_rho_for_the_same_noise():
     import opendp.prelude as opendp  # these imports take a second and only this test needs them
 
     opendp.enable_features("contrib")

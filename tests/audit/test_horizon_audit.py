@@ -6,7 +6,6 @@ the sum of the charges, in either, of windows where they differ.
 """
 
 import itertools
-from collections.abc import Callable
 from datetime import timedelta
 from math import exp
 from pathlib import Path
@@ -62,8 +61,8 @@ def loss(one: list[int], other: list[int]) -> int:
 
 
 async def test_a_block_costs_its_budget_a_day_its_own_and_one_day_among_others_at_most_twice_that_and_a_window(
-    redis: Redis, record_property: Callable[[str, object], None]
-) -> None:
+    redis, record_property
+):
     paid = await every_history(redis)
     nothing = [0] * len(WINDOWS)
     worst = max(loss(charges, nothing) for charges in paid.values())
@@ -88,7 +87,7 @@ def charged_to(history: list[int], grant: int, block: int) -> list[int]:
     return paid
 
 
-def test_what_one_day_decides_about_later_days_can_exceed_the_budget_of_the_block() -> None:
+def test_what_one_day_decides_about_later_days_can_exceed_the_budget_of_the_block():
     """Why the block's budget is promised for everything that a user did in the block, and not for one day of it."""
     busy_day, later = 9, [2] * 5
     there, absent = charged_to([busy_day, *later], 2, 10), charged_to([0, *later], 2, 10)
@@ -96,7 +95,7 @@ def test_what_one_day_decides_about_later_days_can_exceed_the_budget_of_the_bloc
     assert loss(there, absent) == 9 + 10 > 10
 
 
-async def test_the_block_is_charged_in_the_same_call_and_refuses_where_it_is_spent(redis: Redis) -> None:
+async def test_the_block_is_charged_in_the_same_call_and_refuses_where_it_is_spent(redis):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
     first, second = (SLOTTING.period_of(slot) for slot in (WINDOWS[0], WINDOWS[2]))
@@ -110,7 +109,7 @@ async def test_the_block_is_charged_in_the_same_call_and_refuses_where_it_is_spe
     assert (await ledger.left_of_block(second, users, besides=WINDOWS[2])).tolist() == [3, 6]
 
 
-async def test_a_block_keeps_the_lowest_budget_that_it_was_ever_given(redis: Redis) -> None:
+async def test_a_block_keeps_the_lowest_budget_that_it_was_ever_given(redis):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
 
@@ -126,7 +125,7 @@ async def test_a_block_keeps_the_lowest_budget_that_it_was_ever_given(redis: Red
     assert await charge(WINDOWS[1], 1, 50) == []
 
 
-async def test_a_ledger_that_is_born_within_a_block_releases_none_of_it(redis: Redis) -> None:
+async def test_a_ledger_that_is_born_within_a_block_releases_none_of_it(redis):
     ledger, birth = Ledger(redis, "bus"), START + DAY
     generation = await ledger.start_generation(birth=birth)
     assert await ledger.releases_since(SLOTTING) == START + 2 * DAY
@@ -137,7 +136,7 @@ async def test_a_ledger_that_is_born_within_a_block_releases_none_of_it(redis: R
     assert await ledger.releases_since(without) == birth
 
 
-async def test_the_charges_of_a_block_outlive_its_periods_and_go_with_its_last_one(redis: Redis) -> None:
+async def test_the_charges_of_a_block_outlive_its_periods_and_go_with_its_last_one(redis):
     ledger, keys = Ledger(redis, "bus"), FeedKeys("bus")
     generation = await ledger.start_generation(birth=0)
     first = SLOTTING.period_of(WINDOWS[0])
@@ -160,13 +159,13 @@ async def test_the_charges_of_a_block_outlive_its_periods_and_go_with_its_last_o
 @pytest.mark.parametrize(
     ("length", "period"), [(timedelta(days=3), timedelta(days=2)), (timedelta(hours=36), timedelta(hours=12))]
 )
-def test_a_horizon_is_whole_periods_and_days(length: timedelta, period: timedelta) -> None:
+def test_a_horizon_is_whole_periods_and_days(length, period):
     with pytest.raises(ValueError, match="28d"):
         Slotting(timedelta(hours=1), period, "UTC", Horizon(length, 1))
 
 
 @pytest.mark.parametrize("timezone", ["America/Chicago", "Pacific/Apia", "Australia/Lord_Howe", "Asia/Beirut"])
-def test_every_period_lies_in_one_block_whatever_the_clocks_do(timezone: str) -> None:
+def test_every_period_lies_in_one_block_whatever_the_clocks_do(timezone):
     slotting = Slotting(timedelta(hours=1), timedelta(days=7), timezone, Horizon(timedelta(days=28), 1))
     at, ends = SLOT, set[int]()
     for _ in range(120):
@@ -225,13 +224,13 @@ def config(tmp_path: Path) -> Config:
     return loud(tmp_path)
 
 
-async def test_without_a_horizon_a_few_nights_find_the_worker(config: Config, redis: Redis) -> None:
+async def test_without_a_horizon_a_few_nights_find_the_worker(config, redis):
     paid = await nights_paid(redis, config, None)
     assert paid == [True] * NIGHTS
     assert ranks(config, paid)[[0, 1, 2, 4, 6, 27]].tolist() == [22, 11, 5, 1.5, 1, 1], "the figures of docs/privacy.md"
 
 
-async def test_with_a_horizon_later_nights_add_nothing(config: Config, redis: Redis) -> None:
+async def test_with_a_horizon_later_nights_add_nothing(config, redis):
     """The odds of any belief about the worker move by at most e^H in the block; without one by e^(28 ε) here."""
     spends = 2 * config.window_grant
     paid = await nights_paid(redis, config, Horizon(timedelta(days=28), spends))

@@ -7,7 +7,6 @@ then every user of the stored plan must have paid their charge, whichever step a
 
 import dataclasses
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,8 +70,8 @@ async def protocol_for(config: Config, redis: Redis, publisher: Collected) -> tu
 @pytest.mark.parametrize("died_after", ["nothing", *STEPS[:-1]])
 @pytest.mark.parametrize("relation", CONFIGS)
 async def test_noise_is_asked_for_only_once_everybody_has_paid_and_one_draw_leaves(
-    tmp_path: Path, redis: Redis, relation: str, died_after: str
-) -> None:
+    tmp_path, redis, relation, died_after
+):
     config, published = CONFIGS[relation](tmp_path), Collected()
 
     def die(step: str) -> None:
@@ -92,7 +91,7 @@ async def test_noise_is_asked_for_only_once_everybody_has_paid_and_one_draw_leav
     assert spent[1] > 0
 
 
-async def test_bytes_that_were_committed_are_never_replaced(redis: Redis) -> None:
+async def test_bytes_that_were_committed_are_never_replaced(redis):
     """A second worker has a draw of its own, which is discarded, and the number does not move."""
     store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
     await redis.hset(keys.charged(SLOT), "plan", "paid")
@@ -108,7 +107,7 @@ async def test_bytes_that_were_committed_are_never_replaced(redis: Redis) -> Non
     assert await redis.get(keys.sequence) == b"1"
 
 
-async def test_nothing_is_committed_for_a_plan_that_is_not_paid(redis: Redis) -> None:
+async def test_nothing_is_committed_for_a_plan_that_is_not_paid(redis):
     store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
     with pytest.raises(ChargesGoneError):
         await store.commit(SLOT, b"a draw", Carried(), Carried(), "paid", 1)
@@ -118,9 +117,7 @@ async def test_nothing_is_committed_for_a_plan_that_is_not_paid(redis: Redis) ->
     assert await store.outbox(SLOT) is None
 
 
-async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made_without_them(
-    tmp_path: Path, redis: Redis
-) -> None:
+async def test_a_user_without_a_whole_grant_left_is_refused_and_the_plan_is_made_without_them(tmp_path, redis):
     """The user's budget was spent elsewhere after the plan was stored. The user is not charged, and nothing is drawn
     before a plan without them is stored.
     """
@@ -155,7 +152,7 @@ async def ledger_of(redis: Redis) -> tuple[Ledger, str]:
     return ledger, await ledger.start_generation(birth=0)
 
 
-async def test_a_ledger_that_was_lost_or_set_back_and_a_released_window_charge_nobody(redis: Redis) -> None:
+async def test_a_ledger_that_was_lost_or_set_back_and_a_released_window_charge_nobody(redis):
     ledger, generation = await ledger_of(redis)
     with pytest.raises(LedgerError, match="generation"):
         await ledger.charge(SLOT, PERIOD, "another generation", USERS, SMALL, 3)
@@ -169,7 +166,7 @@ async def test_a_ledger_that_was_lost_or_set_back_and_a_released_window_charge_n
     assert (await ledger.spent(PERIOD.key, USERS, besides=0)).tolist() == [0, 0]
 
 
-async def test_the_lowest_budget_of_a_period_is_its_budget(redis: Redis) -> None:
+async def test_the_lowest_budget_of_a_period_is_its_budget(redis):
     ledger, generation = await ledger_of(redis)
     assert not len(await ledger.charge(SLOT, PERIOD, generation, USERS, SMALL, 2))
     refused = await ledger.charge(SLOT + 3600, PERIOD, generation, USERS, 2 * SMALL, 9)
@@ -178,7 +175,7 @@ async def test_the_lowest_budget_of_a_period_is_its_budget(redis: Redis) -> None
     )
 
 
-async def test_a_plan_is_marked_as_paid_only_once_everybody_paid_however_many_calls_that_takes(redis: Redis) -> None:
+async def test_a_plan_is_marked_as_paid_only_once_everybody_paid_however_many_calls_that_takes(redis):
     ledger, generation = await ledger_of(redis)
     keys = FeedKeys("bus")
     assert len(await ledger.charge(SLOT, PERIOD, generation, USERS, np.array([1, 4]), 3, "digest")) == 1
@@ -194,7 +191,7 @@ async def test_a_plan_is_marked_as_paid_only_once_everybody_paid_however_many_ca
     assert await redis.hget(keys.charged(SLOT + 3600), "plan") == b"digest"
 
 
-async def test_a_commit_takes_the_next_number_and_the_memory_it_was_made_with_or_nothing(redis: Redis) -> None:
+async def test_a_commit_takes_the_next_number_and_the_memory_it_was_made_with_or_nothing(redis):
     store, keys = ReleaseStore(redis, "bus"), FeedKeys("bus")
     await redis.hset(keys.charged(SLOT), "plan", "paid")
     assert await store.commit(SLOT, b"draw", Carried(), Carried(), "paid", 5) is CommitOutcome.STATE_MOVED
@@ -255,26 +252,24 @@ async def worst_loss(redis: Redis, *, honest: bool = True, feeds: tuple[FeedKeys
     return worst
 
 
-async def test_no_history_of_charges_lets_a_user_lose_more_than_their_budget(redis: Redis) -> None:
+async def test_no_history_of_charges_lets_a_user_lose_more_than_their_budget(redis):
     assert await worst_loss(redis) == BUDGET
 
 
 @pytest.mark.parametrize("of_bus", [{1, 2}, {1, 3}, {1}], ids=str)
-async def test_no_history_of_two_feeds_of_one_ledger_lets_a_user_lose_more_than_one_budget(
-    redis: Redis, of_bus: set[int]
-) -> None:
+async def test_no_history_of_two_feeds_of_one_ledger_lets_a_user_lose_more_than_one_budget(redis, of_bus):
     """Every division of three windows among two feeds, except for which of the feeds is called bus."""
     feeds = tuple(FeedKeys("bus" if slot in of_bus else "tram", "city") for slot in SLOTS)
     assert await worst_loss(redis, feeds=feeds) == BUDGET
 
 
-async def test_two_feeds_with_a_ledger_each_are_caught(redis: Redis) -> None:
+async def test_two_feeds_with_a_ledger_each_are_caught(redis):
     """The planted bug."""
     with pytest.raises(AssertionError, match="drawn and not paid for"):
         await worst_loss(redis, feeds=(BUS, BUS, FeedKeys("tram")))
 
 
 @pytest.mark.parametrize("bug", PLANTED)
-async def test_a_ledger_with_a_planted_bug_is_caught(redis: Redis, bug: str) -> None:
+async def test_a_ledger_with_a_planted_bug_is_caught(redis, bug):
     with altered_script("charge", *PLANTED[bug]):
         assert await worst_loss(redis, honest=False) > BUDGET

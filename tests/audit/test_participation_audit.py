@@ -21,7 +21,7 @@ import gzip
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from fractions import Fraction
 from itertools import pairwise
@@ -46,15 +46,7 @@ from tests.audit.blackbox import assert_caught, assert_private, epsilon_lower_bo
 from tests.audit.observed import loss_between, observe
 from tests.audit.participation_transcripts import config_of, worst_shares
 from tests.audit.shipped import Event, Towns, recorded
-from tests.audit.worlds import (
-    AREA,
-    WINDOWS,
-    Planner,
-    honest,
-    small_world,
-    small_zcdp_world,
-    worst_loss,
-)
+from tests.audit.worlds import AREA, WINDOWS, honest, small_world, small_zcdp_world, worst_loss
 from tests.support.builders import random_rows, zcdp_config
 from tests.support.nightly import nightly, nightly_but
 from tests.support.participating import riders
@@ -101,8 +93,8 @@ def noisy_numbers(
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_nobody_learns_more_of_a_users_presence_than_they_are_charged_and_half_the_noise_tells_more(
-    tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, weight, monkeypatch
+):
     config = pure(tmp_path, weight)
     for halved, check in ((False, assert_private), (True, assert_caught)):
         there, charge = noisy_numbers(config, MINE + OTHERS, recorded(1), monkeypatch, halved)
@@ -112,9 +104,7 @@ def test_nobody_learns_more_of_a_users_presence_than_they_are_charged_and_half_t
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_gaussian_noise_tells_no_more_than_rho_and_half_of_it_does(
-    tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gaussian_noise_tells_no_more_than_rho_and_half_of_it_does(tmp_path, weight, monkeypatch):
     """ρ = 0.5, so μ = 1."""
     config = zcdp_config(tmp_path, rho=0.5, rho_budget=4.0, **SETTINGS, **{"participation.weight": weight})
     for halved, check in ((False, assert_private), (True, assert_caught)):
@@ -126,9 +116,7 @@ def test_gaussian_noise_tells_no_more_than_rho_and_half_of_it_does(
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("accounting", ["pure", "zcdp"])
 @pytest.mark.parametrize("seed", range(2))
-def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
-    tmp_path: Path, weight: str, accounting: str, seed: int
-) -> None:
+def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(tmp_path, weight, accounting, seed):
     """Exact, no samples: every user of a random window removed, observed from inside the noise of the shipped draw."""
     statistics = {"speed.statistics": ["mean", "variance", "p50"], "hexagons.resolution": 7}
     if accounting == "pure":
@@ -148,7 +136,7 @@ def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charg
     assert worst > tight * config.privacy.ledger_grant, "the audit would not see a charge that is too small"
 
 
-def test_a_user_who_cannot_pay_is_exactly_absent(tmp_path: Path) -> None:
+def test_a_user_who_cannot_pay_is_exactly_absent(tmp_path):
     """If the budget is one unit below the charge, the integers are those of a window without the user; with a budget
     that is enough, they differ."""
     config = pure(tmp_path, "share", **{"hexagons.resolution": 7})
@@ -198,9 +186,7 @@ def errors_of(fixes: list[Fix]) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("day", ["2017-03-16", "2017-03-21"])
-def test_straight_lines_between_public_fixes_give_half_of_the_buses_their_mean_within_3_km_h(
-    day: str, shared_data: Path
-) -> None:
+def test_straight_lines_between_public_fixes_give_half_of_the_buses_their_mean_within_3_km_h(day, shared_data):
     """Fixes two minutes apart, means over three hours; no release is needed for it."""
     errors = [
         error for fixes in fixes_of(shared_data / "capmetro" / f"{day}.csv.gz").values() for error in errors_of(fixes)
@@ -284,8 +270,8 @@ def others_charges(counts: Counts, left: np.ndarray, config: Config) -> Plan:
     ],
 )
 def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget(
-    tmp_path: Path, weight: str, statistics: list[str], record_property: Callable[[str, object], None]
-) -> None:
+    tmp_path, weight, statistics, record_property
+):
     config = small_world(tmp_path, weight, statistics)
     worst, charged = worst_loss(config, honest), Fraction(config.privacy.ledger_budget, 1_000_000)
     record_property("loss", {"worst": float(worst), "charged": float(charged)})
@@ -293,25 +279,25 @@ def test_the_worst_loss_over_all_worlds_of_three_users_and_windows_is_the_budget
 
 
 @pytest.mark.parametrize("weight", nightly_but(["user"], ["share", "user", "sample"]))
-def test_ranges_from_earlier_releases_cost_nothing(tmp_path: Path, weight: str) -> None:
+def test_ranges_from_earlier_releases_cost_nothing(tmp_path, weight):
     config = small_world(tmp_path, weight, ["mean", "p50"])
     assert worst_loss(config, in_ranges) == Fraction(config.privacy.ledger_budget, 1_000_000)
 
 
 @pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance", "p50"]])
-def test_the_mean_of_the_area_is_part_of_the_budget_in_every_world(tmp_path: Path, statistics: list[str]) -> None:
+def test_the_mean_of_the_area_is_part_of_the_budget_in_every_world(tmp_path, statistics):
     config = small_world(tmp_path, "share", statistics, **AREA)
     assert worst_loss(config, honest) == Fraction(config.privacy.ledger_budget, 1_000_000)
 
 
-def test_the_same_audit_catches_half_the_noise_of_the_area(tmp_path: Path) -> None:
+def test_the_same_audit_catches_half_the_noise_of_the_area(tmp_path):
     config = small_world(tmp_path, "share", ["mean"], **AREA)
     assert worst_loss(config, half_the_scale_of_the_area) > config.privacy.budget
 
 
 @pytest.mark.parametrize("weight", ["share", "sample"])
 @pytest.mark.parametrize("bug", [first_contributors, charged_after, refund_on_restart, others_charges])
-def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Planner, weight: str) -> None:
+def test_the_same_audit_catches_planted_accounting_bugs(tmp_path, bug, weight):
     config = small_world(tmp_path, weight, ["mean"])
     if bug is charged_after and weight == "share":
         config = small_world(tmp_path, weight, ["mean"], budget=1.5)
@@ -331,12 +317,8 @@ def test_the_same_audit_catches_planted_accounting_bugs(tmp_path: Path, bug: Pla
     ],
 )
 def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
-    tmp_path: Path,
-    weight: str,
-    statistics: list[str],
-    settings: dict[str, object],
-    record_property: Callable[[str, object], None],
-) -> None:
+    tmp_path, weight, statistics, settings, record_property
+):
     """The individual filter under zCDP: Σ Δ²/(2σ²) of a user over their windows, in fractions, for every world."""
     config = small_zcdp_world(tmp_path, weight, statistics, **settings)
     budget = Fraction(config.privacy.ledger_budget, NANO)
@@ -347,19 +329,16 @@ def test_the_worst_rho_over_all_worlds_is_the_budget_and_never_above(
 
 
 @pytest.mark.parametrize(
-    "bug",
-    [first_contributors, charged_after, refund_on_restart, others_charges, half_the_scale, loss_of_the_mean_cell],
+    "bug", [first_contributors, charged_after, refund_on_restart, others_charges, half_the_scale, loss_of_the_mean_cell]
 )
-def test_the_same_audit_catches_planted_bugs_of_rho(tmp_path: Path, bug: Planner) -> None:
+def test_the_same_audit_catches_planted_bugs_of_rho(tmp_path, bug):
     config = small_zcdp_world(tmp_path, "sample", ["mean"])
     assert worst_loss(config, bug, FEW) > Fraction(config.privacy.ledger_budget, NANO) * Fraction(21, 20)
 
 
 @pytest.mark.parametrize("accounting", ["pure", "zcdp"])
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
-def test_no_user_loses_more_over_four_windows_than_they_are_charged(
-    tmp_path: Path, weight: str, accounting: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_no_user_loses_more_over_four_windows_than_they_are_charged(tmp_path, weight, accounting, record_property):
     shares = worst_shares(config_of(tmp_path, weight, accounting))
     record_property("loss", {"worst": float(max(shares)), "charged": 1.0})
     assert max(shares) <= 1
@@ -373,7 +352,7 @@ def half_the_noise(*given: Any, **named: Any) -> Plan:
 
 
 @pytest.mark.parametrize("accounting", ["pure", "zcdp"])
-def test_the_same_audit_catches_half_the_noise(tmp_path: Path, accounting: str) -> None:
+def test_the_same_audit_catches_half_the_noise(tmp_path, accounting):
     assert max(worst_shares(config_of(tmp_path, "share", accounting), half_the_noise)) > 1
 
 
@@ -387,6 +366,6 @@ def around_the_truth(read: WindowRows, *given: Any) -> Plan:
     return msgspec.structs.replace(plan, participation=part)
 
 
-def test_the_same_audit_catches_ranges_of_the_true_data(tmp_path: Path) -> None:
+def test_the_same_audit_catches_ranges_of_the_true_data(tmp_path):
     with pytest.raises(AssertionError, match="looked at this window"):
         worst_shares(config_of(tmp_path, "share", "pure"), around_the_truth)

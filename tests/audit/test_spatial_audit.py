@@ -15,11 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from dpcore.noise import Noise
-from dpcore.spatial import (
-    Domain,
-    E2EPriv,
-    Rectangles,
-)
+from dpcore.spatial import Domain, E2EPriv, Rectangles
 from dpcore.spatial.htf import RankedCells, split_costs, split_sensitivity
 from dpcore.spatial.partition import box_sums, image_of, whole
 from dpcore.spatial.trees import Candidates, median_costs
@@ -79,7 +75,7 @@ class Audit:
 @pytest.mark.parametrize(
     "name", nightly_but(["singular", "ug", "htf", "privlet"], [name for name in MECHANISMS if name != "auto relative"])
 )
-def test_a_black_box_finds_no_more_than_epsilon(name: str) -> None:
+def test_a_black_box_finds_no_more_than_epsilon(name):
     assert_private(epsilon_lower_bound(*Audit(MECHANISMS[name]).draws(N)), EPSILON)
 
 
@@ -92,12 +88,12 @@ def test_a_black_box_finds_no_more_than_epsilon(name: str) -> None:
         *(nightly(name, SixteenthOfTheScale) for name in ("kdtree", "e2epriv relative", "auto")),
     ],
 )
-def test_the_black_box_catches_too_small_a_scale(name: str, planted: type[Pooled]) -> None:
+def test_the_black_box_catches_too_small_a_scale(name, planted):
     assert_caught_within(N, Audit(MECHANISMS[name], planted).draws, EPSILON)
 
 
 @pytest.mark.parametrize("name", nightly_but(["ug", "htf"], ["uniform", "ug", "ag", "htf", "e2epriv", "sparse"]))
-def test_the_black_box_catches_a_user_counted_as_one_point(name: str) -> None:
+def test_the_black_box_catches_a_user_counted_as_one_point(name):
     assert_caught_within(N, Audit(MECHANISMS[name], points_per_user=1).draws, EPSILON)
 
 
@@ -147,19 +143,19 @@ cells."""
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_every_private_choice_loses_at_most_its_share_exactly(name: str) -> None:
+def test_every_private_choice_loses_at_most_its_share_exactly(name):
     costs, sensitivity, _ = CHOICES[name]
     assert 0 < worst_loss(costs, 1.0 / (2 * sensitivity)) <= 1.0
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_noised_for_a_fraction_of_its_sensitivity_is_caught(name: str) -> None:
+def test_a_choice_noised_for_a_fraction_of_its_sensitivity_is_caught(name):
     costs, sensitivity, factor = CHOICES[name]
     assert worst_loss(costs, factor / (2 * sensitivity)) > 1.0
 
 
 @pytest.mark.parametrize("name", ["ag", "quadtree", "kdtree", "htf", "sparse"])
-def test_levels_of_a_tree_are_disjoint_so_that_one_point_moves_one_count_of_each(name: str) -> None:
+def test_levels_of_a_tree_are_disjoint_so_that_one_point_moves_one_count_of_each(name):
     """Brute force: every cell of a 4 × 4 grid, on the boxes of a drawn tree."""
     counts = np.random.default_rng(6).integers(0, 40, (4, 4))
     tree = MECHANISMS[name].tree(counts, DOMAIN, MICRO, Noise(tape(7)), 1)

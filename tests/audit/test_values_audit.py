@@ -11,9 +11,7 @@ once, one by one, while a window is drawn. The budget pays for two of the three.
 """
 
 import itertools
-from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -59,8 +57,8 @@ def town(own: int) -> list[Event]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charged_and_half_the_noise_tells_more(
-    tmp_path: Path, name: str
-) -> None:
+    tmp_path, name
+):
     config, towns = fleet(tmp_path, **SETTINGS[name]), Towns.unlisted(TOWNS, 2)
     sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
     (plan, _), (other, _) = sides
@@ -74,7 +72,7 @@ def test_no_reader_of_a_window_learns_more_of_a_users_values_than_they_are_charg
     assert_caught_within(DRAWS, lambda draws: outputs(half, draws), towns.charge(plan, 1))
 
 
-def test_distributions_are_private_together_and_with_half_the_noise_are_not(tmp_path: Path) -> None:
+def test_distributions_are_private_together_and_with_half_the_noise_are_not(tmp_path):
     """All prefix counts of both cells, before they become percentiles."""
     config, towns = fleet(tmp_path, **{"speed.statistics": ["p50"], "speed.cdf_bins": 4}), Towns.unlisted(TOWNS, 2)
     sides = [planned(config, towns.rows(town(own))) for own in (0, U)]
@@ -94,7 +92,7 @@ def test_distributions_are_private_together_and_with_half_the_noise_are_not(tmp_
     assert_caught_within(DRAWS, lambda draws: outputs(half, draws), towns.charge(plan, 1))
 
 
-def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(tmp_path: Path) -> None:
+def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(tmp_path):
     """n = 2400, because these mechanisms draw one number at a time. The loss is that of one user over both cells of a
     town.
     """
@@ -116,14 +114,14 @@ def test_single_cell_means_are_private_together_and_with_half_the_noise_are_not(
     "name", [*(name for name in SETTINGS if SETTINGS[name].get("speed.statistics") != ["mean"]), *TREES]
 )
 def test_what_the_draw_itself_adds_noise_to_costs_every_user_at_most_their_charge(
-    tmp_path: Path, seed: int, name: str, record_property: Callable[[str, object], None]
-) -> None:
+    tmp_path, seed, name, record_property
+):
     worst = worst_share(fleet(tmp_path, **(SETTINGS | TREES)[name]), seed)
     record_property("loss", {"worst": float(worst), "charged": 1.0})
     assert worst <= 1
 
 
-def test_the_exact_comparison_refutes_a_plan_that_charges_for_half_its_noise(tmp_path: Path) -> None:
+def test_the_exact_comparison_refutes_a_plan_that_charges_for_half_its_noise(tmp_path):
     """Planted bug: denominators doubled after the charges were made."""
     config = fleet(tmp_path)
     towns = Towns.unlisted(1, 2)
@@ -136,7 +134,7 @@ def test_the_exact_comparison_refutes_a_plan_that_charges_for_half_its_noise(tmp
     assert loss > 1.2 * towns.charge(plan, 1)
 
 
-def test_a_user_who_cannot_pay_for_a_whole_window_is_not_in_its_numbers(tmp_path: Path) -> None:
+def test_a_user_who_cannot_pay_for_a_whole_window_is_not_in_its_numbers(tmp_path):
     """Exact: one µε short of a grant, a user's values change nothing; with it, they do and are charged."""
     config = fleet(tmp_path)
     grant, rows = config.window_grant, random_rows(2, 40, users=7)
@@ -154,7 +152,7 @@ def test_a_user_who_cannot_pay_for_a_whole_window_is_not_in_its_numbers(tmp_path
         assert (plan.charges[plan.users == user] == 0).all() == silent
 
 
-def test_drawing_twice_from_one_plan_gives_fresh_noise(tmp_path: Path) -> None:
+def test_drawing_twice_from_one_plan_gives_fresh_noise(tmp_path):
     config, towns = fleet(tmp_path), Towns.unlisted(2, 2)
     plan, contributions = planned(config, towns.rows(town(U)))
     first, second = (drawn(plan, contributions, towns, 1, recorded(seed)) for seed in (1, 2))
@@ -246,8 +244,8 @@ async def transcript(
 
 @pytest.mark.parametrize("relation", RELATIONS)
 async def test_what_was_due_when_decides_neither_numbers_nor_whose_budget_pays_for_which_window(
-    relation: str, redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+    relation, redis, redis_url, tmp_path
+):
     config = with_redis(RELATIONS[relation](tmp_path), redis_url)
     shown = {looks: await transcript(config, redis, looks) for looks in READ}
     assert set(map(tuple, shown.values())) == {((1, 1, 3), (2, 2, 3), (3, 3, 0))}, shown
@@ -256,8 +254,8 @@ async def test_what_was_due_when_decides_neither_numbers_nor_whose_budget_pays_f
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("failing", [0, 1])
 async def test_a_failure_that_is_not_of_the_content_changes_nothing_but_the_time(
-    relation: str, failing: int, redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+    relation, failing, redis, redis_url, tmp_path
+):
     config = with_redis(RELATIONS[relation](tmp_path), redis_url)
     for error in (OSError("planted"), ProcessDiedError()):
         shown = await transcript(config, redis, (3,), {W[failing]: error})
@@ -266,8 +264,8 @@ async def test_a_failure_that_is_not_of_the_content_changes_nothing_but_the_time
 
 @pytest.mark.parametrize("relation", RELATIONS)
 async def test_a_window_that_fails_for_its_content_is_left_out_and_the_others_keep_their_order(
-    relation: str, redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+    relation, redis, redis_url, tmp_path
+):
     config = with_redis(RELATIONS[relation](tmp_path), redis_url)
     shown = await transcript(config, redis, (3,), {W[1]: ContentError(W[1], "the draw", MemoryError())})
     assert shown == [(1, 1, 3), (3, 2, 3)]

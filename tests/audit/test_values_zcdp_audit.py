@@ -7,8 +7,6 @@ bytes, and what they add noise to may differ by no more than that user is charge
 over the integers and scales that the shipped draw combines. No sampling; power 1. Planted bugs must show.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +22,6 @@ from tests.audit.values_transcripts import (
     PURE,
     PURE_RESIDUAL,
     SETTINGS,
-    Planner,
     U,
     World,
     combined,
@@ -40,9 +37,7 @@ from tests.support.nightly import nightly_but
 
 @pytest.mark.parametrize("seed", nightly_but([0], [0, 10]))
 @pytest.mark.parametrize("name", [*SETTINGS, PURE, PURE_RESIDUAL])
-def test_no_user_loses_more_over_three_windows_than_they_are_charged(
-    tmp_path: Path, name: str, seed: int, record_property: Callable[[str, object], None]
-) -> None:
+def test_no_user_loses_more_over_three_windows_than_they_are_charged(tmp_path, name, seed, record_property):
     losses, world = worst_losses(settings_of(name, tmp_path), seed)
     shares = (loss / world.spent[user] for user, loss in losses.items() if user in world.spent)
     record_property("loss", {"worst": float(max(shares)), "charged": 1.0})
@@ -50,7 +45,7 @@ def test_no_user_loses_more_over_three_windows_than_they_are_charged(
     assert max(losses.values()) > 0.2 * max(world.spent.values()), "the audit found next to nothing"
 
 
-def test_the_noise_that_is_drawn_has_the_law_that_was_charged_for(tmp_path: Path) -> None:
+def test_the_noise_that_is_drawn_has_the_law_that_was_charged_for(tmp_path):
     """400 draws of six cells: the mean of (noise/σ)² is 1 ± 5·√(2/n) (α = 6·10⁻⁷); half the scale gives ¼, Laplace
     noise 2."""
     plan, read = World(live_config(tmp_path)).plan(random_rows(3, 40, users=7), SLOT)
@@ -78,11 +73,11 @@ def charged_half(*given: Any, **named: Any) -> Plan:
 @pytest.mark.parametrize(
     "name", nightly_but([PURE_RESIDUAL], ["rolling and residual", "first come", PURE, PURE_RESIDUAL])
 )
-def test_the_same_audit_catches_a_plan_that_tells_more_than_it_charges(tmp_path: Path, name: str, bug: Planner) -> None:
+def test_the_same_audit_catches_a_plan_that_tells_more_than_it_charges(tmp_path, name, bug):
     assert any(overspent(*worst_losses(settings_of(name, tmp_path), 10 * seed, bug)) for seed in range(2))
 
 
-def test_ranges_around_the_true_data_are_caught(tmp_path: Path) -> None:
+def test_ranges_around_the_true_data_are_caught(tmp_path):
     def around_the_truth(read: WindowRows, *given: Any, **named: Any) -> Plan:
         plan = plan_window(read, *given, **named)
         counts = read.contributions.counts
@@ -97,7 +92,7 @@ def test_ranges_around_the_true_data_are_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rolling and residual", PURE])
-def test_the_grant_of_another_user_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_grant_of_another_user_is_caught(tmp_path, monkeypatch, name):
     """User 1 has spent everything; the next user's ledger says that they have not."""
     of_oneself = plan.rolling_grants
 
@@ -113,7 +108,7 @@ def test_the_grant_of_another_user_is_caught(tmp_path: Path, monkeypatch: pytest
         assert (max(world.spent.values()) > world.config.privacy.ledger_budget) is caught
 
 
-def test_a_user_without_budget_is_not_in_the_numbers_and_pays_nothing(tmp_path: Path) -> None:
+def test_a_user_without_budget_is_not_in_the_numbers_and_pays_nothing(tmp_path):
     world = World(live_config(tmp_path))
     rows = random_rows(3, 40, users=7)
     user = int(rows["user"][0])

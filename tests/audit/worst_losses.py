@@ -17,11 +17,7 @@ import numpy as np
 from dpcore.accounting import NANO
 from stream.config import Config
 from stream.statistics.histograms.fixes import Fixes
-from stream.statistics.histograms.histograms import (
-    contributing,
-    draw_histograms,
-    exact_counts,
-)
+from stream.statistics.histograms.histograms import contributing, draw_histograms, exact_counts
 from stream.statistics.plan import Plan
 from tests.audit import participation_transcripts
 from tests.audit import values_transcripts as rolling

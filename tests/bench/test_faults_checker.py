@@ -37,14 +37,7 @@ WINDOWS = 14
 
 
 def config_of(kind: str, folder: Path) -> Config:
-    file = write_config(
-        folder,
-        kind,
-        kind,
-        bootstrap="127.0.0.1:9",
-        redis="redis://127.0.0.1:10/0",
-        slot=SLOT,
-    )
+    file = write_config(folder, kind, kind, bootstrap="127.0.0.1:9", redis="redis://127.0.0.1:10/0", slot=SLOT)
     return read_config(file)
 
 
@@ -113,7 +106,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_services_own_steps_release_breaks_no_rule(recordings: dict[str, Recording], kind: str) -> None:
+def test_what_the_services_own_steps_release_breaks_no_rule(recordings, kind):
     recording = recordings[kind]
     assert check(recording) == []
     assert len(recording.markers) >= WINDOWS
@@ -122,7 +115,7 @@ def test_what_the_services_own_steps_release_breaks_no_rule(recordings: dict[str
         assert budget in {spent for period in recording.ledger.values() for spent in period.values()}
 
 
-def test_repetitions_of_the_same_bytes_break_no_rule(recordings: dict[str, Recording]) -> None:
+def test_repetitions_of_the_same_bytes_break_no_rule(recordings):
     recording = recordings["maps"]
     assert check(changed(recording, outputs=[*recording.outputs, *recording.outputs[:200]])) == []
 
@@ -288,17 +281,13 @@ BUGS: dict[Callable[[Recording], Recording], tuple[str, tuple[str, ...]]] = {
     [(bug, kind) for bug, (_, kinds) in BUGS.items() for kind in kinds],
     ids=lambda given: getattr(given, "__name__", given),
 )
-def test_a_planted_bug_breaks_its_rule(
-    recordings: dict[str, Recording], bug: Callable[[Recording], Recording], kind: str
-) -> None:
+def test_a_planted_bug_breaks_its_rule(recordings, bug, kind):
     violations = check(bug(recordings[kind]))
     assert BUGS[bug][0] in {violation.rule for violation in violations}, violations
 
 
 @pytest.mark.parametrize("kind", ["maps", "plain"])
-def test_an_event_that_came_too_late_and_is_counted_breaks_a_rule(
-    recordings: dict[str, Recording], tmp_path: Path, kind: str
-) -> None:
+def test_an_event_that_came_too_late_and_is_counted_breaks_a_rule(recordings, tmp_path, kind):
     recording = recordings[kind]
     config = recording.config
     records = sent_of(config, WINDOWS * SLOT)
@@ -312,7 +301,7 @@ def test_an_event_that_came_too_late_and_is_counted_breaks_a_rule(
     assert "counts are those of the input" in {violation.rule for violation in violations}
 
 
-def test_the_recount_agrees_with_the_service_on_hostile_messages(tmp_path: Path) -> None:
+def test_the_recount_agrees_with_the_service_on_hostile_messages(tmp_path):
     config = config_of("plain", tmp_path)
     values = hostile_messages(float(BEGIN))
     arrived = (BEGIN + 1) * 1_000_000
@@ -324,7 +313,7 @@ def test_the_recount_agrees_with_the_service_on_hostile_messages(tmp_path: Path)
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.false_alarm(1e-5)
-def test_every_window_of_a_short_campaign_is_released_once_whatever_fails() -> None:
+def test_every_window_of_a_short_campaign_is_released_once_whatever_fails():
     """The campaign runs in a process of its own. In this one the service's limit of unpacked batches may be in force,
     and would hide an oversized batch from the recount.
 
@@ -351,7 +340,7 @@ def spend_in_a_call(seconds: float) -> None:
     spend_here(seconds)
 
 
-def test_processor_time_goes_to_the_innermost_part_and_the_rest_to_other() -> None:
+def test_processor_time_goes_to_the_innermost_part_and_the_rest_to_other():
     parts = {"caller": r"test_faults_checker\.py:spend_in_a_call", "called": r":spend_here"}
     begun = time.process_time()
     with ProcessorTime(parts) as spent:
@@ -364,21 +353,21 @@ def test_processor_time_goes_to_the_innermost_part_and_the_rest_to_other() -> No
     assert signal.getsignal(signal.SIGPROF) is signal.SIG_DFL
 
 
-def test_a_ratio_within_the_bound_is_no_regression() -> None:
+def test_a_ratio_within_the_bound_is_no_regression():
     assert ratios.regressions({"noise": 1.3, "closing": 0.1}, {"noise": 1.0, "closing": 5.0}) == []
 
 
-def test_a_ratio_above_the_bound_is_said_with_both_figures() -> None:
+def test_a_ratio_above_the_bound_is_said_with_both_figures():
     (said,) = ratios.regressions({"noise": 1.31}, {"noise": 1.0})
     assert said == "noise took 1.31 times its plain work, above 1.3 times 1"
 
 
 @pytest.mark.parametrize(("measured", "committed"), [({"noise": 1.0}, {}), ({}, {"noise": 1.0})])
-def test_a_name_that_one_side_lacks_is_said(measured: dict[str, float], committed: dict[str, float]) -> None:
+def test_a_name_that_one_side_lacks_is_said(measured, committed):
     assert ratios.regressions(measured, committed) == ["noise is in one of benchmark and ratios.json only"]
 
 
-def test_the_committed_ratios_are_those_that_are_measured() -> None:
+def test_the_committed_ratios_are_those_that_are_measured():
     figures = ratios.run(quick=True)
     assert figures["ratios"].keys() == json.loads(ratios.COMMITTED.read_text(encoding="utf-8")).keys()
     assert min(figures["ratios"].values()) > 0
@@ -386,8 +375,8 @@ def test_the_committed_ratios_are_those_that_are_measured() -> None:
 
 @pytest.mark.parametrize(("measured", "regressed"), [([2.0, 1.4, 1.2], False), ([2.0, 1.4, 1.4], True)])
 def test_a_ratio_above_its_bound_is_measured_twice_again_and_the_least_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: list[float], regressed: bool
-) -> None:
+    monkeypatch, tmp_path, measured, regressed
+):
     turns = iter(measured)
     committed = tmp_path / "ratios.json"
     committed.write_text('{"noise": 1.0}', encoding="utf-8")

@@ -118,8 +118,8 @@ def configured(secured: Secured, name: str, tmp_path: Path, **more: Any) -> Conf
 
 
 async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_and_nothing_else_is_open(
-    hexveil: Sequence[str], secured: Secured, redis_url: str, redis: Any, tmp_path: Path
-) -> None:
+    hexveil, secured, redis_url, redis, tmp_path
+):
     await create_topics(bus_config(tmp_path, **{"kafka.bootstrap": secured.server.bootstrap}))
     await grant(secured)
     await Ledger(redis, "bus").start_generation(birth=0)
@@ -177,7 +177,7 @@ async def test_worker_source_and_serve_do_their_work_with_the_documented_rights_
         await producer.stop()
 
 
-async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured: Secured, tmp_path: Path) -> None:
+async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured, tmp_path):
     wrong = write_secret(tmp_path / "wrong", "guess\n")
     foreign = tmp_path / "foreign.pem"
     trustme.CA().cert_pem.write_to_path(str(foreign))
@@ -198,15 +198,13 @@ async def test_a_wrong_password_and_a_foreign_authority_are_refused(secured: Sec
         ({"kafka.security_protocol": "SSL", "kafka.certificate_file": "c.pem"}, "go together"),
     ],
 )
-def test_credentials_that_do_not_fit_the_protocol_are_refused_at_check(
-    tmp_path: Path, settings: dict[str, str], why: str
-) -> None:
+def test_credentials_that_do_not_fit_the_protocol_are_refused_at_check(tmp_path, settings, why):
     with pytest.raises(ConfigError, match=why):
         bus_config(tmp_path, **settings)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
-def test_a_password_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_a_password_file_that_cannot_be_used_is_named(tmp_path, content):
     secret = tmp_path / "secret"
     if content is not None:
         write_secret(secret, content)
@@ -219,7 +217,7 @@ def test_a_password_file_that_cannot_be_used_is_named(tmp_path: Path, content: b
         kafka_options(bus_config(tmp_path, **settings).kafka)
 
 
-def test_tls_files_that_are_not_pem_are_refused(tmp_path: Path) -> None:
+def test_tls_files_that_are_not_pem_are_refused(tmp_path):
     (tmp_path / "ca.pem").write_text("no certificate")
     settings = {"kafka.security_protocol": "SSL", "kafka.ca_file": str(tmp_path / "ca.pem")}
     with pytest.raises(ConfigError, match="TLS files cannot be used"):
@@ -268,9 +266,7 @@ async def until_it_listens(process: subprocess.Popen[str], socket: Path) -> None
 
 
 @needs_nginx
-async def test_the_documented_nginx_asks_for_a_login_before_anything_of_serve_is_read(
-    serve: Serve, tmp_path: Path
-) -> None:
+async def test_the_documented_nginx_asks_for_a_login_before_anything_of_serve_is_read(serve, tmp_path):
     await until_it_listens(serve(), tmp_path / "serve.sock")
     (tmp_path / "users").write_text("desk:{PLAIN}pass\n")
     here = {
@@ -289,9 +285,7 @@ async def test_the_documented_nginx_asks_for_a_login_before_anything_of_serve_is
         assert all(link["href"].startswith(f"{address}/") for link in links), links
 
 
-async def test_a_socket_is_for_its_group_and_is_taken_over_only_from_a_process_that_ended(
-    serve: Serve, tmp_path: Path
-) -> None:
+async def test_a_socket_is_for_its_group_and_is_taken_over_only_from_a_process_that_ended(serve, tmp_path):
     socket, first = tmp_path / "serve.sock", serve()
     await until_it_listens(first, socket)
     while stat.S_IMODE(socket.stat().st_mode) != 0o660:

@@ -36,13 +36,13 @@ def _mounts(service: dict[str, Any]) -> list[list[str]]:
     return [mount.split(":") for mount in service.get("volumes", [])]
 
 
-def test_the_compose_file_follows_the_compose_specification(repo_root: Path) -> None:
+def test_the_compose_file_follows_the_compose_specification(repo_root):
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, "docker-compose.yml"], cwd=repo_root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_no_name_dangles(compose: dict[str, Any], repo_root: Path) -> None:
+def test_no_name_dangles(compose, repo_root):
     services = compose["services"]
     used: dict[str, set[str]] = {"networks": set(), "volumes": set(), "secrets": set()}
     for service in services.values():
@@ -60,7 +60,7 @@ def test_no_name_dangles(compose: dict[str, Any], repo_root: Path) -> None:
         assert names == set(compose[kind]), kind
 
 
-def test_addresses_name_services_that_share_a_network(compose: dict[str, Any], repo_root: Path) -> None:
+def test_addresses_name_services_that_share_a_network(compose, repo_root):
     services = compose["services"]
     n_addresses = 0
     for name, service in services.items():
@@ -74,7 +74,7 @@ def test_addresses_name_services_that_share_a_network(compose: dict[str, Any], r
         assert set(services[host]["networks"]) & set(services["prometheus"]["networks"])
 
 
-def test_every_service_has_the_least_privilege_it_can_run_with(compose: dict[str, Any]) -> None:
+def test_every_service_has_the_least_privilege_it_can_run_with(compose):
     for name, service in compose["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -85,13 +85,13 @@ def test_every_service_has_the_least_privilege_it_can_run_with(compose: dict[str
             assert not source.startswith("./") or mode == ["ro"], (name, source)
 
 
-def test_ports_are_published_on_loopback_only(compose: dict[str, Any]) -> None:
+def test_ports_are_published_on_loopback_only(compose):
     ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_what_readers_reach_cannot_reach_redis_the_worker_or_a_secret(compose: dict[str, Any]) -> None:
+def test_what_readers_reach_cannot_reach_redis_the_worker_or_a_secret(compose):
     services = compose["services"]
     serve = services["serve"]
     for hidden in ("redis", "worker"):
@@ -102,13 +102,13 @@ def test_what_readers_reach_cannot_reach_redis_the_worker_or_a_secret(compose: d
     assert all(compose["networks"][network]["internal"] for network in ("inside", "releases"))
 
 
-def test_what_kafka_writes_outside_its_data_is_a_volume_or_under_tmp(compose: dict[str, Any]) -> None:
+def test_what_kafka_writes_outside_its_data_is_a_volume_or_under_tmp(compose):
     kafka = compose["services"]["kafka"]
     assert ["kafka-config", "/opt/kafka/config"] in _mounts(kafka)
     assert kafka["environment"]["LOG_DIR"] == "/tmp"
 
 
-def test_the_only_temporary_file_system_is_tmp(compose: dict[str, Any]) -> None:
+def test_the_only_temporary_file_system_is_tmp(compose):
     """Podman refuses ``uid`` and ``gid``, runc ignores ``mode`` over a folder of the image; /tmp is open in every
     image."""
     mounts = [mount for service in compose["services"].values() for mount in service.get("tmpfs", [])]
@@ -116,7 +116,7 @@ def test_the_only_temporary_file_system_is_tmp(compose: dict[str, Any]) -> None:
     assert set(mounts) == {"/tmp:mode=1777"}
 
 
-def test_secrets_stay_out_of_the_repository_and_the_image(compose: dict[str, Any], repo_root: Path) -> None:
+def test_secrets_stay_out_of_the_repository_and_the_image(compose, repo_root):
     ignored = (repo_root / ".gitignore").read_text().splitlines()
     kept = (repo_root / ".dockerignore").read_text().splitlines()
     for secret in compose["secrets"].values():
@@ -126,7 +126,7 @@ def test_secrets_stay_out_of_the_repository_and_the_image(compose: dict[str, Any
         assert f"!{folder}" not in kept
 
 
-def test_redis_keeps_every_write_and_never_evicts(compose: dict[str, Any]) -> None:
+def test_redis_keeps_every_write_and_never_evicts(compose):
     redis = compose["services"]["redis"]
     command = " ".join(redis["command"])
     assert "--appendonly yes --appendfsync always" in command
@@ -134,7 +134,7 @@ def test_redis_keeps_every_write_and_never_evicts(compose: dict[str, Any]) -> No
     assert redis["volumes"] == ["redis:/data"]
 
 
-def test_every_service_has_limits_of_memory_and_of_processes(compose: dict[str, Any], repo_root: Path) -> None:
+def test_every_service_has_limits_of_memory_and_of_processes(compose, repo_root):
     total = 0
     for name, service in compose["services"].items():
         assert service["mem_limit"] == service["memswap_limit"], f"{name} may swap"
@@ -143,13 +143,13 @@ def test_every_service_has_limits_of_memory_and_of_processes(compose: dict[str, 
     assert f"{total / (1 << 30):g} GiB" in (repo_root / "docker-compose.yml").read_text()
 
 
-def test_redis_has_room_to_rewrite_its_file_when_it_is_full(compose: dict[str, Any]) -> None:
+def test_redis_has_room_to_rewrite_its_file_when_it_is_full(compose):
     redis = compose["services"]["redis"]
     most = bytes_of(redis["command"][redis["command"].index("--maxmemory") + 1])
     assert 2 * most <= bytes_of(redis["mem_limit"])
 
 
-def test_a_service_holds_more_memory_than_its_program_is_told_to_use(compose: dict[str, Any]) -> None:
+def test_a_service_holds_more_memory_than_its_program_is_told_to_use(compose):
     services = compose["services"]
     heap = re.search(r"-Xmx(\w+)", services["kafka"]["environment"]["KAFKA_HEAP_OPTS"])
     assert heap is not None
@@ -158,7 +158,7 @@ def test_a_service_holds_more_memory_than_its_program_is_told_to_use(compose: di
     assert 1.5 * most_bytes <= bytes_of(services["serve"]["mem_limit"])
 
 
-def test_every_service_that_stays_says_how_it_is_except_sources(compose: dict[str, Any], repo_root: Path) -> None:
+def test_every_service_that_stays_says_how_it_is_except_sources(compose, repo_root):
     checks = {name: service.get("healthcheck") for name, service in compose["services"].items()}
     assert {name for name, check in checks.items() if check == {"disable": True}} == {"topics", "simulate"}
     assert {name for name, check in checks.items() if check is None} == {"grafana"}
@@ -167,14 +167,14 @@ def test_every_service_that_stays_says_how_it_is_except_sources(compose: dict[st
     assert str(checks["worker"]["test"][-1]) in recipe
 
 
-def test_the_base_of_both_stages_is_the_same_argument(compose: dict[str, Any], repo_root: Path) -> None:
+def test_the_base_of_both_stages_is_the_same_argument(compose, repo_root):
     lines = (repo_root / "Dockerfile").read_text().splitlines()
     assert [line.split()[1] for line in lines if line.startswith("FROM ")] == ["${BASE}", "${BASE}"]
     (default,) = [line.removeprefix("ARG BASE=") for line in lines if line.startswith("ARG BASE=")]
     assert compose["services"]["worker"]["build"]["args"] == {"BASE": f"${{HEXVEIL_BASE:-{default}}}"}
 
 
-def test_nothing_is_built_on_a_base_without_a_digest(repo_root: Path) -> None:
+def test_nothing_is_built_on_a_base_without_a_digest(repo_root):
     recipe = (repo_root / "Dockerfile").read_text().replace("\\\n", "")
     first = recipe.partition("AS build\nARG BASE\n")[2].splitlines()[0]
     assert first.startswith("RUN ")
@@ -188,15 +188,13 @@ def test_nothing_is_built_on_a_base_without_a_digest(repo_root: Path) -> None:
         assert ("docs/operators.md#containers" in done.stderr) == bool(code)
 
 
-def test_a_simulated_fleet_runs_in_the_demo_profile_only(compose: dict[str, Any]) -> None:
+def test_a_simulated_fleet_runs_in_the_demo_profile_only(compose):
     profiles = {name: service.get("profiles") for name, service in compose["services"].items()}
     assert profiles.pop("simulate") == ["demo"]
     assert set(profiles.values()) == {None}
 
 
-def test_the_environment_of_the_services_is_configuration_the_code_accepts(
-    compose: dict[str, Any], repo_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_of_the_services_is_configuration_the_code_accepts(compose, repo_root, monkeypatch):
     for service in compose["services"].values():
         for key, value in service.get("environment", {}).items():
             if key.startswith("HEXVEIL_"):
@@ -210,7 +208,7 @@ def test_the_environment_of_the_services_is_configuration_the_code_accepts(
     assert compose["services"]["serve"]["ports"] == [f"127.0.0.1:{config.public.port}:{config.public.port}"]
 
 
-def test_the_image_is_built_in_stages_and_runs_as_nobody_special(compose: dict[str, Any], repo_root: Path) -> None:
+def test_the_image_is_built_in_stages_and_runs_as_nobody_special(compose, repo_root):
     lines = (repo_root / "Dockerfile").read_text().splitlines()
     stages = [number for number, line in enumerate(lines) if line.startswith("FROM ")]
     assert len(stages) == 2
@@ -251,7 +249,7 @@ def variables(pod: dict[str, Any]) -> dict[str, str]:
     return {entry["name"]: entry.get("value", "kafka:9092") for entry in pod["containers"][0].get("env", [])}
 
 
-def test_every_pod_has_the_least_privilege_it_can_run_with_a_limit_and_probes() -> None:
+def test_every_pod_has_the_least_privilege_it_can_run_with_a_limit_and_probes():
     assert set(pods()) == {"redis", "topics", "worker", "serve"}
     for name, pod in pods().items():
         (container,) = pod["containers"]
@@ -269,7 +267,7 @@ def test_every_pod_has_the_least_privilege_it_can_run_with_a_limit_and_probes() 
         assert len(probes) == (0 if name == "topics" else 3), name
 
 
-def test_the_user_key_is_mounted_for_workers_alone_and_only_they_know_and_reach_redis() -> None:
+def test_the_user_key_is_mounted_for_workers_alone_and_only_they_know_and_reach_redis():
     for name, pod in pods().items():
         secret = [volume["secret"] for volume in pod.get("volumes", []) if "secret" in volume]
         # fsGroup and 0440: what read_secret accepts of a file of another user
@@ -289,7 +287,7 @@ def test_the_user_key_is_mounted_for_workers_alone_and_only_they_know_and_reach_
     }
 
 
-def test_redis_is_told_what_compose_tells_it() -> None:
+def test_redis_is_told_what_compose_tells_it():
     compose = yaml.safe_load((REPO_ROOT / "docker-compose.yml").read_text())["services"]
     (redis,) = pods()["redis"]["containers"]
     assert [word for word in redis["args"] if word not in ("--dir", "/data")] == compose["redis"]["command"]
@@ -299,9 +297,7 @@ def test_redis_is_told_what_compose_tells_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["worker", "serve", "topics"])
-def test_the_settings_of_the_pods_are_configuration_and_their_probes_ask_its_ports(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_settings_of_the_pods_are_configuration_and_their_probes_ask_its_ports(name, monkeypatch):
     pod = pods()[name]
     for key, value in variables(pod).items():
         monkeypatch.setenv(key, value)
@@ -320,7 +316,7 @@ def test_the_settings_of_the_pods_are_configuration_and_their_probes_ask_its_por
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
-def test_kustomize_builds_it_with_the_configuration_of_init(tmp_path: Path) -> None:
+def test_kustomize_builds_it_with_the_configuration_of_init(tmp_path):
     shutil.copytree(KUBERNETES, tmp_path, dirs_exist_ok=True)
     shutil.copy(hourly.BUS, tmp_path / "hexveil.toml")
     done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
@@ -339,9 +335,7 @@ def unit(name: str) -> configparser.SectionProxy:
     return parsed["Service"]
 
 
-def test_the_unit_of_serve_gets_no_key_and_a_wrong_configuration_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_unit_of_serve_gets_no_key_and_a_wrong_configuration_is_not_tried_again(monkeypatch):
     worker, serve = unit("worker"), unit("serve")
     assert worker["LoadCredential"] == "user.key:/etc/hexveil/user.key"
     assert "LoadCredential" not in serve
@@ -358,7 +352,7 @@ def test_the_unit_of_serve_gets_no_key_and_a_wrong_configuration_is_not_tried_ag
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
-def test_systemd_understands_the_units_and_finds_little_exposed(tmp_path: Path) -> None:
+def test_systemd_understands_the_units_and_finds_little_exposed(tmp_path):
     units = []
     for path in SYSTEMD.glob("*.service"):
         units.append(tmp_path / path.name)

@@ -37,12 +37,12 @@ def complaints(dashboards: dict[str, dict[str, Any]], folder: Path) -> str:
     return subprocess.run([COMPILER, *OPTIONS, *files], cwd=folder, capture_output=True, text=True, check=False).stdout
 
 
-def test_every_dashboard_has_the_types_of_grafana(tmp_path: Path) -> None:
+def test_every_dashboard_has_the_types_of_grafana(tmp_path):
     assert set(dashboards()) == {"operator", "public", "estimates"}
     assert complaints(dashboards(), tmp_path) == ""
 
 
-def test_a_field_of_another_name_or_type_is_noticed(tmp_path: Path) -> None:
+def test_a_field_of_another_name_or_type_is_noticed(tmp_path):
     public = dashboards()["public"]
     wrong = {
         "typed": public | {"schemaVersion": "39"},

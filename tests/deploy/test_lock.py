@@ -52,8 +52,8 @@ def pins(lock: Path) -> set[str]:
 @pytest.mark.parametrize("platform", nightly_but(PLATFORMS[:1], PLATFORMS))
 @pytest.mark.parametrize("python", nightly_but(PYTHONS[:1], PYTHONS))
 def test_the_lock_installs_from_wheels_by_their_hashes_on_every_python_that_is_claimed(
-    index: None, repo_root: Path, tmp_path: Path, python: str, platform: str
-) -> None:
+    index, repo_root, tmp_path, python, platform
+):
     where = ["--python-version", python, "--python-platform", platform, "--target", str(tmp_path)]
     built = [option for name in WITHOUT_WHEEL.get(platform, ()) for option in ("--no-binary", name)]
     lock = ["--require-hashes", "-r", "requirements-dev.lock"]
@@ -61,7 +61,7 @@ def test_the_lock_installs_from_wheels_by_their_hashes_on_every_python_that_is_c
     assert done.returncode == 0, done.stderr
 
 
-def test_a_lock_whose_package_leaves_out_a_python_is_found(index: None, tmp_path: Path) -> None:
+def test_a_lock_whose_package_leaves_out_a_python_is_found(index, tmp_path):
     """Planted bug: pymdown-extensions 13.1 cannot be installed on Python 3.11.2, so an installation on Debian 12
     failed.
     """
@@ -72,7 +72,7 @@ def test_a_lock_whose_package_leaves_out_a_python_is_found(index: None, tmp_path
     assert "3.11" in done.stderr
 
 
-def test_the_locks_are_what_make_lock_writes(index: None, repo_root: Path, tmp_path: Path) -> None:
+def test_the_locks_are_what_make_lock_writes(index, repo_root, tmp_path):
     """From the pins that are there: a requirement of pyproject.toml that they do not meet would change them."""
     for file in ("pyproject.toml", "Makefile", *LOCKS):
         shutil.copy(repo_root / file, tmp_path / file)
@@ -85,9 +85,7 @@ def test_the_locks_are_what_make_lock_writes(index: None, repo_root: Path, tmp_p
 
 
 @pytest.mark.nightly
-def test_the_lowest_versions_that_pyproject_names_install_from_wheels_on_the_lowest_python(
-    index: None, repo_root: Path, tmp_path: Path
-) -> None:
+def test_the_lowest_versions_that_pyproject_names_install_from_wheels_on_the_lowest_python(index, repo_root, tmp_path):
     """`make lowest` runs the core tests with them."""
     options = ["--resolution", "lowest-direct", "--only-binary", ":all:"]
     done = uv("pip", "compile", "pyproject.toml", *options, "--python-version", PYTHONS[0], cwd=repo_root)
@@ -98,7 +96,7 @@ def test_the_lowest_versions_that_pyproject_names_install_from_wheels_on_the_low
         assert requirement.specifier == SpecifierSet(f">={chosen[requirement.name]}"), requirement
 
 
-def test_the_lock_of_the_demo_has_the_versions_of_the_other_and_no_tool_of_the_tests(repo_root: Path) -> None:
+def test_the_lock_of_the_demo_has_the_versions_of_the_other_and_no_tool_of_the_tests(repo_root):
     demo, everything = (pins(repo_root / name) for name in LOCKS)
     assert demo < everything
     names = {pin.partition("==")[0] for pin in demo}
@@ -106,7 +104,7 @@ def test_the_lock_of_the_demo_has_the_versions_of_the_other_and_no_tool_of_the_t
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_pin_of_a_lock_carries_its_hashes(repo_root: Path, name: str) -> None:
+def test_every_pin_of_a_lock_carries_its_hashes(repo_root, name):
     text = (repo_root / name).read_text(encoding="utf-8")
     entries = re.split(r"^(?=\S+==)", text, flags=re.MULTILINE)[1:]
     assert len(entries) == len(pins(repo_root / name)) > 40
@@ -146,7 +144,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> dict[str, set[str]]:
     }
 
 
-def test_all_that_the_tests_need_is_named_for_debian_and_homebrew_and_nothing_begins(bare: dict[str, str]) -> None:
+def test_all_that_the_tests_need_is_named_for_debian_and_homebrew_and_nothing_begins(bare):
     done = prepare("test", bare)
     assert done.returncode == 1
     named = lines(done)
@@ -155,20 +153,20 @@ def test_all_that_the_tests_need_is_named_for_debian_and_homebrew_and_nothing_be
     assert both | {"openjdk", "redis", "chromium", "gdal"} <= named["Homebrew"]
 
 
-def test_a_demo_names_java_and_maven_and_runs_without_them(bare: dict[str, str]) -> None:
+def test_a_demo_names_java_and_maven_and_runs_without_them(bare):
     done = prepare("demo", bare)
     assert done.returncode == 0
     assert lines(done) == {"Debian": {"default-jre-headless", "maven"}, "Homebrew": {"openjdk", "maven"}}
     assert "The demo runs without Kafka." in done.stderr
 
 
-def test_a_demo_that_insists_on_kafka_stops_there(bare: dict[str, str]) -> None:
+def test_a_demo_that_insists_on_kafka_stops_there(bare):
     done = prepare("demo", bare, KAFKA="1")
     assert done.returncode == 1
     assert lines(done)["Debian"] == {"default-jre-headless", "maven"}
 
 
-def test_a_python_that_is_too_old_is_told_with_the_way_to_name_another(bare: dict[str, str], tmp_path: Path) -> None:
+def test_a_python_that_is_too_old_is_told_with_the_way_to_name_another(bare, tmp_path):
     old = tmp_path / "old"
     old.write_text('#!/bin/sh\ncase "$*" in *version_info*) exit 1 ;; -V) echo Python 3.9.2 ;; esac\n')
     old.chmod(0o755)
@@ -178,7 +176,7 @@ def test_a_python_that_is_too_old_is_told_with_the_way_to_name_another(bare: dic
     assert "make PYTHON=" in done.stderr
 
 
-def test_a_machine_that_has_everything_hears_nothing(bare: dict[str, str]) -> None:
+def test_a_machine_that_has_everything_hears_nothing(bare):
     commands = ("java", "mvn", "curl", "redis-server", "promtool", "kcat", "ogr2ogr")
     missing = [name for name in commands if not shutil.which(name)]
     if not shutil.which("chromium-headless-shell") and not shutil.which("chromium"):

@@ -71,8 +71,8 @@ def _expressions(dashboard: dict[str, object]) -> list[str]:
 
 
 def test_the_prometheus_configuration_and_rules_are_valid_where_they_lie_and_as_they_are_mounted(
-    promtool: str, repo_root: Path, tmp_path: Path
-) -> None:
+    promtool, repo_root, tmp_path
+):
     _run(promtool, "check", "config", "config/prometheus.yml", cwd=repo_root)
     volumes = yaml.safe_load((repo_root / "docker-compose.yml").read_text())["services"]["prometheus"]["volumes"]
     for volume in volumes:
@@ -84,12 +84,12 @@ def test_the_prometheus_configuration_and_rules_are_valid_where_they_lie_and_as_
     _run(promtool, "check", "config", "prometheus.yml", cwd=tmp_path)
 
 
-def test_each_alert_fires_on_its_fault_and_only_then(promtool: str, repo_root: Path) -> None:
+def test_each_alert_fires_on_its_fault_and_only_then(promtool, repo_root):
     _run(promtool, "test", "rules", "alerts_test.yml", cwd=repo_root / "tests/deploy")
 
 
 @pytest.mark.nightly
-def test_a_rule_that_never_fires_fails_its_test(promtool: str, repo_root: Path, tmp_path: Path) -> None:
+def test_a_rule_that_never_fires_fails_its_test(promtool, repo_root, tmp_path):
     (tmp_path / "config/prometheus").mkdir(parents=True)
     (tmp_path / "tests/deploy").mkdir(parents=True)
     rules = (repo_root / "config/prometheus/alerts.yml").read_text()
@@ -101,7 +101,7 @@ def test_a_rule_that_never_fires_fails_its_test(promtool: str, repo_root: Path, 
         _run(promtool, "test", "rules", "alerts_test.yml", cwd=tmp_path / "tests/deploy")
 
 
-def test_every_alert_links_a_section_of_the_runbooks_and_is_tested(repo_root: Path) -> None:
+def test_every_alert_links_a_section_of_the_runbooks_and_is_tested(repo_root):
     sections = set(re.findall(r"^## (\w+)$", (repo_root / "docs/runbooks.md").read_text(), re.MULTILINE))
     tested = (repo_root / "tests/deploy/alerts_test.yml").read_text()
     names = {str(rule["alert"]) for rule in _alerts(repo_root)}
@@ -113,7 +113,7 @@ def test_every_alert_links_a_section_of_the_runbooks_and_is_tested(repo_root: Pa
         assert f"alertname: {name}}}" in tested
 
 
-def test_a_firing_alert_links_its_runbook_by_an_address(promtool: str, repo_root: Path, tmp_path: Path) -> None:
+def test_a_firing_alert_links_its_runbook_by_an_address(promtool, repo_root, tmp_path):
     docs = yaml.safe_load((repo_root / "config/prometheus.yml").read_text())["global"]["external_labels"]["docs"]
     assert re.fullmatch(r"https?://[^/]+", docs)
     fires = {
@@ -145,32 +145,30 @@ def test_a_firing_alert_links_its_runbook_by_an_address(promtool: str, repo_root
     _run(promtool, "test", "rules", "address.yml", cwd=tmp_path)
 
 
-def test_every_metric_of_the_alerts_exists_in_the_code(
-    repo_root: Path, operator_series: set[str], public_series: set[str]
-) -> None:
+def test_every_metric_of_the_alerts_exists_in_the_code(repo_root, operator_series, public_series):
     used = {name for rule in _alerts(repo_root) for name in _METRIC.findall(str(rule["expr"]))}
     assert len(used) >= 10
     assert used <= operator_series | public_series
 
 
-def test_every_metric_of_the_operator_dashboard_exists_in_the_code(repo_root: Path, operator_series: set[str]) -> None:
+def test_every_metric_of_the_operator_dashboard_exists_in_the_code(repo_root, operator_series):
     used = {name for expr in _expressions(_dashboard(repo_root, "operator")) for name in _METRIC.findall(expr)}
     assert used <= operator_series
 
 
-def test_the_public_dashboard_shows_public_metrics_of_the_code_only(repo_root: Path, public_series: set[str]) -> None:
+def test_the_public_dashboard_shows_public_metrics_of_the_code_only(repo_root, public_series):
     used = {name for expr in _expressions(_dashboard(repo_root, "public")) for name in _METRIC.findall(expr)}
     assert used <= public_series
 
 
-def test_the_public_dashboard_names_no_operator_metric(repo_root: Path, operator_series: set[str]) -> None:
+def test_the_public_dashboard_names_no_operator_metric(repo_root, operator_series):
     used = {name for expr in _expressions(_dashboard(repo_root, "public")) for name in _METRIC.findall(expr)}
     assert used
     assert not used & operator_series
 
 
 @pytest.mark.parametrize("name", ["operator", "public", "estimates"])
-def test_every_dashboard_expression_parses(promtool: str, repo_root: Path, tmp_path: Path, name: str) -> None:
+def test_every_dashboard_expression_parses(promtool, repo_root, tmp_path, name):
     rules = [{"record": "parsed", "expr": expr} for expr in _expressions(_dashboard(repo_root, name))]
     # Equal expressions would be refused as duplicate records; what is asked here is whether each parses.
     labelled = [{**rule, "labels": {"panel": str(number)}} for number, rule in enumerate(rules)]
@@ -179,7 +177,7 @@ def test_every_dashboard_expression_parses(promtool: str, repo_root: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", ["operator", "public", "estimates"])
-def test_dashboards_have_fixed_uids_and_use_the_provisioned_source(repo_root: Path, name: str) -> None:
+def test_dashboards_have_fixed_uids_and_use_the_provisioned_source(repo_root, name):
     provisioning = repo_root / "config/grafana/provisioning"
     (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
     dashboard = _dashboard(repo_root, name)
@@ -191,13 +189,13 @@ def test_dashboards_have_fixed_uids_and_use_the_provisioned_source(repo_root: Pa
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_no_operator_metric_carries_a_label_that_could_name_somebody() -> None:
+def test_no_operator_metric_carries_a_label_that_could_name_somebody():
     labels = {label for _, names in _series(OperatorMetrics().registry) for label in names}
     assert labels
     assert not labels & _FORBIDDEN_LABELS
 
 
-def test_every_operator_metric_is_described_in_the_documents(repo_root: Path, operator_series: set[str]) -> None:
+def test_every_operator_metric_is_described_in_the_documents(repo_root, operator_series):
     described = set(_METRIC.findall((repo_root / "docs/metrics.md").read_text()))
     bare = {re.sub(r"_(bucket|sum|count)$", "", name) for name in operator_series}
     assert bare <= described
@@ -239,7 +237,7 @@ def public_problems(registry: CollectorRegistry) -> list[str]:
     return [name for name, labels in metrics.items() if PUBLIC.get(name) != labels or SENSITIVE.search(name)]
 
 
-def test_the_public_registry_holds_only_the_allowed_names_and_labels() -> None:
+def test_the_public_registry_holds_only_the_allowed_names_and_labels():
     registry = PublicMetrics().registry
     assert public_problems(registry) == []
     assert set(described(registry)) == set(PUBLIC)
@@ -249,20 +247,20 @@ def test_the_public_registry_holds_only_the_allowed_names_and_labels() -> None:
     ("name", "labels"),
     [("hexveil_public_events", []), ("hexveil_public_users_refused", []), ("hexveil_public_windows", ["cell"])],
 )
-def test_a_metric_nobody_allowed_is_caught_on_the_public_registry(name: str, labels: list[str]) -> None:
+def test_a_metric_nobody_allowed_is_caught_on_the_public_registry(name, labels):
     registry = CollectorRegistry()
     Counter(name, "Planted.", labels, registry=registry)
     assert public_problems(registry) == [name]
 
 
-def test_no_name_is_on_both_registries_and_the_public_service_never_imports_the_operators() -> None:
+def test_no_name_is_on_both_registries_and_the_public_service_never_imports_the_operators():
     assert not set(described(OperatorMetrics().registry)) & set(PUBLIC)
     for path in (REPO_ROOT / "stream" / "serve").rglob("*.py"):
         imported = [n.module for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
         assert "stream.metrics" not in imported, path
 
 
-async def test_no_label_of_a_worker_faust_included_can_name_a_user_a_vehicle_or_a_cell(tmp_path: Path) -> None:
+async def test_no_label_of_a_worker_faust_included_can_name_a_user_a_vehicle_or_a_cell(tmp_path):
     worker = Worker(riders_config(tmp_path))
     labels = set().union(*described(worker.metrics.registry).values())
     assert {"reason", "version"} <= labels
@@ -270,7 +268,7 @@ async def test_no_label_of_a_worker_faust_included_can_name_a_user_a_vehicle_or_
     await worker.redis.aclose()
 
 
-async def test_a_stranger_cannot_write_into_the_public_metrics(tmp_path: Path) -> None:
+async def test_a_stranger_cannot_write_into_the_public_metrics(tmp_path):
     """Whatever clients request, labels are route templates of the service and status codes."""
     public = make_app(riders_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"}))
     templates = {operation.path for operation in public[SERVICE].operations}
@@ -284,6 +282,6 @@ async def test_a_stranger_cannot_write_into_the_public_metrics(tmp_path: Path) -
     assert set(re.findall(r'(\w+)="', text)) == {"route", "code", "le"}
 
 
-def test_every_public_metric_is_described_in_the_documents() -> None:
+def test_every_public_metric_is_described_in_the_documents():
     text = (REPO_ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert [name for name in PUBLIC if f"`{name}" not in text] == []

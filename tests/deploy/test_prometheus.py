@@ -251,8 +251,8 @@ def rule_problems(prometheus: Prometheus) -> list[str]:
 
 
 async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_serve_and_a_renamed_metric_is_noticed(
-    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    hexveil, kafka, redis, redis_url, tmp_path, topic_name
+):
     ports = {"hexveil-worker": free_port(), "hexveil-serve": free_port()}
     settings = {"window.lateness": "event-time", "window.idle_timeout": "2s", "speed.min_users": "2"}
     ports["hexveil-estimates"] = ports["hexveil-serve"]
@@ -292,7 +292,7 @@ async def test_every_panel_has_data_and_every_rule_evaluates_over_a_worker_and_s
         assert "parse error" in said
 
 
-def test_the_shipped_configuration_is_loaded_where_it_lies(tmp_path: Path) -> None:
+def test_the_shipped_configuration_is_loaded_where_it_lies(tmp_path):
     with running_prometheus(SHIPPED, tmp_path / "prometheus") as prometheus:
         loaded = yaml.safe_load(prometheus.ask("status/config")["yaml"])
         shipped = yaml.safe_load(SHIPPED.read_text())

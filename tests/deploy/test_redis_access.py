@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,11 +74,7 @@ class Guarded:
 
     def environment(self, name: str, **more: str) -> dict[str, str]:
         """Configuration of a process that logs in as ``name``."""
-        ours = {
-            "redis.url": self.url(),
-            "redis.username": name,
-            "redis.password_file": str(self.password_file(name)),
-        }
+        ours = {"redis.url": self.url(), "redis.username": name, "redis.password_file": str(self.password_file(name))}
         return environment(ours | more)
 
     def tester(self, **options: object) -> redis.Redis:
@@ -106,8 +102,8 @@ def guarded(redis_binary: str | None, tmp_path: Path, topic_name: str) -> Iterat
 
 
 async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_nothing_else_is_open(
-    hexveil: Sequence[str], guarded: Guarded, kafka: str, topic_name: str, tmp_path: Path
-) -> None:
+    hexveil, guarded, kafka, topic_name, tmp_path
+):
     feed = {
         "feed.name": topic_name,
         "feed.topic": topic_name,
@@ -183,7 +179,7 @@ async def test_worker_and_operator_do_their_work_with_the_documented_rights_and_
         redis.Redis.from_url(guarded.url()).ping()
 
 
-def test_every_command_that_the_sources_send_is_granted_and_no_other() -> None:
+def test_every_command_that_the_sources_send_is_granted_and_no_other():
     text = "\n".join(file.read_text() for file in [*LUA.rglob("*.lua"), *LUA.rglob("*.py")])
     sent = {name.lower() for name in re.findall(r"redis\.p?call\('(\w+)'", text)}
     python = re.findall(r"(?:_?redis|_calls|pipe|client)\.(\w+)\(", text)
@@ -204,7 +200,7 @@ def test_every_command_that_the_sources_send_is_granted_and_no_other() -> None:
     assert rights["operator"] == rights["worker"] | {"scan", "config|get"}
 
 
-def test_over_tls_the_server_is_verified_and_the_client_shows_its_certificate(tmp_path: Path, topic_name: str) -> None:
+def test_over_tls_the_server_is_verified_and_the_client_shows_its_certificate(tmp_path, topic_name):
     binary = shutil.which("redis-server")  # the embedded server is built without TLS
     if binary is None:
         pytest.skip("no redis-server on PATH; Debian: apt-get install redis-server")
@@ -266,9 +262,7 @@ def test_over_tls_the_server_is_verified_and_the_client_shows_its_certificate(tm
         ({"redis.url": "rediss://h:1/0", "redis.key_file": "k.pem"}, "go together"),
     ],
 )
-def test_credentials_that_do_not_fit_the_address_are_refused_without_being_shown(
-    tmp_path: Path, settings: dict[str, str], why: str
-) -> None:
+def test_credentials_that_do_not_fit_the_address_are_refused_without_being_shown(tmp_path, settings, why):
     with pytest.raises(ConfigError, match=why) as refused:
         bus_config(tmp_path, **settings)
     assert "secret" not in str(refused.value)
@@ -276,7 +270,7 @@ def test_credentials_that_do_not_fit_the_address_are_refused_without_being_shown
 
 @pytest.mark.parametrize("key", ["password_file", "ca_file", "certificate_file"])
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: bytes | None) -> None:
+def test_a_file_that_cannot_be_used_is_named(tmp_path, key, content):
     file = tmp_path / "secret"
     if content is not None:
         write_secret(file, content)
@@ -287,9 +281,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, key: str, content: 
         redis_client(bus_config(tmp_path, **given).redis)
 
 
-def test_a_worker_that_redis_refuses_says_so_and_ends(
-    hexveil: Sequence[str], guarded: Guarded, kafka: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_redis_refuses_says_so_and_ends(hexveil, guarded, kafka, tmp_path):
     write_secret(tmp_path / "wrong", "guess\n")
     settings = {
         "config": str(hourly.BUS),

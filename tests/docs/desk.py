@@ -60,12 +60,7 @@ class Desk:
     def run(self, block: Block) -> None:
         """Run the block; it must end with the exit code that the page states."""
         done = subprocess.run(
-            self.command(block),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
+            self.command(block), cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=SECONDS
         )
         code = int(block.rest) if block.directive == "exit" else 0
         assert done.returncode == code, f"{block}\n{block.text}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def names(page: Path) -> str:
     ("paths", "most"),
     [("docs", 45_000), ("README.md", 900), ("docs/dashboard.md", 2_000), ("docs/known-limits.md", 2_000)],
 )
-def test_documents_have_no_more_words_than_a_reader_needs(paths: str, most: int) -> None:
+def test_documents_have_no_more_words_than_a_reader_needs(paths, most):
     words = [len(page.read_text(encoding="utf-8").split()) for page in BLOCKS if names(page).startswith(paths)]
     assert words
     assert sum(words) <= most
@@ -46,17 +45,15 @@ def test_documents_have_no_more_words_than_a_reader_needs(paths: str, most: int)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("block", SMALL, ids=str)
-def test_every_measurement_of_the_documents_runs_on_made_up_recordings(
-    block: Block, hexveil: Sequence[str], tmp_path: Path
-) -> None:
+def test_every_measurement_of_the_documents_runs_on_made_up_recordings(block, hexveil, tmp_path):
     small_desk(tmp_path, hexveil).run(block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
 @pytest.mark.timeout(600)
 def test_every_command_of_the_page_does_what_the_page_says(
-    page: Path, hexveil: Sequence[str], kafka: str, redis: object, redis_url: str, topic_name: str, tmp_path: Path
-) -> None:
+    page, hexveil, kafka, redis, redis_url, topic_name, tmp_path
+):
     public, operator = free_port(), free_port()
     addresses = {"127[.]0[.]0[.]1:9092": kafka, "127[.]0[.]0[.]1:8080": f"127.0.0.1:{public}"}
     addresses["127[.]0[.]0[.]1:6066"] = f"127.0.0.1:{operator}"
@@ -80,7 +77,7 @@ def test_every_command_of_the_page_does_what_the_page_says(
                 desk.run(block)
 
 
-def test_a_block_that_is_not_run_here_names_the_tests_that_run_it_or_one_of_three_reasons() -> None:
+def test_a_block_that_is_not_run_here_names_the_tests_that_run_it_or_one_of_three_reasons():
     for block in EVERY_BLOCK:
         assert block.directive in DIRECTIVES, f"{block}: no way to test is called {block.how!r}"
         if block.directive == "not":
@@ -100,7 +97,7 @@ def test_a_block_that_is_not_run_here_names_the_tests_that_run_it_or_one_of_thre
                 assert used(block) <= run, f"{block}: {used(block) - run} are not run on those pages"
 
 
-def test_no_command_of_the_documents_escapes_these_tests() -> None:
+def test_no_command_of_the_documents_escapes_these_tests():
     escaped = {names(page): escaping(page.read_text(encoding="utf-8")) for page in BLOCKS}
     assert {page: lines for page, lines in escaped.items() if lines} == {}
 
@@ -118,7 +115,7 @@ def test_no_command_of_the_documents_escapes_these_tests() -> None:
         "<pre>hexveil check</pre>\n",
     ],
 )
-def test_a_planted_command_in_another_dress_is_caught(planted: str) -> None:
+def test_a_planted_command_in_another_dress_is_caught(planted):
     assert len(escaping("# Page\n\n```sh\nhexveil check\n```\n\n" + planted)) >= 1
     assert escaping("# Page\n\n```sh\nhexveil check\n```\n\nMake a file:\n\n```toml\nmake = 1\n```\n") == []
 
@@ -149,19 +146,19 @@ def resolved(line: str) -> tuple[str, set[str]]:
 
 
 @pytest.mark.parametrize("page", BLOCKS, ids=names)
-def test_every_command_and_option_that_the_page_names_exists(page: Path) -> None:
+def test_every_command_and_option_that_the_page_names_exists(page):
     said = [re.sub(r"^([A-Z_]+=\S+ )+", "", line.strip()) for line in spoken(page)]
     wrong = {line: resolved(line)[1] for line in said if line.startswith(("hexveil ", "python -m bench "))}
     assert {line: words for line, words in wrong.items() if words} == {}
 
 
-def test_a_command_or_an_option_that_does_not_exist_is_noticed() -> None:
+def test_a_command_or_an_option_that_does_not_exist_is_noticed():
     assert resolved("hexveil ledger show --config x | head --lines 3") == ("ledger show", set())
     assert resolved("hexveil ledger shew") == ("ledger shew", {"shew"})
     assert resolved("python -m bench sse --fast --json  # --not-this") == ("", {"--fast"})
 
 
-def test_make_knows_every_target_that_the_documents_name() -> None:
+def test_make_knows_every_target_that_the_documents_name():
     targets = {match[1] for page in BLOCKS for line in spoken(page) if (match := re.match(r"make ([a-z-]+)", line))}
     rules = re.findall(r"^([a-z -]+):", (REPO_ROOT / "Makefile").read_text(), re.MULTILINE)
     known = {target for rule in rules for target in rule.split()}
@@ -179,13 +176,13 @@ def test_make_knows_every_target_that_the_documents_name() -> None:
         ([], ""),
     ],
 )
-def test_make_demo_hands_over_what_it_is_given(given: list[str], options: str) -> None:
+def test_make_demo_hands_over_what_it_is_given(given, options):
     (line,) = recipe("demo", *given)
     assert " ".join(line.split()) == f"hexveil demo {options}".strip()
     assert resolved(line) == ("demo", set())
 
 
-def test_make_bench_runs_every_benchmark_or_those_that_are_named() -> None:
+def test_make_bench_runs_every_benchmark_or_those_that_are_named():
     assert recipe("bench") == [f"python -m bench $name --json; done in {' '.join(BENCHMARKS)}"]
     assert recipe("bench", "BENCHMARKS=sse ingest") == ["python -m bench $name --json; done in sse ingest"]
 
@@ -199,14 +196,14 @@ def recipe(*target: str) -> list[str]:
     return [command + (f" in {loop[1]}" if loop else "") for command, loop in zip(commands, loops, strict=True)]
 
 
-def test_every_file_that_the_documents_name_is_there() -> None:
+def test_every_file_that_the_documents_name_is_there():
     named = re.compile(r"`((?:bench|config|docs|dpcore|examples|research|stream|tests)/[^`\s:]*)")
     references = {(names(page), path) for page in BLOCKS for path in named.findall(page.read_text(encoding="utf-8"))}
     assert len(references) > 40
     assert [missing for missing in sorted(references) if not any(REPO_ROOT.glob(missing[1].rstrip("/")))] == []
 
 
-def test_every_relative_link_of_readme_and_documents_leads_to_a_file() -> None:
+def test_every_relative_link_of_readme_and_documents_leads_to_a_file():
     broken = []
     for page in BLOCKS:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -218,7 +215,7 @@ def test_every_relative_link_of_readme_and_documents_leads_to_a_file() -> None:
     assert not broken
 
 
-def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
         cwd=REPO_ROOT,

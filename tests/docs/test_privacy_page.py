@@ -33,7 +33,7 @@ def row(question: str) -> list[str]:
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 4, 8, 12])
-def test_what_a_budget_means_for_beliefs(budget: int) -> None:
+def test_what_a_budget_means_for_beliefs(budget):
     def after(prior: float) -> float:
         return math.exp(budget) * prior / (1 + math.expm1(budget) * prior)
 
@@ -41,7 +41,7 @@ def test_what_a_budget_means_for_beliefs(budget: int) -> None:
     assert posterior(0.01, budget) == pytest.approx(after(0.01), rel=1e-12)
 
 
-def test_comparators_are_those_of_the_sheet() -> None:
+def test_comparators_are_those_of_the_sheet():
     for known in COMPARATORS:
         epsilon, unit = row(known.what)
         assert epsilon == known.epsilon
@@ -62,7 +62,7 @@ def half_width(config: Config, name: str) -> float:
     return float(((column.high - column.low) / 2)[0])
 
 
-def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> None:
+def test_the_worked_example_is_what_the_configuration_does(tmp_path):
     config = shipped_riders(tmp_path)
     privacy = config.privacy
     assert (privacy.budget, privacy.delta) == (4.0, 1e-6)
@@ -88,7 +88,7 @@ def test_the_worked_example_is_what_the_configuration_does(tmp_path: Path) -> No
     assert (sample.participation.cells_per_user, sample.participation.samples_per_cell) == (8, 5)
 
 
-def test_what_a_histogram_adds_is_what_it_is_charged(tmp_path: Path) -> None:
+def test_what_a_histogram_adds_is_what_it_is_charged(tmp_path):
     config = shipped_riders(tmp_path, histogram={"mechanisms": ["ug"], "epsilon": 0.5})
     whole = config.privacy.ledger_grant + config.histogram_grant
     full = config.privacy.ledger_budget // whole
@@ -96,7 +96,7 @@ def test_what_a_histogram_adds_is_what_it_is_charged(tmp_path: Path) -> None:
     assert f"{said}{config.privacy.ledger_budget / NANO:.3f}) pays {full} of them" in " ".join(PAGE.split())
 
 
-def test_the_zcdp_promise_is_what_every_release_states(tmp_path: Path) -> None:
+def test_the_zcdp_promise_is_what_every_release_states(tmp_path):
     (block,) = re.findall(r"```toml\n(\[privacy\]\naccounting[^`]*)```", PAGE)
     given = tomllib.loads(block)["privacy"]
     config = load_config(hourly.RIDERS, privacy=given | {"user_key_file": str(tmp_path / "user.key")})
@@ -109,7 +109,7 @@ def test_the_zcdp_promise_is_what_every_release_states(tmp_path: Path) -> None:
     assert "10⁻⁵ is the most that is accepted" in PAGE
 
 
-def test_every_piece_of_evidence_exists_and_holds_tests() -> None:
+def test_every_piece_of_evidence_exists_and_holds_tests():
     named = set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE))
     assert len(named) > 12
     missing = [

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from dpcore import gaussian_allocation as module
-from dpcore.accounting import (
-    NANO,
-    epsilon_of_rho,
-    gaussian_losses,
-    gaussian_ratio,
-    rho_of,
-    rho_of_pure,
-)
+from dpcore.accounting import NANO, epsilon_of_rho, gaussian_losses, gaussian_ratio, rho_of, rho_of_pure
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 from dpcore.gaussian import discrete_gaussian
 from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
@@ -38,7 +31,7 @@ def hockey_stick(sigma: float, shift: int, epsilon: float) -> float:
 
 @pytest.mark.parametrize("sensitivity", [1, 5, 32_500, 10**9])
 @pytest.mark.parametrize("rho", [7, 12_345, 10**6, 10**9, 5 * 10**11])
-def test_a_scale_never_falls_short_of_its_rho_and_wastes_next_to_nothing(sensitivity: int, rho: int) -> None:
+def test_a_scale_never_falls_short_of_its_rho_and_wastes_next_to_nothing(sensitivity, rho):
     exact = Fraction(NANO * sensitivity**2, 2 * rho)
     if exact > 2**80:
         with pytest.raises(OverflowBoundError):
@@ -51,7 +44,7 @@ def test_a_scale_never_falls_short_of_its_rho_and_wastes_next_to_nothing(sensiti
     assert gaussian_losses(np.array([sensitivity]), t, s)[0] <= rho
 
 
-def test_losses_are_the_exact_ones_rounded_up() -> None:
+def test_losses_are_the_exact_ones_rounded_up():
     deltas = np.array([[0, 1, 7], [32_500, 7, 2**38]])
     for t, s in [(1, 1), (2**40, 1), (123_457, 2**9)]:
         if s * 2**38 / t > 2**20:
@@ -69,7 +62,7 @@ def test_losses_are_the_exact_ones_rounded_up() -> None:
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-6, 1e-9, 1e-12])
 @pytest.mark.parametrize("rho", [1e-5, 1e-3, 0.02, 0.125, 1.0, 4.0, 30.0])
-def test_the_stated_epsilon_is_between_the_true_loss_and_the_simple_bound(rho: float, delta: float) -> None:
+def test_the_stated_epsilon_is_between_the_true_loss_and_the_simple_bound(rho, delta):
     epsilon = epsilon_of_rho(math.ceil(rho * NANO), delta)
     assert epsilon <= rho + 2 * math.sqrt(rho * math.log(1 / delta))
     true = hockey_stick(1 / math.sqrt(2 * rho), 1, epsilon)
@@ -78,12 +71,12 @@ def test_the_stated_epsilon_is_between_the_true_loss_and_the_simple_bound(rho: f
     assert tighter > delta or rho > 1, "the stated epsilon is far from the true one"
 
 
-def test_half_of_a_simple_bound_is_not_enough() -> None:
+def test_half_of_a_simple_bound_is_not_enough():
     """Planted bug: ε = 2·√(ρ·ln(1/δ))/2, a forgotten factor."""
     assert hockey_stick(1 / math.sqrt(0.04), 1, math.sqrt(0.02 * math.log(1e6))) > 1e-6
 
 
-def test_the_conversion_agrees_with_the_published_implementation() -> None:
+def test_the_conversion_agrees_with_the_published_implementation():
     """OpenDP's zCDP-to-approximate-DP map at scale 4, δ = 10⁻³ states 0.6880024554878086."""
     assert epsilon_of_rho(NANO // 32, 1e-3) == pytest.approx(0.6880024554878, abs=1.1e-6)
     import opendp.prelude as opendp  # these imports take a second and only this test needs them
@@ -97,20 +90,20 @@ def test_the_conversion_agrees_with_the_published_implementation() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 2.0, 16.0, 100.0])
-def test_rho_of_is_the_most_that_converts_to_epsilon(epsilon: float) -> None:
+def test_rho_of_is_the_most_that_converts_to_epsilon(epsilon):
     rho = rho_of(epsilon, 1e-6)
     assert epsilon_of_rho(rho, 1e-6) <= epsilon
     assert epsilon_of_rho(rho + max(rho // 10_000, 200), 1e-6) > epsilon
 
 
-def test_more_rho_or_less_delta_is_more_epsilon() -> None:
+def test_more_rho_or_less_delta_is_more_epsilon():
     grid = [epsilon_of_rho(rho, 1e-6) for rho in np.geomspace(1, 10**11, 200).astype(int).tolist()]
     assert grid == sorted(grid)
     assert epsilon_of_rho(10**7, 1e-7) > epsilon_of_rho(10**7, 1e-6)
 
 
 @pytest.mark.parametrize("micro", [1, 1_000, 500_000, 2_000_000, 9_000_000])
-def test_the_rho_of_a_pure_release_bounds_its_renyi_divergence_at_every_order(micro: int) -> None:
+def test_the_rho_of_a_pure_release_bounds_its_renyi_divergence_at_every_order(micro):
     """Worst case of ε-DP: randomised response; orders 1.01 to 500."""
     epsilon, rho = micro / 1e6, rho_of_pure(micro) / NANO
     p = 1 / (1 + math.exp(epsilon))
@@ -125,7 +118,7 @@ def test_the_rho_of_a_pure_release_bounds_its_renyi_divergence_at_every_order(mi
         assert rho_of_pure(micro + 1) > 125_000_000
 
 
-def test_parameters_out_of_bounds_are_refused() -> None:
+def test_parameters_out_of_bounds_are_refused():
     for call in (
         lambda: gaussian_ratio(1, 0),
         lambda: gaussian_ratio(1, 0.5),  # type: ignore[arg-type]

@@ -12,13 +12,7 @@ from scipy import optimize, sparse
 
 from dpcore import allocation as module
 from dpcore._allocation_program import Program
-from dpcore.allocation import (
-    Sensitivities,
-    allocate,
-    exact_charges,
-    stack,
-    uniform_allocation,
-)
+from dpcore.allocation import Sensitivities, allocate, exact_charges, stack, uniform_allocation
 from dpcore.contributions import Counts
 from dpcore.distribution import Distribution
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError

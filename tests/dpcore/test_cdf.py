@@ -35,23 +35,23 @@ def released(
     ("bins", "factors"),
     [(50, (6, 9)), (64, (8, 8)), (100, (9, 12)), (128, (11, 12)), (256, (16, 16)), (1000, (9, 10, 12))],
 )
-def test_the_search_finds_the_known_best_factors(bins: int, factors: tuple[int, ...]) -> None:
+def test_the_search_finds_the_known_best_factors(bins, factors):
     assert choose_tree(bins).factors == factors
 
 
-def test_small_trees_are_flat() -> None:
+def test_small_trees_are_flat():
     assert all(choose_tree(bins).factors == (bins,) for bins in range(1, 49))
 
 
 @pytest.mark.parametrize("tree", [LevelTree(50, (6, 9)), LevelTree(17, (3, 2, 3)), LevelTree(9, (9,))])
-def test_digit_sums_count_the_nodes_of_every_prefix(tree: LevelTree) -> None:
+def test_digit_sums_count_the_nodes_of_every_prefix(tree):
     expected = [
         sum(t // span % n for t in range(tree.bins)) for n, span in zip(tree.factors, tree.leaves_below(), strict=True)
     ]
     assert tree.digit_sums() == expected
 
 
-def test_padding_beats_the_exact_square_when_prefixes_are_counted() -> None:
+def test_padding_beats_the_exact_square_when_prefixes_are_counted():
     square, padded = LevelTree(100, (10, 10)), LevelTree(100, (9, 12))
 
     def printed(tree: LevelTree) -> float:
@@ -61,7 +61,7 @@ def test_padding_beats_the_exact_square_when_prefixes_are_counted() -> None:
     assert printed(padded) > printed(square)
 
 
-def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_after() -> None:
+def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_after():
     """Brute force over every tree of two levels: 7·10 has the least prefix error at K = 64, 8·8 the least released
     one."""
 
@@ -81,7 +81,7 @@ def test_padding_by_more_than_eight_percent_wins_before_consistency_and_loses_af
     assert 1 < chosen / exact < 1.04
 
 
-def test_cube_root_budgets_beat_every_other_split_on_a_grid() -> None:
+def test_cube_root_budgets_beat_every_other_split_on_a_grid():
     tree = LevelTree(100, (5, 20))
     errors = {
         share: sum((n - 1) / e**2 for n, e in zip((5, 20), (share, 1 - share), strict=True))
@@ -95,7 +95,7 @@ def test_cube_root_budgets_beat_every_other_split_on_a_grid() -> None:
         split_budget(1, tree.shares())
 
 
-def test_two_passes_are_the_weighted_least_squares_solution() -> None:
+def test_two_passes_are_the_weighted_least_squares_solution():
     """Against the normal equations, with padding leaves and levels of different noise; total known and unknown."""
     rng, tree = np.random.default_rng(1), LevelTree(10, (3, 2, 2))
     real = tree.real_nodes()
@@ -121,7 +121,7 @@ def test_two_passes_are_the_weighted_least_squares_solution() -> None:
 
 
 @pytest.mark.parametrize("participation", [False, True])
-def test_stated_deviations_are_those_of_the_noise(participation: bool) -> None:
+def test_stated_deviations_are_those_of_the_noise(participation):
     """n = 6000 draws; a deviation off by 6 % would show at 5 standard errors of a Laplace-like variance."""
     n, tree = 6000, LevelTree(20, (4, 6))
     histograms = np.tile(np.arange(20), (n, 1))
@@ -155,7 +155,7 @@ def coverage(drawn: CDFs, values: np.ndarray, percent: int) -> tuple[int, int]:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bins", [20, 64])
 @pytest.mark.parametrize("scale", [4, 40])
-def test_percentile_intervals_cover_at_least_94_percent(shape: str, bins: int, scale: int) -> None:
+def test_percentile_intervals_cover_at_least_94_percent(shape, bins, scale):
     """n = 400 cells, one call; fails if coverage is below 94 % with p < 1e-6 (power > 0.99 against 85 %)."""
     values = SHAPES[shape](np.random.default_rng(7)).astype(np.int64)
     edges, tree = bin_edges(800, bins), choose_tree(bins)
@@ -193,9 +193,7 @@ def _held_whole(drawn: CDFs, truth: np.ndarray) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("bins", "scale", "root"), [(20, 4, 0), (64, 40, 0), (20, 1, 0), (32, 20, 30), (2, 300, 300)])
-def test_a_band_holds_the_whole_distribution_in_at_least_95_percent_of_draws(
-    shape: str, bins: int, scale: int, root: int
-) -> None:
+def test_a_band_holds_the_whole_distribution_in_at_least_95_percent_of_draws(shape, bins, scale, root):
     """n = 500 draws, α = 1e-6; a coverage of 87 % is refuted with power 0.97. (2, 300, 300): even the total may be
     lost."""
     drawn, truth = _shares_of(shape, bins, scale, root)
@@ -203,16 +201,14 @@ def test_a_band_holds_the_whole_distribution_in_at_least_95_percent_of_draws(
 
 
 @pytest.mark.parametrize("root", [0, 30])
-def test_a_band_of_intervals_for_single_shares_loses_the_distribution_and_is_caught(
-    root: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_band_of_intervals_for_single_shares_loses_the_distribution_and_is_caught(root, monkeypatch):
     """The planted twin: each share within its own 95 % interval, which all 32 are in about 70 % of draws."""
     monkeypatch.setattr(cdf, "critical_value", lambda tree, scales: ONE_SIDED)
     drawn, truth = _shares_of("uniform", 32, 20, root)
     assert stats.binomtest(_held_whole(drawn, truth), 500, 0.95, alternative="less").pvalue < ALPHA
 
 
-def test_shares_rise_from_0_to_1_inside_their_band_whatever_the_noise() -> None:
+def test_shares_rise_from_0_to_1_inside_their_band_whatever_the_noise():
     for scale, root in ((4, 0), (400, 0), (40, 60), (4000, 4000)):
         drawn, _ = _shares_of("two peaks", 32, scale, root)
         shares = drawn.shares()
@@ -225,7 +221,7 @@ def test_shares_rise_from_0_to_1_inside_their_band_whatever_the_noise() -> None:
         assert (shares.deviation[:, -1] == 0).all()
 
 
-def test_raw_shares_average_to_the_truth_and_their_deviation_is_that_of_the_noise() -> None:
+def test_raw_shares_average_to_the_truth_and_their_deviation_is_that_of_the_noise():
     """n = 500 draws with a public total: means within 5 standard errors, deviations within 5 of theirs (18 %)."""
     drawn, truth = _shares_of("normal", 20, 20, 0)
     shares = drawn.shares()
@@ -234,7 +230,7 @@ def test_raw_shares_average_to_the_truth_and_their_deviation_is_that_of_the_nois
     assert shares.raw.std(axis=0) == pytest.approx(shares.deviation[0], rel=0.18, abs=1e-9)
 
 
-def test_the_critical_value_of_one_share_is_its_quantile_and_of_many_below_a_sum_of_errors() -> None:
+def test_the_critical_value_of_one_share_is_its_quantile_and_of_many_below_a_sum_of_errors():
     """Two bins: |L| of one Laplace variable, ln 20/√2 deviations, and a little more by design. 32 and 256:
     Bonferroni's."""
     assert cdf.critical_value(LevelTree(1, (1,)), (0.0, 1.0)) == 0
@@ -255,7 +251,7 @@ def of_many_kinds(cells: int, bins: int, root: int) -> tuple[LevelTree, Scales, 
 
 
 @pytest.mark.parametrize("root", [0, 1])
-def test_bands_and_intervals_hold_where_the_ratios_of_scales_are_of_many_kinds(root: int) -> None:
+def test_bands_and_intervals_hold_where_the_ratios_of_scales_are_of_many_kinds(root):
     """n = 500 cells of 500 kinds, α = 1e-6; a coverage of 87 % is refuted with power 0.97 (bands) and
     0.80 (intervals), one of 85 % with 0.99 and 0.98.
     """
@@ -274,7 +270,7 @@ def test_bands_and_intervals_hold_where_the_ratios_of_scales_are_of_many_kinds(r
 
 
 @pytest.mark.parametrize("levels", [(10_000, 149), (1_000, 249)])
-def test_bands_hold_where_one_level_has_a_small_part_of_the_noise(levels: tuple[int, int]) -> None:
+def test_bands_hold_where_one_level_has_a_small_part_of_the_noise(levels):
     """n = 500 draws, α = 1e-6; a coverage of 87 % is refuted with power 0.96. A ratio of 0.0149, rounded to 0.01, gave
     67 %."""
     tree, edges = choose_tree(64), bin_edges(800, 64)
@@ -288,7 +284,7 @@ def test_bands_hold_where_one_level_has_a_small_part_of_the_noise(levels: tuple[
 
 
 @pytest.mark.parametrize("root", [0, 1])
-def test_a_release_computes_few_critical_values_however_many_kinds_of_cells_there_are(root: int) -> None:
+def test_a_release_computes_few_critical_values_however_many_kinds_of_cells_there_are(root):
     """Each costs up to seconds. Scales are only ever assumed to be larger, and those of the most frequent kinds are
     exact."""
     tree, (numerator, ones), noisy_root = of_many_kinds(300, 63, root)
@@ -308,7 +304,7 @@ def test_a_release_computes_few_critical_values_however_many_kinds_of_cells_ther
         assert cdf.of_few_kinds(few) is few
 
 
-def test_the_straying_of_a_share_is_the_most_over_all_possible_shares() -> None:
+def test_the_straying_of_a_share_is_the_most_over_all_possible_shares():
     """Against a grid of 2 001 shares f, with noise of the total."""
     tree, scales = LevelTree(12, (3, 4)), (1.0, 0.7, 0.4)
     variance, covariance = prefix_moments(tree, scales)
@@ -319,7 +315,7 @@ def test_the_straying_of_a_share_is_the_most_over_all_possible_shares() -> None:
     assert straying(noise, variance, covariance) == pytest.approx(grid, rel=1e-3)
 
 
-def test_bad_bins_percentiles_and_shapes_are_refused() -> None:
+def test_bad_bins_percentiles_and_shapes_are_refused():
     edges, tree = bin_edges(7, 4), choose_tree(4)
     drawn = released(tree, edges, np.ones((1, 4), dtype=np.int64), (np.ones((1, 1), np.int64),) * 2, Noise())
     for percent in (0, 100, math.nan):

@@ -25,7 +25,7 @@ UPPER = 50
 
 
 @pytest.mark.parametrize("span", [3, 10_000, 2**62], ids=["repeated times", "one packed key", "too wide to pack"])
-def test_events_are_grouped_as_a_literal_sort_groups_them(span: int) -> None:
+def test_events_are_grouped_as_a_literal_sort_groups_them(span):
     """60 windows of up to 200 events: cells, users, times and values in order, values clipped, sums per user and
     cell."""
     rng = np.random.default_rng(1)
@@ -55,7 +55,7 @@ def in_doubt(rng: np.random.Generator, n: int, groups: int, span: int) -> tuple[
 
 @pytest.mark.parametrize("span", [1, 60, 2**20, 2**40])
 @pytest.mark.parametrize("groups", [1, 5, 2**30, 2**58])
-def test_events_come_in_the_order_that_sorting_by_every_column_gives(groups: int, span: int) -> None:
+def test_events_come_in_the_order_that_sorting_by_every_column_gives(groups, span):
     """With 2^58 groups a key has no room for time, so groups are counted first; with a span of 2^40 it has room for a
     part."""
     rng = np.random.default_rng([groups, span])
@@ -72,7 +72,7 @@ def test_events_come_in_the_order_that_sorting_by_every_column_gives(groups: int
         assert group[order][first].tolist() == distinct.tolist()
 
 
-def test_times_are_kept_since_the_earliest_in_32_bits_where_they_fit() -> None:
+def test_times_are_kept_since_the_earliest_in_32_bits_where_they_fit():
     for span, kind in ((2**32 - 1, np.uint32), (2**32, np.int64)):
         time = np.array([-5 + span, -5, 40])
         earliest, since = since_earliest(time)
@@ -81,7 +81,7 @@ def test_times_are_kept_since_the_earliest_in_32_bits_where_they_fit() -> None:
     assert since_earliest(np.zeros(0, dtype=np.int64))[1].size == 0
 
 
-def test_ids_whose_places_collide_are_still_looked_up() -> None:
+def test_ids_whose_places_collide_are_still_looked_up():
     """3 000 ids of which many share a place in the table, and ids at both ends of 64 bits."""
     rng = np.random.default_rng(3)
     ids = np.concatenate(
@@ -115,7 +115,7 @@ def assert_same(sums: PairSums, values: Contributions) -> None:
 
 
 @given(EVENTS, st.integers(0, 2**32))
-def test_sums_draw_what_values_draw_also_suppressed_and_merged(events: list[tuple[int, int, int]], seed: int) -> None:
+def test_sums_draw_what_values_draw_also_suppressed_and_merged(events, seed):
     rng, values = np.random.default_rng(seed), contributions(events)
     sums = PairSums.of(values)
     assert_same(sums, values)
@@ -132,7 +132,7 @@ def test_sums_draw_what_values_draw_also_suppressed_and_merged(events: list[tupl
 
 
 @given(EVENTS, EVENTS)
-def test_parts_of_a_pair_are_added(first: list[tuple[int, int, int]], second: list[tuple[int, int, int]]) -> None:
+def test_parts_of_a_pair_are_added(first, second):
     together = PairSums.merged(*(PairSums.of(contributions(events)) for events in (first, second)))
     assert_same(together, contributions(first + second))
 
@@ -143,22 +143,22 @@ def group(samples: int, total: int, squares: int, upper: int = MOST) -> PairSums
 
 
 @pytest.mark.parametrize("sums", [(1, 51, 2_601), (1, -1, 1), (2, 10, 9), (2, 60, 3_001), (-1, 0, 0)])
-def test_sums_that_no_clipped_values_have_are_refused(sums: tuple[int, int, int]) -> None:
+def test_sums_that_no_clipped_values_have_are_refused(sums):
     """Sensitivities hold for values in [0, U] alone, so such sums must never be released."""
     with pytest.raises(ParameterError):
         group(*sums)
 
 
-def test_sums_that_clipped_values_have_at_most_are_taken() -> None:
+def test_sums_that_clipped_values_have_at_most_are_taken():
     assert group(2, 100, 5_000).cell_squares().tolist() == [5_000]
 
 
-def test_a_part_of_a_pair_cannot_be_retained() -> None:
+def test_a_part_of_a_pair_cannot_be_retained():
     with pytest.raises(ParameterError, match="whole"):
         PairSums.of(contributions([(1, 1, 5), (1, 1, 7)])).retain(np.array([1]))
 
 
-def test_columns_and_names_must_fit() -> None:
+def test_columns_and_names_must_fit():
     sums = PairSums.of(contributions([(1, 1, 5)]))
     with pytest.raises(ParameterError, match="2 names"):
         sums.regroup(np.array([1, 2], dtype=np.uint64))
@@ -166,14 +166,14 @@ def test_columns_and_names_must_fit() -> None:
         PairSums.group(sums.counts.cells, sums.counts.users, sums.sums, sums.sums, sums.sums[:0], upper=MOST)
 
 
-def test_sums_beyond_the_proof_of_exactness_are_refused_as_those_of_values_are() -> None:
+def test_sums_beyond_the_proof_of_exactness_are_refused_as_those_of_values_are():
     with pytest.raises(OverflowBoundError):
         group(MAX_TOTAL // MOST + 1, 0, 0)
     with pytest.raises(OverflowBoundError):
         group(MAX_TOTAL // MOST**2 + 1, 0, 0).cell_squares()
 
 
-def test_parts_with_different_bounds_have_the_largest_of_them() -> None:
+def test_parts_with_different_bounds_have_the_largest_of_them():
     """A smaller one would scale the noise to values that are no bound of the others."""
     narrow, wide = (group(2, 6, 20, upper=upper) for upper in (5, 50))
     assert PairSums.merged(narrow, wide).upper == PairSums.merged(wide, narrow).upper == 50
@@ -188,9 +188,7 @@ def ids(*cells: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bins", [4, 6, 10, 4096])
-def test_the_leaves_of_every_tree_are_the_bins_of_its_edges_also_where_more_bins_than_values_are_asked_for(
-    bins: int,
-) -> None:
+def test_the_leaves_of_every_tree_are_the_bins_of_its_edges_also_where_more_bins_than_values_are_asked_for(bins):
     """Values 0 … 5: six bins at most, of one value each. Every value is found in its own bin of its own cell."""
     asked = layout(5, bins)
     edges = bin_edges(5, bins)
@@ -205,16 +203,14 @@ def test_the_leaves_of_every_tree_are_the_bins_of_its_edges_also_where_more_bins
         assert column.tolist() == np.histogram(own, bins=edges)[0].tolist()
 
 
-def test_a_layout_with_more_bins_than_values_is_refused() -> None:
+def test_a_layout_with_more_bins_than_values_is_refused():
     with pytest.raises(ParameterError, match=r"7 bins has more of them than the 6 values; use Layout\.of"):
         Layout(1, users=False, tree=LevelTree(7, (7,)), weight="user", upper=5)
 
 
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
 @pytest.mark.parametrize("unlisted", [1, 5, 12])
-def test_samples_of_an_unlisted_cell_are_refused_instead_of_counted_in_the_next_listed_one(
-    unlisted: int, weight: Weight
-) -> None:
+def test_samples_of_an_unlisted_cell_are_refused_instead_of_counted_in_the_next_listed_one(unlisted, weight):
     """Pairs without samples, as users' own choice leaves them, may lie anywhere."""
     asked, public = layout(100, 4, weight=weight), PublicCells(ids(2, 9))
     kept = Contributions.group(ids(unlisted, 9), ids(1, 2), np.arange(2), np.array([50, 50]), upper=100)

@@ -33,9 +33,7 @@ def group(samples: tuple[int, ...], values: tuple[int, ...], upper: int) -> Cont
 
 @pytest.mark.parametrize("samples", [(1, 1), (2, 1), (3, 2)])
 @pytest.mark.parametrize("tree", [LevelTree(4, (2, 2)), LevelTree(4, (4,))])
-def test_no_user_moves_any_level_more_than_their_sensitivity_and_one_moves_it_as_much(
-    samples: tuple[int, ...], tree: LevelTree
-) -> None:
+def test_no_user_moves_any_level_more_than_their_sensitivity_and_one_moves_it_as_much(samples, tree):
     """Exhaustive over values in 4 bins."""
     distribution, owner = Distribution(3, 4), np.repeat(np.arange(len(samples)), samples)
     levels = {
@@ -56,7 +54,7 @@ def test_no_user_moves_any_level_more_than_their_sensitivity_and_one_moves_it_as
         assert worst == claimed[user] == 2 * samples[user]
 
 
-def test_charges_are_the_loss_over_all_cells_and_levels_rounded_up_and_within_the_allowance() -> None:
+def test_charges_are_the_loss_over_all_cells_and_levels_rounded_up_and_within_the_allowance():
     rng = np.random.default_rng(3)
     cell, user = rng.integers(0, 4, 200).astype(np.uint64), rng.integers(0, 9, 200).astype(np.uint64)
     counts = Contributions.group(cell, user, np.arange(200), np.zeros(200, np.int64), upper=6500).counts
@@ -76,7 +74,7 @@ def test_charges_are_the_loss_over_all_cells_and_levels_rounded_up_and_within_th
     assert (charges <= MICRO).all()
 
 
-def test_many_cells_at_once_have_the_counts_of_each() -> None:
+def test_many_cells_at_once_have_the_counts_of_each():
     rng = np.random.default_rng(4)
     cell, user, value = rng.integers(0, 5, 300), rng.integers(0, 20, 300), rng.integers(0, 90, 300)
     ids = cell.astype(np.uint64), user.astype(np.uint64)
@@ -87,7 +85,7 @@ def test_many_cells_at_once_have_the_counts_of_each() -> None:
         assert counted[c].tolist() == np.histogram(clipped, bins=edges)[0].tolist()
 
 
-def test_a_released_distribution_is_monotone_and_ends_at_the_public_total_whatever_the_noise() -> None:
+def test_a_released_distribution_is_monotone_and_ends_at_the_public_total_whatever_the_noise():
     samples = (3, 2, 4)
     contributions = group(samples, (100, 200, 300, 700, 720, 10, 20, 30, 40), 800)
     distribution = Distribution(800, 64)
@@ -103,7 +101,7 @@ def test_a_released_distribution_is_monotone_and_ends_at_the_public_total_whatev
     assert quiet.percentile(50)[0][0] == pytest.approx(np.median(contributions.values), abs=800 / 64 + 1)
 
 
-def test_a_cell_that_nobody_can_move_gets_no_distribution() -> None:
+def test_a_cell_that_nobody_can_move_gets_no_distribution():
     contributions = group((2,), (0, 0), 0)
     cells, drawn = Distribution(0, 8).draw(
         contributions, LaplaceScales(np.zeros((1, 1), int), np.ones((1, 1), int)), Noise()
@@ -124,7 +122,7 @@ def column(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("degree", [0, 1, 2])
 @pytest.mark.parametrize("upper", [1, 2, 7, 6500, 100_000])
-def test_the_numbers_of_every_value_are_non_negative_and_sum_to_its_weight(degree: int, upper: int) -> None:
+def test_the_numbers_of_every_value_are_non_negative_and_sum_to_its_weight(degree, upper):
     values = np.unique(np.linspace(0, upper, 5000).astype(np.int64))
     for weight in (0, 1, 2, 3, 1000, UNIT):
         parts = polynomials(values, np.full(len(values), weight), upper, degree)
@@ -133,7 +131,7 @@ def test_the_numbers_of_every_value_are_non_negative_and_sum_to_its_weight(degre
         assert (parts.sum(axis=0) == weight).all()
 
 
-def test_count_mean_and_variance_without_noise_are_those_of_the_values() -> None:
+def test_count_mean_and_variance_without_noise_are_those_of_the_values():
     values, weights = column(1, 4000)
     share = weights / weights.sum()
     mean = share @ (values / UPPER)
@@ -146,7 +144,7 @@ def test_count_mean_and_variance_without_noise_are_those_of_the_values() -> None
     assert noisy.variance(ONE_SIDED).low[0] == pytest.approx(noisy.variance(ONE_SIDED).high[0])
 
 
-def test_separate_numbers_at_a_third_of_epsilon_need_3_and_4_and_a_half_times_the_variance() -> None:
+def test_separate_numbers_at_a_third_of_epsilon_need_3_and_4_and_a_half_times_the_variance():
     """In units of 2(Δ/ε)²: as separate numbers, count, Σ(x − 1/2) and Σ(x − 1/2)² have variances (1·3)², (1/2·3)²,
     (1/4·3)².
     """
@@ -158,7 +156,7 @@ def test_separate_numbers_at_a_third_of_epsilon_need_3_and_4_and_a_half_times_th
 
 @pytest.mark.parametrize("degree", [1, 2])
 @pytest.mark.parametrize("count", [0.0, 2.0, 9.0, 300.0])
-def test_the_95_percent_interval_holds_the_ratio_whatever_the_count(degree: int, count: float) -> None:
+def test_the_95_percent_interval_holds_the_ratio_whatever_the_count(degree, count):
     """n = 20 000 cells, α = 1e-6 on each side; exact noise. Fieller's set is neither short nor, far from 0, long."""
     n, scale = 20_000, 2.0
     x = np.array([0.1, 0.8, 0.7])
@@ -182,7 +180,7 @@ def test_the_95_percent_interval_holds_the_ratio_whatever_the_count(degree: int,
             assert np.std(ratio.value) == pytest.approx(np.median(ratio.deviation), rel=0.1)
 
 
-def test_half_the_stated_deviation_is_caught_by_the_same_coverage() -> None:
+def test_half_the_stated_deviation_is_caught_by_the_same_coverage():
     """Planted bug: n = 20 000; an interval of half the width covers about 78 %."""
     n = 20_000
     drawn = Noise().discrete_laplace(2000, 1, size=2 * n).reshape(2, n) / 1000
@@ -192,7 +190,7 @@ def test_half_the_stated_deviation_is_caught_by_the_same_coverage() -> None:
     assert stats.binomtest(covered, n, 0.95, "less").pvalue < 1e-6
 
 
-def test_input_out_of_bounds_is_refused_and_no_values_are_no_trouble() -> None:
+def test_input_out_of_bounds_is_refused_and_no_values_are_no_trouble():
     none = np.zeros(0, dtype=np.int64)
     assert polynomials(none, none, UPPER, 2).shape == (3, 0)
     one = np.ones(1, dtype=np.int64)
@@ -224,7 +222,7 @@ def laws() -> tuple[np.ndarray, np.ndarray]:
     return mean, share * mean * (TOP - mean)
 
 
-def test_the_law_has_the_given_mean_and_variance_everywhere() -> None:
+def test_the_law_has_the_given_mean_and_variance_everywhere():
     """By sums over equal parts, which err where a thousandth of the law holds most of its mean or variance."""
     mean, variance = laws()
     values = percentiles(mean, variance, upper=TOP, percents=EVERYWHERE)
@@ -232,14 +230,14 @@ def test_the_law_has_the_given_mean_and_variance_everywhere() -> None:
     assert values.var(axis=0) == pytest.approx(variance, rel=1e-2)
 
 
-def test_a_law_whose_variance_is_taken_for_its_standard_deviation_is_caught_by_its_moments() -> None:
+def test_a_law_whose_variance_is_taken_for_its_standard_deviation_is_caught_by_its_moments():
     """Planted bug."""
     mean, variance = laws()
     values = percentiles(mean, np.sqrt(variance), upper=TOP, percents=EVERYWHERE)
     assert np.abs(values.var(axis=0) / variance - 1).max() > 0.5
 
 
-def test_percentiles_are_those_of_samples_of_such_speeds() -> None:
+def test_percentiles_are_those_of_samples_of_such_speeds():
     """n = 200 000 samples: percentiles of them have standard errors below 0.06 km/h, so 0.4 is refuted in one of 10^10
     runs."""
     samples = np.clip(np.random.default_rng(5).normal(12.0, 18.0, 200_000), 0.0, TOP)
@@ -248,7 +246,7 @@ def test_percentiles_are_those_of_samples_of_such_speeds() -> None:
     assert modelled[0, 0] == 0.0, "more than 15 % stand"
 
 
-def test_percentiles_ascend_lie_in_the_range_and_mirror_when_speeds_do() -> None:
+def test_percentiles_ascend_lie_in_the_range_and_mirror_when_speeds_do():
     mean, variance = laws()
     percents = EVERYWHERE[::40]
     values = percentiles(mean, variance, upper=TOP, percents=percents)
@@ -261,7 +259,7 @@ def test_percentiles_ascend_lie_in_the_range_and_mirror_when_speeds_do() -> None
 
 @pytest.mark.parametrize("mean", [-3.0, 0.0, 20.0, TOP, 80.0])
 @pytest.mark.parametrize("variance", [-900.0, 0.0, 2000.0])
-def test_moments_that_no_law_has_are_moved_to_the_nearest_that_one_has(mean: float, variance: float) -> None:
+def test_moments_that_no_law_has_are_moved_to_the_nearest_that_one_has(mean, variance):
     inside = np.clip(mean, TOP * MEAN_SHARES[0], TOP * MEAN_SHARES[1])
     room = inside * (TOP - inside)
     given, moved = (
@@ -278,7 +276,7 @@ def test_moments_that_no_law_has_are_moved_to_the_nearest_that_one_has(mean: flo
         assert (given[2] - given[0] < narrow) if variance <= 0 else (given[2] - given[0] > wide)
 
 
-def test_a_cell_has_the_same_percentiles_whatever_cells_stand_beside_it() -> None:
+def test_a_cell_has_the_same_percentiles_whatever_cells_stand_beside_it():
     rng = np.random.default_rng(3)
     mean = rng.uniform(0, TOP, BLOCK + 7)
     variance = rng.uniform(0, 1, BLOCK + 7) * mean * (TOP - mean)
@@ -289,7 +287,7 @@ def test_a_cell_has_the_same_percentiles_whatever_cells_stand_beside_it() -> Non
     assert percentiles(np.zeros(0), np.zeros(0), upper=TOP, percents=USUAL).shape == (3, 0)
 
 
-def test_variances_that_noise_explains_become_their_level_and_others_stay() -> None:
+def test_variances_that_noise_explains_become_their_level_and_others_stay():
     """n = 400 cells, seeded: released errors are 100 in root mean square, the level's own below 12."""
     rng = np.random.default_rng(7)
     noise = np.full(400, 100.0)
@@ -300,7 +298,7 @@ def test_variances_that_noise_explains_become_their_level_and_others_stay() -> N
     assert shrunken == pytest.approx(differing, abs=5)
 
 
-def test_cells_in_doubt_move_further_than_cells_of_little_noise() -> None:
+def test_cells_in_doubt_move_further_than_cells_of_little_noise():
     rng = np.random.default_rng(9)
     true, noise = rng.normal(300, 60, 300), np.where(np.arange(300) % 2, 400.0, 20.0)
     released = true + rng.normal(0, noise)
@@ -310,7 +308,7 @@ def test_cells_in_doubt_move_further_than_cells_of_little_noise() -> None:
     assert np.abs(shrunken - released)[quiet].max() < 60
 
 
-def test_a_variance_without_noise_stays_and_says_nothing_about_others() -> None:
+def test_a_variance_without_noise_stays_and_says_nothing_about_others():
     assert shrunken_variances(np.array([7.0, 9.0]), np.zeros(2)).tolist() == [7.0, 9.0]
     noisy = np.array([100.0, 300.0])
     alone = shrunken_variances(noisy, np.array([50.0, 50.0]))
@@ -330,14 +328,12 @@ def test_a_variance_without_noise_stays_and_says_nothing_about_others() -> None:
         ([1.0], [1.0], TOP, (100.0,)),
     ],
 )
-def test_what_is_no_moment_or_percent_is_refused(
-    means: list[float], variances: list[float], upper: float, percents: tuple[float, ...]
-) -> None:
+def test_what_is_no_moment_or_percent_is_refused(means, variances, upper, percents):
     with pytest.raises(ParameterError):
         percentiles(np.array(means), np.array(variances), upper=upper, percents=percents)
 
 
 @pytest.mark.parametrize("deviations", [[1.0], [-1.0, 1.0], [np.inf, 1.0]])
-def test_what_is_no_deviation_is_refused(deviations: list[float]) -> None:
+def test_what_is_no_deviation_is_refused(deviations):
     with pytest.raises(ParameterError):
         shrunken_variances(np.ones(2), np.array(deviations))

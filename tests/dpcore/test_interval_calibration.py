@@ -68,29 +68,29 @@ def as_foretold() -> Calibration:
 
 @pytest.mark.parametrize("wrong", [1.0, 4.0, 9.0])
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_intervals_cover_95_percent_whatever_factor_the_variance_is_too_small_by(wrong: float, scale: float) -> None:
+def test_intervals_cover_95_percent_whatever_factor_the_variance_is_too_small_by(wrong, scale):
     assert 0.93 < coverage({BUSY: wrong}, scale, calibrated=True)[BUSY] < 0.97
 
 
-def test_each_class_of_events_gets_its_own_width() -> None:
+def test_each_class_of_events_gets_its_own_width():
     shares = coverage({QUIET: 1.0, BUSY: 6.0}, 2.0, calibrated=True)
     assert all(0.93 < share < 0.97 for share in shares.values()), shares
 
 
 @pytest.mark.parametrize("wrong", [4.0, 9.0])
-def test_intervals_as_the_model_foretells_them_are_caught(wrong: float) -> None:
+def test_intervals_as_the_model_foretells_them_are_caught(wrong):
     """The planted bug: calibration switched off."""
     assert coverage({BUSY: wrong}, 4.0, calibrated=False)[BUSY] < 0.93
 
 
 @pytest.mark.parametrize("wrong", [0.1, 0.25])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_intervals_of_a_model_too_wide_are_narrowed_and_cover_at_least_as_claimed(wrong: float, scale: float) -> None:
+def test_intervals_of_a_model_too_wide_are_narrowed_and_cover_at_least_as_claimed(wrong, scale):
     narrowed, as_wide = (coverage({BUSY: wrong}, scale, calibrated)[BUSY] for calibrated in (True, False))
     assert 0.94 < narrowed < as_wide - 0.003
 
 
-def test_three_releases_close_to_the_model_narrow_an_interval_little() -> None:
+def test_three_releases_close_to_the_model_narrow_an_interval_little():
     """By less than 15 % of its width, which is the root of the factor."""
     mean = np.full(3, 30.0)
     prediction, observed = Prediction(mean, np.full(3, 16.0)), Observed(mean, np.full(3, 4.0), np.full(3, BUSY))
@@ -99,7 +99,7 @@ def test_three_releases_close_to_the_model_narrow_an_interval_little() -> None:
     assert np.all(calibration.factors <= Calibration().factors)
 
 
-def test_good_predictions_do_not_hide_bad_ones_of_the_same_class() -> None:
+def test_good_predictions_do_not_hide_bad_ones_of_the_same_class():
     """Of one cell in five the error has 9 times the variance of the others' (n = 40 000, noise as large as most
     errors). The class holds 95.4 %, and 93.5 % if one variance is read for all; over ten seeds both vary by 0.3 points
     at most, so that 94.5 % tells them apart with an α and a power of more than six standard deviations (0.1 %) each.
@@ -107,7 +107,7 @@ def test_good_predictions_do_not_hide_bad_ones_of_the_same_class() -> None:
     assert _held_of_two_kinds() > 0.945
 
 
-def test_evidence_of_one_variance_for_the_whole_class_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_of_one_variance_for_the_whole_class_is_caught(monkeypatch):
     """The planted bug: cells of a class are taken to be off alike."""
     monkeypatch.setattr(interval_calibration, "UNLIKE", ((0, 1.0),))
     assert _held_of_two_kinds() < 0.945
@@ -123,13 +123,13 @@ def _held_of_two_kinds() -> float:
     return float(np.mean((low <= truth) & (truth <= high)))
 
 
-def test_without_evidence_the_factors_are_those_of_the_prior() -> None:
+def test_without_evidence_the_factors_are_those_of_the_prior():
     """Posterior of a Gaussian chain: each class has its own mean and the spread of all, up to the ends of the grid."""
     wanted = np.array(USUAL) + MARGIN * PRIOR_SPREAD
     assert np.log2(Calibration().factors) == pytest.approx(wanted, abs=0.01)
 
 
-def test_the_posterior_of_classes_is_that_of_the_whole_chain() -> None:
+def test_the_posterior_of_classes_is_that_of_the_whole_chain():
     """Against the sum over all combinations of three factors of three classes."""
     rng = np.random.default_rng(3)
     evidence = np.zeros((len(CLASSES), len(FACTORS)))
@@ -148,7 +148,7 @@ def test_the_posterior_of_classes_is_that_of_the_whole_chain() -> None:
         assert Calibration(evidence).factors[c] == pytest.approx(wanted, rel=1e-9)
 
 
-def test_strong_evidence_that_classes_contradict_each_other_by_is_still_finite() -> None:
+def test_strong_evidence_that_classes_contradict_each_other_by_is_still_finite():
     evidence = np.zeros((len(CLASSES), len(FACTORS)))
     evidence[::2, 0], evidence[1::2, -1] = 1e6, 1e6
     factors = Calibration(evidence).factors
@@ -156,7 +156,7 @@ def test_strong_evidence_that_classes_contradict_each_other_by_is_still_finite()
     assert factors[1::2] == pytest.approx(FACTORS[-1])
 
 
-def test_with_nothing_but_noise_the_prior_rules_and_classes_lend_each_other_evidence() -> None:
+def test_with_nothing_but_noise_the_prior_rules_and_classes_lend_each_other_evidence():
     prediction, quiet = Prediction(np.full(500, 30.0), np.full(500, 16.0)), np.full(500, QUIET)
     loud = Calibration().after(prediction, Observed(np.full(500, 31.0), np.full(500, 1e5), quiet))
     assert loud.factors == pytest.approx(Calibration().factors, rel=0.05)
@@ -166,7 +166,7 @@ def test_with_nothing_but_noise_the_prior_rules_and_classes_lend_each_other_evid
     assert far.factors[busy] > 2 * Calibration().factors[busy]
 
 
-def test_evidence_fades_and_one_freak_release_does_not_decide() -> None:
+def test_evidence_fades_and_one_freak_release_does_not_decide():
     prediction = Prediction(np.full(200, 30.0), np.full(200, 16.0))
     means = 30.0 + 4 * np.random.default_rng(2).normal(size=200)
     usual = Calibration().after(prediction, Observed(means, np.full(200, 0.1), np.full(200, BUSY)))
@@ -186,9 +186,7 @@ def test_evidence_fades_and_one_freak_release_does_not_decide() -> None:
         (5.0, 2.0, 900.0, 1.0),
     ],
 )
-def test_ends_of_intervals_are_quantiles_of_the_exact_posterior(
-    mean: float, variance: float, observed: float, scale: float
-) -> None:
+def test_ends_of_intervals_are_quantiles_of_the_exact_posterior(mean, variance, observed, scale):
     """Against numerical integration of the normal density times the Laplace density."""
 
     def density(x: float) -> float:
@@ -204,7 +202,7 @@ def test_ends_of_intervals_are_quantiles_of_the_exact_posterior(
         assert below / whole == pytest.approx(share, abs=1e-5)
 
 
-def test_an_unreleased_cell_has_the_interval_of_the_prediction_and_says_nothing() -> None:
+def test_an_unreleased_cell_has_the_interval_of_the_prediction_and_says_nothing():
     prediction, observed = (
         Prediction(np.array([30.0]), np.array([4.0])),
         Observed(np.array([np.nan]), np.array([np.inf]), np.array([BUSY])),
@@ -215,7 +213,7 @@ def test_an_unreleased_cell_has_the_interval_of_the_prediction_and_says_nothing(
     assert high - low == pytest.approx(2 * 1.96 * 2 * np.sqrt(factor), rel=1e-3)
 
 
-def test_the_published_interval_holds_the_published_value_and_both_stay_in_range() -> None:
+def test_the_published_interval_holds_the_published_value_and_both_stay_in_range():
     prediction = Prediction(np.array([30.0, -50.0, 900.0]), np.full(3, 4.0))
     observed = Observed(np.array([31.0, -60.0, 950.0]), np.full(3, 5.0), np.full(3, BUSY))
     value, low, high = Calibration().estimate(np.array([60.0, -50.0, 900.0]), prediction, observed, 80.0)
@@ -224,7 +222,7 @@ def test_the_published_interval_holds_the_published_value_and_both_stay_in_range
     assert np.all((low >= 0) & (low <= value) & (value <= high) & (high <= 80))
 
 
-def test_evidence_of_another_shape_or_not_finite_is_refused() -> None:
+def test_evidence_of_another_shape_or_not_finite_is_refused():
     with pytest.raises(ParameterError, match="shape"):
         Calibration(np.zeros((2, 3)))
     with pytest.raises(ParameterError, match="finite"):
@@ -233,7 +231,7 @@ def test_evidence_of_another_shape_or_not_finite_is_refused() -> None:
 
 @pytest.mark.parametrize("observed", [-30.0, -2.0, 0.0, 0.5, 7.0, 200.0])
 @pytest.mark.parametrize("scale", [0.05, 1.0, 4.0, 100.0])
-def test_one_observation_is_exact(observed: float, scale: float) -> None:
+def test_one_observation_is_exact(observed, scale):
     def exponent(x: float) -> float:
         return -(x**2) / 18 - abs(x - observed) / scale
 
@@ -259,7 +257,7 @@ def test_one_observation_is_exact(observed: float, scale: float) -> None:
     assert posterior.log_evidence == pytest.approx(log_mass, abs=1e-3)
 
 
-def test_two_correlated_quantities_agree_with_quadrature() -> None:
+def test_two_correlated_quantities_agree_with_quadrature():
     covariance = np.array([[4.0, 3.0], [3.0, 9.0]])
     observed, scales = np.array([1.0, -4.0]), np.array([1.0, 2.0])
     x, y = np.meshgrid(np.linspace(-14, 14, 1601), np.linspace(-20, 20, 1601), indexing="ij")
@@ -276,7 +274,7 @@ def test_two_correlated_quantities_agree_with_quadrature() -> None:
     assert posterior.log_evidence == pytest.approx(np.log(mass), abs=0.03)
 
 
-def test_no_noise_returns_what_was_observed_and_boundless_noise_the_prior() -> None:
+def test_no_noise_returns_what_was_observed_and_boundless_noise_the_prior():
     rng = np.random.default_rng(1)
     root = rng.normal(size=(30, 30))
     covariance = root @ root.T + np.eye(30)
@@ -288,7 +286,7 @@ def test_no_noise_returns_what_was_observed_and_boundless_noise_the_prior() -> N
     assert blind.variance == pytest.approx(np.diag(covariance), rel=1e-3)
 
 
-def test_reading_laplace_noise_as_gaussian_costs_accuracy() -> None:
+def test_reading_laplace_noise_as_gaussian_costs_accuracy():
     """One level seen 40 times, n = 300 worlds: the error falls by a tenth at least; intervals cover 92 to 98 %."""
     rng = np.random.default_rng(2)
     covariance = np.full((40, 40), 100.0) + np.eye(40)
@@ -315,13 +313,13 @@ def test_reading_laplace_noise_as_gaussian_costs_accuracy() -> None:
         (np.zeros((1, 1)), np.zeros(1), np.ones(1)),
     ],
 )
-def test_bad_input_is_refused(covariance: np.ndarray, observed: np.ndarray, scales: np.ndarray) -> None:
+def test_bad_input_is_refused(covariance, observed, scales):
     with pytest.raises(ParameterError):
         laplace_posterior(covariance, observed, scales)
 
 
 @pytest.mark.parametrize("mean", [-4.0, -0.3, 0.0, 2.5, 9.0])
-def test_a_truncated_normal_has_the_moments_that_scipy_gives_it(mean: float) -> None:
+def test_a_truncated_normal_has_the_moments_that_scipy_gives_it(mean):
     log_mass, first, variance = (column[0] for column in truncated(np.array([mean])))
     above = stats.truncnorm(-mean, np.inf, loc=mean)
     assert log_mass == pytest.approx(stats.norm.logsf(0, loc=mean))
@@ -334,20 +332,20 @@ VALUES = [np.array([10.0, 40.0]), np.array([30.0, 40.0])]
 VARIANCES = [np.array([4.0, 1.0]), np.array([8.0, 9.0])]
 
 
-def test_shares_are_those_of_the_evidence_however_small_it_is() -> None:
+def test_shares_are_those_of_the_evidence_however_small_it_is():
     assert evidence_shares(np.array(LOGS)) == pytest.approx([0.25, 0.75])
     assert evidence_shares(np.array([-np.inf, -5000.0])) == pytest.approx([0.0, 1.0])
     assert average(np.array([0.25, 0.75]), VALUES) == pytest.approx([25.0, 40.0])
 
 
-def test_mean_and_variance_are_those_of_the_mixture_of_all_candidates() -> None:
+def test_mean_and_variance_are_those_of_the_mixture_of_all_candidates():
     """Law of total variance: the mean of the variances plus the variance of the means."""
     value, variance = EvidenceWeights.of(LOGS, [True, True]).mixture(zip(VALUES, VARIANCES, strict=True))
     assert value == pytest.approx([25.0, 40.0])
     assert variance == pytest.approx([0.25 * 4 + 0.75 * 8 + 0.25 * 15**2 + 0.75 * 5**2, 0.25 * 1 + 0.75 * 9])
 
 
-def test_only_cautious_candidates_enter_the_variance() -> None:
+def test_only_cautious_candidates_enter_the_variance():
     value, variance = EvidenceWeights.of(LOGS, [True, False]).mixture(zip(VALUES, VARIANCES, strict=True))
     assert value == pytest.approx([25.0, 40.0])
     assert variance == pytest.approx([4 + 15**2, 1.0])
@@ -421,7 +419,7 @@ def test_damaged_knowledge_is_refused(damaged):
         Occupancy(*damaged)
 
 
-def test_a_count_of_all_users_moves_cells_by_what_is_not_known_of_them_and_an_uncertain_one_does_not() -> None:
+def test_a_count_of_all_users_moves_cells_by_what_is_not_known_of_them_and_an_uncertain_one_does_not():
     users = Users(np.array([10.0, 5.0, 0.0]), np.array([4.0, 1.0, 0.0]))
     assert users.adding_up_to(20.0, 0.0).mean == pytest.approx([14.0, 6.0, 0.0])
     assert users.adding_up_to(20.0, 1e12).mean == pytest.approx(users.mean)

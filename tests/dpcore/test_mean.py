@@ -3,7 +3,6 @@ largest change of one number over all values of a small cell."""
 
 import itertools
 from collections.abc import Callable
-from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -48,7 +47,7 @@ def worst_changes(
 
 
 @pytest.mark.parametrize("samples", [(1,), (1, 1), (2, 1), (1, 2, 2), (3, 1, 1), (4, 2)])
-def test_the_sensitivity_is_the_worst_change_over_all_values_of_one_user(samples: tuple[int, ...]) -> None:
+def test_the_sensitivity_is_the_worst_change_over_all_values_of_one_user(samples):
     """Exhaustive over values in {0, U/2, U}."""
     mean = Mean(10)
     rows = [(1, user, k, 0) for user, m in enumerate(samples) for k in range(m)]
@@ -58,7 +57,7 @@ def test_the_sensitivity_is_the_worst_change_over_all_values_of_one_user(samples
 
 @pytest.mark.parametrize("samples", [(1,), (2, 1), (3, 2, 1), (4, 2)])
 @pytest.mark.parametrize("cap", [10, 13, 25])
-def test_a_capped_sum_moves_by_at_most_its_cap(samples: tuple[int, ...], cap: int) -> None:
+def test_a_capped_sum_moves_by_at_most_its_cap(samples, cap):
     """Exhaustive over values in {0, 5, U} of one user beside others at U; without the cap the claim is broken."""
     upper, caps = 10, np.array([cap])
     for user, m in enumerate(samples):
@@ -76,7 +75,7 @@ def test_a_capped_sum_moves_by_at_most_its_cap(samples: tuple[int, ...], cap: in
             )
 
 
-def test_the_cap_is_a_share_of_the_mean_contribution_and_never_below_one_sample() -> None:
+def test_the_cap_is_a_share_of_the_mean_contribution_and_never_below_one_sample():
     counts = group([(1, 1, k, 0) for k in range(9)] + [(1, 2, 0, 0)], 100).counts
     assert sum_caps(counts, 100, 0.7, np.ones(1)).tolist() == [350]
     assert sum_caps(counts, 100, 0.01, np.ones(1)).tolist() == [100]
@@ -87,7 +86,7 @@ def test_the_cap_is_a_share_of_the_mean_contribution_and_never_below_one_sample(
         Mean(100, np.array([350, 350])).rows(counts, counts.samples)
 
 
-def test_a_wider_cell_has_a_wider_cap_and_stays_are_compared_per_width() -> None:
+def test_a_wider_cell_has_a_wider_cap_and_stays_are_compared_per_width():
     """Who crosses a cell of twice the width at the same speed has twice the samples there, and needs twice the room."""
     counts = group([(1, 1, k, 0) for k in range(10)] + [(2, 1, k, 0) for k in range(20)], 100).counts
     assert sum_caps(counts, 100, 0.7, np.array([1.0, 2.0])).tolist() == [700, 1400]
@@ -106,7 +105,7 @@ def test_a_wider_cell_has_a_wider_cap_and_stays_are_compared_per_width() -> None
 
 
 @given(st.data())
-def test_caps_that_differ_by_cell_bound_what_one_user_moves_in_each(data: st.DataObject) -> None:
+def test_caps_that_differ_by_cell_bound_what_one_user_moves_in_each(data):
     """Without them in the sum, the planted bug, some user moves a cell by more than is charged for."""
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     n, upper, caps = 200, 100, np.array([100, 300, 900, 2700])
@@ -123,7 +122,7 @@ def test_caps_that_differ_by_cell_bound_what_one_user_moves_in_each(data: st.Dat
 
 
 @given(st.data())
-def test_changing_one_users_values_moves_each_integer_by_at_most_its_sensitivity(data: st.DataObject) -> None:
+def test_changing_one_users_values_moves_each_integer_by_at_most_its_sensitivity(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     upper, grid, n = 6500, 100, int(rng.integers(1, 60))
     cell, user = rng.integers(0, 4, n).astype(np.uint64), rng.integers(0, 6, n).astype(np.uint64)
@@ -144,14 +143,14 @@ def test_changing_one_users_values_moves_each_integer_by_at_most_its_sensitivity
 
 
 @pytest.mark.parametrize("total", range(1, 9))
-def test_clipping_bias_is_the_worst_case_by_brute_force(total: int) -> None:
+def test_clipping_bias_is_the_worst_case_by_brute_force(total):
     for kept in range(1, total + 1):
         values = np.array(list(itertools.product((0.0, 1.0), repeat=total)))
         worst = np.abs(values.mean(axis=1) - values[:, :kept].mean(axis=1)).max()
         assert worst == pytest.approx(clipping_bias(np.array([total]), np.array([kept]))[0])
 
 
-def test_values_are_clipped_before_they_are_summed_and_the_first_in_time_are_retained() -> None:
+def test_values_are_clipped_before_they_are_summed_and_the_first_in_time_are_retained():
     contributions = group([(1, 1, 3, 99), (1, 1, 1, -5), (1, 1, 2, 4), (2, 1, 0, 7)], upper=10)
     assert contributions.values.tolist() == [0, 4, 10, 7]
     assert contributions.retain(np.array([2, 0])).values.tolist() == [0, 4]
@@ -159,7 +158,7 @@ def test_values_are_clipped_before_they_are_summed_and_the_first_in_time_are_ret
         contributions.retain(np.array([4, 0]))
 
 
-def test_sums_that_could_leave_int64_are_refused() -> None:
+def test_sums_that_could_leave_int64_are_refused():
     zeros = np.zeros(4, dtype=np.uint64)
     with pytest.raises(OverflowBoundError):
         Contributions.group(zeros, zeros, np.arange(4), np.arange(4), upper=2**61)
@@ -169,7 +168,7 @@ def test_sums_that_could_leave_int64_are_refused() -> None:
 
 
 @given(st.decimals(min_value="0.000001", max_value="1000000", allow_nan=False))
-def test_charges_round_up_and_allowances_round_down(epsilon: Decimal) -> None:
+def test_charges_round_up_and_allowances_round_down(epsilon):
     exact = Fraction(epsilon) * 1_000_000
     assert to_micro(epsilon, round_up=False) <= exact <= to_micro(epsilon, round_up=True)
     for tenth in (0.1, np.float64(0.1), np.float32(0.1), "0.1"):
@@ -178,7 +177,7 @@ def test_charges_round_up_and_allowances_round_down(epsilon: Decimal) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), float("inf"), "x", 1e-9])
-def test_budgets_that_mean_nothing_are_refused(epsilon: float | str) -> None:
+def test_budgets_that_mean_nothing_are_refused(epsilon):
     with pytest.raises(BudgetError) as caught:
         to_micro(epsilon, round_up=False)
     assert isinstance(caught.value, DPError)
@@ -187,9 +186,7 @@ def test_budgets_that_mean_nothing_are_refused(epsilon: float | str) -> None:
 
 @pytest.mark.parametrize("grid", [1, 3])
 @pytest.mark.parametrize("samples", [(1,), (1, 1), (2, 1), (1, 2, 2), (3, 1, 1), (4, 2)])
-def test_the_sensitivity_of_a_variance_is_the_worst_change_over_all_values_of_one_user(
-    samples: tuple[int, ...], grid: int
-) -> None:
+def test_the_sensitivity_of_a_variance_is_the_worst_change_over_all_values_of_one_user(samples, grid):
     """Exhaustive over values in {0, U/2, U}; the worst case of a convex function sits at its corners."""
     variance = Variance(10, grid)
     rows = [(1, user, k, 0) for user, m in enumerate(samples) for k in range(m)]
@@ -199,7 +196,7 @@ def test_the_sensitivity_of_a_variance_is_the_worst_change_over_all_values_of_on
     assert (claimed - worst <= 1).all(), "looser than the rounding explains"
 
 
-def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:
+def test_the_printed_item_level_variance_sensitivity_is_wrong():
     """U²(L−1)/L would be L times too large: the true item-level value is U²(L−1)/L²."""
     upper, users = 100, 3
     counts = group([(1, user, 0, 0) for user in range(users)], upper).counts
@@ -207,7 +204,7 @@ def test_the_printed_item_level_variance_sensitivity_is_wrong() -> None:
     assert set(Variance(upper, 1).sensitivities(counts, counts.samples).tolist()) == {int(-(-expected // 1))}
 
 
-def test_the_two_cases_of_the_clipping_bias_are_printed_the_wrong_way_round() -> None:
+def test_the_two_cases_of_the_clipping_bias_are_printed_the_wrong_way_round():
     """N = 4, n = 3: the worst bias is 3·U²/16. The formula printed for n > N/2, U²⌊N/2⌋⌈N/2⌉/N², gives 4·U²/16."""
     values = np.array(list(itertools.product((0.0, 1.0), repeat=4)))
     worst = np.abs(values.var(axis=1) - values[:, :3].var(axis=1)).max()
@@ -216,7 +213,7 @@ def test_the_two_cases_of_the_clipping_bias_are_printed_the_wrong_way_round() ->
 
 
 @pytest.mark.parametrize("total", range(1, 9))
-def test_clipping_bias_of_a_variance_is_the_worst_case_by_brute_force(total: int) -> None:
+def test_clipping_bias_of_a_variance_is_the_worst_case_by_brute_force(total):
     for kept in range(1, total + 1):
         values = np.array(list(itertools.product((0.0, 1.0), repeat=total)))
         worst = np.abs(values.var(axis=1) - values[:, :kept].var(axis=1)).max()
@@ -224,7 +221,7 @@ def test_clipping_bias_of_a_variance_is_the_worst_case_by_brute_force(total: int
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-def test_the_worst_change_of_one_user_is_that_of_the_sensitivity(n: int) -> None:
+def test_the_worst_change_of_one_user_is_that_of_the_sensitivity(n):
     for own in range(1, n + 1):
         rows = [(1, 0, k, 0) for k in range(own)] + [(1, 1, k, 0) for k in range(n - own)]
         counts = group(rows, 1).counts
@@ -232,7 +229,7 @@ def test_the_worst_change_of_one_user_is_that_of_the_sensitivity(n: int) -> None
         assert delta - 1 <= 10**6 * worst_change(np.array([n]), np.array([own]))[0] <= delta + 1e-6
 
 
-def test_variances_of_large_values_are_exact_and_one_sample_has_none() -> None:
+def test_variances_of_large_values_are_exact_and_one_sample_has_none():
     rng = np.random.default_rng(5)
     cell, value = np.repeat(np.arange(3), (1, 2, 500)).astype(np.uint64), rng.integers(0, 2**24, 503)
     contributions = Contributions.group(cell, np.arange(503).astype(np.uint64), np.arange(503), value, upper=2**24)
@@ -261,7 +258,7 @@ def worst(number: MovingMean, rows: list[tuple[int, int, int, int]], user: int) 
 
 
 @pytest.mark.parametrize("samples", [(1,), (2, 1), (3, 2), (4, 1)])
-def test_sum_and_number_together_move_by_the_sensitivity_and_no_more(samples: tuple[int, ...]) -> None:
+def test_sum_and_number_together_move_by_the_sensitivity_and_no_more(samples):
     number = MovingMean(10, 3)
     rows = [(1, user, k, 0) for user, m in enumerate(samples) for k in range(m)]
     counts = group(rows, 10).counts
@@ -269,13 +266,13 @@ def test_sum_and_number_together_move_by_the_sensitivity_and_no_more(samples: tu
     assert [worst(number, rows, user) for user in range(len(samples))] == claimed == [14 * m for m in samples]
 
 
-def test_a_user_is_charged_for_both_numbers_in_each_of_their_cells() -> None:
+def test_a_user_is_charged_for_both_numbers_in_each_of_their_cells():
     counts = group([(1, 1, 0, 0), (1, 1, 1, 0), (2, 1, 2, 0), (2, 2, 3, 0)], 10).counts
     scales = LaplaceScales(np.array([140, 70]), np.array([1, 1]))
     assert MovingMean(10, 3).charges(counts, counts.samples, scales).tolist() == [200_000 + 200_000, 200_000]
 
 
-def test_without_noise_the_mean_is_that_of_moving_reports_alone_and_the_number_theirs() -> None:
+def test_without_noise_the_mean_is_that_of_moving_reports_alone_and_the_number_theirs():
     number = MovingMean(10, 3)
     kept = group([(1, 1, 0, 0), (1, 1, 1, 2), (1, 2, 2, 4), (1, 2, 3, 9), (2, 1, 4, 1)], 10)
     noisy = number.draw(kept, np.zeros((2, 2), dtype=np.int64))
@@ -285,7 +282,7 @@ def test_without_noise_the_mean_is_that_of_moving_reports_alone_and_the_number_t
     assert (ratio.low[1], ratio.high[1]) == (0.0, 1.0), "where none moves, nothing is known"
 
 
-def test_the_interval_of_the_mean_holds_it_in_95_of_100_draws_also_where_few_move() -> None:
+def test_the_interval_of_the_mean_holds_it_in_95_of_100_draws_also_where_few_move():
     """16 cells of 4 to 64 moving reports and as many standing, 1 000 draws: 16 000 intervals, at least 95 % less 5
     standard errors."""
     number, movers, rng = MovingMean(6500, 500), np.arange(4, 65, 4), np.random.default_rng(1)
@@ -306,6 +303,6 @@ def test_the_interval_of_the_mean_holds_it_in_95_of_100_draws_also_where_few_mov
 
 
 @pytest.mark.parametrize(("upper", "least"), [(10, 0), (10, 10), (10, -1), (500, 700)])
-def test_a_threshold_that_everything_or_nothing_passes_is_refused(upper: int, least: int) -> None:
+def test_a_threshold_that_everything_or_nothing_passes_is_refused(upper, least):
     with pytest.raises(ParameterError, match="moving from"):
         MovingMean(upper, least)

@@ -74,24 +74,24 @@ def of_gaussian(samples: np.ndarray, t: int, s: int) -> float:
 
 @pytest.mark.parametrize("batch", [10_000, N], ids=["by rejection", "by inversion"])
 @pytest.mark.parametrize(("t", "s"), SCALES)
-def test_discrete_laplace_has_its_exact_distribution(t: int, s: int, batch: int) -> None:
+def test_discrete_laplace_has_its_exact_distribution(t, s, batch):
     noise = Noise()
     x = np.concatenate([noise.discrete_laplace(t, s, batch) for _ in range(N // batch)])
     assert of_laplace(x, t, s) > ALPHA
 
 
 @pytest.mark.parametrize(("t", "s"), SCALES)
-def test_geometric_draws_that_tests_take_for_it_have_the_same_distribution(t: int, s: int) -> None:
+def test_geometric_draws_that_tests_take_for_it_have_the_same_distribution(t, s):
     assert of_laplace(Geometric(1).discrete_laplace(t, s, N), t, s) > ALPHA
 
 
 @pytest.mark.parametrize(("t", "s"), [*SCALES, SMALL])
-def test_discrete_gaussian_has_its_exact_distribution(t: int, s: int) -> None:
+def test_discrete_gaussian_has_its_exact_distribution(t, s):
     assert of_gaussian(discrete_gaussian(Noise(), t, s, N), t, s) > ALPHA
 
 
 @pytest.mark.parametrize("bug", ["half scale", "positive zero twice", "one sided"])
-def test_a_planted_bug_in_the_laplace_sampler_is_caught(bug: str) -> None:
+def test_a_planted_bug_in_the_laplace_sampler_is_caught(bug):
     noise = Noise()
     broken: dict[str, Callable[[], np.ndarray]] = {
         "half scale": lambda: noise.discrete_laplace(7, 6, N),
@@ -111,7 +111,7 @@ def test_a_planted_bug_in_the_laplace_sampler_is_caught(bug: str) -> None:
 @pytest.mark.parametrize(
     "bug", ["half scale", "proposal only", "laplace of the same variance", "one sided", "1 % short"]
 )
-def test_a_planted_bug_in_the_gaussian_sampler_is_caught(bug: str) -> None:
+def test_a_planted_bug_in_the_gaussian_sampler_is_caught(bug):
     noise = Noise()
     broken: dict[str, Callable[[], np.ndarray]] = {
         "half scale": lambda: discrete_gaussian(noise, 7, 6, N),
@@ -123,7 +123,7 @@ def test_a_planted_bug_in_the_gaussian_sampler_is_caught(bug: str) -> None:
     assert of_gaussian(broken[bug](), 7, 3) < ALPHA
 
 
-def test_a_column_of_scales_gives_each_entry_its_own() -> None:
+def test_a_column_of_scales_gives_each_entry_its_own():
     scales = np.array([1, 10, 100, 1000])
     for draw, judged in (
         (Noise().discrete_laplace, of_laplace),
@@ -136,7 +136,7 @@ def test_a_column_of_scales_gives_each_entry_its_own() -> None:
 
 
 @pytest.mark.false_alarm(1.1e-4)
-def test_opendp_draws_gaussians_from_the_same_distribution() -> None:
+def test_opendp_draws_gaussians_from_the_same_distribution():
     """n = 20 000 of theirs, fresh in every run, α = 1e-6 twice: against the exact law, and against ours by two samples.
 
     A scale 10 % off fails the first with power above 1 - 1e-6, the second, at 1e-3, with power 0.9999.
@@ -152,7 +152,7 @@ def test_opendp_draws_gaussians_from_the_same_distribution() -> None:
     assert stats.ks_2samp(theirs, discrete_gaussian(Noise(), 22, 1, N)).pvalue < 1e-3
 
 
-def test_intervals_are_the_smallest_that_hold_95_percent() -> None:
+def test_intervals_are_the_smallest_that_hold_95_percent():
     for t, s in SCALES:
         a = math.exp(-s / t)
         w = float(interval_half_width(t, s))
@@ -161,7 +161,7 @@ def test_intervals_are_the_smallest_that_hold_95_percent() -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.9875, 0.999])
-def test_intervals_of_gaussians_are_the_smallest_that_hold_their_confidence(confidence: float) -> None:
+def test_intervals_of_gaussians_are_the_smallest_that_hold_their_confidence(confidence):
     for t, s in [*SCALES, SMALL, (31, 1), (32, 1), (33, 1), (100, 1), (1237, 3), (9999, 1)]:
         x, mass = gaussian_law(t, s)
         w = float(gaussian_half_width(t, s, confidence))
@@ -171,7 +171,7 @@ def test_intervals_of_gaussians_are_the_smallest_that_hold_their_confidence(conf
 
 
 @pytest.mark.parametrize("weights", [None, [1, 0, 3, 9]])
-def test_the_exponential_mechanism_selects_by_its_exact_law_in_every_group(weights: list[int] | None) -> None:
+def test_the_exponential_mechanism_selects_by_its_exact_law_in_every_group(weights):
     costs, k = np.array([0, 1, 2, 5]), 60_000
     ragged = None if weights is None else np.tile(weights, k)
     got = Noise().exponential(np.tile(costs, k), 1, 2, offsets=np.arange(0, 4 * k + 1, 4), weights=ragged)
@@ -185,7 +185,7 @@ def test_the_exponential_mechanism_selects_by_its_exact_law_in_every_group(weigh
         assert stats.chisquare(observed, k * wrong).pvalue < ALPHA, "twice the exponent must be noticed"
 
 
-def test_a_proposal_falls_on_each_candidate_as_often_as_its_weight_says() -> None:
+def test_a_proposal_falls_on_each_candidate_as_often_as_its_weight_says():
     """Uniform integers 0 … 9 of two groups, one draw each: every candidate gets as many of them as its weight."""
     weights = np.array([1, 0, 3, 6, 2, 8])
     groups = Groups.of(np.zeros(6, dtype=np.int64), np.array([0, 4, 6]), weights)
@@ -194,18 +194,18 @@ def test_a_proposal_falls_on_each_candidate_as_often_as_its_weight_says() -> Non
     assert np.bincount(proposed, minlength=6).tolist() == weights.tolist()
 
 
-def test_excess_is_measured_from_the_least_cost_that_can_be_chosen() -> None:
+def test_excess_is_measured_from_the_least_cost_that_can_be_chosen():
     groups = Groups.of(np.array([5, -9, 7, 4]), np.array([0, 3, 4]), np.array([1, 0, 1, 2]))
     assert groups.excess.tolist() == [0, 0, 2, 0]
 
 
-def test_a_selection_with_one_good_candidate_among_many_ends_quickly() -> None:
+def test_a_selection_with_one_good_candidate_among_many_ends_quickly():
     costs = np.full(100_000, 40)
     costs[777] = 0
     assert Noise().exponential(costs, 1, 1)[0] == 777
 
 
-def test_no_costs_are_too_far_apart_to_choose_by_and_the_least_two_keep_their_law() -> None:
+def test_no_costs_are_too_far_apart_to_choose_by_and_the_least_two_keep_their_law():
     """Costs and the largest ratio that leave int64 together. n = 60 000 draws between costs 0 and 1 at ε = ln 3, α =
     1e-6."""
     for numerator in (1, 4, 10**9, 2**61):
@@ -216,7 +216,7 @@ def test_no_costs_are_too_far_apart_to_choose_by_and_the_least_two_keep_their_la
     assert stats.binomtest(int((got == 0).sum()), k, 0.75).pvalue > ALPHA
 
 
-def test_entropy_decides_everything() -> None:
+def test_entropy_decides_everything():
     def tape(seed: int) -> Noise:
         return Noise(np.random.default_rng(seed).bytes)
 
@@ -228,14 +228,14 @@ def test_entropy_decides_everything() -> None:
         assert (draw(tape(1)) != draw(tape(2))).any()
 
 
-def test_bounded_integers_are_uniform_for_bounds_that_do_not_divide_the_word() -> None:
+def test_bounded_integers_are_uniform_for_bounds_that_do_not_divide_the_word():
     x = Noise().below(3 * 2**61, 100_000)
     assert stats.binomtest(int((x >= 2**62).sum()), 100_000, 1 / 3).pvalue > ALPHA
     y = Noise().below(np.full(100_000, 7))
     assert stats.chisquare(np.bincount(y, minlength=7)).pvalue > ALPHA
 
 
-def test_parameters_out_of_bounds_are_refused_with_a_remedy() -> None:
+def test_parameters_out_of_bounds_are_refused_with_a_remedy():
     noise = Noise()
     for call in (
         lambda: noise.discrete_laplace(0, 1, 1),
@@ -270,12 +270,12 @@ def tails(bits: int) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("bits", [16, 64, 128, 256])
-def test_the_tails_are_right_to_the_last_bit(bits: int) -> None:
+def test_the_tails_are_right_to_the_last_bit(bits):
     assert (whole_tails(bits), part_tails(bits)) == tails(bits)
 
 
 @pytest.mark.parametrize(("name", "law"), [("whole", WHOLE), ("part", PART)])
-def test_sixteen_bits_decide_what_they_can_and_the_rest_is_left_to_further_bits(name: str, law: Inversion) -> None:
+def test_sixteen_bits_decide_what_they_can_and_the_rest_is_left_to_further_bits(name, law):
     """All 65 536 draws of 16 bits, completed by zeros and by ones: each end of the interval has the value of the exact
     tails."""
     floors = np.array(tails(64)[name == "part"], dtype=np.uint64)
@@ -287,7 +287,7 @@ def test_sixteen_bits_decide_what_they_can_and_the_rest_is_left_to_further_bits(
 
 
 @pytest.mark.parametrize(("law", "floors"), [(WHOLE, whole_tails), (PART, part_tails)], ids=["whole", "part"])
-def test_where_64_bits_meet_a_tail_further_bits_decide(law: Inversion, floors: Callable[[int], list[int]]) -> None:
+def test_where_64_bits_meet_a_tail_further_bits_decide(law, floors):
     at = next(floor for floor in floors(64) if floor >> 48 in floors(16))
     k = floors(64).index(at) + 1
     for beyond, expected in ((0, k), (2**64 - 1, k - 1)):
@@ -299,18 +299,18 @@ WIDE_SCALES = [(7, 3), (2**32 + 1, 2**20), (2**40, 1)]
 
 
 @pytest.mark.parametrize(("t", "s"), WIDE_SCALES)
-def test_a_wide_batch_has_the_exact_law(t: int, s: int) -> None:
+def test_a_wide_batch_has_the_exact_law(t, s):
     assert of_laplace(Noise().discrete_laplace(t, s, N), t, s) > ALPHA
 
 
-def test_a_batch_just_too_narrow_has_the_exact_law_too() -> None:
+def test_a_batch_just_too_narrow_has_the_exact_law_too():
     for t, s in WIDE_SCALES[:2]:
         samples = np.concatenate([Noise().discrete_laplace(t, s, WIDE - 1) for _ in range(6)])
         assert of_laplace(samples, t, s) > ALPHA
 
 
 @pytest.mark.parametrize("bug", ["uniform part", "half unit"])
-def test_a_planted_bug_in_the_tables_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_in_the_tables_is_noticed(bug, monkeypatch):
     wrong = {
         "uniform part": lambda bits: [((PARTS - k) << bits) // PARTS for k in range(1, PARTS)],
         "half unit": lambda bits: part_tails(bits)[: PARTS // 2],

@@ -23,13 +23,13 @@ def asking(count: int, size: int) -> tuple[Callable[[bytes, int], bytes], list[b
     return ask, computed
 
 
-def test_what_was_asked_for_lately_is_computed_once() -> None:
+def test_what_was_asked_for_lately_is_computed_once():
     ask, computed = asking(count=2, size=100)
     assert [ask(key, 1) for key in (b"a", b"b", b"a", b"c", b"a", b"b")] == [b"a", b"b", b"a", b"c", b"a", b"b"]
     assert computed == [b"a", b"b", b"c", b"b"]
 
 
-def test_large_results_make_room_for_each_other_and_one_beyond_all_bounds_is_not_kept() -> None:
+def test_large_results_make_room_for_each_other_and_one_beyond_all_bounds_is_not_kept():
     ask, computed = asking(count=9, size=10)
     for key, size in ((b"a", 6), (b"b", 4), (b"a", 6), (b"c", 5), (b"a", 6), (b"d", 11)):
         assert ask(key, size) == key
@@ -39,7 +39,7 @@ def test_large_results_make_room_for_each_other_and_one_beyond_all_bounds_is_not
 
 
 @pytest.mark.parametrize("part", ["row", "user", "delta", "weight", "n_users", "allowances"])
-def test_programs_that_differ_anywhere_are_solved_each_for_itself(part: str) -> None:
+def test_programs_that_differ_anywhere_are_solved_each_for_itself(part):
     columns = {"row": [0, 0, 1], "user": [0, 1, 2], "delta": [4, 2, 8], "weight": [1.0, 2.0]}
     others = {"row": [0, 1, 1], "user": [0, 2, 1], "delta": [4, 3, 8], "weight": [1.0, 3.0]}
     users, allowance = 3, 1_000_000
@@ -56,7 +56,7 @@ def test_programs_that_differ_anywhere_are_solved_each_for_itself(part: str) -> 
     assert solved(columns, users, allowance) == first
 
 
-def test_a_solution_that_is_given_again_cannot_be_written_to() -> None:
+def test_a_solution_that_is_given_again_cannot_be_written_to():
     made = Sensitivities(np.array([0]), np.array([0]), np.array([4]), np.array([1.0]), 1)
     prices = allocate(made, np.array([1_000_000])).prices
     with pytest.raises(ValueError, match="read-only"):
@@ -64,7 +64,7 @@ def test_a_solution_that_is_given_again_cannot_be_written_to() -> None:
     assert allocate(made, np.array([1_000_000])).prices is prices
 
 
-def test_keys_tell_columns_from_numbers_types_and_shapes() -> None:
+def test_keys_tell_columns_from_numbers_types_and_shapes():
     column = np.arange(4)
     keys = [
         key_of(column),

@@ -76,11 +76,7 @@ LAYOUT = Layout.of(mean=True, variance=False, percentiles=True, weight="user", u
 SOME = city([[2, 1], [1, 3]])
 HUGE = ints(2**62, 2**62, 2**62)
 REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
-    "empty cell": plans(U, ints(), MICRO)
-    | _case(
-        ParameterError,
-        bestfit=lambda: bestfit(ints(), 1),
-    ),
+    "empty cell": plans(U, ints(), MICRO) | _case(ParameterError, bestfit=lambda: bestfit(ints(), 1)),
     "a user without samples": plans(U, ints(2, 0), MICRO) | plans(U, ints(-1), MICRO),
     "counts that are not integers": plans(U, np.array([1.5]), MICRO) | plans(U, np.array([math.nan]), MICRO),
     "epsilon 0": plans(U, ints(2, 1), 0)
@@ -122,10 +118,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
         )
         for name, make in CELLS.items()
     }
-    | _case(
-        ParameterError,
-        posterior=lambda: laplace_posterior(np.eye(1), np.array([math.nan]), np.ones(1)),
-    ),
+    | _case(ParameterError, posterior=lambda: laplace_posterior(np.eye(1), np.array([math.nan]), np.ones(1))),
     "other values than planned": {
         name: (ParameterError, lambda make=make: make(U).release(ints(1, 2, 3), make(U).plan(ints(2), MICRO), Noise()))
         for name, make in CELLS.items()
@@ -212,7 +205,7 @@ REFUSED: dict[str, dict[str, tuple[type[DPError], Callable[[], Any]]]] = {
 
 
 @pytest.mark.parametrize(("case", "name"), [(case, name) for case, calls in REFUSED.items() for name in calls])
-def test_bad_input_is_refused_with_the_value_and_the_remedy(case: str, name: str) -> None:
+def test_bad_input_is_refused_with_the_value_and_the_remedy(case, name):
     kind, call = REFUSED[case][name]
     with pytest.raises(kind) as refused:
         call()
@@ -224,7 +217,7 @@ def test_bad_input_is_refused_with_the_value_and_the_remedy(case: str, name: str
     ), f"no remedy in: {message}"
 
 
-def test_integers_of_any_type_are_taken_and_values_clipped_to_less_than_the_noise_is_for() -> None:
+def test_integers_of_any_type_are_taken_and_values_clipped_to_less_than_the_noise_is_for():
     for kind in (np.int16, np.int32, np.uint32, np.int64):
         scale = kind(7)
         assert noise_ratio(scale, MICRO) == (7, 1) == noise_ratio(7, MICRO)
@@ -239,7 +232,7 @@ def test_integers_of_any_type_are_taken_and_values_clipped_to_less_than_the_nois
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(name: str) -> None:
+def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(name):
     """Without noise the released number is the value. With U = 0 it is 0, has no noise and charges nobody."""
     make = CELLS[name]
     for samples, values in (((1,), (37,)), ((5,), (37,) * 5), ((2, 3, 1), (37,) * 6)):
@@ -256,7 +249,7 @@ def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(na
     assert (drawn.raw, drawn.value, drawn.scale) == (0.0, 0.0, 0.0)
 
 
-def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_and_distributions() -> None:
+def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_and_distributions():
     """One retained sample has variance 0, released without noise at no charge; so has every statistic of U = 0."""
     one = city([[1]])
     assert not Variance(U, 1).sensitivities(one, one.samples).any()

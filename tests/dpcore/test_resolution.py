@@ -80,7 +80,7 @@ def test_refuses_bad_input():
 
 
 @pytest.mark.parametrize("children", [2, 7, 49])
-def test_a_share_of_the_budget_for_a_parent_cell_never_makes_its_children_more_exact(children: int) -> None:
+def test_a_share_of_the_budget_for_a_parent_cell_never_makes_its_children_more_exact(children):
     """Counts of a parent and its children at shares β and 1 − β of ε, made consistent by weighted least squares."""
     for share in np.linspace(0.01, 0.99, 99):
         of_child, of_parent = 1 / (1 - share) ** 2, 1 / share**2

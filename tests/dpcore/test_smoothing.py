@@ -10,16 +10,7 @@ import pytest
 from dpcore._smoothing_fit import Window, fit_of, prior_of, unseen_sites
 from dpcore.errors import ParameterError
 from dpcore.interval_calibration import class_of
-from dpcore.smoothing import (
-    MOST_CELLS,
-    OLDEST_HOURS,
-    AreaMean,
-    Dynamics,
-    Releases,
-    SmoothingState,
-    foretell,
-    smooth,
-)
+from dpcore.smoothing import MOST_CELLS, OLDEST_HOURS, AreaMean, Dynamics, Releases, SmoothingState, foretell, smooth
 
 UPPER = 80.0
 CELLS = np.arange(40, dtype=np.uint64)
@@ -296,7 +287,7 @@ def test_a_fit_is_the_normal_posterior_given_what_each_release_says_alone():
 
 
 @pytest.mark.parametrize("of_unseen", [0.0, 0.3])
-def test_the_area_is_one_more_normal_observation_of_the_weighted_sum_of_the_means(of_unseen: float):
+def test_the_area_is_one_more_normal_observation_of_the_weighted_sum_of_the_means(of_unseen):
     """Cell 2 informs no other: the area sees what the trend says of it, and a deviation of its own that nobody
     knows."""
     past, window = window_beside_a_past()
@@ -347,7 +338,7 @@ def test_a_release_of_the_area_leaves_no_bias_of_the_mean_weighted_by_users():
     assert abs(weighted_bias(None)) > 0.5, "without it, the bias is larger"
 
 
-def test_cells_that_do_not_inform_count_in_the_area(monkeypatch: pytest.MonkeyPatch):
+def test_cells_that_do_not_inform_count_in_the_area(monkeypatch):
     """Ten of 40 cells inform the others; the area's exact mean is 50, where cells say nothing."""
     monkeypatch.setattr("dpcore._smoothing_fit.MOST_INFORMATIVE", 10)
     area = AreaMean(50.0, 0.0, np.full(40, 1 / 40))
@@ -366,7 +357,7 @@ def test_cells_that_do_not_inform_count_in_the_area(monkeypatch: pytest.MonkeyPa
     ],
     ids=["weights", "mean", "shape"],
 )
-def test_an_area_that_does_not_fit_its_cells_is_refused(area: AreaMean):
+def test_an_area_that_does_not_fit_its_cells_is_refused(area):
     columns = (np.full(40, 20.0), *3 * [np.ones(40)], np.zeros((40, 1)))
     with pytest.raises(ParameterError, match="area"):
         Releases(CELLS, PLACES, *columns, area=area)

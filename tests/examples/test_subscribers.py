@@ -62,9 +62,7 @@ async def plant_rubbish(kafka: str, copied: Message) -> None:
 
 
 @pytest.mark.parametrize("command", CLIENTS)
-async def test_a_subscriber_tells_each_complete_window_once(
-    command: list[str], kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_a_subscriber_tells_each_complete_window_once(command, kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     histograms, _ = with_histograms(tmp_path, overrides)
     _, torn, last = windows_of(tmp_path, overrides, 3)
@@ -137,8 +135,8 @@ class Runs:
 
 
 def test_a_subscriber_that_keeps_its_offsets_tells_each_window_once_though_it_is_killed_at_each_message(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+    kafka, tmp_path, topic_name
+):
     """Its twin keeps offsets and results, but in memory what waits, and loses every window for good."""
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     windows = windows_of(tmp_path, overrides, 2)
@@ -160,7 +158,7 @@ def test_a_subscriber_that_keeps_its_offsets_tells_each_window_once_though_it_is
 
 
 @pytest.mark.parametrize("command", CLIENTS)
-def test_a_subscriber_without_arguments_says_how_it_is_used(command: list[str]) -> None:
+def test_a_subscriber_without_arguments_says_how_it_is_used(command):
     done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "BOOTSTRAP FEED [COUNT]" in done.stderr

@@ -153,11 +153,7 @@ async def _at_once(producer: SteppedPublisher) -> None:
 def seam(redis: SteppedRedis, protocol: type[Any]) -> Iterator[None]:
     """The shipped closing process with the scheduler's servers and ``protocol``; everything else is as it is
     shipped."""
-    servers = {
-        "redis_client": lambda _: redis,
-        "make_producer": lambda _: SteppedPublisher(),
-        "start_client": _at_once,
-    }
+    servers = {"redis_client": lambda _: redis, "make_producer": lambda _: SteppedPublisher(), "start_client": _at_once}
     servers |= {
         "KafkaPublisher": lambda *_: SteppedPublisher(),
         "ReleaseProtocol": protocol,
@@ -282,18 +278,7 @@ def continuation(coroutine: Any) -> Any:
     return tuple(frames)
 
 
-_STATELESS = (
-    Redis,
-    Pipeline,
-    Config,
-    Noise,
-    CoroutineType,
-    FeedKeys,
-    ReleaseStore,
-    RowStore,
-    Opening,
-    Planning,
-)
+_STATELESS = (Redis, Pipeline, Config, Noise, CoroutineType, FeedKeys, ReleaseStore, RowStore, Opening, Planning)
 """Parts that are the same in every worker, with :class:`ReleaseProtocol` and those of this module."""
 
 

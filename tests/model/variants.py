@@ -95,8 +95,7 @@ BROKEN_SHARED = (
     SHARED._replace(name="two feeds with the same users have ledgers apart", apart=True),
     SHARED._replace(name="looks at the close markers of its own feed only", sees_others=False, set_back=True),
     SHARED._replace(
-        name="counts the commits of its own feed only",
-        exchanges=(("if KEYS[6] ~= KEYS[5] then", "if false then"),),
+        name="counts the commits of its own feed only", exchanges=(("if KEYS[6] ~= KEYS[5] then", "if false then"),)
     ),
 )
 """Each is to be refuted, too."""

@@ -3,7 +3,6 @@
 import json
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ print(json.dumps([installed, sorted(packages)]))
 
 
 @pytest.mark.nightly
-def test_every_module_imports_where_only_numpy_and_scipy_are(alone: Path) -> None:
+def test_every_module_imports_where_only_numpy_and_scipy_are(alone):
     installed, imported = json.loads(run(alone, "-c", EVERY_MODULE))
     assert set(installed) - {"pip", "setuptools"} == {"hexveil-dpcore", "numpy", "scipy"}
     assert {"dpcore", "numpy", "scipy"} <= set(imported)
@@ -35,7 +34,7 @@ def test_every_module_imports_where_only_numpy_and_scipy_are(alone: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_a_mechanism_is_one_import_away_and_the_readme_example_runs(alone: Path) -> None:
+def test_a_mechanism_is_one_import_away_and_the_readme_example_runs(alone):
     (example,) = blocks(REPO_ROOT / "dpcore" / "README.md")
     assert run(alone, "-c", example.text).startswith("[")
     lazily = "import dpcore; print(dpcore.noise.Noise().discrete_laplace(2, 1, size=3).size, 'mean' in dir(dpcore))"
@@ -44,13 +43,13 @@ def test_a_mechanism_is_one_import_away_and_the_readme_example_runs(alone: Path)
     assert run(alone, "-c", everything) == "dpcore.spatial dpcore.mean\n"
 
 
-def test_all_names_every_public_module_and_nothing_else() -> None:
+def test_all_names_every_public_module_and_nothing_else():
     folder = REPO_ROOT / "dpcore"
     modules = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
     assert sorted(name for name in modules if not name.startswith("_")) == dpcore.__all__
 
 
-def test_both_distributions_hold_the_same_mathematics_licence_and_type_information(dist: Path) -> None:
+def test_both_distributions_hold_the_same_mathematics_licence_and_type_information(dist):
     contents = []
     for name in ("hexveil", "hexveil_dpcore"):
         with zipfile.ZipFile(archive(dist, name, ".whl")) as wheel:
@@ -65,7 +64,7 @@ def test_both_distributions_hold_the_same_mathematics_licence_and_type_informati
     assert all(path.endswith((".py", "/py.typed")) for path in contents[0]), sorted(contents[0])
 
 
-def test_a_source_archive_holds_what_its_tests_and_its_licence_need(dist: Path) -> None:
+def test_a_source_archive_holds_what_its_tests_and_its_licence_need(dist):
     with tarfile.open(archive(dist, "hexveil", ".tar.gz")) as source:
         names = {name.partition("/")[2] for name in source.getnames()}
     wanted = {"LICENSE", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "Makefile", "tests/conftest.py"}

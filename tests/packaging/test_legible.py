@@ -34,7 +34,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def test_every_file_has_one_subject() -> None:
+def test_every_file_has_one_subject():
     sizes = {path.relative_to(REPO_ROOT): path.read_text(encoding="utf-8").count("\n") for path in FILES}
     assert not {path: size for path, size in sizes.items() if size > MOST_LINES_OF_A_FILE}
 
@@ -52,13 +52,13 @@ def bound_twice(tree: ast.Module) -> set[str]:
     return {name for name in names if names.count(name) > 1} - {"_"}
 
 
-def test_no_module_binds_a_name_twice() -> None:
+def test_no_module_binds_a_name_twice():
     """Two merged modules once shared the name of a constant, and the first was judged by the second's number."""
     assert not {path.relative_to(REPO_ROOT): names for path in FILES if (names := bound_twice(tree_of(path)))}
     assert bound_twice(ast.parse("A, B = 1, 2\ndef f(): pass\nB: int = 3")) == {"B"}
 
 
-def test_no_test_imports_from_another_test_or_names_a_private_attribute_in_a_string() -> None:
+def test_no_test_imports_from_another_test_or_names_a_private_attribute_in_a_string():
     """What several tests use is in ``tests/support``, or beside them in a module without tests."""
     imported = re.compile(r"^from tests\.[\w.]*\btest_", re.MULTILINE)
     texts = {path.relative_to(REPO_ROOT): path.read_text(encoding="utf-8") for path in TESTS}
@@ -83,7 +83,7 @@ def clock_readings(node: ast.AST) -> Iterator[str]:
         yield from clock_readings(part)
 
 
-def test_no_test_reads_the_clock_while_it_is_collected() -> None:
+def test_no_test_reads_the_clock_while_it_is_collected():
     """It may run a quarter of an hour later, when an event of that moment is no longer in time."""
     reading = re.compile(rf"\b(?:{'|'.join(CLOCKS)})\(")  # most files need no parsing
     paths = [path for path in TESTS if reading.search(path.read_text(encoding="utf-8"))]
@@ -104,7 +104,7 @@ def read_yaml(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def test_the_licence_is_apache_2_and_both_distributions_say_so() -> None:
+def test_the_licence_is_apache_2_and_both_distributions_say_so():
     text = (REPO_ROOT / "LICENSE").read_text(encoding="utf-8")
     assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)
     assert "END OF TERMS AND CONDITIONS" in text
@@ -115,7 +115,7 @@ def test_the_licence_is_apache_2_and_both_distributions_say_so() -> None:
         assert (REPO_ROOT / folder / "LICENSE").read_text(encoding="utf-8") == text
 
 
-def test_the_mathematics_alone_requires_what_the_service_requires_of_it() -> None:
+def test_the_mathematics_alone_requires_what_the_service_requires_of_it():
     alone, whole = (
         tomllib.loads((REPO_ROOT / folder / "pyproject.toml").read_text())["project"] for folder in ("dpcore", "")
     )
@@ -123,7 +123,7 @@ def test_the_mathematics_alone_requires_what_the_service_requires_of_it() -> Non
     assert alone["requires-python"] == whole["requires-python"]
 
 
-def test_the_changelog_is_newest_first_and_knows_only_the_kinds_of_keep_a_changelog() -> None:
+def test_the_changelog_is_newest_first_and_knows_only_the_kinds_of_keep_a_changelog():
     sections = list(SECTION.finditer(CHANGELOG))
     assert sections[0]["name"] == "Unreleased"
     assert len(sections) == len(re.findall(r"(?m)^## ", CHANGELOG))
@@ -142,15 +142,13 @@ def test_the_changelog_is_newest_first_and_knows_only_the_kinds_of_keep_a_change
         (["v1.2.0"], "", "## [Unreleased]\n## [1.2.0]\n", ["no section '## [1.2.0] - DATE'"]),
     ],
 )
-def test_a_release_needs_its_tag_a_clean_tree_and_its_section(
-    tags: list[str], changes: str, section: str, said: list[str]
-) -> None:
+def test_a_release_needs_its_tag_a_clean_tree_and_its_section(tags, changes, section, said):
     reasons = problems("1.2.0", tags, changes, section)
     assert len(reasons) == len(said)
     assert all(part in reason for part, reason in zip(said, reasons, strict=True))
 
 
-def test_the_version_is_a_semantic_one_and_stands_in_one_place() -> None:
+def test_the_version_is_a_semantic_one_and_stands_in_one_place():
     assert re.fullmatch(r"\d+\.\d+\.\d+", dpcore.__version__)
     tracked = subprocess.run(
         ["git", "grep", "-lF", f'"{dpcore.__version__}"', "--", "*.py", "*.toml", "Dockerfile"],
@@ -172,7 +170,7 @@ def test_the_version_is_a_semantic_one_and_stands_in_one_place() -> None:
         ("vendor.github-issue-config", "ISSUE_TEMPLATE/config.yml"),
     ],
 )
-def test_what_the_repository_host_reads_is_well_formed(schema: str, pattern: str) -> None:
+def test_what_the_repository_host_reads_is_well_formed(schema, pattern):
     files = [str(path) for path in sorted(GITHUB.glob(pattern))]
     assert files
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *files]
@@ -180,7 +178,7 @@ def test_what_the_repository_host_reads_is_well_formed(schema: str, pattern: str
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_ci_runs_the_commands_of_every_machine() -> None:
+def test_ci_runs_the_commands_of_every_machine():
     (workflow,) = GITHUB.glob("workflows/*.yml")
     jobs = read_yaml(workflow)["jobs"]
     assert jobs.keys() == {"test", "ratios", "nightly"}
@@ -228,19 +226,19 @@ def missing(text: str, root: Path = ROOT) -> list[str]:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_test_that_a_module_names_exists(module: Path) -> None:
+def test_every_test_that_a_module_names_exists(module):
     assert not missing(module.read_text())
 
 
 @pytest.mark.parametrize("module", RELEASED)
-def test_every_released_number_says_what_is_to_be_proved_and_which_test_tries_it(module: str) -> None:
+def test_every_released_number_says_what_is_to_be_proved_and_which_test_tries_it(module):
     docstring = (ROOT / module).read_text().split('"""')[1]
     assert "To be proved" in docstring
     assert "Proof" in docstring
     assert NAMED.search(docstring), "no test is named"
 
 
-def test_a_name_without_a_test_is_noticed() -> None:
+def test_a_name_without_a_test_is_noticed():
     assert missing("proved in tests/dpcore/test_nothing.py") == ["tests/dpcore/test_nothing.py"]
     this = "tests/packaging/test_legible.py"
     assert missing(f"{this}::test_of_nothing") == [f"{this}::test_of_nothing"]
@@ -253,7 +251,7 @@ def unknown(page: str) -> set[str]:
     return {name for name in re.findall(r"`(test_\w+)`", page) if f"def {name}(" not in defined}
 
 
-def test_every_mistake_in_a_source_names_a_test_that_exists() -> None:
+def test_every_mistake_in_a_source_names_a_test_that_exists():
     page = (ROOT / "research" / "errata.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith(("| [", "| talk"))]
     assert len(rows) > 20

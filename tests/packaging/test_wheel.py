@@ -72,7 +72,7 @@ def desk(service: Path, tmp_path: Path) -> Desk:
     return Desk(tmp_path, service)
 
 
-def test_the_version_help_and_completion_come_with_the_command(desk: Desk) -> None:
+def test_the_version_help_and_completion_come_with_the_command(desk):
     assert desk.run("--version").stdout.startswith(f"hexveil {__version__} ")
     for module in ("hexveil", "stream"):
         command = [desk.commands / "python", "-m", module, "--version"]
@@ -84,7 +84,7 @@ def test_the_version_help_and_completion_come_with_the_command(desk: Desk) -> No
     assert "_HEXVEIL_COMPLETE" in desk.run("--help", _HEXVEIL_COMPLETE="source_bash").stdout
 
 
-def test_a_recording_becomes_releases_with_the_shipped_template(desk: Desk) -> None:
+def test_a_recording_becomes_releases_with_the_shipped_template(desk):
     said = desk.run("check").stderr
     assert "the template of relation 'values'" in said
     start = ("--start", "2026-03-02T12:00:00Z", "--duration", "1h", "--pace", "max")
@@ -102,7 +102,7 @@ def test_a_recording_becomes_releases_with_the_shipped_template(desk: Desk) -> N
     assert json.loads(desk.run("tune", "day.ndjson.gz", *want, *grid, "--json").stdout)["private"] is False
 
 
-def test_init_and_a_file_of_ones_own(desk: Desk) -> None:
+def test_init_and_a_file_of_ones_own(desk):
     desk.run("init", "--relation", "participation", "--vehicles", "300")
     done = desk.run("check")
     assert "hexveil.toml: sound" in done.stdout
@@ -116,7 +116,7 @@ def test_init_and_a_file_of_ones_own(desk: Desk) -> None:
     assert len(json.loads(asked)["answers"]) == 1
 
 
-def test_the_wheel_holds_the_dashboard_and_not_its_sources(dist: Path) -> None:
+def test_the_wheel_holds_the_dashboard_and_not_its_sources(dist):
     with zipfile.ZipFile(archive(dist, "hexveil", ".whl")) as wheel:
         contents = {name: wheel.read(name) for name in wheel.namelist() if name.startswith("stream/serve/")}
     files = [path for path in (REPO_ROOT / "stream" / "serve" / "static").rglob("*") if path.is_file()]
@@ -126,13 +126,13 @@ def test_the_wheel_holds_the_dashboard_and_not_its_sources(dist: Path) -> None:
     assert not [name for name in contents if "/dashboard/" in name]
 
 
-def test_schemas_are_in_the_wheel(desk: Desk) -> None:
+def test_schemas_are_in_the_wheel(desk):
     desk.run("schema", "list")
     desk.run("schema", "export", "schemas")
     assert (desk.folder / "schemas" / "asyncapi.json").is_file()
 
 
-def test_a_worker_and_a_dashboard_run_from_the_wheel(desk: Desk, kafka: str, redis_url: str, topic_name: str) -> None:
+def test_a_worker_and_a_dashboard_run_from_the_wheel(desk, kafka, redis_url, topic_name):
     public, operator = free_port(), free_port()
     desk.environment |= {
         "HEXVEIL_FEED__NAME": topic_name,
@@ -168,19 +168,19 @@ def released(address: str, *logs: Path) -> None:
     raise AssertionError("\n".join(log.read_text()[-2000:] for log in logs))
 
 
-def test_servers_that_are_not_there_are_named_with_a_remedy(desk: Desk) -> None:
+def test_servers_that_are_not_there_are_named_with_a_remedy(desk):
     away = {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:9", "HEXVEIL_REDIS__URL": "redis://127.0.0.1:9/0"}
     assert "remedy:" in desk.run("doctor", code=3, **away).stdout
     assert "127.0.0.1:9" in desk.run("topics", "create", code=3, **away).stderr
     assert "127.0.0.1:9" in desk.run("ledger", "show", code=3, **away).stderr
 
 
-def test_a_feed_that_wants_an_extra_names_it(desk: Desk) -> None:
+def test_a_feed_that_wants_an_extra_names_it(desk):
     assert "pip install 'hexveil[gtfs]'" in desk.run("gtfs-rt", "snapshot.pb", code=2).stderr
     assert "pip install 'hexveil[mqtt]'" in desk.run("hfp", "mqtts://agency.example", code=2).stderr
 
 
-def test_feeds_of_files_and_senders_name_what_is_missing(desk: Desk) -> None:
+def test_feeds_of_files_and_senders_name_what_is_missing(desk):
     assert "siri.xml is neither a file" in desk.run("siri-vm", "siri.xml", code=2).stderr
     assert "gtfs.zip: No such file" in desk.run("gtfs", "gtfs.zip", code=2).stderr
     assert "token.txt" in desk.run("push", "--token-file", "token.txt", code=2).stderr
@@ -189,7 +189,7 @@ def test_feeds_of_files_and_senders_name_what_is_missing(desk: Desk) -> None:
 @pytest.mark.skipif(
     shutil.which("java") is None, reason="no Java on PATH: what the demo needs of it is tried elsewhere"
 )
-def test_the_demo_wants_no_clone(desk: Desk) -> None:
+def test_the_demo_wants_no_clone(desk):
     """The wheel contains the list of jars and all that a broker is started with. If Kafka is required and neither jars
     nor Maven exist, the demo says so. That the wheel's worker releases is tried above.
     """
@@ -207,6 +207,6 @@ def test_the_demo_wants_no_clone(desk: Desk) -> None:
     assert not list(desk.folder.glob("**/*.key")), "the demo keeps its key in a folder that is gone with it"
 
 
-def test_every_command_is_tried_above() -> None:
+def test_every_command_is_tried_above():
     tried = re.findall(r'desk\.(?:run|running)\("([\w-]+)"', Path(__file__).read_text(encoding="utf-8"))
     assert set(SUBJECTS) <= set(tried)

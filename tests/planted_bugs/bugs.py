@@ -32,8 +32,5 @@ def read(block: str) -> Bug:
 
 
 BUGS = tuple(map(read, Path(__file__).with_name("bugs.txt").read_text(encoding="utf-8").strip("\n").split("\n\n")))
-QUICK = (
-    "participation: half of the noise is added",
-    "commit: the last writer wins",
-)
+QUICK = ("participation: half of the noise is added", "commit: the last writer wins")
 """Names of the few bugs that every run of the test suite plants."""

@@ -74,13 +74,7 @@ def _answer(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     for name in ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
         environment.pop(name, None)
     return subprocess.run(
-        [*_PYTEST, *arguments],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
+        [*_PYTEST, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
     )
 
 

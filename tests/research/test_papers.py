@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterable
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ def law_of_sum(scale: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("draws", [1, 2, 9, 100, 1521])
 @pytest.mark.parametrize("scale", [1.0, 9.0, 81.0])
-def test_the_noise_of_a_sum_stays_within_its_bound_and_not_within_a_quarter_of_it(scale: float, draws: int) -> None:
+def test_the_noise_of_a_sum_stays_within_its_bound_and_not_within_a_quarter_of_it(scale, draws):
     values, probability = law_of_sum(scale, draws)
     bound = of_sum(scale, draws)
     assert probability[np.abs(values) > bound].sum() <= FAILURE
@@ -45,9 +44,7 @@ def test_the_noise_of_a_sum_stays_within_its_bound_and_not_within_a_quarter_of_i
 
 @pytest.mark.parametrize("components", [1, 49, 1521])
 @pytest.mark.parametrize("scale", [1.0, 9.0, 81.0])
-def test_no_component_leaves_its_bound_more_often_than_stated_and_half_of_it_would_not_do(
-    scale: float, components: int
-) -> None:
+def test_no_component_leaves_its_bound_more_often_than_stated_and_half_of_it_would_not_do(scale, components):
     values, probability = law_of_sum(scale, 1)
 
     def fails(bound: float) -> float:
@@ -91,7 +88,7 @@ def holds(worst: np.ndarray, changes: np.ndarray) -> bool:
     return bool((worst <= changes * (1 + 1e-9)).all())
 
 
-def test_one_point_changes_no_error_by_more_than_what_each_choice_divides_by_and_half_of_it_would_not_do() -> None:
+def test_one_point_changes_no_error_by_more_than_what_each_choice_divides_by_and_half_of_it_would_not_do():
     """Every cell of a random grid of 16 × 16 gets one point more, and a cell of grids that come close to the bound for
     each size."""
     rng = np.random.default_rng(1)
@@ -113,7 +110,7 @@ def test_one_point_changes_no_error_by_more_than_what_each_choice_divides_by_and
             assert (most > choice.changes / 2).all()
 
 
-def test_the_choice_exceeds_the_bound_of_the_theorem_no_more_often_than_stated() -> None:
+def test_the_choice_exceeds_the_bound_of_the_theorem_no_more_often_than_stated():
     rng = np.random.default_rng(2)
     for _ in range(10):
         counts = rng.poisson(rng.gamma(0.2, 40, (32, 32)))
@@ -124,7 +121,7 @@ def test_the_choice_exceeds_the_bound_of_the_theorem_no_more_often_than_stated()
             assert choice.probability[choice.excess() > choice.bound(0.2)].sum() <= FAILURE
 
 
-def test_by_relative_error_a_grid_of_towns_everywhere_is_chosen_worse_and_with_few_points_by_weighted_error() -> None:
+def test_by_relative_error_a_grid_of_towns_everywhere_is_chosen_worse_and_with_few_points_by_weighted_error():
     """Why the service's goal does not choose by it: the ratio is about 5, and both choices have the same draws."""
     ratios = compared(population(400_000, 64, 1), "0.2", 1)
     assert ratios is not None
@@ -132,7 +129,7 @@ def test_by_relative_error_a_grid_of_towns_everywhere_is_chosen_worse_and_with_f
     assert compared(population(20_000, 64, 1), "0.2", 1) is None
 
 
-def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_are_in_more() -> None:
+def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_are_in_more():
     """A user in two hours is in the cells of both; a cell of each hour is one of its own."""
     hours = [
         Counts(np.array([7, 9], "u8"), np.array([1, 4], "u8"), np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([2, 1,
@@ -145,7 +142,7 @@ def test_hours_together_are_a_day_whose_users_keep_their_cells_and_the_busiest_a
     assert of_users == [(0, 1, 2), (1, 1, 1), (1, 4, 3), (2, 4, 5), (2, 6, 8)]
 
 
-def test_a_variance_beside_the_mean_lets_a_heavy_hitter_be_dropped_at_a_larger_epsilon() -> None:
+def test_a_variance_beside_the_mean_lets_a_heavy_hitter_be_dropped_at_a_larger_epsilon():
     """Its noise raises the threshold by more than its bias raises the error; where users differ, some of the cells are
     left."""
     epsilons = (0.05, 1.0, 5.0)
@@ -156,7 +153,7 @@ def test_a_variance_beside_the_mean_lets_a_heavy_hitter_be_dropped_at_a_larger_e
     assert 1 < max(uneven[1.0]) < 12
 
 
-def test_in_another_order_the_pairs_of_users_and_cells_stay_the_same() -> None:
+def test_in_another_order_the_pairs_of_users_and_cells_stay_the_same():
     counts = uneven_heavy_hitter(1)
     other = in_another_order(counts, 2)
 
@@ -170,7 +167,7 @@ def test_in_another_order_the_pairs_of_users_and_cells_stay_the_same() -> None:
         assert cells_after([other], (0.05,))[estimated] == cells_after([counts], (0.05,))[estimated]
 
 
-def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabilities() -> None:
+def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabilities():
     """Drawn instead of weighted: the median of 20 001 draws, of standard error 0.011, is off by 0.06 with α below
     10⁻⁷."""
     rng = np.random.default_rng(4)
@@ -181,7 +178,7 @@ def test_a_weighted_median_is_that_of_draws_from_groups_chosen_by_their_probabil
 
 
 @pytest.mark.parametrize("side", [10, 20, 30])
-def test_ranges_lie_in_the_box_and_have_the_area_and_shape_that_their_name_states(side: int) -> None:
+def test_ranges_lie_in_the_box_and_have_the_area_and_shape_that_their_name_states(side):
     domain = Domain.unit_cells(side, side)
     ranges = euler.ranges(domain, 50)
     assert len(ranges) == len(euler.SHAPES) * len(euler.AREAS) + 2
@@ -201,9 +198,7 @@ def test_ranges_lie_in_the_box_and_have_the_area_and_shape_that_their_name_state
     assert ranges[euler.WHOLE].areas() == side**2
 
 
-def test_each_further_box_is_where_most_taxis_mostly_were_apart_from_earlier_boxes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_further_box_is_where_most_taxis_mostly_were_apart_from_earlier_boxes(monkeypatch):
     """Forty taxis around one place and thirty around another; without a limit on what boxes share, the first would be
     chosen twice."""
     places = np.repeat([[0.0, 0.0], [9_000.0, 9_000.0], [-12_000.0, 3_000.0]], [50, 40, 30], axis=0)
@@ -217,14 +212,14 @@ def test_each_further_box_is_where_most_taxis_mostly_were_apart_from_earlier_box
     assert list(euler.boxes(2).values())[-1].holds(places).sum() >= 90
 
 
-def test_every_study_that_can_be_named_has_the_one_shape() -> None:
+def test_every_study_that_can_be_named_has_the_one_shape():
     for name in STUDIES:
         study = import_module(f"research.{name}")
         assert tuple(inspect.signature(study.run).parameters) == ("quick",), name
 
 
 @pytest.mark.nightly
-def test_a_study_is_run_by_its_name_and_marked_as_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_study_is_run_by_its_name_and_marked_as_quick(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["research", "papers.cdf", "--quick", "--plot", str(tmp_path)])
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

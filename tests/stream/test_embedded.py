@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from stream import embedded
 from stream.config import Config
@@ -61,9 +60,7 @@ async def run(config: Config, blocks: Sequence[Messages] | Replay, out: Path, **
     return progress
 
 
-async def test_a_recording_gives_the_windows_counts_and_charges_that_replay_offline_gives(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_recording_gives_the_windows_counts_and_charges_that_replay_offline_gives(redis, redis_url, tmp_path):
     config, rng = with_redis(bus_config(tmp_path), redis_url), np.random.default_rng(1)
     times = np.sort(NOON_US + rng.integers(0, 3 * HOUR_US, 400))
     day = tmp_path / "day.ndjson"
@@ -84,8 +81,8 @@ async def test_a_recording_gives_the_windows_counts_and_charges_that_replay_offl
 
 
 async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_the_sources_clock(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+    redis, redis_url, tmp_path
+):
     config = with_redis(bus_config(tmp_path, **{"window.allowed_delay": "5m"}), redis_url)
     deadline = NOON_US + HOUR_US + 300_000_000
     early, last, late = (NOON_US, NOON_US), (deadline, NOON_US + 1), (deadline + 1, NOON_US + 2)
@@ -108,8 +105,8 @@ async def test_an_event_is_in_time_until_its_window_and_the_delay_are_over_by_th
 
 
 async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with_it(
-    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis, redis_url, tmp_path, monkeypatch
+):
     """A large snapshot is stored in parts, and the clock goes on meanwhile."""
     monkeypatch.setattr(embedded, "AT_ONCE", 2)
     config = with_redis(riders_config(tmp_path), redis_url)
@@ -132,8 +129,8 @@ async def test_whether_an_event_is_in_time_does_not_depend_on_how_many_came_with
 
 
 async def test_under_participation_every_window_from_the_beginning_is_released_visited_or_not(
-    redis_url: str, redis: Redis, tmp_path: Path
-) -> None:
+    redis_url, redis, tmp_path
+):
     config = with_redis(riders_config(tmp_path), redis_url)
     wait = int(config.window.allowed_delay.total_seconds()) * 1_000_000
     blocks = [arriving((NOON_US + HOUR_US, NOON_US + HOUR_US)), arriving((NOON_US + 3 * HOUR_US + wait + 1, NOON_US))]
@@ -144,9 +141,7 @@ async def test_under_participation_every_window_from_the_beginning_is_released_v
     assert reports == []
 
 
-async def test_rejected_messages_are_reported_and_the_others_released(
-    redis_url: str, redis: Redis, tmp_path: Path
-) -> None:
+async def test_rejected_messages_are_reported_and_the_others_released(redis_url, redis, tmp_path):
     config, reports = with_redis(bus_config(tmp_path), redis_url), list[Message]()
     sound = arriving((NOON_US, NOON_US), (NOON_US + 1, NOON_US + 1))
     block = Messages(np.append(sound.due, NOON_US + 2), [None] * 3, [*sound.values, b"not json"])
@@ -156,9 +151,7 @@ async def test_rejected_messages_are_reported_and_the_others_released(
     assert [body["events"] for body in lines(tmp_path / "r.ndjson", HEXAGON_SPEED)] == [2]
 
 
-async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(
-    redis_url: str, redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(redis_url, redis, tmp_path):
     config = with_redis(bus_config(tmp_path), redis_url)
     with pytest.raises(EmbeddedError, match="FileNotFoundError"):
         await run(config, [arriving((NOON_US, NOON_US))], tmp_path / "absent" / "r.ndjson")
@@ -167,9 +160,7 @@ async def test_a_window_that_cannot_be_closed_ends_the_run_with_its_reason(
     assert len(lines(tmp_path / "r.ndjson", WINDOW)) == 1
 
 
-async def test_a_window_whose_rows_cannot_be_read_is_set_aside_and_the_next_one_follows(
-    redis_url: str, redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_window_whose_rows_cannot_be_read_is_set_aside_and_the_next_one_follows(redis_url, redis, tmp_path):
     config = with_redis(riders_config(tmp_path), redis_url)
     await RowStore(redis, config.feed.name).move("t/0", 0, 0)  # which opens the partition
     await redis.rpush(PartKeys(FeedKeys(config.feed.name), "t/0").rows(SLOT), b"half a row")
@@ -182,9 +173,7 @@ async def test_a_window_whose_rows_cannot_be_read_is_set_aside_and_the_next_one_
     assert await feed.due_slots() == [SLOT + 3600], "the next one follows"
 
 
-async def test_the_clock_does_not_go_back_to_a_block_that_was_being_stored(
-    redis_url: str, redis: Redis, tmp_path: Path
-) -> None:
+async def test_the_clock_does_not_go_back_to_a_block_that_was_being_stored(redis_url, redis, tmp_path):
     config = with_redis(riders_config(tmp_path), redis_url)
     decoder = Decoder(ageless(config), load_user_key(tmp_path / "k"))
     rows, store = RowStore(redis, config.feed.name), ReleaseStore.of(redis, config)

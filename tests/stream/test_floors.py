@@ -12,17 +12,7 @@ from stream.config.loading import fields_of, section_of
 from stream.local import REPO_ROOT
 
 FLOORS = (
-    {
-        "config",
-        "windows",
-        "messages",
-        "http_server",
-        "metrics",
-        "local",
-        "logs",
-        "servers",
-        "terms",
-    },
+    {"config", "windows", "messages", "http_server", "metrics", "local", "logs", "servers", "terms"},
     {"storage", "ingestion", "statistics"},
     {"protocol", "sources", "serve"},
     {"app", "embedded", "offline", "evaluation", "diagnosis"},
@@ -54,13 +44,13 @@ def sources() -> list[Path]:
     return [path for path in (REPO_ROOT / "stream").rglob("*.py") if "node_modules" not in path.parts]
 
 
-def test_every_room_stands_on_one_floor() -> None:
+def test_every_room_stands_on_one_floor():
     rooms = {room_of(path) for path in sources()} - {"__init__", "__main__"}
     assert rooms == set().union(*FLOORS)
     assert sum(map(len, FLOORS)) == len(rooms)
 
 
-def test_no_import_climbs_to_a_higher_floor() -> None:
+def test_no_import_climbs_to_a_higher_floor():
     floor = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
     climbs = [
         f"{path.relative_to(REPO_ROOT)} imports {name}"
@@ -86,7 +76,7 @@ def arrows() -> set[tuple[str, str]]:
     }
 
 
-def test_rooms_and_the_arrows_between_them_do_not_become_more() -> None:
+def test_rooms_and_the_arrows_between_them_do_not_become_more():
     rooms = set().union(*FLOORS)
     assert len(rooms) <= MOST_ROOMS
     assert len({arrow for arrow in arrows() if set(arrow) <= rooms}) <= MOST_ARROWS
@@ -101,7 +91,7 @@ def circle_of(modules: dict[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-def test_no_module_is_in_a_circle_of_imports() -> None:
+def test_no_module_is_in_a_circle_of_imports():
     """What is only needed by a type checker counts, too: whoever reads one file then reads the other."""
 
     def name_of(path: Path) -> str:
@@ -112,24 +102,24 @@ def test_no_module_is_in_a_circle_of_imports() -> None:
     assert circle_of({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["a", "b", "c"], "a planted circle is noticed"
 
 
-def test_rooms_of_one_floor_import_each_other_in_one_direction() -> None:
+def test_rooms_of_one_floor_import_each_other_in_one_direction():
     both = arrows()
     assert not {(a, b) for a, b in both if (b, a) in both and a < b}
 
 
-def test_statistics_touch_no_server_and_no_clock() -> None:
+def test_statistics_touch_no_server_and_no_clock():
     for room, forbidden in PURE.items():
         for path in (REPO_ROOT / "stream" / room).rglob("*.py"):
             assert not {name.split(".")[0] for name in imports_of(path)} & forbidden, path
 
 
-def test_the_mathematics_import_nothing_of_the_service() -> None:
+def test_the_mathematics_import_nothing_of_the_service():
     for path in (REPO_ROOT / "dpcore").rglob("*.py"):
         outside = {name.split(".")[0] for name in imports_of(path)} & {"stream", "h3", "redis", "aiokafka"}
         assert not outside, path
 
 
-def test_nothing_imports_research() -> None:
+def test_nothing_imports_research():
     for room in ("dpcore", "stream", "bench"):
         for path in (REPO_ROOT / room).rglob("*.py"):
             assert not any(name.split(".")[0] == "research" for name in imports_of(path)), path
@@ -139,7 +129,7 @@ MOST_KEYS = 126
 """Keys of a configuration, with those of a rule on alerts."""
 
 
-def test_keys_of_a_configuration_do_not_become_more() -> None:
+def test_keys_of_a_configuration_do_not_become_more():
     assert len(leaves(Config)) <= MOST_KEYS, "whoever adds a key says who turns it, and takes another away"
     assert {"privacy.budget", "public.alerts.area.south", "histogram.preset"} <= set(leaves(Config))
 

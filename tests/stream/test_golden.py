@@ -30,15 +30,7 @@ from stream.protocol.parts import statistics_of
 from stream.protocol.release_protocol import ReleaseProtocol
 from stream.storage.keys import FeedKeys
 from stream.storage.ledger import Ledger
-from tests.support.builders import (
-    SLOT,
-    bus_config,
-    located,
-    pinned_rows,
-    riders_config,
-    with_histograms,
-    zcdp_config,
-)
+from tests.support.builders import SLOT, bus_config, located, pinned_rows, riders_config, with_histograms, zcdp_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GENERATION = "11111111-1111-4111-8111-111111111111"
@@ -123,9 +115,7 @@ def exact(line: str) -> tuple[Any, list[float]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_rows_ledger_and_tape_give_the_releases_of_the_golden_file(
-    case: str, tmp_path: Path, redis: Redis
-) -> None:
+async def test_rows_ledger_and_tape_give_the_releases_of_the_golden_file(case, tmp_path, redis):
     lines, ledger = await asyncio.wait_for(released(CASES[case](tmp_path), redis, case), 120)
     file = GOLDEN / f"{case}.ndjson.gz"
     if os.environ.get("HEXVEIL_WRITE_GOLDEN"):

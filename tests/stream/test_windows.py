@@ -201,7 +201,7 @@ def test_bounds_are_written_in_utc():
     assert utc_text(1490097600) == datetime.fromtimestamp(1490097600, UTC).isoformat().replace("+00:00", "Z")
 
 
-def test_a_span_is_whole_timeslots_between_local_times() -> None:
+def test_a_span_is_whole_timeslots_between_local_times():
     austin = Slotting(timedelta(hours=1), timedelta(days=1), "America/Chicago")
     span = austin.span("2017-03-12", "2017-03-13")  # the clocks go forward
     assert span.end - span.start == 23 * 3600
@@ -220,7 +220,7 @@ def test_a_span_is_whole_timeslots_between_local_times() -> None:
         ("1990-01-01", "2017-03-21", "longer than 3660 days"),
     ],
 )
-def test_a_span_that_cannot_be_released_is_refused_with_the_remedy(start: str, end: str, why: str) -> None:
+def test_a_span_that_cannot_be_released_is_refused_with_the_remedy(start, end, why):
     with pytest.raises(SpanError, match=why):
         Slotting(timedelta(hours=1), timedelta(days=1), "America/Chicago").span(start, end)
 
@@ -229,7 +229,7 @@ FIJI = BoundingBox(south=-20, west=176, north=-15, east=-178)
 POINTS = np.array([[-17.0, 177.0], [-17.0, -179.0], [-17.0, 0.0], [-17.0, -177.9], [-17.0, 175.9]])
 
 
-def test_a_point_lies_in_the_box_on_both_sides_of_the_meridian_and_nowhere_else() -> None:
+def test_a_point_lies_in_the_box_on_both_sides_of_the_meridian_and_nowhere_else():
     assert [FIJI.contains(lat, lng) for lat, lng in POINTS] == [True, True, False, False, False]
 
 
@@ -238,12 +238,12 @@ def test_a_point_lies_in_the_box_on_both_sides_of_the_meridian_and_nowhere_else(
     [(179, -179, True, True), (177, 179, True, True), (-180, -179, True, True), (170, 177, True, False), (-178.5, 10,
     True, False), (0, 10, False, False)],
 )  # fmt: skip
-def test_boxes_are_compared_around_the_globe(west: float, east: float, meets: bool, holds: bool) -> None:
+def test_boxes_are_compared_around_the_globe(west, east, meets, holds):
     other = BoundingBox(south=-18, west=west, north=-16, east=east)
     assert (FIJI.meets(other), other.meets(FIJI), FIJI.holds(other)) == (meets, meets, holds)
 
 
-def test_a_grid_of_six_columns_counts_eastwards_over_the_meridian() -> None:
+def test_a_grid_of_six_columns_counts_eastwards_over_the_meridian():
     domain = Domain(FIJI.south, FIJI.west, FIJI.north, FIJI.east, 1, 6)
     counted = domain.count(POINTS)
     assert counted.counts.tolist() == [[0, 1, 0, 0, 0, 1]]
@@ -252,12 +252,12 @@ def test_a_grid_of_six_columns_counts_eastwards_over_the_meridian() -> None:
     assert Domain.from_release(domain.to_release()) == domain
 
 
-def test_a_box_in_metres_is_not_turned_around() -> None:
+def test_a_box_in_metres_is_not_turned_around():
     with pytest.raises(DomainError, match="no area"):
         Domain(0, 5_000, 10, 1_000)
 
 
-def test_a_range_may_lie_across_the_meridian_and_one_without_width_is_none() -> None:
+def test_a_range_may_lie_across_the_meridian_and_one_without_width_is_none():
     assert parse_box("177,-18,-179,-16") == (177, -18, -179, -16)
     with pytest.raises(RangeError, match="is not a box"):
         parse_box("177,-18,177,-16")

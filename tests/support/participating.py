@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -11,10 +10,7 @@ from stream.statistics.participation.draw import layout_of
 from stream.statistics.plan import Plan
 from tests.support import hourly
 
-SMALL = {
-    "feed.domain": {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55},
-    "hexagons.resolution": 7,
-}
+SMALL = {"feed.domain": {"south": 30.15, "west": -97.85, "north": 30.55, "east": -97.55}, "hexagons.resolution": 7}
 """Settings of a small public list of cells."""
 
 
@@ -23,19 +19,6 @@ def riders(tmp_path: Path, **overrides: object) -> Config:
     keys."""
     settings = {"privacy.user_key_file": str(tmp_path / "user.key")} | SMALL
     return load_config(hourly.RIDERS, **(settings | overrides))
-
-
-def skeleton(body: dict[str, Any]) -> dict[str, Any]:
-    """A message without its noisy numbers, what is made of them, and the digests over them and over the memory they
-    leave."""
-    noisy = ("value", "raw", "clamped", "scale", "interval", "at_bound")
-
-    def bare(part: Any) -> Any:
-        if not isinstance(part, dict):
-            return part
-        return {key: bare(value) for key, value in part.items() if key not in noisy}
-
-    return bare({key: value for key, value in body.items() if key not in ("digest", "memory")})
 
 
 def scales_of_rows(plan: Plan) -> tuple[list[int], list[int]]:

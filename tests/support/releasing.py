@@ -100,12 +100,6 @@ def bodies_of(messages: list[Message], topic: str = SPATIAL_HISTOGRAM) -> list[d
     return [json.loads(message.value) for message in messages if message.topic == topic]
 
 
-def on_terms(plan: Plan, **changes: Any) -> Plan:
-    """The same plan on other terms, which no service would make: for planted bugs."""
-    due = Due(msgspec.structs.replace(plan.terms, **changes), plan.window, plan.generation)
-    return msgspec.structs.replace(plan, due=due)
-
-
 def draw(plan: Plan, contributions: Contributions, noise: Noise) -> dict[str, Columns]:
     """The columns of a plan, by the statistics of its relation."""
     return speed_of(plan.terms).draw(plan, contributions, noise)
@@ -117,11 +111,7 @@ def cell_bodies(plan: Plan, contributions: Contributions, columns: dict[str, Col
 
 
 def build_messages(
-    plan: Plan,
-    contributions: Contributions,
-    noise: Noise,
-    memory: Memory | None = None,
-    fixes: Fixes | None = None,
+    plan: Plan, contributions: Contributions, noise: Noise, memory: Memory | None = None, fixes: Fixes | None = None
 ) -> tuple[list[Message], Memory | None]:
     """Every message of the first window of a feed, and the memory after it."""
     columns, histograms = draw(plan, contributions, noise), draw_histograms(plan, fixes, noise)

@@ -87,20 +87,18 @@ def _divisor(plan: Any) -> int:
 
 
 @pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE + SET)
-def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(
-    make: Any, m: tuple[int, ...], upper: int
-) -> None:
+def test_no_output_of_any_small_cell_costs_a_user_more_than_their_charge(make, m, upper):
     shares = worst_shares(make, m, upper, shipped_laws(make, m, upper))
     assert shares.max() <= 1 + TOLERANCE, shares
     assert shares.max() > 0.3, f"the audit would not see a charge three times too small: {shares}"
 
 
 @pytest.mark.parametrize(("make", "m", "upper"), RANGES + SIMPLE + SET)
-def test_half_the_noise_scale_is_caught_exactly(make: Any, m: tuple[int, ...], upper: int) -> None:
+def test_half_the_noise_scale_is_caught_exactly(make, m, upper):
     assert worst_shares(make, m, upper, shipped_laws(make, m, upper), shrink=2).max() > 1 + TOLERANCE
 
 
-def test_a_range_selection_without_the_half_in_its_exponent_is_caught_exactly() -> None:
+def test_a_range_selection_without_the_half_in_its_exponent_is_caught_exactly():
     """Levy as a whole. The quantile mechanisms as a whole stay within their charge even with this bug, so their
     selection has a test of its own.
     """
@@ -126,7 +124,7 @@ def _selection_loss(select: Callable[[np.ndarray, Path], Any], entries: int, upp
 
 
 @pytest.mark.parametrize("rank", [0, 5, 12, 25, 38, 50])
-def test_quantile_selections_cost_exactly_what_they_claim_and_without_the_half_more(rank: int) -> None:
+def test_quantile_selections_cost_exactly_what_they_claim_and_without_the_half_more(rank):
     """ε = 1, five entries of 0..4, target ranks from the lowest to the highest (at its ends the factor is not
     needed)."""
 
@@ -139,7 +137,7 @@ def test_quantile_selections_cost_exactly_what_they_claim_and_without_the_half_m
 
 
 @pytest.mark.parametrize("half_bin", [1, 2])
-def test_range_selections_cost_exactly_what_they_claim_and_without_the_half_more(half_bin: int) -> None:
+def test_range_selections_cost_exactly_what_they_claim_and_without_the_half_more(half_bin):
     """ε = 1, five entries of 0..7."""
 
     def select(z: np.ndarray, source: Path) -> tuple[int, int]:
@@ -150,9 +148,7 @@ def test_range_selections_cost_exactly_what_they_claim_and_without_the_half_more
 
 
 @pytest.mark.parametrize(("make", "m", "upper"), RANGES)
-def test_averages_outside_the_drawn_range_are_caught_exactly(
-    make: Any, m: tuple[int, ...], upper: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_averages_outside_the_drawn_range_are_caught_exactly(make, m, upper, monkeypatch):
 
     def unclipped(averages: Any, low: int, high: int, top: int, plan: Any, noise: Any) -> Any:
         drawn = mean_within(np.full_like(averages, low), low, high, top, plan, noise)

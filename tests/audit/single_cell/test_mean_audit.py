@@ -14,13 +14,7 @@ import dpcore.single_cell.range_mean
 from dpcore.budget import MICRO
 from dpcore.noise import Noise
 from dpcore.single_cell.mean import ArrayAveraging, Baseline, PooledMinimax
-from dpcore.single_cell.range_mean import (
-    AutoMean,
-    EpsilonQuantile,
-    FixedQuantile,
-    Levy,
-    RangePlan,
-)
+from dpcore.single_cell.range_mean import AutoMean, EpsilonQuantile, FixedQuantile, Levy, RangePlan
 from tests.audit.blackbox import (
     FloatArray,
     N,
@@ -68,7 +62,7 @@ def refuted(
 
 
 @pytest.mark.parametrize("make", [Baseline, PooledMinimax, ArrayAveraging, AutoMean])
-def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make: Any) -> None:
+def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make):
     mechanism, m = make(UPPER), np.array([3, 1, 2])
     plan = mechanism.plan(m, MICRO)
     user = int(np.argmax(plan.charges))
@@ -78,7 +72,7 @@ def test_single_cell_mechanisms_are_private_and_half_the_scale_is_not(make: Any)
 
 
 @pytest.mark.parametrize("make", [Baseline])
-def test_a_user_with_few_samples_loses_only_their_smaller_charge(make: Any) -> None:
+def test_a_user_with_few_samples_loses_only_their_smaller_charge(make):
     """ε = 2 for the largest user; the other is charged their own share and the audit finds no more."""
     mechanism, m = make(UPPER), np.array([4, 2, 1])
     plan = mechanism.plan(m, 2 * MICRO)
@@ -86,9 +80,7 @@ def test_a_user_with_few_samples_loses_only_their_smaller_charge(make: Any) -> N
     assert_private(audited(mechanism, plan, neighbours(m, 1)), plan.charges[1] / MICRO)
 
 
-def test_a_sum_over_k_under_the_noise_of_k_bar_is_caught_and_the_printed_pair_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sum_over_k_under_the_noise_of_k_bar_is_caught_and_the_printed_pair_is_not(monkeypatch):
     """The talk prints 1/K before the sum and in the noise. That is private, but it is not a mean. With 1/K before the
     sum and our noise of 1/K̄, the release costs ε = 1.5.
     """
@@ -113,7 +105,7 @@ def test_a_sum_over_k_under_the_noise_of_k_bar_is_caught_and_the_printed_pair_is
 @pytest.mark.parametrize(
     ("module", "make"), [(dpcore.single_cell.mean, Baseline), (dpcore.single_cell.mean, ArrayAveraging)]
 )
-def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_are_not_clipped_are_caught(module, make, monkeypatch):
     mechanism, m = make(UPPER), np.array([3, 1, 2])
     plan = mechanism.plan(m, MICRO)
     user = int(np.argmax(plan.charges))
@@ -123,7 +115,7 @@ def test_values_that_are_not_clipped_are_caught(module: Any, make: Any, monkeypa
     refuted(mechanism, plan, pair)
 
 
-def test_noise_replayed_for_two_cells_is_caught() -> None:
+def test_noise_replayed_for_two_cells_is_caught():
     """A user is in the first of two cells; the releases of both, with fresh and with replayed noise.
 
     n = 1500 with fresh noise. Replayed noise cancels in the difference, which then tells for certain: at n = 400 the
@@ -155,7 +147,7 @@ def split(last: int, upper: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("make", [Levy, nightly(FixedQuantile), nightly(EpsilonQuantile)])
-def test_private_ranges_are_private_together_with_the_mean(make: Any) -> None:
+def test_private_ranges_are_private_together_with_the_mean(make):
     """ε = 2. The outputs are (mean, scale), because the scale reveals the width of the range."""
     mechanism = make(800)
     plan = mechanism.plan(MANY, 2 * MICRO)

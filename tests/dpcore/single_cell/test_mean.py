@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpcore.budget import MICRO
-from dpcore.errors import BudgetError, DPError, OverflowBoundError, ParameterError
+from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
 from dpcore.noise import MAX_SCALE_NUMERATOR, Noise
 from dpcore.scales import noise_ratio
 from dpcore.single_cell.cell import bestfit, losses, lower_median, widest_grouping
@@ -26,7 +26,7 @@ ALPHA = 1e-6
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (4, 1, 1)])
-def test_no_user_moves_the_integer_more_than_their_sensitivity(mechanism: Any, samples: tuple[int, ...]) -> None:
+def test_no_user_moves_the_integer_more_than_their_sensitivity(mechanism, samples):
     """Exhaustive over corner values: the statistic is monotone in each of them."""
     upper, m = 3, np.array(samples)
     mean = mechanism(upper)
@@ -50,7 +50,7 @@ def test_no_user_moves_the_integer_more_than_their_sensitivity(mechanism: Any, s
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("samples", [(1,), (2, 1), (2, 2, 2), (1, 2, 3), (5, 1, 1), (6, 2)])
-def test_the_bias_bound_is_the_worst_case(mechanism: Any, samples: tuple[int, ...]) -> None:
+def test_the_bias_bound_is_the_worst_case(mechanism, samples):
     upper, m = 10, np.array(samples)
     mean = mechanism(upper)
     plan = mean.plan(m, 400_000)
@@ -63,7 +63,7 @@ def test_the_bias_bound_is_the_worst_case(mechanism: Any, samples: tuple[int, ..
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=10), st.integers(10_000, 9_000_000))
-def test_the_minimax_m_is_best_among_all_and_grows_with_epsilon(samples: list[int], micro: int) -> None:
+def test_the_minimax_m_is_best_among_all_and_grows_with_epsilon(samples, micro):
     m = np.array(samples)
 
     def cost(cap: Fraction) -> Fraction:
@@ -80,7 +80,7 @@ def test_the_minimax_m_is_best_among_all_and_grows_with_epsilon(samples: list[in
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_intervals_cover_the_statistic_as_often_as_they_say(mechanism: Any) -> None:
+def test_intervals_cover_the_statistic_as_often_as_they_say(mechanism):
     """n = 3000 draws; coverage of 95 % would be missed by 3 points with power > 0.999 at α = 1e-6."""
     rng = np.random.default_rng(3)
     m = rng.integers(1, 9, 12)
@@ -98,7 +98,7 @@ def test_intervals_cover_the_statistic_as_often_as_they_say(mechanism: Any) -> N
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_values_outside_the_range_are_clipped_before_they_count(mechanism: Any) -> None:
+def test_values_outside_the_range_are_clipped_before_they_count(mechanism):
     mean = mechanism(10)
     m = np.array([2, 1])
     plan = mean.plan(m, MICRO)
@@ -108,7 +108,7 @@ def test_values_outside_the_range_are_clipped_before_they_count(mechanism: Any) 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("samples", [(1,), (5,), (1, 1)])
-def test_few_samples_and_equal_values_are_released_with_full_noise(mechanism: Any, samples: tuple[int, ...]) -> None:
+def test_few_samples_and_equal_values_are_released_with_full_noise(mechanism, samples):
     m = np.array(samples)
     mean = mechanism(8)
     plan = mean.plan(m, MICRO)
@@ -118,7 +118,7 @@ def test_few_samples_and_equal_values_are_released_with_full_noise(mechanism: An
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_an_upper_bound_of_zero_releases_zero_for_free(mechanism: Any) -> None:
+def test_an_upper_bound_of_zero_releases_zero_for_free(mechanism):
     m = np.array([3, 2])
     plan = mechanism(0).plan(m, MICRO)
     result = mechanism(0).release(np.array([1, 2, 3, 4, 5]), plan, Noise())
@@ -142,22 +142,20 @@ def test_an_upper_bound_of_zero_releases_zero_for_free(mechanism: Any) -> None:
         (2**50, [1], MICRO, OverflowBoundError),
     ],
 )
-def test_bad_input_is_refused_with_a_remedy(
-    mechanism: Any, upper: Any, samples: list[Any], micro: Any, error: type[DPError]
-) -> None:
+def test_bad_input_is_refused_with_a_remedy(mechanism, upper, samples, micro, error):
     with pytest.raises(error, match=r"[;,] \w+"):
         mechanism(upper).plan(np.array(samples), micro)
 
 
 @pytest.mark.parametrize("values", [[1.0, float("nan")], [1], [1, 2, 3]])
-def test_values_that_are_not_the_planned_quanta_are_refused(values: list[Any]) -> None:
+def test_values_that_are_not_the_planned_quanta_are_refused(values):
     plan = Baseline(10).plan(np.array([2]), MICRO)
     with pytest.raises(ParameterError):
         Baseline(10).release(np.array(values), plan, Noise())
 
 
 @given(st.integers(1, 2**40), st.integers(1, 10**8))
-def test_noise_never_falls_short_of_the_budget(sensitivity: int, micro: int) -> None:
+def test_noise_never_falls_short_of_the_budget(sensitivity, micro):
     if sensitivity * MICRO > micro * MAX_SCALE_NUMERATOR:
         with pytest.raises(OverflowBoundError):
             noise_ratio(sensitivity, micro)
@@ -191,7 +189,7 @@ def naive(samples: list[int], capacity: int) -> tuple[list[int], list[int]]:
 
 
 @given(COUNTS, st.integers(0, 8))
-def test_bestfit_is_the_definition(samples: list[int], step: int) -> None:
+def test_bestfit_is_the_definition(samples, step):
     capacity = min(min(samples) + step, max(samples))
     grouping = bestfit(np.array(samples), capacity)
     array, fill = naive(samples, capacity)
@@ -203,7 +201,7 @@ def test_bestfit_is_the_definition(samples: list[int], step: int) -> None:
 
 
 @given(COUNTS)
-def test_the_widest_grouping_is_the_best_of_all_capacities(samples: list[int]) -> None:
+def test_the_widest_grouping_is_the_best_of_all_capacities(samples):
     every = [bestfit(np.array(samples), c) for c in range(min(samples), max(samples) + 1)]
     best = max(g.n_arrays**2 * g.capacity for g in every)
     chosen = widest_grouping(np.array(samples))
@@ -211,7 +209,7 @@ def test_the_widest_grouping_is_the_best_of_all_capacities(samples: list[int]) -
     assert chosen.capacity == next(g.capacity for g in every if g.n_arrays**2 * g.capacity == best)
 
 
-def test_sensitivities_and_bias_are_the_worst_by_brute_force() -> None:
+def test_sensitivities_and_bias_are_the_worst_by_brute_force():
     upper, samples = 4, np.array([1, 3, 2])
     grouping = bestfit(samples, 3)
     owner = np.repeat(np.arange(3), samples)
@@ -231,7 +229,7 @@ def test_sensitivities_and_bias_are_the_worst_by_brute_force() -> None:
     assert bias == pytest.approx(upper * grouping.bias_bound(6))
 
 
-def test_dividing_by_the_printed_k_releases_one_and_a_half_times_the_bound() -> None:
+def test_dividing_by_the_printed_k_releases_one_and_a_half_times_the_bound():
     samples, capacity = np.array([2, 2, 2]), 3
     fills = naive(samples.tolist(), capacity)[1]
     printed = int(np.minimum(samples, capacity).sum()) // capacity
@@ -239,7 +237,7 @@ def test_dividing_by_the_printed_k_releases_one_and_a_half_times_the_bound() -> 
     assert len(fills) * 1.0 / printed == 1.5
 
 
-def test_the_printed_clipping_bias_is_that_of_a_pooled_mean_and_array_averages_have_more() -> None:
+def test_the_printed_clipping_bias_is_that_of_a_pooled_mean_and_array_averages_have_more():
     """[M] prints U(1 − ΣΓ/Σm). With m = (3, 1) and arrays of 3 nothing is clipped, so it is 0; but one sample weighs ½,
     not ¼."""
     samples = np.array([3, 1])
@@ -250,11 +248,11 @@ def test_the_printed_clipping_bias_is_that_of_a_pooled_mean_and_array_averages_h
 
 
 @pytest.mark.parametrize(("samples", "capacity"), [([2, 5], 1), ([2, 5], 6), ([], 1), ([0, 3], 1), ([1.5, 2.0], 1)])
-def test_out_of_bounds_is_refused(samples: list[float], capacity: int) -> None:
+def test_out_of_bounds_is_refused(samples, capacity):
     with pytest.raises(ParameterError):
         bestfit(np.array(samples), capacity)
 
 
-def test_the_lower_median_is_lower() -> None:
+def test_the_lower_median_is_lower():
     assert lower_median(np.array([1, 2, 3, 4])) == 2
     assert lower_median(np.array([7])) == 7

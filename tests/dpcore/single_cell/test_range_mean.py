@@ -53,7 +53,7 @@ def p_value(drawn: np.ndarray, probability: np.ndarray) -> float:
 
 @pytest.mark.parametrize(("column", "ranks"), [([3, 3, 9, 14], [4, 36]), ([], [0]), ([0, 20], [10]), ([20, 20], [15])])
 @pytest.mark.parametrize("slip", [0.0, 1.0])
-def test_quantiles_have_exactly_the_stated_distribution(column: list[int], ranks: list[int], slip: float) -> None:
+def test_quantiles_have_exactly_the_stated_distribution(column, ranks, slip):
     """χ² on n = 40 000 draws at α = 1e-6; with the ranks one off (``slip``) it must fail (power > 0.999)."""
     upper, micro, n = 20, 3_000_000, 40_000
     y = np.arange(upper + 1)
@@ -69,9 +69,7 @@ def test_quantiles_have_exactly_the_stated_distribution(column: list[int], ranks
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 40), st.integers(0, 7), st.integers(2, 9))
-def test_changing_one_entry_moves_every_cost_by_at_most_one(
-    column: list[int], value: int, at: int, half_bin: int
-) -> None:
+def test_changing_one_entry_moves_every_cost_by_at_most_one(column, value, at, half_bin):
     other = list(column)
     other[at % len(column)] = value
 
@@ -87,7 +85,7 @@ def test_changing_one_entry_moves_every_cost_by_at_most_one(
         assert np.abs(one - two).max() <= 1 + 1e-12
 
 
-def test_a_value_that_many_share_is_found_and_gaps_alone_would_not_find_it() -> None:
+def test_a_value_that_many_share_is_found_and_gaps_alone_would_not_find_it():
     """Recorded draws. Median of 40 % zeros and 60 % at 37, ε = 4: 37; by gaps between values it lies anywhere above."""
     column, n, noise = np.repeat(ints(0, 37), (40, 60)), 200, Noise(tape(1))
     drawn = select_quantiles(column, 100, np.full(n, 500), 4 * MICRO, noise)
@@ -98,7 +96,7 @@ def test_a_value_that_many_share_is_found_and_gaps_alone_would_not_find_it() -> 
     assert law[37] / law.sum() < 0.05
 
 
-def test_ranges_have_exactly_the_stated_distribution() -> None:
+def test_ranges_have_exactly_the_stated_distribution():
     column, half_bin, n = np.array([2, 5, 11, 12, 19, 38]), 3, 30_000
     ranges = range_bins(40, half_bin)
     slot = column // 6
@@ -113,7 +111,7 @@ def test_ranges_have_exactly_the_stated_distribution() -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 30), min_size=2, max_size=9), st.integers(4, 4_000_000))
-def test_the_charge_covers_the_loss_at_every_range(seed: int, samples: list[int], micro: int) -> None:
+def test_the_charge_covers_the_loss_at_every_range(seed, samples, micro):
     """Changing one user: integer change of the clipped sum / scale + selection <= their charge <= ε."""
     rng, upper = np.random.default_rng(seed), 20
     m = np.array(samples)
@@ -137,7 +135,7 @@ def test_the_charge_covers_the_loss_at_every_range(seed: int, samples: list[int]
         assert plan.charges.max() <= micro == plan.range_micro + plan.mean_micro
 
 
-def test_levy_narrows_the_noise_when_counts_allow_and_is_array_averaging_otherwise() -> None:
+def test_levy_narrows_the_noise_when_counts_allow_and_is_array_averaging_otherwise():
     plan = Levy(800).plan(MANY, MICRO)
     assert isinstance(plan, RangePlan)
     assert 4 * plan.half_bin < GRID * 800
@@ -149,7 +147,7 @@ def test_levy_narrows_the_noise_when_counts_allow_and_is_array_averaging_otherwi
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_concentrated_averages_are_found_and_released_near_the_truth(mechanism: Any) -> None:
+def test_concentrated_averages_are_found_and_released_near_the_truth(mechanism):
     """n = 300 draws, ε = 4: the mean of the noisy means is within 12 quanta of 200 (standard error below 2)."""
     rng = np.random.default_rng(5)
     m = np.full(80, 60)
@@ -164,7 +162,7 @@ def test_concentrated_averages_are_found_and_released_near_the_truth(mechanism: 
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_the_bias_bound_holds_for_extreme_values(mechanism: Any) -> None:
+def test_the_bias_bound_holds_for_extreme_values(mechanism):
     values = np.repeat(np.where(np.arange(40) % 2, 800, 0), 60)
     plan = mechanism(800).plan(MANY, MICRO)
     for _ in range(50):
@@ -175,7 +173,7 @@ def test_the_bias_bound_holds_for_extreme_values(mechanism: Any) -> None:
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, AutoMean])
 @pytest.mark.parametrize("samples", [(1,), (7,), (1, 1, 1), (500, 1)])
 @pytest.mark.parametrize("upper", [0, 1, 800])
-def test_degenerate_cells_release_within_the_range(mechanism: Any, samples: tuple[int, ...], upper: int) -> None:
+def test_degenerate_cells_release_within_the_range(mechanism, samples, upper):
     m = np.array(samples)
     plan = mechanism(upper).plan(m, MICRO)
     drawn = mechanism(upper).release(np.full(int(m.sum()), upper), plan, Noise())
@@ -184,7 +182,7 @@ def test_degenerate_cells_release_within_the_range(mechanism: Any, samples: tupl
 
 
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, AutoMean])
-def test_bad_input_is_refused(mechanism: Any) -> None:
+def test_bad_input_is_refused(mechanism):
     with pytest.raises(ParameterError):
         mechanism(10).plan(np.array([], dtype=np.int64), MICRO)
     with pytest.raises(BudgetError):
@@ -196,7 +194,7 @@ def test_bad_input_is_refused(mechanism: Any) -> None:
         mechanism(10).release(np.array([1.0, math.nan]), plan, Noise())
 
 
-def test_auto_takes_the_least_predicted_error_and_says_which() -> None:
+def test_auto_takes_the_least_predicted_error_and_says_which():
     m = np.array([1, 2, 30, 200])
     chosen = AutoMean(800).plan(m, MICRO)
     others = [M(800).plan(m, MICRO).predicted_error for M in (Baseline, PooledMinimax, ArrayAveraging)]
@@ -222,7 +220,7 @@ def _kinds(users: int, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("users", nightly_but([40], [40, 400]))
-def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users: int) -> None:
+def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users):
     """Mean error of 30 recorded draws, ε = 1, relative to the best of all six: under 3 on each kind, under 1.5 on most.
 
     The planted choice, Baseline always, loses by more than 3 on easy data.
@@ -243,19 +241,19 @@ def test_auto_is_never_far_from_the_best_mechanism_on_three_kinds_of_data(users:
 
 
 @pytest.mark.parametrize(("capacity", "used"), [(1, 2), (2, 2), (4, 4), (6, 5), (100_000, 5)])
-def test_a_capacity_that_is_given_is_moved_to_what_users_have(capacity: int, used: int) -> None:
+def test_a_capacity_that_is_given_is_moved_to_what_users_have(capacity, used):
     samples = np.array([2, 5])
     for mechanism in (ArrayAveraging(10, capacity), FixedQuantile(10, capacity), EpsilonQuantile(10, capacity)):
         assert mechanism.plan(samples, MICRO).grouping.capacity == used
 
 
 @pytest.mark.parametrize("make", [ArrayAveraging, Levy, FixedQuantile, EpsilonQuantile, AutoMean])
-def test_a_capacity_without_room_is_refused(make: Any) -> None:
+def test_a_capacity_without_room_is_refused(make):
     with pytest.raises(ParameterError, match="m_UB 0 holds no sample; give at least 1"):
         make(10, 0).plan(np.array([2, 5]), MICRO)
 
 
-def test_fixed_quantiles_lie_where_they_are_set_and_elsewhere_are_refused() -> None:
+def test_fixed_quantiles_lie_where_they_are_set_and_elsewhere_are_refused():
     samples = np.full(40, 3)
     ranks = [FixedQuantile(10, percent=percent).plan(samples, MICRO).rank for percent in (10, 25, 49)]
     assert ranks == [FixedQuantile(10).plan(samples, MICRO).rank, 100, 196]

@@ -39,9 +39,7 @@ SMALL, LARGE = Domain.unit_cells(16, 16), Domain.unit_cells(17, 16)
         (Auto(), LARGE, (1_000_000,)),
     ],
 )
-def test_only_a_choice_that_needs_the_number_of_points_pays_for_it(
-    mechanism: Auto, domain: Domain, shares: tuple[int, ...]
-) -> None:
+def test_only_a_choice_that_needs_the_number_of_points_pays_for_it(mechanism, domain, shares):
     split = mechanism.split(domain, 1_000_000)
     assert split.shares == shares
     assert sum(split.shares) == 1_000_000
@@ -58,9 +56,7 @@ def test_only_a_choice_that_needs_the_number_of_points_pays_for_it(
         ("absolute", SMALL, 0, 1, SparseHierarchy()),
     ],
 )
-def test_the_choice_follows_goal_cells_and_points_per_cell(
-    goal: Any, domain: Domain, total: int, points: int, expected: Any
-) -> None:
+def test_the_choice_follows_goal_cells_and_points_per_cell(goal, domain, total, points, expected):
     assert Auto(goal).choose(domain, total, 1_000_000, points) == expected
 
 
@@ -76,7 +72,7 @@ class Recorded(Silence):
         return super().discrete_laplace(numerator, denominator, size)
 
 
-def test_the_count_is_drawn_at_its_share_and_the_cells_at_the_rest() -> None:
+def test_the_count_is_drawn_at_its_share_and_the_cells_at_the_rest():
     """With noise 0 the scales of the draws are recorded: each is s·10⁶/share in lowest terms."""
     noise = Recorded()
     histogram = Auto().fit(np.full((16, 16), 3, dtype=np.int64), SMALL, 1_000_000, noise)
@@ -84,7 +80,7 @@ def test_the_count_is_drawn_at_its_share_and_the_cells_at_the_rest() -> None:
     assert [n / d for n, d in noise.scales] == [pytest.approx(1 / 0.02), pytest.approx(1 / 0.98)]
 
 
-def test_few_points_on_a_small_grid_are_left_to_the_hierarchy() -> None:
+def test_few_points_on_a_small_grid_are_left_to_the_hierarchy():
     assert isinstance(Auto().fit(np.zeros((16, 16), dtype=np.int64), SMALL, 1_000_000, Silence()), PartitionHistogram)
 
 
@@ -102,14 +98,14 @@ COUNTS = np.random.default_rng(2).poisson(np.add.outer(np.arange(32), np.arange(
     [leaky(MECHANISM, COUNTS, DOMAIN, 1_000_000, Noise()), best_non_private(MECHANISM, COUNTS, DOMAIN)],
     ids=["leaky", "best_non_private"],
 )
-def test_a_baseline_has_no_release(result: Any) -> None:
+def test_a_baseline_has_no_release(result):
     assert not isinstance(result, Histogram)
     assert not hasattr(result, "to_release")
     with pytest.raises(HistogramError):
         rounded(result)
 
 
-def test_neither_the_service_nor_the_public_names_reach_the_baselines() -> None:
+def test_neither_the_service_nor_the_public_names_reach_the_baselines():
     """Only benchmarks and research may import the module: every other source file is read."""
     importers = set()
     for path in (path for room in ("stream", "dpcore", "bench", "research") for path in (ROOT / room).rglob("*.py")):
@@ -122,7 +118,7 @@ def test_neither_the_service_nor_the_public_names_reach_the_baselines() -> None:
     assert not {"leaky", "best_non_private", "Unreleasable"} & set(dpcore.spatial.__all__)
 
 
-def test_leaky_is_no_worse_on_its_tuning_queries_than_any_size_on_the_same_draws() -> None:
+def test_leaky_is_no_worse_on_its_tuning_queries_than_any_size_on_the_same_draws():
     """Recorded noise: each size alone is drawn from the same tape, after the sizes before it."""
     truth = answer(integral_image(COUNTS), MECHANISM.queries)
 
@@ -136,7 +132,7 @@ def test_leaky_is_no_worse_on_its_tuning_queries_than_any_size_on_the_same_draws
         assert error(leaky(MECHANISM, COUNTS, DOMAIN, 10**6, noise)) == min(alone)
 
 
-def test_best_non_private_is_the_largest_size_without_noise() -> None:
+def test_best_non_private_is_the_largest_size_without_noise():
     best = best_non_private(MECHANISM, COUNTS, DOMAIN)
     assert best.size == 32
     assert best.answers(MECHANISM.queries) == pytest.approx(answer(integral_image(COUNTS), MECHANISM.queries))

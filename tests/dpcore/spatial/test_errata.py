@@ -13,7 +13,7 @@ from dpcore.spatial.queries import overlap_norms
 from dpcore.spatial.regions import Footprints, Regions
 
 
-def test_a_point_moves_a_deviation_by_the_larger_of_the_share_and_the_rest() -> None:
+def test_a_point_moves_a_deviation_by_the_larger_of_the_share_and_the_rest():
     """[E], Lemma 7.4 prints |1 − α|. One cell, α = 0.9 of it queried: a point outside the query moves it by 0.9."""
     domain = Domain.unit_cells(10, 1)
     mechanism = E2EPriv((1,), Rectangles([0], [9], [0], [1]), rho=1.0, expected_points=0)
@@ -28,9 +28,7 @@ def test_a_point_moves_a_deviation_by_the_larger_of_the_share_and_the_rest() -> 
     assert max(moved) <= stated == pytest.approx(0.9, rel=1e-8)
 
 
-def test_the_printed_sensitivity_that_follows_the_number_of_points_breaks_the_budget_and_a_public_one_does_not() -> (
-    None
-):
+def test_the_printed_sensitivity_that_follows_the_number_of_points_breaks_the_budget_and_a_public_one_does_not():
     """[E], Cor. 7.9: Δ_r = 1/(δ(ρ + 1)) + λ‖α‖₁/(ρ(ρ + 1)) + 1/(ρ + δ), ρ = δ|D|. ε₁ = 1, |D| = 72 or 73, exact
     probabilities.
 
@@ -61,7 +59,7 @@ def test_the_printed_sensitivity_that_follows_the_number_of_points_breaks_the_bu
     assert losses[True] <= 1.0 < 1.22 < losses[False]
 
 
-def test_without_a_cap_one_point_moves_a_relative_error_by_hundreds_and_with_it_by_its_sensitivity() -> None:
+def test_without_a_cap_one_point_moves_a_relative_error_by_hundreds_and_with_it_by_its_sensitivity():
     """[E], relative objective. Two cells in one block, 20 points in the queried one and 10⁶ beside it; ρ = 20.
 
     The block answers 500 010 for 20, a relative error of 24 999.5; with a point more it is 1 190 lower. κ bounds it.
@@ -78,7 +76,7 @@ def test_without_a_cap_one_point_moves_a_relative_error_by_hundreds_and_with_it_
     assert changes[4.0] < 1 < 1_000 < changes[1e9]
 
 
-def test_with_a_sensitivity_per_size_the_error_chosen_exceeds_the_bound_and_with_one_for_all_it_does_not() -> None:
+def test_with_a_sensitivity_per_size_the_error_chosen_exceeds_the_bound_and_with_one_for_all_it_does_not():
     """[E], Theorem 7.11: an excess above 2Δ/ε₁·(ln|𝒢| + t) has probability at most exp(−t); exact probabilities.
 
     It needs one Δ. Errors 100·Δ_r with Δ = 1 and 2 are equal once each is divided by its own: the worse size, 100 above
@@ -104,7 +102,7 @@ def test_with_a_sensitivity_per_size_the_error_chosen_exceeds_the_bound_and_with
             assert chances[beyond].sum() <= math.exp(-t)
 
 
-def test_truncation_before_inference_biases_small_answers_and_leaving_it_out_does_not() -> None:
+def test_truncation_before_inference_biases_small_answers_and_leaving_it_out_does_not():
     """[B], Algorithm 2 sets negative counts to 0 first. 40 × 40 empty cells, recorded noise of scale 9, 1 600 cells:
     truncated, a cell answers 4.5 on average; as drawn, 0 within four standard errors.
     """
@@ -114,7 +112,7 @@ def test_truncation_before_inference_biases_small_answers_and_leaving_it_out_doe
     assert np.maximum(cells, 0).mean() > 4.5 - 4 * error > 4 * error
 
 
-def test_the_noise_of_a_query_grows_with_the_root_of_its_cells() -> None:
+def test_the_noise_of_a_query_grows_with_the_root_of_its_cells():
     """[E] bounds it by λ‖α‖₁, loose by √cells. Recorded noise, 400 draws of 256 cells: the mean is near
     √(2·256)·λ·0.8."""
     edges = np.arange(17)
@@ -126,7 +124,7 @@ def test_the_noise_of_a_query_grows_with_the_root_of_its_cells() -> None:
     assert mean < 10 * norms.l1[0] / 10
 
 
-def test_stop_tests_grow_by_the_cube_root_of_two_per_level() -> None:
+def test_stop_tests_grow_by_the_cube_root_of_two_per_level():
     """[H], Equation 16 lacks the root: 2^((h−i)/3) minimises the variance Σ 2^(h−i)/ε_i² of all nodes, 2^(h−i) does
     not."""
     stops = np.array(HTF().path_budget(1_000_000, 8).stops, dtype=float)
@@ -142,13 +140,13 @@ def test_stop_tests_grow_by_the_cube_root_of_two_per_level() -> None:
 
 
 @pytest.mark.parametrize("height", [1, 2, 9])
-def test_a_path_spends_the_same_wherever_it_ends(height: int) -> None:
+def test_a_path_spends_the_same_wherever_it_ends(height):
     budget = HTF().path_budget(1_000_003, height)
     before = [sum(budget.stops[:depth]) + sum(budget.splits[:depth]) for depth in range(height + 1)]
     assert {spent + budget.left(depth) for depth, spent in enumerate(before)} == {1_000_003}
 
 
-def test_a_root_that_stops_at_once_spends_everything_and_divides_by_nothing() -> None:
+def test_a_root_that_stops_at_once_spends_everything_and_divides_by_nothing():
     """[H] gives a leaf ε_remain, which is 0 where the levels above spent everything: a noise scale of 1/0."""
     for shape in ((1, 1), (1, 2), (2, 2)):
         counts = np.zeros(shape, dtype=np.int64)
@@ -157,7 +155,7 @@ def test_a_root_that_stops_at_once_spends_everything_and_divides_by_nothing() ->
         assert np.isfinite(tree.counts[tree.leaves]).all()
 
 
-def test_replacing_a_region_moves_twice_what_removing_it_does() -> None:
+def test_replacing_a_region_moves_twice_what_removing_it_does():
     """[B], Definition 3 (replace) with the sensitivity of Lemma 2 (remove): 18 components, not 9, at k = 1."""
     domain = Domain.unit_cells(8, 8)
 
@@ -172,7 +170,7 @@ def test_replacing_a_region_moves_twice_what_removing_it_does() -> None:
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])
-def test_the_printed_bound_of_components_is_not_the_attained_one(k: int) -> None:
+def test_the_printed_bound_of_components_is_not_the_attained_one(k):
     """[B] prints 4.5(k+1)k; a region of diameter B = k·d meets at most (2k+1)² components, and some meets all of
     them."""
     assert Footprints.sensitivity(Domain.unit_cells(20, 20), float(k)) == (2 * k + 1) ** 2 < 4.5 * (k + 1) * k
@@ -197,7 +195,7 @@ def clustered(points: int) -> np.ndarray:
     return counts
 
 
-def test_rho_is_a_share_of_the_points_where_that_is_more() -> None:
+def test_rho_is_a_share_of_the_points_where_that_is_more():
     assert mechanism().floor(1_000_000) == 10_000
     assert mechanism().floor(100) == 20
 
@@ -211,13 +209,11 @@ def test_rho_is_a_share_of_the_points_where_that_is_more() -> None:
         (20_000, MICRO, 1, "relative"),
     ],
 )
-def test_the_objective_follows_from_the_budget_and_the_noisy_total_alone(
-    total: int, size_micro: int, points: int, objective: str
-) -> None:
+def test_the_objective_follows_from_the_budget_and_the_noisy_total_alone(total, size_micro, points, objective):
     assert mechanism().effective_objective(total, size_micro, points) == objective
 
 
-def test_with_many_points_the_relative_choice_is_no_longer_random() -> None:
+def test_with_many_points_the_relative_choice_is_no_longer_random():
     """n = 60 draws on 200 000 points, ε = 1. Chance of ≥ 50 at one of the two best of seven sizes if random: below
     1e-17.
 
@@ -241,13 +237,13 @@ def test_with_many_points_the_relative_choice_is_no_longer_random() -> None:
     assert near_best(rho_share=0.0) < 50
 
 
-def test_a_share_outside_0_to_1_is_refused() -> None:
+def test_a_share_outside_0_to_1_is_refused():
     with pytest.raises(ParameterError, match=r"rho_share 1\.5"):
         mechanism(rho_share=1.5)
 
 
 @pytest.mark.parametrize("whole_cells", [True, False])
-def test_one_point_moves_no_error_by_more_than_stated_and_on_an_empty_grid_it_does(whole_cells: bool) -> None:
+def test_one_point_moves_no_error_by_more_than_stated_and_on_an_empty_grid_it_does(whole_cells):
     """Every cell of grids of 16 × 12 gets one point more. Half of what is stated would not do, nor would the mean of
     1/w help."""
     rng, domain = np.random.default_rng(3), Domain.unit_cells(16, 12)
@@ -271,7 +267,7 @@ def test_one_point_moves_no_error_by_more_than_stated_and_on_an_empty_grid_it_do
         assert stated.max() < 0.7 * float(np.mean(1 / chooser.weights(domain, total)))
 
 
-def test_the_best_size_is_drawn_much_more_often_than_by_the_mean_of_the_largest_changes() -> None:
+def test_the_best_size_is_drawn_much_more_often_than_by_the_mean_of_the_largest_changes():
     """20 000 points around four centres, ε₁ = 0.2; exact probabilities."""
     counts, chooser = clustered(20_000), E2EPriv((8, 16, 32, 64), QUERIES, expected_points=20_000)
     errors, change = chooser.errors(counts, DOMAIN, 1.25, 20_000)
@@ -283,7 +279,7 @@ def test_the_best_size_is_drawn_much_more_often_than_by_the_mean_of_the_largest_
     assert best(change) > 0.9 > 0.6 > best(float(np.mean(1 / chooser.weights(DOMAIN, 20_000))))
 
 
-def test_a_single_size_of_whole_cells_that_no_point_can_move_still_has_a_cost() -> None:
+def test_a_single_size_of_whole_cells_that_no_point_can_move_still_has_a_cost():
     alone = E2EPriv((64,), QUERIES, expected_points=100)
     assert alone.point_changes(DOMAIN, 100)[0] > 0
     assert alone.costs(clustered(100), DOMAIN, 1.0, 100).shape == (1,)

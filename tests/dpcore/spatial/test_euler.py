@@ -21,7 +21,7 @@ from dpcore.spatial.euler_inference import Inference, Program, infer, is_consist
 from dpcore.spatial.histogram import HistogramError
 from dpcore.spatial.queries import QueryError, Rectangles
 from dpcore.spatial.regions import Footprints, Regions
-from tests.dpcore.spatial.polygons import Point, corners_strategy, epsilon_lower_bound, grid, hull, meets
+from tests.dpcore.spatial.polygons import corners_strategy, epsilon_lower_bound, grid, hull, meets
 from tests.support.tapes import tape
 
 
@@ -57,7 +57,7 @@ def noisy_array(seed: int, n: int = 5, scale: float = 3.0) -> npt.NDArray[np.int
 
 @settings(max_examples=60)
 @given(st.lists(corners_strategy, min_size=1, max_size=5))
-def test_a_block_of_cells_is_answered_with_the_regions_that_meet_it(groups: list[list[Point]]) -> None:
+def test_a_block_of_cells_is_answered_with_the_regions_that_meet_it(groups):
     polygons = [hull(group) for group in groups]
     convex = [polygon for polygon in polygons if len(polygon) > 2]
     regions = Regions.of_polygons([np.array(polygon, dtype=float) for polygon in convex])
@@ -75,9 +75,7 @@ def test_a_block_of_cells_is_answered_with_the_regions_that_meet_it(groups: list
 
 @settings(max_examples=60)
 @given(st.lists(corners_strategy, min_size=1, max_size=4), st.integers(1, 3), st.sampled_from([0.5, 1.0, 2.5]))
-def test_one_user_changes_the_counts_by_at_most_the_sensitivity(
-    groups: list[list[Point]], per_user: int, diameter: float
-) -> None:
+def test_one_user_changes_the_counts_by_at_most_the_sensitivity(groups, per_user, diameter):
     domain = grid(5, 5)
     others = [np.array([(1.2, 1.3), (2.4, 1.1), (1.9, 2.2)])]
     with_him = Regions.of_polygons([*others, *(np.array(g, dtype=float) for g in groups)], user=[0] + [1] * len(groups))
@@ -87,7 +85,7 @@ def test_one_user_changes_the_counts_by_at_most_the_sensitivity(
     assert np.abs(after - before).sum() <= euler.sensitivity(domain)
 
 
-def test_the_noise_has_the_scale_of_the_sensitivity() -> None:
+def test_the_noise_has_the_scale_of_the_sensitivity():
     # n = 4 · 199² draws of scale 9/2: the mean absolute value has relative standard error 0.25 %, the standard
     # deviation 0.28 %. The bounds are eight and fourteen of them, α < 10⁻¹⁴; a sensitivity of 8 or 10 is 11 % off,
     # power > 0.999.
@@ -105,7 +103,7 @@ def mean_absolute(scale: float) -> float:
     return 2 * math.exp(-1 / scale) / (1 - math.exp(-2 / scale))
 
 
-def test_consistent_counts_may_answer_minus_three_and_covertness_forbids_it() -> None:
+def test_consistent_counts_may_answer_minus_three_and_covertness_forbids_it():
     components = np.ones((5, 5), dtype=np.int64)
     components[1::2, 1::2] = 0
     assert histogram(components).answers(Rectangles.of_cells([0, 2, 0, 2])).tolist() == [-3.0]
@@ -117,7 +115,7 @@ def test_consistent_counts_may_answer_minus_three_and_covertness_forbids_it() ->
 
 
 @given(st.lists(st.integers(0, 3), min_size=15, max_size=15))
-def test_the_covertness_check_is_p4_for_consistent_counts(values: list[int]) -> None:
+def test_the_covertness_check_is_p4_for_consistent_counts(values):
     components = np.array(values, dtype=np.int64).reshape(3, 5)
     components[::2, ::2] += 3
     components[1::2, ::2] += 1
@@ -127,7 +125,7 @@ def test_the_covertness_check_is_p4_for_consistent_counts(values: list[int]) -> 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_inferred_counts_are_integral_and_covert_and_answer_every_rectangle_monotonely(seed: int) -> None:
+def test_inferred_counts_are_integral_and_covert_and_answer_every_rectangle_monotonely(seed):
     noisy = noisy_array(seed)
     result = infer(noisy)
     assert result.grade == "covert"
@@ -135,7 +133,7 @@ def test_inferred_counts_are_integral_and_covert_and_answer_every_rectangle_mono
     assert result.distance == np.abs(result.components - noisy).sum()
 
 
-def test_without_the_covertness_constraints_the_same_check_fails() -> None:
+def test_without_the_covertness_constraints_the_same_check_fails():
     caught = 0
     for seed in range(12):
         components = Program(noisy_array(seed), covert=False).solve()
@@ -145,7 +143,7 @@ def test_without_the_covertness_constraints_the_same_check_fails() -> None:
     assert caught >= 10
 
 
-def test_inference_is_the_nearest_covert_array() -> None:
+def test_inference_is_the_nearest_covert_array():
     options = np.array(list(itertools.product(range(4), repeat=5)), dtype=np.int64)
     rng = np.random.default_rng(11)
     for _ in range(10):
@@ -165,13 +163,13 @@ def test_inference_is_the_nearest_covert_array() -> None:
         assert infer(noisy.astype(np.int64)).distance == best
 
 
-def test_inference_leaves_covert_counts_alone() -> None:
+def test_inference_leaves_covert_counts_alone():
     regions = Regions.of_polygons([[(0.5, 0.5), (2.5, 0.7), (1.5, 2.5)], [(1.1, 1.1), (1.4, 1.2), (1.2, 1.5)]])
     true = Footprints.of(regions, grid(4, 4), 9.0).total()
     assert (infer(true).components == true).all()
 
 
-def test_halves_are_rounded_to_a_covert_array_at_the_same_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halves_are_rounded_to_a_covert_array_at_the_same_distance(monkeypatch):
     # The average of two optimal arrays is optimal, and fractional wherever they differ.
     noisy = np.zeros((1, 5), dtype=np.int64)
     noisy[0, ::2] = 2, 1, 2
@@ -183,7 +181,7 @@ def test_halves_are_rounded_to_a_covert_array_at_the_same_distance(monkeypatch: 
     assert result.distance == expected.distance == 1
 
 
-def test_without_a_covert_rounding_the_result_is_consistent_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_covert_rounding_the_result_is_consistent_and_says_so(monkeypatch):
     noisy = noisy_array(3, n=4)
     relaxed = Program.relaxed
     monkeypatch.setattr(Program, "relaxed", lambda self: None if self.aux else relaxed(self))
@@ -194,7 +192,7 @@ def test_without_a_covert_rounding_the_result_is_consistent_and_says_so(monkeypa
     assert infer(noisy).grade == "noisy"
 
 
-def test_the_covertness_constraints_alone_are_not_integral() -> None:
+def test_the_covertness_constraints_alone_are_not_integral():
     # Integers are a whole number away from integers; this relaxation's best is not, so no integral vertex attains it.
     noisy = np.array(
         [
@@ -213,12 +211,12 @@ def test_the_covertness_constraints_alone_are_not_integral() -> None:
     assert (infer(noisy).grade, infer(noisy).distance) == ("covert", 262)
 
 
-def test_large_noisy_grids_are_inferred_covertly_whether_or_not_the_relaxation_is_integral() -> None:
+def test_large_noisy_grids_are_inferred_covertly_whether_or_not_the_relaxation_is_integral():
     for seed in range(6):
         assert infer(noisy_array(seed, n=24, scale=20.0)).grade == "covert"
 
 
-def test_the_inference_that_is_asked_for_is_what_is_released_and_none_is_the_unbiased_draw() -> None:
+def test_the_inference_that_is_asked_for_is_what_is_released_and_none_is_the_unbiased_draw():
     """The same tape: what was drawn is released as it is by default, and beside the counts after any inference."""
     domain, regions = grid(6, 6), Regions.of_polygons([[(2.5, 2.5)], [(4.5, 1.5)]])
     released = {
@@ -235,7 +233,7 @@ def test_the_inference_that_is_asked_for_is_what_is_released_and_none_is_the_unb
     assert not is_covert(released["consistent"].components), "covertness is more than consistency"
 
 
-def test_inference_lowers_the_error_of_small_ranges_where_regions_are_dense() -> None:
+def test_inference_lowers_the_error_of_small_ranges_where_regions_are_dense():
     domain = grid(12, 12)
     rng = np.random.default_rng(2)
     regions = Regions.of_polygons(list(rng.normal(6, 2, (400, 1, 2)) + rng.normal(0, 0.2, (400, 5, 2))))
@@ -250,7 +248,7 @@ def test_inference_lowers_the_error_of_small_ranges_where_regions_are_dense() ->
     assert error["covert"] < error["none"]
 
 
-def test_intervals_hold_without_inference() -> None:
+def test_intervals_hold_without_inference():
     # n = 24 · 3 081 answers, correlated; a 95 % interval that covers less than 93 % would be wrong.
     domain = grid(12, 12)
     boxes = every_rectangle(12, 12)
@@ -263,7 +261,7 @@ def test_intervals_hold_without_inference() -> None:
     assert np.mean(covered) > 0.93
 
 
-def test_a_paid_total_changes_by_the_regions_of_a_user_whatever_they_are() -> None:
+def test_a_paid_total_changes_by_the_regions_of_a_user_whatever_they_are():
     """The alternating sum over the whole grid of 200 random pairs of neighbours, up to three regions a user."""
     rng, domain = np.random.default_rng(8), grid(7, 5)
     for _ in range(200):
@@ -275,7 +273,7 @@ def test_a_paid_total_changes_by_the_regions_of_a_user_whatever_they_are() -> No
         assert 0 <= whole - without <= own
 
 
-def test_components_and_total_have_the_noise_of_their_shares_which_add_up_to_epsilon() -> None:
+def test_components_and_total_have_the_noise_of_their_shares_which_add_up_to_epsilon():
     asked: list[tuple[int, int, int]] = []
 
     class Asked(Noise):
@@ -298,7 +296,7 @@ def test_components_and_total_have_the_noise_of_their_shares_which_add_up_to_eps
             euler.fit(Regions.of_polygons([]), grid(2, 2), budget, Noise())
 
 
-def test_answers_with_a_paid_total_are_unbiased_and_their_intervals_hold() -> None:
+def test_answers_with_a_paid_total_are_unbiased_and_their_intervals_hold():
     """n = 120 draws of 3 081 answers, correlated: mean errors within 5 standard errors, coverage at least 93 %.
 
     Intervals that ignore the correction, the planted twin, are wider at the whole by 1/√(1 − share·all) > 10.
@@ -324,9 +322,7 @@ def test_answers_with_a_paid_total_are_unbiased_and_their_intervals_hold() -> No
 
 
 @pytest.mark.parametrize("inference", ["consistent", "covert"])
-def test_a_share_for_the_total_changes_nothing_that_is_inferred_and_no_inferred_count_stands_beside_a_total(
-    inference: Inference,
-) -> None:
+def test_a_share_for_the_total_changes_nothing_that_is_inferred_and_no_inferred_count_stands_beside_a_total(inference):
     """24 × 24 cells and 200 regions: with the total as a constraint no whole numbers are found, or they contradict
     it."""
     rng = np.random.default_rng(1)
@@ -344,7 +340,7 @@ def test_a_share_for_the_total_changes_nothing_that_is_inferred_and_no_inferred_
             replace(paid, grade=grade, total=Total(199, 800.0))
 
 
-def test_a_grid_too_large_for_inference_is_answered_with_its_paid_total(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_too_large_for_inference_is_answered_with_its_paid_total(monkeypatch):
     monkeypatch.setattr("dpcore.spatial.euler.MAX_INFERENCE_CELLS", 15)
     released = Euler(1.0, inference="covert", total_share=0.05).fit(
         Regions.of_polygons([[(2.5, 2.5)]]), grid(4, 4), MICRO, Noise()
@@ -353,17 +349,17 @@ def test_a_grid_too_large_for_inference_is_answered_with_its_paid_total(monkeypa
     assert EulerHistogram.from_release(json.loads(json.dumps(released.to_release()))).total == released.total
 
 
-def test_the_audit_finds_no_more_than_epsilon() -> None:
+def test_the_audit_finds_no_more_than_epsilon():
     # About 600 and 80 hits: at ε = 2 the bound is near 1.4, and above 2 with probability below 2·AUDIT_ALPHA.
     assert 1.0 < epsilon_lower_bound(Euler(1.0), 2.0, 3) <= 2.0
 
 
-def test_the_audit_catches_half_the_noise() -> None:
+def test_the_audit_catches_half_the_noise():
     # The true loss is 4; about 470 and 8 hits give a bound near 2.8, above 2 with probability above 0.999.
     assert epsilon_lower_bound(Euler(1.0), 4.0, 1) > 2.0
 
 
-def test_a_release_comes_back_as_it_went() -> None:
+def test_a_release_comes_back_as_it_went():
     regions = Regions.of_polygons([[(0.5, 0.5), (2.5, 0.7), (1.5, 2.5)]])
     released = Euler(1.0, inference="covert").fit(regions, grid(4, 3), MICRO, Noise())
     back = EulerHistogram.from_release(json.loads(json.dumps(released.to_release())))
@@ -377,7 +373,7 @@ def test_a_release_comes_back_as_it_went() -> None:
     assert (back.domain, back.grade) == (released.domain, released.grade)
 
 
-def test_an_empty_rectangle_is_zero_and_one_through_cells_is_refused() -> None:
+def test_an_empty_rectangle_is_zero_and_one_through_cells_is_refused():
     h = histogram(np.ones((5, 5), dtype=np.int64))
     nothing = Rectangles([1.0], [1.0], [0.0], [3.0])  # type: ignore[arg-type]
     interval = h.intervals(nothing)
@@ -388,7 +384,7 @@ def test_an_empty_rectangle_is_zero_and_one_through_cells_is_refused() -> None:
             h.answers(Rectangles(*(np.array([float(b)]) for b in bad)))
 
 
-def test_forty_by_forty_with_ten_thousand_regions_is_covert() -> None:
+def test_forty_by_forty_with_ten_thousand_regions_is_covert():
     rng = np.random.default_rng(1)
     regions = Regions.of_polygons(list(rng.normal(20, 7, (10_000, 1, 2)) + rng.normal(0, 0.5, (10_000, 12, 2))))
     released = Euler(2.0, inference="covert").fit(regions, grid(40, 40), MICRO, Noise())
@@ -406,7 +402,7 @@ def test_forty_by_forty_with_ten_thousand_regions_is_covert() -> None:
         lambda: Euler(1.0).fit(Regions.of_polygons([]), grid(2, 2), 0, Noise()),
     ],
 )
-def test_bad_parameters_are_typed_errors(build: object) -> None:
+def test_bad_parameters_are_typed_errors(build):
     with pytest.raises(ParameterError):
         build()  # type: ignore[operator]
 
@@ -426,12 +422,12 @@ def test_bad_parameters_are_typed_errors(build: object) -> None:
         },
     ],
 )
-def test_a_document_that_is_no_euler_histogram_is_refused(document: dict[str, object]) -> None:
+def test_a_document_that_is_no_euler_histogram_is_refused(document):
     with pytest.raises(HistogramError):
         EulerHistogram.from_release(document)
 
 
-def test_a_grid_of_one_cell_or_one_row_works() -> None:
+def test_a_grid_of_one_cell_or_one_row_works():
     for rows, columns in ((1, 1), (1, 4), (4, 1)):
         domain = Domain(0.0, 0.0, float(rows), float(columns), rows, columns)
         euler = Euler(1.0, inference="covert")

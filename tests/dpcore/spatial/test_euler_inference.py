@@ -41,7 +41,7 @@ def program_distance(noisy: Grid) -> float:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 3), (5, 7), (9, 9)])
-def test_the_largest_deviation_is_that_of_the_linear_program_rounded_up(shape: tuple[int, int], seed: int) -> None:
+def test_the_largest_deviation_is_that_of_the_linear_program_rounded_up(shape, seed):
     rng = np.random.default_rng(seed)
     noisy = rng.integers(-9, 10, shape) + 4 * rng.integers(0, 2)
     nearest = nearest_in_max_norm(noisy)
@@ -49,7 +49,7 @@ def test_the_largest_deviation_is_that_of_the_linear_program_rounded_up(shape: t
     assert np.abs(nearest - noisy).max() == np.ceil(program_distance(noisy) - 1e-6)
 
 
-def test_counts_that_contradict_nothing_stay_and_the_draws_are_left_alone() -> None:
+def test_counts_that_contradict_nothing_stay_and_the_draws_are_left_alone():
     true = np.array([[3, 2, 4], [1, 0, 2], [5, 2, 2]])
     before = true.copy()
     assert (nearest_in_max_norm(true) == true).all()
@@ -59,7 +59,7 @@ def test_counts_that_contradict_nothing_stay_and_the_draws_are_left_alone() -> N
     assert (true == before).all()
 
 
-def test_truncated_counts_are_the_draws_without_what_is_below_0_and_keep_their_intervals() -> None:
+def test_truncated_counts_are_the_draws_without_what_is_below_0_and_keep_their_intervals():
     noisy = np.array([[3, -2, 4], [1, -5, 2], [-1, 2, 2]])
     truncated = infer(noisy, "truncated")
     assert (truncated.components == np.maximum(noisy, 0)).all()
@@ -90,7 +90,7 @@ def test_truncated_counts_are_the_draws_without_what_is_below_0_and_keep_their_i
         EulerHistogram(domain, released.components, 1.0, "truncated")
 
 
-def test_where_a_grid_is_too_large_for_a_program_what_needs_none_is_done() -> None:
+def test_where_a_grid_is_too_large_for_a_program_what_needs_none_is_done():
     domain = Domain(0.0, 0.0, 129.0, 129.0, 129, 129)
     nobody = Regions.of_polygons([])
     ways: tuple[Inference, ...] = ("truncated", "max-norm", "covert")
@@ -103,7 +103,7 @@ def is_ordered(h: Grid) -> bool:
     return is_consistent(h - h.min())
 
 
-def test_ordered_counts_are_the_nearest_with_c1_and_c2_whatever_their_signs() -> None:
+def test_ordered_counts_are_the_nearest_with_c1_and_c2_whatever_their_signs():
     """Against all arrays of 3 × 3 between the least and the greatest draw, among which a nearest one is."""
     rng = np.random.default_rng(3)
     values = np.array(list(itertools.product(range(-2, 2), repeat=9))).reshape(-1, 3, 3)
@@ -132,7 +132,7 @@ def of_few_regions(inference: Inference, seed: int, share: float = 0.05) -> Eule
     return euler.fit(few_regions(), BOX, MICRO, Noise(tape(seed)))
 
 
-def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answers_they_leave_as_they_are() -> None:
+def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answers_they_leave_as_they_are():
     drawn, ordered = of_few_regions("none", 1), of_few_regions("ordered", 1)
     assert ordered.drawn is not None
     assert (ordered.drawn == drawn.components).all(), "the same ε buys the same draws"
@@ -156,9 +156,7 @@ def test_ordered_counts_stand_beside_the_draws_whose_intervals_and_unbiased_answ
         EulerHistogram(ordered.domain, ordered.components, 1.0, "ordered")
 
 
-def test_ordered_counts_have_less_error_than_draws_and_with_a_total_not_the_excess_of_counts_without_negative_ones() -> (  # noqa: E501
-    None
-):
+def test_ordered_counts_have_less_error_than_draws_and_with_a_total_not_the_excess_of_counts_without_negative_ones():
     """Mean errors of 10 tapes; the ratio is about 0.6 for squares of 3 × 3 cells, and 0.04 for the whole."""
     corners = np.array([(x, x + 2, y, y + 2) for x in range(0, 8, 2) for y in range(0, 8, 2)])
     squares, whole = Rectangles.of_cells(corners), Rectangles.of_cells(np.array([[0, 9, 0, 9]]))

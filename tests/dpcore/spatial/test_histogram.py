@@ -38,18 +38,18 @@ from tests.dpcore.silence import Silence
 
 
 @pytest.mark.parametrize("box", [(0, 0, 0, 1), (1, 0, 0, 1), (float("nan"), 0, 1, 1), (0, 0, float("inf"), 1)])
-def test_a_box_without_area_is_refused(box: tuple[float, float, float, float]) -> None:
+def test_a_box_without_area_is_refused(box):
     with pytest.raises(DomainError):
         Domain(*box)
 
 
 @pytest.mark.parametrize("grid", [(0, 5), (5, -1), (2**20, 2**20)])
-def test_a_grid_without_cells_or_with_too_many_is_refused(grid: tuple[int, int]) -> None:
+def test_a_grid_without_cells_or_with_too_many_is_refused(grid):
     with pytest.raises(DomainError):
         Domain(0, 0, 1, 1, *grid)
 
 
-def test_cells_are_half_open_and_points_outside_are_only_counted() -> None:
+def test_cells_are_half_open_and_points_outside_are_only_counted():
     domain = Domain(0, 0, 2, 2, 2, 2)
     points = np.array([[0, 0], [1, 0], [0.999, 1], [2, 0], [0, 2], [-0.1, 0], [np.nextafter(2, 0), 1.5]])
     counted = domain.count(points)
@@ -58,12 +58,12 @@ def test_cells_are_half_open_and_points_outside_are_only_counted() -> None:
 
 
 @pytest.mark.parametrize("points", [[[np.nan, 0.0]], [[np.inf, 0.0]], [[0.0, 1.0, 2.0]]])
-def test_points_that_are_none_are_refused(points: list[list[float]]) -> None:
+def test_points_that_are_none_are_refused(points):
     with pytest.raises(DomainError):
         Domain(0, 0, 1, 1).count(np.array(points))
 
 
-def test_queries_inside_cells_equal_the_area_weighted_sum() -> None:
+def test_queries_inside_cells_equal_the_area_weighted_sum():
     rng = np.random.default_rng(1)
     counts = rng.integers(0, 50, (7, 5))
     low, high = np.sort(rng.random((2, 40, 2)) * [7, 5], axis=0)
@@ -79,12 +79,12 @@ def test_queries_inside_cells_equal_the_area_weighted_sum() -> None:
 
 
 @pytest.mark.parametrize("bad", [([2], [1], [0], [1]), ([np.nan], [1], [0], [1]), ([0, 0], [1], [0], [1])])
-def test_queries_inverted_or_not_finite_are_refused(bad: tuple[list[float], ...]) -> None:
+def test_queries_inverted_or_not_finite_are_refused(bad):
     with pytest.raises(QueryError):
         Rectangles(*(np.array(column, dtype=float) for column in bad))
 
 
-def test_a_query_outside_the_box_is_refused_and_an_empty_one_is_0() -> None:
+def test_a_query_outside_the_box_is_refused_and_an_empty_one_is_0():
     domain = Domain.unit_cells(3, 3)
     histogram = GridHistogram(domain, cuts(3, 3), cuts(3, 3), np.ones((3, 3)), 1.0)
     with pytest.raises(QueryError):
@@ -95,7 +95,7 @@ def test_a_query_outside_the_box_is_refused_and_an_empty_one_is_0() -> None:
     assert histogram.answers(empty).tolist() == intervals.low.tolist() == intervals.high.tolist() == [0.0, 0.0]
 
 
-def test_partition_and_grid_histograms_of_the_same_blocks_agree() -> None:
+def test_partition_and_grid_histograms_of_the_same_blocks_agree():
     rng = np.random.default_rng(2)
     domain, x, y = Domain.unit_cells(9, 7), cuts(9, 4), cuts(7, 3)
     counts = rng.normal(5, 3, (4, 3))
@@ -116,13 +116,13 @@ def test_partition_and_grid_histograms_of_the_same_blocks_agree() -> None:
 
 
 @pytest.mark.parametrize("boxes", [[[0, 2, 0, 1]], [[0, 2, 0, 2], [1, 2, 0, 1]], [[0, 3, 0, 2]], [[0, 0, 0, 2]], []])
-def test_parts_that_do_not_tile_the_grid_are_refused(boxes: list[list[int]]) -> None:
+def test_parts_that_do_not_tile_the_grid_are_refused(boxes):
     with pytest.raises(HistogramError):
         PartitionHistogram(Domain.unit_cells(2, 2), np.array(boxes), np.ones(len(boxes)), np.ones(len(boxes)))
 
 
 @pytest.mark.parametrize("document", [{}, {"domain": {}, "structure": {}}, {"domain": {"south": 0}}])
-def test_a_document_that_is_no_histogram_is_refused(document: dict[str, object]) -> None:
+def test_a_document_that_is_no_histogram_is_refused(document):
     with pytest.raises((HistogramError, DomainError)):
         histogram_from_release(document)
 
@@ -133,7 +133,7 @@ def fine(counts: np.ndarray) -> GridHistogram:
     return GridHistogram(domain, edges[0], edges[1], counts.astype(np.float64), 2.0)
 
 
-def test_a_grid_of_many_cells_is_packed_and_comes_back_and_what_is_none_is_refused_in_little_memory() -> None:
+def test_a_grid_of_many_cells_is_packed_and_comes_back_and_what_is_none_is_refused_in_little_memory():
     counts = np.random.default_rng(4).integers(-40, 300, (257, 256))
     counts[0, :2] = -(2**31), 2**31 - 1
     document = fine(counts).to_release()
@@ -154,7 +154,7 @@ def test_a_grid_of_many_cells_is_packed_and_comes_back_and_what_is_none_is_refus
     tracemalloc.stop()
 
 
-def test_blocks_are_joined_only_where_packed_counts_are_too_long_and_keep_sums_and_intervals() -> None:
+def test_blocks_are_joined_only_where_packed_counts_are_too_long_and_keep_sums_and_intervals():
     """Joined blocks at the last edge of an odd number have fewer draws than are claimed, so intervals must not shrink
     as draws are added."""
     rng = np.random.default_rng(5)
@@ -175,7 +175,7 @@ def test_blocks_are_joined_only_where_packed_counts_are_too_long_and_keep_sums_a
         assert all((np.diff(tail) >= -1e-9).all() for tail in (tails.alone, tails.up, tails.down))
 
 
-def test_block_sums_keep_the_total_and_follow_the_cuts() -> None:
+def test_block_sums_keep_the_total_and_follow_the_cuts():
     counts = np.arange(35).reshape(7, 5)
     sums = block_sums(counts, cuts(7, 3), cuts(5, 2))
     assert sums.shape == (3, 2)
@@ -184,7 +184,7 @@ def test_block_sums_keep_the_total_and_follow_the_cuts() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_cell_is_in_the_part_that_covers_it(seed: int) -> None:
+def test_every_cell_is_in_the_part_that_covers_it(seed):
     """Random divisions of a random grid, cell by cell; parts that are moved, repeated or left out are refused."""
     rng = np.random.default_rng(seed)
     shape = int(rng.integers(2, 30)), int(rng.integers(2, 30))
@@ -202,7 +202,7 @@ def test_every_cell_is_in_the_part_that_covers_it(seed: int) -> None:
             paint(shape, wrong)
 
 
-def test_many_points_are_counted_as_cell_by_cell_with_those_outside_left_out() -> None:
+def test_many_points_are_counted_as_cell_by_cell_with_those_outside_left_out():
     """100 000 points, some on edges and a fifth outside; one that is not finite among the last is refused."""
     rng = np.random.default_rng(8)
     domain, points = Domain(0.0, 0.0, 1.0, 2.0, 7, 5), rng.integers(-3, 33, (100_000, 2)) / (28.0, 15.0)
@@ -277,13 +277,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[DPError], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_refused_with_value_bound_and_remedy(case: str) -> None:
+def test_bad_input_is_refused_with_value_bound_and_remedy(case):
     call, error, message = REFUSED[case]
     with pytest.raises(error, match=f"(?s){message}"):
         call()
 
 
-def test_points_outside_the_box_contribute_nothing_and_are_only_counted() -> None:
+def test_points_outside_the_box_contribute_nothing_and_are_only_counted():
     inside, outside = [[30.5, -97.5]], [[30.5, -97.5], [29.0, -97.5], [30.5, -97.0], [31.0, -98.0]]
     assert BOX.count(np.array(outside)).outside == 3
     whole = Rectangles([0], [8], [0], [8])
@@ -292,13 +292,13 @@ def test_points_outside_the_box_contribute_nothing_and_are_only_counted() -> Non
 
 
 @pytest.mark.parametrize("points", [np.zeros((0, 2)), np.array([]), EMPTY])
-def test_no_points_is_a_histogram_of_noise_like_any_other(points: Any) -> None:
+def test_no_points_is_a_histogram_of_noise_like_any_other(points):
     whole = Rectangles([0], [8], [0], [8])
     assert fitted(points, 10**9).answers(whole)[0] == pytest.approx(0, abs=3)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 2, 1, 3], [3, 0, 2, 1]])
-def test_a_region_is_the_hull_of_its_corners_whatever_their_order(order: list[int]) -> None:
+def test_a_region_is_the_hull_of_its_corners_whatever_their_order(order):
     """A self-crossing outline is the hull of its corners."""
     corners = np.array([(1.2, 1.2), (1.2, 2.8), (2.8, 2.8), (2.8, 1.2)])
     footprint = Footprints.of(Regions.of_polygons([corners[order]]), Domain.unit_cells(5, 5), 3.0).total()
@@ -306,13 +306,13 @@ def test_a_region_is_the_hull_of_its_corners_whatever_their_order(order: list[in
     assert footprint.sum() == 9
 
 
-def test_a_region_that_is_not_convex_is_its_hull() -> None:
+def test_a_region_that_is_not_convex_is_its_hull():
     arrow, hull = [(0.2, 0.2), (1.5, 1.4), (0.2, 2.8), (2.8, 1.5)], [(0.2, 0.2), (0.2, 2.8), (2.8, 1.5)]
     of = [Footprints.of(Regions.of_polygons([p]), Domain.unit_cells(4, 4), 3.0).total() for p in (arrow, hull)]
     assert np.array_equal(*of)
 
 
-def test_a_diameter_below_a_cell_still_meets_the_nine_components_of_a_vertex() -> None:
+def test_a_diameter_below_a_cell_still_meets_the_nine_components_of_a_vertex():
     domain = Domain.unit_cells(4, 4)
     assert Footprints.sensitivity(domain, 0.01) == 9
     tiny = [(2.0 + dx, 2.0 + dy) for dx, dy in ((-1e-3, 0), (1e-3, 0), (0, -1e-3), (0, 1e-3))]
@@ -320,7 +320,7 @@ def test_a_diameter_below_a_cell_still_meets_the_nine_components_of_a_vertex() -
 
 
 @pytest.mark.parametrize("shape", [(1, 500), (500, 1), (3, 700)])
-def test_an_elongated_domain_is_cut_along_the_axis_that_has_lines(shape: tuple[int, int]) -> None:
+def test_an_elongated_domain_is_cut_along_the_axis_that_has_lines(shape):
     counts = np.zeros(shape, dtype=np.int64)
     counts.ravel()[: counts.size // 3] = 50
     domain, whole = Domain.unit_cells(*shape), Rectangles([0], [shape[0]], [0], [shape[1]])

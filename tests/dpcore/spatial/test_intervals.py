@@ -147,7 +147,7 @@ PLANTED = ("auto relative", "e2epriv", "htf", "kdtree", "sparse", "ug")
 
 
 @pytest.mark.parametrize("name", nightly_but(["htf", "privlet", "sparse", "ug"], OFFERED))
-def test_intervals_hold_the_truth_in_every_class_of_counts_and_those_of_noise_alone_are_caught(name: str) -> None:
+def test_intervals_hold_the_truth_in_every_class_of_counts_and_those_of_noise_alone_are_caught(name):
     kept, alone, n = held(name)
     needed = int(stats.binom.ppf(ALPHA, n, FLOOR))
     for hits, (least, most) in zip(kept, CLASSES, strict=True):
@@ -157,7 +157,7 @@ def test_intervals_hold_the_truth_in_every_class_of_counts_and_those_of_noise_al
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.7, 1.0, 4.0])
 @pytest.mark.parametrize("number", [1, 2, 5, 40])
-def test_bounds_of_independent_noise_are_the_least_that_keep_their_promise(epsilon: float, number: int) -> None:
+def test_bounds_of_independent_noise_are_the_least_that_keep_their_promise(epsilon, number):
     q = math.exp(-epsilon)
     reach = np.arange(-3000, 3001)
     one = (1 - q) / (1 + q) * q ** np.abs(reach)
@@ -225,7 +225,7 @@ def most_missed(sums: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> tuple[
     return max(both), max(one_sided)
 
 
-def test_the_bound_of_one_draw_is_the_least_whole_number_at_every_epsilon() -> None:
+def test_the_bound_of_one_draw_is_the_least_whole_number_at_every_epsilon():
     epsilon = np.array(FAMILY)
     variance, q = 1 / (np.cosh(epsilon) - 1), np.exp(-epsilon)
     tails = spread_tails(variance)
@@ -243,7 +243,7 @@ def test_the_bound_of_one_draw_is_the_least_whole_number_at_every_epsilon() -> N
 
 
 @pytest.mark.parametrize("epsilon", CRITICAL)
-def test_bounds_hold_for_weighted_sums_that_have_the_variance_of_a_critical_draw(epsilon: float) -> None:
+def test_bounds_hold_for_weighted_sums_that_have_the_variance_of_a_critical_draw(epsilon):
     rng, total = np.random.default_rng(round(epsilon * 100)), variance_of(epsilon)
     sums = []
     for share in (0.25, 0.5, 1.0, 1.2):
@@ -259,7 +259,7 @@ def test_bounds_hold_for_weighted_sums_that_have_the_variance_of_a_critical_draw
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 16, 300])
-def test_bounds_hold_for_sums_of_equal_draws_of_any_variance(number: int) -> None:
+def test_bounds_hold_for_sums_of_equal_draws_of_any_variance(number):
     variances = np.concatenate([np.arange(0.005, 0.8, 0.001), np.exp(np.linspace(math.log(0.8), math.log(400), 250))])
     both, one_sided = most_missed([((PARTS,) * number, (v / number,) * number) for v in variances])
     assert both <= 0.05 + ROUNDING
@@ -273,7 +273,7 @@ def pairs_beyond(first: tuple[float, np.ndarray], second: tuple[float, np.ndarra
 
 
 @pytest.mark.parametrize("of_root", [0.25, 0.5, 1.0, 2.0])
-def test_intervals_of_a_tree_of_draws_of_two_scales_miss_with_5_per_cent_or_less_exactly(of_root: float) -> None:
+def test_intervals_of_a_tree_of_draws_of_two_scales_miss_with_5_per_cent_or_less_exactly(of_root):
     """Least squares over a root and four leaves gives the draws of the k leaves of a range the weight 1 − β, the others
     and the root's ±β.
     """
@@ -319,16 +319,16 @@ def missed_between(epsilon: float, blocks: int, truth: int, *, as_one: bool = Fa
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 1.4, 1.9, 2.4, 2.9, 5.2])
-def test_the_two_sides_of_a_range_that_cuts_blocks_miss_with_5_per_cent_together(epsilon: float) -> None:
+def test_the_two_sides_of_a_range_that_cuts_blocks_miss_with_5_per_cent_together(epsilon):
     for blocks, truth in itertools.product((2, 4, 9), (0, 1, 2, 4, 8, 100)):
         assert missed_between(epsilon, blocks, truth) <= 0.05 + ROUNDING, (blocks, truth)
 
 
-def test_sums_that_differ_and_are_bounded_as_if_they_were_one_are_caught() -> None:
+def test_sums_that_differ_and_are_bounded_as_if_they_were_one_are_caught():
     assert missed_between(1.0, 4, 100, as_one=True) > 0.06
 
 
-def test_one_sum_has_on_its_upper_side_what_the_lower_one_leaves() -> None:
+def test_one_sum_has_on_its_upper_side_what_the_lower_one_leaves():
     tails = independent_tails(np.array([1]), variance_of(1.0))
     assert tails.up[0] < tails.down[0]
     sums = NoisySums(np.array([100.0]), np.array([1]), tails)
@@ -336,7 +336,7 @@ def test_one_sum_has_on_its_upper_side_what_the_lower_one_leaves() -> None:
     assert between(sums, replace(sums, parts=np.array([2]))).low[0] == 100 - tails.down[0]
 
 
-def test_no_noise_and_noise_of_many_thousands_are_bounded_too() -> None:
+def test_no_noise_and_noise_of_many_thousands_are_bounded_too():
     tails = independent_tails(np.array([0, 3]), laplace_variance(1_000_000, 1))
     assert (tails.alone[0], tails.up[0], tails.down[0]) == (0, 0, 0)
     assert not independent_tails(np.array([5]), 0.0).down.any()
@@ -346,7 +346,7 @@ def test_no_noise_and_noise_of_many_thousands_are_bounded_too() -> None:
 
 
 @pytest.mark.parametrize("cells", [1, 5, 8, 13])
-def test_the_share_of_haar_noise_in_a_range_is_that_of_the_transform(cells: int) -> None:
+def test_the_share_of_haar_noise_in_a_range_is_that_of_the_transform(cells):
     size = 1 << (cells - 1).bit_length()
     effect = np.array([inverse_haar(np.eye(size)[:, [k]])[:, 0] for k in range(size)])
     low, high = np.array([(a, b) for a in range(cells) for b in range(a + 1, cells + 1)]).T
@@ -373,7 +373,7 @@ def leaves_below(tree: Tree) -> np.ndarray:
     return members
 
 
-def test_variances_of_leaves_together_are_those_of_dense_least_squares() -> None:
+def test_variances_of_leaves_together_are_those_of_dense_least_squares():
     tree = uneven_tree()
     members = leaves_below(tree)
     covariance = np.linalg.inv(members.T @ np.diag(1 / tree.variances) @ members)
@@ -386,7 +386,7 @@ def test_variances_of_leaves_together_are_those_of_dense_least_squares() -> None
     assert again.variances(weights) == pytest.approx(noise.variances(weights))
 
 
-def test_a_range_takes_no_draw_of_a_tree_with_a_weight_above_1() -> None:
+def test_a_range_takes_no_draw_of_a_tree_with_a_weight_above_1():
     """Sums of weights from the root on are potentials of a network of resistors, between those of its ends, 0 and 1."""
     tree = uneven_tree()
     members = leaves_below(tree)
@@ -407,12 +407,12 @@ def test_a_range_takes_no_draw_of_a_tree_with_a_weight_above_1() -> None:
         ([0, 1], [1.0, 1.0]),
     ],
 )
-def test_numbers_that_are_no_tree_are_refused(children: list[int], drawn: list[float]) -> None:
+def test_numbers_that_are_no_tree_are_refused(children, drawn):
     with pytest.raises(TreeNoiseError):
         TreeNoise(np.array(children, dtype=np.int64), np.array(drawn))
 
 
-def test_a_release_without_a_known_noise_gives_no_interval() -> None:
+def test_a_release_without_a_known_noise_gives_no_interval():
     ranges = Rectangles.of_cells([[0, 3, 0, 3]])
     for name in ("ug", "quadtree", "privlet", "sparse"):
         document = rounded(MECHANISMS[name].fit(town(1), DOMAIN, 1_000_000, Noise())).to_release()
@@ -428,13 +428,13 @@ def test_a_release_without_a_known_noise_gives_no_interval() -> None:
     assert tree.histogram(DOMAIN).intervals(ranges) is None
 
 
-def test_a_noise_of_other_leaves_than_the_parts_is_refused() -> None:
+def test_a_noise_of_other_leaves_than_the_parts_is_refused():
     histogram = uneven_tree().least_squares().histogram(Domain.unit_cells(6, 1))
     with pytest.raises(HistogramError, match="leaves of their noise"):
         replace(histogram, noise=TreeNoise(np.array([2, 0, 0]), np.ones(3)))
 
 
-def test_intervals_are_whole_never_empty_and_hold_0_where_noise_carries_counts_below_it() -> None:
+def test_intervals_are_whole_never_empty_and_hold_0_where_noise_carries_counts_below_it():
     counts = np.array([-50.0, -3.2, 0.0, 1.4, 4.0, 30.0])
     for variance in (0.0, 0.01, 2.0, 400.0):
         sums = NoisySums(counts, np.ones(6, dtype=np.int64), spread_tails(np.full(6, variance)))
@@ -446,7 +446,7 @@ def test_intervals_are_whole_never_empty_and_hold_0_where_noise_carries_counts_b
         assert intervals.hold(np.zeros(6))[:3].all()
 
 
-def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_known() -> None:
+def test_regions_have_intervals_after_inference_while_the_draws_before_it_are_known():
     """n = 30 draws · 36 ranges of an empty town, which inference answers too high; 95 % less five standard errors of
     independent draws of one range is 93 %.
     """

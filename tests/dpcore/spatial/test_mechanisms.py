@@ -55,7 +55,7 @@ def fits(name: str, shape: tuple[int, int]) -> bool:
 
 
 @pytest.mark.parametrize(("name", "shape"), [pair for pair in itertools.product(MECHANISMS, SHAPES) if fits(*pair)])
-def test_every_mechanism_answers_near_the_truth_when_noise_is_nearly_absent(name: str, shape: tuple[int, int]) -> None:
+def test_every_mechanism_answers_near_the_truth_when_noise_is_nearly_absent(name, shape):
     counts = some_counts(np.random.default_rng(1), shape)
     histogram = MECHANISMS[name].fit(counts, Domain.unit_cells(*shape), 10**10, Noise())
     whole = Rectangles([0], [shape[0]], [0], [shape[1]])
@@ -64,7 +64,7 @@ def test_every_mechanism_answers_near_the_truth_when_noise_is_nearly_absent(name
 
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("points", [0, 1, 300])
-def test_points_empty_or_not_give_a_histogram_that_survives_its_release(name: str, points: int) -> None:
+def test_points_empty_or_not_give_a_histogram_that_survives_its_release(name, points):
     domain = Domain(30.0, -98.0, 31.0, -97.0, 16, 12)
     given = np.random.default_rng(2).random((points, 2)) + np.array([30.0, -98.0])
     histogram = MECHANISMS[name].fit(given, domain, 500_000, Noise(), points_per_user=2)
@@ -81,7 +81,7 @@ def test_points_empty_or_not_give_a_histogram_that_survives_its_release(name: st
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("epsilon", [1000, 99_991, 1_000_003])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 17), (13, 5), (32, 32)])
-def test_every_path_from_the_root_costs_exactly_the_budget(name: str, epsilon: int, shape: tuple[int, int]) -> None:
+def test_every_path_from_the_root_costs_exactly_the_budget(name, epsilon, shape):
     counts = some_counts(np.random.default_rng(3), shape) * 50
     tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, Noise(), 1)
     assert set(tree.path_costs().tolist()) == {epsilon}
@@ -95,9 +95,7 @@ def test_every_path_from_the_root_costs_exactly_the_budget(name: str, epsilon: i
     points=st.integers(1, 5),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_the_grid_and_the_draws_every_path_costs_exactly_the_budget(
-    name: str, epsilon: int, shape: tuple[int, int], points: int, seed: int
-) -> None:
+def test_whatever_the_grid_and_the_draws_every_path_costs_exactly_the_budget(name, epsilon, shape, points, seed):
     counts = some_counts(np.random.default_rng(seed), shape) * 20
     noise = Noise(tape(seed))
     tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, noise, points)
@@ -105,7 +103,7 @@ def test_whatever_the_grid_and_the_draws_every_path_costs_exactly_the_budget(
 
 
 @given(total=st.integers(100, 10**12), weights=st.lists(st.floats(0.02, 50), min_size=1, max_size=8))
-def test_shares_by_weights_add_up_exactly(total: int, weights: list[float]) -> None:
+def test_shares_by_weights_add_up_exactly(total, weights):
     try:
         split = BudgetSplit.by_weights(total, weights)
     except BudgetError:
@@ -116,14 +114,14 @@ def test_shares_by_weights_add_up_exactly(total: int, weights: list[float]) -> N
 
 
 @pytest.mark.parametrize("total", [70, 1000, 999_999_937])
-def test_budget_shares_add_up_exactly(total: int) -> None:
+def test_budget_shares_add_up_exactly(total):
     split = BudgetSplit.by_weights(total, [0.3, 1 / 3, 0.1])
     assert sum(split.shares) == total
     with pytest.raises(BudgetError):
         BudgetSplit(total, (1, 2))
 
 
-def test_consistent_counts_add_up_and_their_variance_is_no_larger() -> None:
+def test_consistent_counts_add_up_and_their_variance_is_no_larger():
     counts = some_counts(np.random.default_rng(4), (16, 16))
     raw = QuadTree().tree(counts, Domain.unit_cells(16, 16), 500_000, Noise(), 1)
     tree = raw.least_squares()
@@ -137,7 +135,7 @@ def test_consistent_counts_add_up_and_their_variance_is_no_larger() -> None:
     assert nonnegative.counts[nonnegative.leaves].sum() == pytest.approx(max(tree.counts[0], 0))
 
 
-def test_tree_least_squares_equals_the_dense_solution() -> None:
+def test_tree_least_squares_equals_the_dense_solution():
     raw = QuadTree(height=2).tree(
         some_counts(np.random.default_rng(5), (4, 3)), Domain.unit_cells(4, 3), 10**6, Noise(), 1
     )
@@ -155,7 +153,7 @@ def test_tree_least_squares_equals_the_dense_solution() -> None:
     assert np.allclose(tree.variances[leaves], np.diag(covariance))
 
 
-def test_the_simplex_projection_is_the_nearest_point() -> None:
+def test_the_simplex_projection_is_the_nearest_point():
     values, group = np.array([5.0, -1.0, 2.0, -3.0, -4.0]), np.array([0, 0, 0, 1, 1])
     result = simplex(values, group, np.array([4.0, 0.0]))
     assert np.allclose(result, [3.5, 0.0, 0.5, 0.0, 0.0])
@@ -176,7 +174,7 @@ def costs_of(counts: np.ndarray, parity: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_split_costs_equal_brute_force_in_rational_numbers(seed: int) -> None:
+def test_split_costs_equal_brute_force_in_rational_numbers(seed):
     rng = np.random.default_rng(seed)
     counts = some_counts(rng, (int(rng.integers(2, 8)), int(rng.integers(2, 8))))
     for parity, cells in enumerate((counts, counts.T)):
@@ -184,7 +182,7 @@ def test_split_costs_equal_brute_force_in_rational_numbers(seed: int) -> None:
         assert costs_of(counts, parity).tolist() == brute
 
 
-def test_split_costs_of_several_boxes_are_those_of_each_alone() -> None:
+def test_split_costs_of_several_boxes_are_those_of_each_alone():
     counts = some_counts(np.random.default_rng(6), (9, 11))
     boxes = np.array([[0, 4, 0, 11], [4, 9, 0, 1], [4, 9, 1, 11]])
     candidates = Candidates.of(boxes, 1)
@@ -197,9 +195,7 @@ def test_split_costs_of_several_boxes_are_those_of_each_alone() -> None:
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("margin", [0.0, 0.45])
 @pytest.mark.parametrize("seed", range(5))
-def test_split_costs_of_boxes_with_other_cells_between_them_are_those_of_each_alone(
-    seed: int, margin: float, parity: int
-) -> None:
+def test_split_costs_of_boxes_with_other_cells_between_them_are_those_of_each_alone(seed, margin, parity):
     """Two of three boxes that reach from edge to edge at random lines, at any axis and margin."""
     rng = np.random.default_rng(seed)
     counts = some_counts(rng, (31, 23))
@@ -214,7 +210,7 @@ def test_split_costs_of_boxes_with_other_cells_between_them_are_those_of_each_al
         assert together[part].tolist() == brute
 
 
-def test_the_split_sensitivity_is_2_times_q_minus_1_over_q_and_attained() -> None:
+def test_the_split_sensitivity_is_2_times_q_minus_1_over_q_and_attained():
     worst: dict[int, Fraction] = {}
     for flat in np.ndindex(3, 3, 3, 3):
         cells = np.array(flat)
@@ -229,14 +225,14 @@ def test_the_split_sensitivity_is_2_times_q_minus_1_over_q_and_attained() -> Non
 
 
 @pytest.mark.parametrize(("epsilon", "height"), [(100_000, 15), (300_000, 16), (500_000, 17)])
-def test_floor_gives_the_reported_heights_where_rounding_does_not(epsilon: int, height: int) -> None:
+def test_floor_gives_the_reported_heights_where_rounding_does_not(epsilon, height):
     """[H], Eq. 10 prints log₂(|D|ε/10) without rounding, and reports 15, 16 and 17 for ε = 0.1, 0.3 and 0.5."""
     assert height_of(3_500_000, epsilon, 1, 26) == height
     rounded = [round(math.log2(3_500_000 * e / 10)) for e in (0.1, 0.3, 0.5)]
     assert rounded != [15, 16, 17]
 
 
-def test_the_search_finds_the_least_cost_on_either_side() -> None:
+def test_the_search_finds_the_least_cost_on_either_side():
     """The printed index arithmetic cannot move right; without noise the corrected one finds every minimum."""
     for best in range(40):
         costs = np.abs(np.arange(40) - best) * 10**6
@@ -253,9 +249,7 @@ class Asked(Noise):
 
 @pytest.mark.parametrize("points", [1, 8, 9, 10, 100, 10**6])
 @pytest.mark.parametrize("epsilon_micro", [1, MICRO, 1000 * MICRO])
-def test_a_choice_of_any_sensitivity_can_be_drawn_and_costs_move_by_what_its_exponent_says(
-    points: int, epsilon_micro: int
-) -> None:
+def test_a_choice_of_any_sensitivity_can_be_drawn_and_costs_move_by_what_its_exponent_says(points, epsilon_micro):
     """Up to 8 points per user the costs of "e2epriv" are drawn by as they are. Beyond, a coarser unit attains its
     sensitivity."""
     sensitivity = E2EPriv.cost_sensitivity(points) + points % 2
@@ -270,7 +264,7 @@ def test_a_choice_of_any_sensitivity_can_be_drawn_and_costs_move_by_what_its_exp
     assert (denominator == 2 * MICRO * sensitivity) == (points <= 8) == bool((costs == before).all())
 
 
-def test_a_choice_by_costs_that_nobody_can_move_is_refused() -> None:
+def test_a_choice_by_costs_that_nobody_can_move_is_refused():
     with pytest.raises(ParameterError, match="sensitivity 0"):
         choose(np.array([0, 1]), MICRO, 0, Noise())
 
@@ -281,7 +275,7 @@ def log_ratio(costs: np.ndarray, others: np.ndarray, rates: tuple[float, float])
     return float(np.abs(first - second).max())
 
 
-def test_leaving_the_noise_term_out_of_the_relative_sensitivity_breaks_the_budget_and_the_fixed_one_does_not() -> None:
+def test_leaving_the_noise_term_out_of_the_relative_sensitivity_breaks_the_budget_and_the_fixed_one_does_not():
     """20 points or so, one query of 0.9 of the box, sizes 1 and 100, ε₁ = 1; exact probabilities of the choice."""
     domain = Domain.unit_cells(100, 100)
     mechanism = E2EPriv((1, 100), Rectangles([0], [90], [0], [100]), objective="relative", rho=5.0)
@@ -301,7 +295,7 @@ def test_leaving_the_noise_term_out_of_the_relative_sensitivity_breaks_the_budge
     assert fixed <= 1.0 < planted
 
 
-def test_one_point_moves_exactly_the_stated_number_of_haar_coefficients_by_one() -> None:
+def test_one_point_moves_exactly_the_stated_number_of_haar_coefficients_by_one():
     rng = np.random.default_rng(9)
     for shape in ((8, 8), (5, 3), (1, 16)):
         counts = some_counts(rng, shape)
@@ -313,7 +307,7 @@ def test_one_point_moves_exactly_the_stated_number_of_haar_coefficients_by_one()
         assert change.sum() == Privlet.sensitivity(Domain.unit_cells(*shape))
 
 
-def test_noisy_counts_are_integers_and_scale_with_points_per_user() -> None:
+def test_noisy_counts_are_integers_and_scale_with_points_per_user():
     """n = 40 000: the standard error of the mean size is 0.6 %, the tolerance 5 %."""
     one, three = (noisy_counts(np.zeros(40_000, np.int64), 100_000, s, Noise()) for s in (1, 3))
     assert one.dtype == np.int64
@@ -321,7 +315,7 @@ def test_noisy_counts_are_integers_and_scale_with_points_per_user() -> None:
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_bad_input_is_refused(name: str) -> None:
+def test_bad_input_is_refused(name):
     mechanism, domain = MECHANISMS[name], Domain.unit_cells(8, 8)
     good = np.zeros((8, 8), dtype=np.int64)
     for bad in (np.array([[np.nan, 1.0]]), np.zeros((3, 3), dtype=np.int64), good - 1):
@@ -356,6 +350,6 @@ def test_bad_input_is_refused(name: str) -> None:
         lambda: Auto("both"),  # type: ignore[arg-type]
     ],
 )
-def test_parameters_out_of_range_are_refused(make: Any) -> None:
+def test_parameters_out_of_range_are_refused(make):
     with pytest.raises(ParameterError):
         make()

@@ -20,7 +20,7 @@ def city(seed: int = 1, n: int = 4000) -> np.ndarray:
     return counts
 
 
-def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_true_counts() -> None:
+def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_true_counts():
     """Without noise, every box of more than 100 points divided: each node holds its count, only crowded ones have
     children."""
     counts, seen = city(), []
@@ -39,7 +39,7 @@ def test_a_tree_grows_below_the_divided_boxes_alone_and_hands_every_level_its_tr
     assert tree.path_costs().max() == 1111
 
 
-def test_the_cost_of_a_median_is_its_definition_and_a_point_moves_it_by_one() -> None:
+def test_the_cost_of_a_median_is_its_definition_and_a_point_moves_it_by_one():
     counts = np.random.default_rng(2).integers(0, 5, (6, 4))
     boxes = np.array([[0, 6, 0, 2], [0, 6, 2, 4]])
     candidates = Candidates.of(boxes, 0)
@@ -54,7 +54,7 @@ def test_the_cost_of_a_median_is_its_definition_and_a_point_moves_it_by_one() ->
         assert np.all(moved[5:] == 0) if y < 2 else np.all(moved[:5] == 0)
 
 
-def test_every_split_cost_equals_its_definition_and_moves_within_the_sensitivity_claimed() -> None:
+def test_every_split_cost_equals_its_definition_and_moves_within_the_sensitivity_claimed():
     """Brute force over every cell of random small boxes; exact sensitivity is 2(q−1)/q < 2, plus rounding."""
     rng = np.random.default_rng(3)
     domain = Domain.unit_cells(5, 4)
@@ -83,12 +83,12 @@ def test_every_split_cost_equals_its_definition_and_moves_within_the_sensitivity
     assert worst > QUANTUM, "the bound is looser than the cost explains"
 
 
-def test_the_haar_transform_inverts_and_one_point_moves_it_by_its_generalised_sensitivity() -> None:
+def test_the_haar_transform_inverts_and_one_point_moves_it_by_its_generalised_sensitivity():
     counts = city()
     assert np.allclose(inverse_haar(haar(counts).astype(float)), counts)
 
 
-def test_cuts_leave_the_margin_on_both_sides_and_every_box_a_cut() -> None:
+def test_cuts_leave_the_margin_on_both_sides_and_every_box_a_cut():
     boxes = np.array([[0, n, 0, 3] for n in range(2, 40)])
     for margin in (0.0, 0.25, 0.5):
         candidates = Candidates.of(boxes, 0, margin)

@@ -15,11 +15,7 @@ from dpcore.spatial import HTF, Domain, Rectangles, SparseHierarchy, histogram_f
 from dpcore.spatial._mixture import Mixture, Nodes, gaussian_parts, laplace_parts, unevenness
 from dpcore.spatial.histogram import HistogramError, PartitionHistogram, SparseReading, paint
 from dpcore.spatial.partition import LevelDraws, Tree, image_of, split_boxes
-from dpcore.spatial.posterior import (
-    TRUSTED,
-    Surroundings,
-    both_readings,
-)
+from dpcore.spatial.posterior import TRUSTED, Surroundings, both_readings
 from dpcore.spatial.queries import answer
 from dpcore.spatial.release import rounded
 
@@ -43,10 +39,9 @@ def tape(seed: int) -> Noise:
 @pytest.mark.parametrize("y", [-3.0, -0.2, 0.7, 4.0])
 @pytest.mark.parametrize("scale", [0.2, 1 / np.sqrt(2), 0.71, 3.0, 40.0])
 @pytest.mark.parametrize(
-    ("parts", "density"),
-    [(laplace_parts, stats.laplace(scale=1 / np.sqrt(2)).pdf), (gaussian_parts, stats.norm.pdf)],
+    ("parts", "density"), [(laplace_parts, stats.laplace(scale=1 / np.sqrt(2)).pdf), (gaussian_parts, stats.norm.pdf)]
 )
-def test_evidence_and_moments_equal_numerical_integration(parts: Any, density: Any, y: float, scale: float) -> None:
+def test_evidence_and_moments_equal_numerical_integration(parts, density, y, scale):
     evidence, first, second = parts(np.array([y]), np.array([[scale]]))
     pieces = [
         [
@@ -65,8 +60,8 @@ def test_evidence_and_moments_equal_numerical_integration(parts: Any, density: A
 @pytest.mark.parametrize("points", [0, 1, 60_000])
 @pytest.mark.parametrize("reading", [0, 1], ids=["sparse", "expected"])
 def test_both_readings_are_not_negative_and_children_add_up_to_their_parent_or_less_where_sparse(
-    mechanism: Any, points: int, reading: int
-) -> None:
+    mechanism, points, reading
+):
     tree = mechanism.tree(town(2, points), DOMAIN, 200_000, tape(3), 1)
     counts = both_readings(tree)[reading]
     assert np.isfinite(counts).all()
@@ -78,7 +73,7 @@ def test_both_readings_are_not_negative_and_children_add_up_to_their_parent_or_l
         assert np.allclose(sums[something], counts[something], rtol=1e-3, atol=1e-6)
 
 
-def test_a_histogram_with_both_readings_takes_less_than_300_bytes_a_cell_while_it_is_made() -> None:
+def test_a_histogram_with_both_readings_takes_less_than_300_bytes_a_cell_while_it_is_made():
     """512 × 512 cells of about six points, so that nearly every cell is a node of its own."""
     counts = np.random.default_rng(1).poisson(6, (512, 512))
     tracemalloc.start()
@@ -88,7 +83,7 @@ def test_a_histogram_with_both_readings_takes_less_than_300_bytes_a_cell_while_i
     assert peak < 300 * counts.size
 
 
-def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid() -> None:
+def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid():
     """Every box of a 3 × 4 division of a 6 × 8 grid, cell by cell."""
     rng = np.random.default_rng(5)
     boxes, _ = split_boxes(np.array([[0, 6, 0, 8]]), np.array([3]))
@@ -105,7 +100,7 @@ def test_a_ring_holds_the_density_of_one_box_size_on_every_side_within_the_grid(
         assert ring == pytest.approx(cells[around].mean() * area)
 
 
-def test_every_node_learns_in_exactly_one_group_of_like_places() -> None:
+def test_every_node_learns_in_exactly_one_group_of_like_places():
     rng = np.random.default_rng(6)
     n = 500
     columns = [10 ** rng.uniform(-3, 3, n) for _ in range(4)]
@@ -117,7 +112,7 @@ def test_every_node_learns_in_exactly_one_group_of_like_places() -> None:
 
 
 @pytest.mark.parametrize(("zero", "empty"), [(0.999, True), (0.1, False), (0.0, False)])
-def test_a_node_is_dropped_where_it_is_surely_empty_and_kept_where_it_surely_is_not(zero: float, empty: bool) -> None:
+def test_a_node_is_dropped_where_it_is_surely_empty_and_kept_where_it_surely_is_not(zero, empty):
     """A count of 0 with weight ``zero``, else of 30 ± 1 standard deviations of noise, one point each."""
     posterior = Mixture(np.array([[zero], [1 - zero]]), np.array([[30.0]]), np.array([[901.0]]))
     assert posterior.mean == pytest.approx([30 * (1 - zero)])
@@ -130,7 +125,7 @@ def unpaid(counts: FloatArray, variances: FloatArray) -> LevelDraws:
     return LevelDraws(counts, variances, np.zeros(len(counts), dtype=np.int64), np.ones(len(counts), dtype=bool))
 
 
-def test_one_child_does_not_take_all_the_noise_of_a_parent_in_empty_space(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_child_does_not_take_all_the_noise_of_a_parent_in_empty_space(monkeypatch):
     """Beside a full quarter, one whose own draw is 49 ± 10 over children that hold nothing, one of them drawn as 11 ±
     2. The twin without the limit gives that child more.
     """
@@ -155,7 +150,7 @@ def test_one_child_does_not_take_all_the_noise_of_a_parent_in_empty_space(monkey
     assert both_readings(tree)[0][tree.leaves][parent == 3].sum() > 22
 
 
-def test_empty_space_is_exactly_zero_under_the_relative_goal_and_noise_under_the_absolute_one() -> None:
+def test_empty_space_is_exactly_zero_under_the_relative_goal_and_noise_under_the_absolute_one():
     """Recorded noise, ε = 0.1: 20 releases, queries in the empty three quarters of the box."""
     corners = np.random.default_rng(4).integers(32, 57, (200, 2))
     queries = Rectangles.of_cells(np.column_stack([corners[:, 0], corners[:, 0] + 7, corners[:, 1], corners[:, 1] + 7]))
@@ -169,7 +164,7 @@ def test_empty_space_is_exactly_zero_under_the_relative_goal_and_noise_under_the
     assert noisy <= 0.05 * 20 * 200
 
 
-def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws() -> None:
+def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws():
     """Recorded noise: the drawn tree is the same under both goals, and only the counts computed from it differ."""
     corners = np.sort(np.random.default_rng(5).integers(0, 64, (500, 2, 2)), axis=1)
     queries = Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))
@@ -182,7 +177,7 @@ def test_the_relative_goal_lowers_the_relative_error_of_the_same_draws() -> None
         assert errors["relative"] < 0.8 * errors["absolute"]
 
 
-def test_thin_but_even_space_is_not_read_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thin_but_even_space_is_not_read_as_empty(monkeypatch):
     """Recorded noise: 1 500 points evenly over 4 096 cells, 10 releases at ε = 0.2. The twin, which takes all thin
     leaves for empty as if space were always uneven, errs three times as much.
     """
@@ -242,9 +237,7 @@ def relative_errors(counts: np.ndarray, epsilon_micro: int) -> tuple[float, floa
 
 
 @pytest.mark.parametrize(("epsilon_micro", "harm"), [(50_000, 1.5), (200_000, 1.1)])
-def test_thin_even_space_beside_a_dense_middle_is_not_read_as_empty(
-    monkeypatch: pytest.MonkeyPatch, epsilon_micro: int, harm: float
-) -> None:
+def test_thin_even_space_beside_a_dense_middle_is_not_read_as_empty(monkeypatch, epsilon_micro, harm):
     """Recorded noise, five releases. The twin drops thin leaves wherever the box as a whole is uneven, as an earlier
     rule did."""
     relative, absolute = relative_errors(plain_with_town(), epsilon_micro)
@@ -256,7 +249,7 @@ def test_thin_even_space_beside_a_dense_middle_is_not_read_as_empty(
     assert dropped > harm * absolute
 
 
-def test_thin_streets_beside_a_dense_middle_are_still_read_as_empty_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thin_streets_beside_a_dense_middle_are_still_read_as_empty_around(monkeypatch):
     """Recorded noise, five releases at ε = 0.2. The twin takes every level for even and errs more, so evenness
     decides."""
     relative, absolute = relative_errors(streets_with_town(), 200_000)
@@ -290,14 +283,14 @@ def of_sixteen_leaves_and_a_town(leaves: FloatArray) -> Tree:
     ],
     ids=["even", "on a third", "in one", "noise"],
 )
-def test_unevenness_is_that_of_leaves_without_their_divided_sibling(leaves: FloatArray, uneven: float) -> None:
+def test_unevenness_is_that_of_leaves_without_their_divided_sibling(leaves, uneven):
     tree = of_sixteen_leaves_and_a_town(leaves)
     measured = unevenness(tree, tree.counts, tree.variances)
     assert measured[1] == pytest.approx(uneven, rel=0.01)
     assert measured[2] == (measured[1] if uneven < 1.5 else np.inf)
 
 
-def test_unevenness_of_noisy_leaves_is_that_of_their_counts() -> None:
+def test_unevenness_of_noisy_leaves_is_that_of_their_counts():
     """100 draws of leaves of which a third hold 90 points ± 30 each: 3.0 on average ± 0.1. The twin that forgets the
     noise finds more.
     """
@@ -315,7 +308,7 @@ def test_unevenness_of_noisy_leaves_is_that_of_their_counts() -> None:
     assert np.median(measured[1e-9]) > 3.5
 
 
-def test_large_answers_for_relative_error_are_expected_counts_and_all_are_whole() -> None:
+def test_large_answers_for_relative_error_are_expected_counts_and_all_are_whole():
     histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 1_000_000, tape(7))
     assert histogram.sparse is not None
     queries = Rectangles([0, 0, 30], [64, 63, 31], [0, 0, 5], [64, 64, 6])
@@ -330,7 +323,7 @@ def test_large_answers_for_relative_error_are_expected_counts_and_all_are_whole(
     assert np.array_equal(answers[~large], np.rint(sparse[~large]))
 
 
-def test_expected_counts_err_less_than_unbiased_ones_on_large_answers() -> None:
+def test_expected_counts_err_less_than_unbiased_ones_on_large_answers():
     """Recorded noise: 20 releases of one town, queries that hold 300 points or more."""
     corners = np.sort(np.random.default_rng(9).integers(0, 64, (500, 2, 2)), axis=1)
     queries = Rectangles.of_cells(corners.transpose(0, 2, 1).reshape(-1, 4))
@@ -346,7 +339,7 @@ def test_expected_counts_err_less_than_unbiased_ones_on_large_answers() -> None:
     assert error["expected"] < 0.95 * error["unbiased"], error
 
 
-def test_a_sparse_reading_survives_its_release_and_a_broken_one_is_refused() -> None:
+def test_a_sparse_reading_survives_its_release_and_a_broken_one_is_refused():
     histogram = SparseHierarchy(goal="relative").fit(town(), DOMAIN, 100_000, tape(8), points_per_user=3)
     assert histogram.sparse is not None
     assert histogram.sparse.below == TRUSTED * 3 / 0.1

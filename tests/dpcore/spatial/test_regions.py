@@ -62,7 +62,7 @@ def oracle(corners: list[Point], rows: int, columns: int) -> npt.NDArray[np.int6
 
 @settings(max_examples=80)
 @given(st.lists(corners_strategy, min_size=1, max_size=4))
-def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: list[list[Point]]) -> None:
+def test_footprints_are_the_components_whose_interior_meets_the_regions(groups):
     # Quarter cells put many corners and sides exactly on grid lines, where open and closed differ.
     regions = Regions.of_polygons([np.array(group, dtype=float) for group in groups])
     totals = Footprints.of(regions, grid(5, 5), 100.0).total()
@@ -70,7 +70,7 @@ def test_footprints_are_the_components_whose_interior_meets_the_regions(groups: 
 
 
 @given(corners_strategy, st.sampled_from([0.3, 0.8, 1.0, 1.5, 2.0, 3.0]))
-def test_no_region_meets_more_components_than_the_sensitivity(corners: list[Point], diameter: float) -> None:
+def test_no_region_meets_more_components_than_the_sensitivity(corners, diameter):
     domain = grid(6, 5)
     regions = Regions.of_polygons([np.array(corners, dtype=float)])
     totals = Footprints.of(regions, domain, diameter).total()
@@ -80,14 +80,14 @@ def test_no_region_meets_more_components_than_the_sensitivity(corners: list[Poin
 
 
 @pytest.mark.parametrize(("k", "half", "centre"), [(1, 0.3, 5.0), (2, 0.7, 5.5), (3, 1.05, 5.0)])
-def test_the_sensitivity_is_attained(k: int, half: float, centre: float) -> None:
+def test_the_sensitivity_is_attained(k, half, centre):
     square = [(centre + half * a, centre + half * b) for a in (-1, 1) for b in (-1, 1)]
     assert 2 * half * 2**0.5 < k
     totals = Footprints.of(Regions.of_polygons([square]), grid(10, 10), float(k)).total()
     assert totals.sum() == (2 * k + 1) ** 2 == Footprints.sensitivity(grid(10, 10), float(k))
 
 
-def test_counting_closed_touching_would_break_the_sensitivity() -> None:
+def test_counting_closed_touching_would_break_the_sensitivity():
     # A side of length B along a grid line: its closed set touches 5 × 3 components, its interior is empty: one face.
     flat = [(2.0, 3.0), (3.0, 3.0)]
     closed = 5 * 3
@@ -95,19 +95,19 @@ def test_counting_closed_touching_would_break_the_sensitivity() -> None:
     assert Footprints.of(Regions.of_polygons([flat]), grid(6, 6), 1.0).total().sum() == 1
 
 
-def test_cells_that_are_not_square_have_a_sensitivity_per_axis() -> None:
+def test_cells_that_are_not_square_have_a_sensitivity_per_axis():
     domain = Domain(0.0, 0.0, 10.0, 30.0, 10, 10)  # cells of 1 × 3
     assert Footprints.reach(domain, 3.0) == (3, 1)
     assert Footprints.sensitivity(domain, 3.0) == 7 * 3
 
 
 @pytest.mark.parametrize("corners", [[(2.5, 3.5)], [(2.0, 3.0)], [(2.2, 3.2), (2.8, 3.8)], [(2.5, 3.5)] * 5])
-def test_a_point_and_a_flat_hull_are_one_face(corners: list[tuple[float, float]]) -> None:
+def test_a_point_and_a_flat_hull_are_one_face(corners):
     totals = Footprints.of(Regions.of_polygons([corners]), grid(6, 6), 1.0).total()
     assert totals[4, 6] == totals.sum() == 1
 
 
-def test_what_lies_outside_the_box_is_cut_off() -> None:
+def test_what_lies_outside_the_box_is_cut_off():
     corners = [(-1.5, -1.5), (-1.5, 1.5), (1.5, -1.5), (1.5, 1.5)]
     far = [(1e12, -1e15), (1e12, 0.0), (-1e300, 5.0)]
     totals = Footprints.of(Regions.of_polygons([corners, far]), grid(6, 6), 5.0).total()
@@ -117,7 +117,7 @@ def test_what_lies_outside_the_box_is_cut_off() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(corners_strategy, min_size=1, max_size=5), st.floats(0.01, 50))
-def test_shrinking_bounds_the_diameter_and_keeps_smaller_regions(groups: list[list[Point]], bound: float) -> None:
+def test_shrinking_bounds_the_diameter_and_keeps_smaller_regions(groups, bound):
     regions = Regions.of_polygons([np.array(group, dtype=float) for group in groups])
     shrunk = regions.shrunk(bound)
     exact = [
@@ -131,7 +131,7 @@ def test_shrinking_bounds_the_diameter_and_keeps_smaller_regions(groups: list[li
         assert (shrunk.x[part] == regions.x[part]).all()
 
 
-def test_extraction_takes_the_nearest_fixes_to_the_densest_place_of_each_user() -> None:
+def test_extraction_takes_the_nearest_fixes_to_the_densest_place_of_each_user():
     rng = np.random.default_rng(5)
     home, work = rng.normal([10, 10], 0.1, (30, 2)), rng.normal([50, 50], 5, (40, 2))
     other = rng.normal([80, 20], 0.1, (8, 2))
@@ -146,7 +146,7 @@ def test_extraction_takes_the_nearest_fixes_to_the_densest_place_of_each_user() 
     assert sorted(alone.x) == sorted(regions.x[8:]), "nobody else's fixes matter"
 
 
-def test_a_far_fix_moves_a_region_that_is_shrunk_and_not_one_whose_far_fixes_are_discarded() -> None:
+def test_a_far_fix_moves_a_region_that_is_shrunk_and_not_one_whose_far_fixes_are_discarded():
     """[B] discards fixes outside the diameter B = 1; we shrink by default. Another user's fixes matter to neither."""
     near = 2.5 + 0.4 * np.array([(0, 0), (0.01, 0), (0, 0.01), (1, 0), (0, 1), (-0.7, -0.7)])
     points, user = np.vstack([near, [(2.5, 3.4)], near + 1]), np.repeat([1, 2], [7, 6])
@@ -164,7 +164,7 @@ def test_a_far_fix_moves_a_region_that_is_shrunk_and_not_one_whose_far_fixes_are
     assert region(with_it, np.inf)[1] != region(without_it, np.inf)[1]
 
 
-def test_all_users_at_once_are_as_each_user_by_the_definition() -> None:
+def test_all_users_at_once_are_as_each_user_by_the_definition():
     """300 users of 1 to 700 fixes, many of them at equal places: mode of the density of the evenly spaced, then the
     nearest."""
     rng = np.random.default_rng(6)
@@ -184,14 +184,14 @@ def test_all_users_at_once_are_as_each_user_by_the_definition() -> None:
         assert np.array_equal(np.column_stack([regions.x[part], regions.y[part]]), expected)
 
 
-def test_a_user_with_very_many_fixes_is_sampled() -> None:
+def test_a_user_with_very_many_fixes_is_sampled():
     x = np.random.default_rng(0).normal(3.0, 0.2, 50_000)
     regions = extract_regions(np.zeros(50_000, np.int64), x, x, nearest=MAX_CORNERS, bandwidth=0.1)
     assert len(regions.x) == MAX_CORNERS
 
 
 @pytest.mark.parametrize("shape", ["disc", "ring", "line", "one place"])
-def test_regions_of_5760_fixes_have_few_corners_and_reach_nearly_as_far_as_all_fixes(shape: str) -> None:
+def test_regions_of_5760_fixes_have_few_corners_and_reach_nearly_as_far_as_all_fixes(shape):
     """Five users apart from each other, one of them with few fixes; reach in 1 000 directions, against all fixes."""
     rng, sizes = np.random.default_rng(4), [MAX_NEAREST, 40, MAX_NEAREST, 65, 2000]
     user = np.repeat(np.arange(5), sizes)
@@ -217,7 +217,7 @@ def test_regions_of_5760_fixes_have_few_corners_and_reach_nearly_as_far_as_all_f
             assert len(corners) == sizes[one]
 
 
-def test_regions_in_parts_meet_what_they_meet_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_in_parts_meet_what_they_meet_together(monkeypatch):
     rng = np.random.default_rng(5)
     polygons = [rng.uniform(0, 6, 2) + rng.normal(0, 0.6, (int(n), 2)) for n in rng.integers(1, 40, 200)]
     regions, domain = Regions.of_polygons(polygons), Domain(0.0, 0.0, 6.0, 6.0, 6, 6)
@@ -231,7 +231,7 @@ def test_regions_in_parts_meet_what_they_meet_together(monkeypatch: pytest.Monke
     assert regions.diameters().tolist() == widest.tolist()
 
 
-def test_only_the_first_regions_of_a_user_count() -> None:
+def test_only_the_first_regions_of_a_user_count():
     square = np.array([(0.2, 0.2), (0.8, 0.2), (0.2, 0.8)])
     regions = Regions.of_polygons([square, square + 1, square + 2, square + 3], user=[1, 2, 1, 1])
     assert regions.at_most(2).user.tolist() == [1, 2, 1]
@@ -239,7 +239,7 @@ def test_only_the_first_regions_of_a_user_count() -> None:
     assert regions.at_most(5) is regions
 
 
-def test_no_region_is_no_footprint() -> None:
+def test_no_region_is_no_footprint():
     assert Footprints.of(Regions.of_polygons([]), grid(3, 3), 1.0).total().sum() == 0
 
 
@@ -262,7 +262,7 @@ def test_no_region_is_no_footprint() -> None:
         lambda: extract_regions(np.zeros(1, np.int64), np.array([np.inf]), np.zeros(1), nearest=3, bandwidth=1.0),
     ],
 )
-def test_bad_input_is_a_typed_error(build: object) -> None:
+def test_bad_input_is_a_typed_error(build):
     with pytest.raises(RegionError):
         build()  # type: ignore[operator]
 
@@ -277,7 +277,7 @@ def counts(polygons: list[Any], user: list[int], diameter: float, per_user: int)
     return Footprints.of(regions, grid(4, 4), diameter).total()
 
 
-def test_every_choice_of_polygons_changes_the_counts_at_most_by_the_sensitivity_which_is_attained() -> None:
+def test_every_choice_of_polygons_changes_the_counts_at_most_by_the_sensitivity_which_is_attained():
     """All polygons of at most three corners half a cell apart, all users of one of their distinct footprints, then of
     two or three of some of them."""
     lattice = [(0.75 + x / 2, 0.75 + y / 2) for x, y in product(range(5), repeat=2)]
@@ -311,18 +311,18 @@ class OneRegionPaid(Euler):
         return Footprints.sensitivity(domain, self.diameter)
 
 
-def test_the_audit_finds_no_more_than_epsilon_in_two_regions_of_a_user() -> None:
+def test_the_audit_finds_no_more_than_epsilon_in_two_regions_of_a_user():
     # n = 80 000 users, about 250 and 34 hits: the bound is 1.1 ± 0.2 at ε = 2, and above 2 with α < 2·10⁻⁴.
     assert 0.3 < epsilon_lower_bound(Euler(1.0, regions_per_user=2), 2.0, 2, copies=2) <= 2.0
 
 
-def test_the_audit_catches_a_sensitivity_of_one_region_where_users_have_three() -> None:
+def test_the_audit_catches_a_sensitivity_of_one_region_where_users_have_three():
     # n = 40 000 users; the true loss is 4.5 at ε = 1.5. Some 160 hits, and 2, of which 8 would be too many: power >
     # 0.99.
     assert epsilon_lower_bound(OneRegionPaid(1.0, regions_per_user=3), 1.5, 1, copies=3) > 1.5
 
 
-def test_a_declared_polygon_counts_wherever_its_hull_is() -> None:
+def test_a_declared_polygon_counts_wherever_its_hull_is():
     notched = [(0.5, 0.5), (3.5, 0.5), (3.5, 3.5), (2.0, 0.6), (0.5, 3.5)]
     answers = EulerHistogram(grid(4, 4), counts([notched], [3], 9.0, 1), 0.0, "noisy").answers
     assert answers(Rectangles.of_cells([[0, 3, 0, 3], [1, 2, 2, 2], [0, 0, 0, 0]])).tolist() == [1, 1, 1]
@@ -330,7 +330,7 @@ def test_a_declared_polygon_counts_wherever_its_hull_is() -> None:
     assert turned.tolist() == counts([notched], [3], 9.0, 1).tolist(), "the direction of a polygon does not matter"
 
 
-def test_a_polygon_of_many_corners_keeps_the_outermost_and_a_wide_one_is_shrunk() -> None:
+def test_a_polygon_of_many_corners_keeps_the_outermost_and_a_wide_one_is_shrunk():
     angle = np.linspace(0, 2 * np.pi, 1000, endpoint=False)
     star = np.column_stack([np.cos(angle), np.sin(angle)]) * np.where(np.arange(1000) % 2, 0.5, 1.0)[:, None]
     regions = declared_regions([star * 100, TRIANGLE], [5, 4], diameter=30.0).regions
@@ -358,7 +358,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
 }
 
 
-def test_hostile_polygons_are_refused_by_themselves_with_value_bound_and_remedy() -> None:
+def test_hostile_polygons_are_refused_by_themselves_with_value_bound_and_remedy():
     polygons = [*(polygon for polygon, _ in HOSTILE.values()), TRIANGLE]
     declared = declared_regions(polygons, [1] * len(polygons), diameter=9.0)
     assert list(declared.refused) == list(range(len(HOSTILE)))
@@ -368,7 +368,7 @@ def test_hostile_polygons_are_refused_by_themselves_with_value_bound_and_remedy(
     assert declared.regions.x.tolist() == [x for x, _ in TRIANGLE], "the same user's next polygon counts"
 
 
-def test_what_others_declare_changes_no_region_of_a_user() -> None:
+def test_what_others_declare_changes_no_region_of_a_user():
     rng = np.random.default_rng(2)
     mine = [rng.normal(0, scale, (n, 2)) for scale, n in ((1, 5), (40, 200), (0, 3))]
     theirs = [rng.normal(9, 3, (n, 2)) for n in (70, 1, 4000)] + [np.full((2, 2), np.nan)]
@@ -380,7 +380,7 @@ def test_what_others_declare_changes_no_region_of_a_user() -> None:
     assert (mixed.x[corners].tolist(), mixed.y[corners].tolist()) == (alone.x.tolist(), alone.y.tolist())
 
 
-def test_the_largest_coordinates_still_meet_only_what_they_may() -> None:
+def test_the_largest_coordinates_still_meet_only_what_they_may():
     far = [(MAX_COORDINATE, -MAX_COORDINATE), (-MAX_COORDINATE, MAX_COORDINATE), (0.0, MAX_COORDINATE)]
     assert counts([far], [1], 1.0, 1).sum() <= 9
 
@@ -395,12 +395,10 @@ def test_the_largest_coordinates_still_meet_only_what_they_may() -> None:
         ([], [], float("nan"), 1, "diameter nan is not a positive length"),
     ],
 )
-def test_parameters_that_do_not_fit_are_refused(
-    polygons: list[Polygon], user: list[float], diameter: float, per_user: int, expected: str
-) -> None:
+def test_parameters_that_do_not_fit_are_refused(polygons, user, diameter, per_user, expected):
     with pytest.raises(RegionError, match=expected):
         declared_regions(polygons, user, diameter=diameter, per_user=per_user)
 
 
-def test_nothing_declared_is_no_region() -> None:
+def test_nothing_declared_is_no_region():
     assert len(declared_regions([], [], diameter=1.0).regions) == len(Regions.of_polygons([])) == 0

@@ -60,7 +60,7 @@ def feed(kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: s
     return Feed(bus_config(tmp_path, **overrides))
 
 
-async def test_a_topic_that_the_broker_does_not_stamp_is_found_and_the_remedy_mends_it(feed: Feed) -> None:
+async def test_a_topic_that_the_broker_does_not_stamp_is_found_and_the_remedy_mends_it(feed):
     await feed.create({"message.timestamp.type": "CreateTime"})
     finding = await feed.finding(f"append time of {feed.topic}")
     assert not finding.ok
@@ -73,16 +73,14 @@ async def test_a_topic_that_the_broker_does_not_stamp_is_found_and_the_remedy_me
             await asyncio.sleep(0.1)
 
 
-async def test_a_topic_as_hexveil_creates_it_passes(feed: Feed) -> None:
+async def test_a_topic_as_hexveil_creates_it_passes(feed):
     await feed.create(INPUT_SETTINGS | DELETED)
     for check in (f"append time of {feed.topic}", f"batches of {feed.topic}", "broker clock"):
         assert (await feed.finding(check)).ok, check
 
 
 @pytest.mark.parametrize(("hours", "ok"), [(1, False), (25, True), (7 * 24, False)])
-async def test_raw_events_are_kept_for_open_windows_and_no_longer_than_the_promise_says(
-    feed: Feed, hours: int, ok: bool
-) -> None:
+async def test_raw_events_are_kept_for_open_windows_and_no_longer_than_the_promise_says(feed, hours, ok):
     """Of windows of an hour; the sheet says a day more than they are open."""
     await feed.create(INPUT_SETTINGS | DELETED | {"retention.ms": str(hours * 3_600_000)})
     finding = await feed.finding(f"retention {feed.topic}")
@@ -100,9 +98,7 @@ async def test_raw_events_are_kept_for_open_windows_and_no_longer_than_the_promi
     ],
     ids=["largest", "larger", "compacted", "compacted and deleted"],
 )
-async def test_batches_have_a_limit_and_no_event_is_compacted_away(
-    feed: Feed, settings: dict[str, str], ok: bool
-) -> None:
+async def test_batches_have_a_limit_and_no_event_is_compacted_away(feed, settings, ok):
     await feed.create(settings)
     finding = await feed.finding(f"batches of {feed.topic}")
     assert finding.ok == ok, finding
@@ -112,7 +108,7 @@ async def test_batches_have_a_limit_and_no_event_is_compacted_away(
 
 
 @pytest.mark.parametrize(("ahead_seconds", "ok"), [(600, False), (-600, True)])
-async def test_an_event_that_was_stamped_ahead_of_redis_is_found(feed: Feed, ahead_seconds: int, ok: bool) -> None:
+async def test_an_event_that_was_stamped_ahead_of_redis_is_found(feed, ahead_seconds, ok):
     # A broker whose clock is ahead stamps like a producer that may choose its time and chooses one ahead.
     await feed.create({"message.timestamp.type": "CreateTime"})
     async with AIOKafkaProducer(bootstrap_servers=feed.config.kafka.bootstrap) as producer:
@@ -124,7 +120,7 @@ async def test_an_event_that_was_stamped_ahead_of_redis_is_found(feed: Feed, ahe
     assert ok or "synchronise the clocks" in finding.remedy
 
 
-async def test_a_feed_of_recordings_needs_no_append_time(feed: Feed) -> None:
+async def test_a_feed_of_recordings_needs_no_append_time(feed):
     overrides = {
         "feed.topic": feed.topic,
         "kafka.bootstrap": feed.config.kafka.bootstrap,
@@ -141,7 +137,7 @@ async def test_a_feed_of_recordings_needs_no_append_time(feed: Feed) -> None:
     assert "not checked" in clock.found
 
 
-async def test_without_redis_doctor_ends_with_3_and_a_remedy_and_checks_kafka_all_the_same(feed: Feed) -> None:
+async def test_without_redis_doctor_ends_with_3_and_a_remedy_and_checks_kafka_all_the_same(feed):
     await feed.create(INPUT_SETTINGS | DELETED)
     await feed.finding("broker clock")
     folder = feed.config.privacy.user_key_file.parent
@@ -161,7 +157,7 @@ async def test_without_redis_doctor_ends_with_3_and_a_remedy_and_checks_kafka_al
     assert findings[f"batches of {feed.topic}"]["ok"]
 
 
-async def test_an_acknowledged_event_outlives_a_broker_or_the_remedy_says_how(feed: Feed) -> None:
+async def test_an_acknowledged_event_outlives_a_broker_or_the_remedy_says_how(feed):
     settings = INPUT_SETTINGS | DELETED | {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     await feed.create(settings)
     check = f"replicas of {feed.topic}"
@@ -179,7 +175,7 @@ async def test_an_acknowledged_event_outlives_a_broker_or_the_remedy_says_how(fe
     assert "min.insync.replicas=2" in of_three.remedy
 
 
-def test_the_page_lists_reasons_alarms_lag_and_times_and_shows_markup_as_text() -> None:
+def test_the_page_lists_reasons_alarms_lag_and_times_and_shows_markup_as_text():
     metrics = OperatorMetrics()
     metrics.events_rejected.labels("not-json").inc(3)
     metrics.events_rejected.labels("<b>").inc(7)

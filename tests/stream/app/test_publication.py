@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -46,9 +46,7 @@ TOLERANCE = 2.0
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**6), st.integers(1, 10**5), st.integers(-(10**6), 10**10))
-def test_an_instant_is_one_of_the_public_ones_and_the_first_that_is_left(
-    end: int, delay: int, margin: int, now: int
-) -> None:
+def test_an_instant_is_one_of_the_public_ones_and_the_first_that_is_left(end, delay, margin, now):
     times = PublicationTimes(timedelta(seconds=delay), timedelta(seconds=margin))
     instant = times.next_us(end, now * 1_000_000)
     assert instant >= max(now * 1_000_000, times.first_us(end))
@@ -56,7 +54,7 @@ def test_an_instant_is_one_of_the_public_ones_and_the_first_that_is_left(
     assert instant == times.first_us(end) or instant - margin * 1_000_000 < now * 1_000_000
 
 
-def test_participation_always_has_instants_and_values_where_it_asks_for_them(tmp_path: Path) -> None:
+def test_participation_always_has_instants_and_values_where_it_asks_for_them(tmp_path):
     assert bus_config(tmp_path).publication is None
     assert riders_config(tmp_path).publication == PublicationTimes(timedelta(minutes=5), timedelta(minutes=1))
     asked = bus_config(tmp_path, **{"window.publication_margin": "30s"}).publication
@@ -210,17 +208,17 @@ def at_an_instant(offset: float) -> bool:
 
 @pytest.mark.parametrize("cost", [COST, 2.5 * SLOT_SECONDS], ids=["one window waits", "several wait"])
 async def test_windows_of_very_different_cost_are_published_in_order_at_the_same_offset_from_their_end(
-    cost: float, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    cost, kafka, redis, redis_url, tmp_path, topic_name,
+    monkeypatch
+):  # fmt: skip
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
     costly, *_, cheap = await offsets_after_the_end(config, redis, kafka, monkeypatch, cost)
     assert all(map(at_an_instant, [*costly, *cheap])), (costly, cheap)
 
 
 async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
+):
     """The planted bug. On a busy machine a cheap window may be late, too, but not each of them."""
     config = small_riders(tmp_path, topic_name, kafka, redis_url)
     monkeypatch.setattr(Config, "publication", None)
@@ -232,8 +230,8 @@ async def test_published_as_soon_as_it_is_committed_a_window_tells_its_cost(
 
 
 async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_publishes_it_at_an_instant(
-    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    hexveil, kafka, redis, redis_url, tmp_path, topic_name
+):
     margin = 24.0
     area = {"feed.domain": json.dumps(BOX), "hexagons.resolution": "7"}
     ticks = {
@@ -298,8 +296,8 @@ async def test_a_worker_stopped_while_a_window_waits_ends_at_once_and_the_next_p
 
 
 async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_published(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name
+):
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
     config = riders_config(tmp_path, **settings, **{"window.publication_margin": f"{MARGIN:.0f}s"})
     await create_topics(config)
@@ -327,8 +325,8 @@ async def test_the_metric_tells_how_far_behind_its_instant_a_window_was_publishe
 
 
 async def test_a_window_is_published_however_long_connecting_and_verifying_take(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
+):
     """Far brokers answer so late that the lead is too short: the instant passes, and the next attempt begins
     earlier."""
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": BOX}
@@ -362,7 +360,7 @@ async def test_a_window_is_published_however_long_connecting_and_verifying_take(
     assert leads[:2] == [PUBLICATION_LEAD_SECONDS, 2 * PUBLICATION_LEAD_SECONDS]
 
 
-async def test_a_process_that_was_stopped_begins_nothing_and_waits_for_the_end_of_its_service() -> None:
+async def test_a_process_that_was_stopped_begins_nothing_and_waits_for_the_end_of_its_service():
     """A service may look for work once more between its stop and its end."""
     process = WorkProcess()
     assert await process.run(abs, -1) == 1

@@ -14,7 +14,6 @@ import subprocess
 import time
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from datetime import datetime
 from fractions import Fraction
 from pathlib import Path
@@ -94,8 +93,8 @@ def independent_charges(path: Path, config: Config) -> int:
 
 
 def test_a_recorded_day_survives_a_killed_worker_with_every_window_released_once_and_charged_right(
-    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, shared_data: Path
-) -> None:
+    hexveil, kafka, redis, redis_url, tmp_path, topic_name, shared_data
+):
     import asyncio
 
     path = shared_data / "capmetro" / "2017-03-21.csv.gz"
@@ -174,8 +173,8 @@ _DOMAIN = '{"south": 30.2, "west": -97.75, "north": 30.3, "east": -97.6}'
 
 @pytest.mark.parametrize("accounting", ["pure", "zcdp"])
 async def test_every_window_is_released_on_the_tick_with_the_same_number_of_messages_visited_or_not(
-    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, accounting: str
-) -> None:
+    hexveil, kafka, redis, redis_url, tmp_path, topic_name, accounting
+):
     area = {"feed.domain": _DOMAIN, "hexagons.resolution": "7"}
     ticks = {"window.slot": "3s", "window.allowed_delay": "1s", "window.publication_margin": "5s"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **area, **ticks)
@@ -268,8 +267,8 @@ def events(users: int = 40) -> list[bytes]:
 
 
 async def test_what_the_worker_publishes_is_charged_complete_and_answered_by_the_api_and_from_a_file(
-    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    hexveil, kafka, redis, redis_url, tmp_path, topic_name
+):
     settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "histogram": json.dumps(SETTINGS)}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
     bus = hourly.BUS

@@ -118,8 +118,8 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def test_a_worker_waits_for_its_servers_outlasts_outages_with_a_line_each_and_ends_in_time_without_them(
-    own_kafka: KafkaServer, own_redis: RedisServer, start: Callable[..., RunningWorker]
-) -> None:
+    own_kafka, own_redis, start
+):
     own_kafka.kill()
     own_redis.kill()
     worker = start(own_kafka.bootstrap, own_redis.url, free_port())
@@ -151,7 +151,7 @@ def test_a_worker_waits_for_its_servers_outlasts_outages_with_a_line_each_and_en
     assert all({"event", "level", "timestamp"} <= line.keys() for line in worker.lines())
 
 
-def test_a_worker_that_still_waits_ends_at_once(start: Callable[..., RunningWorker]) -> None:
+def test_a_worker_that_still_waits_ends_at_once(start):
     worker = start("127.0.0.1:9", "redis://:secret@127.0.0.1:10/0", free_port())
     worker.wait_for(lambda: worker.told("redis does not answer, waiting for it"))
     assert worker.stop() < STOP_SECONDS
@@ -159,8 +159,8 @@ def test_a_worker_that_still_waits_ends_at_once(start: Callable[..., RunningWork
 
 
 def test_a_worker_without_its_topic_ends_with_the_name_and_the_command_and_claims_nothing(
-    kafka: str, own_redis: RedisServer, start: Callable[..., RunningWorker], topic_name: str
-) -> None:
+    kafka, own_redis, start, topic_name
+):
     worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name})
     assert worker.process.wait(90) == 1
     (last,) = worker.told("cannot go on")
@@ -171,8 +171,8 @@ def test_a_worker_without_its_topic_ends_with_the_name_and_the_command_and_claim
 
 
 async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_there_again(
-    kafka: str, own_redis: RedisServer, start: Callable[..., RunningWorker], topic_name: str, tmp_path: Path
-) -> None:
+    kafka, own_redis, start, topic_name, tmp_path
+):
     config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
     await create_topics(config)
     worker = start(kafka, own_redis.url, free_port(), **{"feed.topic": topic_name, "feed.name": topic_name})
@@ -190,7 +190,7 @@ async def test_a_topic_that_is_deleted_makes_the_worker_unready_until_it_is_ther
     assert worker.stop() < STOP_SECONDS
 
 
-def test_a_taken_operator_port_is_named_with_its_keys(start: Callable[..., RunningWorker]) -> None:
+def test_a_taken_operator_port_is_named_with_its_keys(start):
     with closing(socket.socket()) as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
@@ -223,8 +223,8 @@ def holder_of_rows_only(cluster: LocalCluster, feed: str, topic: str) -> Node:
 
 
 async def test_a_worker_releases_every_event_once_although_a_master_is_killed_while_it_reads(
-    hexveil: Sequence[str], kafka: str, topic_name: str, tmp_path: Path
-) -> None:
+    hexveil, kafka, topic_name, tmp_path
+):
     with LocalCluster(tmp_path / "nodes") as cluster:
         settings = {
             "feed.name": topic_name,

@@ -26,7 +26,7 @@ def hexveil(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays() -> None:
+def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays():
     report = json.loads(hexveil("check", "--config", BUS, "--json").stdout)
     assert report["windows_with_full_epsilon"] == report["windows_per_period"] == 24
     assert report["worst_error"]["value"] == 65.0, "U times two statistics over epsilon 2"
@@ -38,7 +38,7 @@ def test_check_says_what_is_promised_and_how_many_windows_the_budget_pays() -> N
 
 
 @pytest.mark.parametrize("command", ["check", "worker", "doctor", "topics create", "ledger show"])
-def test_a_broken_configuration_is_wrong_usage_with_the_key_named(tmp_path: Path, command: str) -> None:
+def test_a_broken_configuration_is_wrong_usage_with_the_key_named(tmp_path, command):
     file = tmp_path / "broken.toml"
     file.write_text(Path(BUS).read_text().replace("epsilon = 2.0", "epsilon = -2.0"))
     result = hexveil(*command.split(), "--config", str(file))
@@ -46,7 +46,7 @@ def test_a_broken_configuration_is_wrong_usage_with_the_key_named(tmp_path: Path
     assert "privacy.epsilon" in result.output
 
 
-def test_a_cell_list_beyond_its_bound_is_refused_at_check(tmp_path: Path) -> None:
+def test_a_cell_list_beyond_its_bound_is_refused_at_check(tmp_path):
     file = tmp_path / "riders.toml"
     file.write_text(re.sub(r"(?m)^resolution = \d+", "resolution = 10", Path(RIDERS).read_text()))
     result = hexveil("check", "--config", str(file))
@@ -55,7 +55,7 @@ def test_a_cell_list_beyond_its_bound_is_refused_at_check(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-def test_init_writes_a_configuration_that_check_accepts_and_never_overwrites(tmp_path: Path, relation: str) -> None:
+def test_init_writes_a_configuration_that_check_accepts_and_never_overwrites(tmp_path, relation):
     file = tmp_path / "mine.toml"
     assert hexveil("init", str(file), "--relation", relation).exit_code == 0
     assert hexveil("check", "--config", str(file)).exit_code == 0
@@ -64,7 +64,7 @@ def test_init_writes_a_configuration_that_check_accepts_and_never_overwrites(tmp
     assert hexveil("init", str(file), "--force").exit_code == 0
 
 
-def test_servers_that_do_not_answer_are_exit_3_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_servers_that_do_not_answer_are_exit_3_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
     monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://127.0.0.1:9/0")
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "key"))
@@ -76,9 +76,7 @@ def test_servers_that_do_not_answer_are_exit_3_with_a_remedy(monkeypatch: pytest
     assert hexveil("ledger", "show", "--config", BUS).exit_code == 3
 
 
-def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "day.ndjson"
     event = {"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}
@@ -90,9 +88,7 @@ def test_offline_replay_writes_releases_to_stdout_and_the_outcome_to_stderr(
     assert "1 refused" in result.stderr
 
 
-def test_which_windows_participation_releases_offline_depends_on_the_named_span_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_which_windows_participation_releases_offline_depends_on_the_named_span_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.ndjson").write_text(
         json.dumps({"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}) + "\n"
@@ -112,7 +108,7 @@ def test_which_windows_participation_releases_offline_depends_on_the_named_span_
     assert len([name for name, _ in windows[0] if name.startswith("hexveil.window.v1/")]) == 3
 
 
-def test_a_ledger_kept_in_a_folder_outlives_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_kept_in_a_folder_outlives_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "day.ndjson").write_text(
         json.dumps({"user": "a", "time": 1_490_097_600_000, "lat": 30.2, "lng": -97.7, "speed": 12.0}) + "\n"
@@ -126,22 +122,20 @@ def test_a_ledger_kept_in_a_folder_outlives_the_run(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_every_command_has_help(subject: str) -> None:
+def test_every_command_has_help(subject):
     result = hexveil(subject, "--help")
     assert result.exit_code == 0
     assert len(result.stdout) > 100
 
 
-def test_the_version_is_that_of_the_mathematics() -> None:
+def test_the_version_is_that_of_the_mathematics():
     result = hexveil("--version")
     assert result.exit_code == 0
     assert result.stdout.startswith(f"hexveil {__version__} (Python 3.")
 
 
 @pytest.mark.parametrize(("alone", "code"), [(None, 0), ("1.2.0", 0), ("1.1.0", 1)])
-def test_mathematics_of_another_version_beside_the_service_are_refused(
-    alone: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mathematics_of_another_version_beside_the_service_are_refused(alone, code, tmp_path, monkeypatch):
     def version(name: str) -> str:
         installed = {"hexveil": "1.2.0", "hexveil-dpcore": alone}[name]
         if installed is None:
@@ -166,7 +160,7 @@ signal.raise_signal(signal.SIGINT)
 """
 
 
-def test_an_interrupt_that_python_loses_while_a_process_starts_is_remembered() -> None:
+def test_an_interrupt_that_python_loses_while_a_process_starts_is_remembered():
     """Found with `hexveil demo`, which once ran on after a SIGTERM between the starts of its processes."""
     command = [sys.executable, "-c", WHILE_A_PROCESS_STARTS]
     done = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True, timeout=60)
@@ -219,7 +213,7 @@ RECORDINGS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_a_broken_recording_is_refused_or_rejected_line_by_line(desk: Path, name: str) -> None:
+def test_a_broken_recording_is_refused_or_rejected_line_by_line(desk, name):
     (desk / name).write_bytes(RECORDINGS[name])
     for command in (["replay", name, "--offline"], ["evaluate", name, "--trials", "1"]):
         code, said = run(*command, "--config", BUS)
@@ -229,7 +223,7 @@ def test_a_broken_recording_is_refused_or_rejected_line_by_line(desk: Path, name
 
 @pytest.mark.parametrize("name", ["nowhere.ndjson", "folder"])
 @pytest.mark.parametrize("command", ["replay", "evaluate"])
-def test_a_recording_that_cannot_be_read_is_wrong_usage(desk: Path, command: str, name: str) -> None:
+def test_a_recording_that_cannot_be_read_is_wrong_usage(desk, command, name):
     code, said = run(command, name, "--config", BUS, *(["--offline"] if command == "replay" else []))
     assert code == 2
     assert name in said
@@ -250,9 +244,7 @@ def test_a_recording_that_cannot_be_read_is_wrong_usage(desk: Path, command: str
     ],
 )
 @pytest.mark.parametrize("command", ["check", "worker", "serve", "ledger show", "evaluate day.ndjson"])
-def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None], says: str, command: str
-) -> None:
+def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(desk, monkeypatch, write, says, command):
     monkeypatch.delenv("HEXVEIL_REDIS__URL")
     write(desk / "bad.toml")
     code, said = run(*command.split(), "--config", "bad.toml")
@@ -273,9 +265,7 @@ def test_a_configuration_that_cannot_be_used_is_refused_by_every_command(
     ],
 )
 @pytest.mark.parametrize("command", ["check", "evaluate day.ndjson", "replay day.ndjson --offline"])
-def test_an_environment_that_says_nonsense_is_refused(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str, command: str
-) -> None:
+def test_an_environment_that_says_nonsense_is_refused(desk, monkeypatch, name, value, says, command):
     monkeypatch.setenv(name, value)
     span = SPAN if command.startswith("replay") else []
     code, said = run(*command.split(), "--config", RIDERS, *span)
@@ -285,9 +275,7 @@ def test_an_environment_that_says_nonsense_is_refused(
 
 @pytest.mark.parametrize("key", ["folder", "file", "nowhere/deeper/key", "file/key"])
 @pytest.mark.parametrize("command", ["replay day.ndjson --offline", "evaluate day.ndjson --trials 1"])
-def test_a_user_key_that_cannot_be_kept_is_refused(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, key: str, command: str
-) -> None:
+def test_a_user_key_that_cannot_be_kept_is_refused(desk, monkeypatch, key, command):
     (desk / "file").chmod(0o644)
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", key)
     code, said = run(*command.split(), "--config", BUS)
@@ -296,7 +284,7 @@ def test_a_user_key_that_cannot_be_kept_is_refused(
 
 
 @pytest.mark.parametrize("state", ["file", "file/deeper"])
-def test_a_ledger_folder_that_cannot_be_kept_is_refused(desk: Path, state: str) -> None:
+def test_a_ledger_folder_that_cannot_be_kept_is_refused(desk, state):
     code, said = run("replay", "day.ndjson", "--offline", "--config", BUS, "--state", state)
     assert code == 2
     assert "--state" in said
@@ -312,9 +300,7 @@ def test_a_ledger_folder_that_cannot_be_kept_is_refused(desk: Path, state: str) 
         ("1e999", "with positive numbers"),
     ],
 )
-def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(
-    desk: Path, epsilon: str, says: str
-) -> None:
+def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk, epsilon, says):
     code, said = run("evaluate", "day.ndjson", "--config", BUS, "--sweep", f"epsilon={epsilon}")
     assert code == 2
     assert says in said.replace("\n", " ")
@@ -322,7 +308,7 @@ def test_a_sweep_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(
     assert "pydantic" not in said
 
 
-def test_a_sweep_of_histograms_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk: Path) -> None:
+def test_a_sweep_of_histograms_beyond_the_bounds_is_refused_in_the_words_of_the_configuration(desk):
     text = Path(BUS).read_text(encoding="utf-8")
     (desk / "histogram.toml").write_text(
         f'{text}\n[histogram]\nmechanisms = ["auto"]\nepsilon = 1.0\n', encoding="utf-8"
@@ -333,21 +319,15 @@ def test_a_sweep_of_histograms_beyond_the_bounds_is_refused_in_the_words_of_the_
 
 
 @pytest.mark.parametrize(
-    ("extra", "named"),
-    [
-        (["--speed", "2"], "--speed"),
-        (["--order", "file", "--speed", "2"], "--speed, --order"),
-    ],
+    ("extra", "named"), [(["--speed", "2"], "--speed"), (["--order", "file", "--speed", "2"], "--speed, --order")]
 )
-def test_an_offline_replay_refuses_options_that_say_how_events_are_sent(
-    desk: Path, extra: list[str], named: str
-) -> None:
+def test_an_offline_replay_refuses_options_that_say_how_events_are_sent(desk, extra, named):
     code, said = run("replay", "day.ndjson", "--offline", "--config", BUS, *extra)
     assert code == 2
     assert named in said
 
 
-def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk: Path) -> None:
+def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk):
     code, said = run("init", "nowhere/mine.toml")
     assert code == 2
     assert "folder" in said
@@ -359,9 +339,7 @@ def test_a_configuration_in_a_folder_that_is_not_there_is_refused(desk: Path) ->
     ids=["none", "text", "letters", "one-number", "Africa"],
 )
 @pytest.mark.parametrize("command", ["check", "worker", "evaluate day.ndjson", "replay day.ndjson --offline"])
-def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, command: str, coordinates: object
-) -> None:
+def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(desk, monkeypatch, command, coordinates):
     (desk / "area.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
     monkeypatch.setenv("HEXVEIL_PARTICIPATION__GEOJSON", "area.geojson")
     span = SPAN if command.startswith("replay") else []
@@ -373,9 +351,7 @@ def test_an_area_that_is_none_of_this_feed_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     "command", ["doctor", "worker", "serve", "topics create", "replay day.ndjson", "simulate --once"]
 )
-def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(desk, monkeypatch, command):
     monkeypatch.setenv("HEXVEIL_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
     monkeypatch.setenv("HEXVEIL_KAFKA__USERNAME", "worker")
     monkeypatch.setenv("HEXVEIL_KAFKA__PASSWORD_FILE", "nowhere")
@@ -386,7 +362,7 @@ def test_a_file_of_credentials_that_cannot_be_read_is_refused_with_its_key(
 
 
 @pytest.mark.parametrize("command", ["doctor", "doctor --json", "ledger show"])
-def test_a_password_of_redis_is_not_shown(desk: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_a_password_of_redis_is_not_shown(desk, monkeypatch, command):
     monkeypatch.setenv("HEXVEIL_REDIS__URL", "redis://worker:geheim@127.0.0.1:9/0")
     code, said = run(*command.split(), "--config", BUS)
     assert code == 3

@@ -56,7 +56,7 @@ def _view() -> Releases:
     return releases
 
 
-def test_a_window_is_shown_once_all_its_messages_arrived_in_any_order() -> None:
+def test_a_window_is_shown_once_all_its_messages_arrived_in_any_order():
     releases = _view()
     assert releases.lines() == []
     releases.add(HEXAGON_SPEED, {"ce_id": b"b"}, _cell("872834728ffffff", 10, 30.0, 8.0))
@@ -65,7 +65,7 @@ def test_a_window_is_shown_once_all_its_messages_arrived_in_any_order() -> None:
     assert "mean 23.0 (19–27) km/h  all cells (median) ± 6.0, by events ± 4.0  ε 2" in line
 
 
-def test_the_modelled_mean_leads_and_the_raw_one_follows() -> None:
+def test_the_modelled_mean_leads_and_the_raw_one_follows():
     releases = Releases(ZoneInfo("America/Chicago"))
     releases.add(WINDOW, {"ce_id": b"m"}, _marker(1))
     cell = json.loads(_cell("87283472bffffff", 40, 23.0, 14.0))
@@ -76,7 +76,7 @@ def test_the_modelled_mean_leads_and_the_raw_one_follows() -> None:
     assert "raw 23.0 (9–37), median ± 14.0" in line
 
 
-def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown() -> None:
+def test_repeats_and_messages_that_fail_their_schema_are_counted_and_not_shown():
     releases = _view()
     releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, _cell("87283472bffffff", 40, 23.0, 4.0))
     releases.add(HEXAGON_SPEED, {"ce_id": b"c"}, b'{"feed": "bus"}')
@@ -97,7 +97,7 @@ def _histogram(**changes: object) -> bytes:
     return json.dumps(body | {"fixes_per_user": 1, "domain": domain, "structure": grid}).encode()
 
 
-def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_map() -> None:
+def test_a_window_with_a_histogram_waits_for_it_and_shows_how_many_are_on_the_map():
     releases = Releases(ZoneInfo("America/Chicago"))
     releases.add(WINDOW, {"ce_id": b"m"}, _marker(2))
     releases.add(HEXAGON_SPEED, {"ce_id": b"a"}, _cell("87283472bffffff", 40, 23.0, 4.0))
@@ -151,9 +151,7 @@ async def _letters_on_the_map(address: str) -> str:
 
 
 @pytest.mark.parametrize("chosen", ["nowhere", "environment", "file"])
-def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_one(
-    tmp_path: Path, repo_root: Path, chosen: str
-) -> None:
+def test_a_street_map_that_the_operator_chose_is_shown_instead_of_the_simulated_one(tmp_path, repo_root, chosen):
     ours, file = tmp_path / "ours.pmtiles", tmp_path / "hexveil.toml"
     text = (repo_root / "config" / "bus-fleet.toml").read_text()
     line = f'basemap = "{ours}"'
@@ -203,9 +201,7 @@ def _ctrl_c_ends(demo: subprocess.Popen[str], processes: int) -> None:
 
 
 @pytest.mark.nightly
-def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_no_process(
-    repo_root: Path,
-) -> None:
+def test_with_kafka_streets_are_shown_and_ctrl_c_ends_with_a_summary_and_leaves_no_process(repo_root):
     with _started(_ALONE, repo_root, "--kafka") as demo:
         assert demo.stdout is not None
         assert demo.stderr is not None
@@ -226,8 +222,8 @@ def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("without_java")
 def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_and_streets_while_the_demo_runs(
-    repo_root: Path,
-) -> None:
+    repo_root,
+):
     """Both demos have the same dashboard, and a browser costs as much as the rest, so only this one is looked at."""
     with _started(_ALONE, repo_root) as demo:
         assert demo.stdout is not None
@@ -251,9 +247,7 @@ def test_without_java_the_same_city_is_released_and_its_dashboard_shows_windows_
 
 
 @pytest.mark.usefixtures("without_java")
-def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without(
-    hexveil: Sequence[str], repo_root: Path
-) -> None:
+def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without(hexveil, repo_root):
     command = [*hexveil, "demo", "--kafka"]
     done = subprocess.run(command, cwd=repo_root, capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -261,7 +255,7 @@ def test_a_demo_that_insists_on_kafka_says_what_to_install_and_how_to_do_without
     assert "hexveil demo --no-kafka" in done.stderr
 
 
-def test_make_passes_on_that_kafka_is_insisted_on(repo_root: Path) -> None:
+def test_make_passes_on_that_kafka_is_insisted_on(repo_root):
     result = subprocess.run(
         ["make", "--dry-run", "demo", "KAFKA=1"], cwd=repo_root, capture_output=True, text=True, check=True
     )
@@ -282,9 +276,7 @@ def recording(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("kafka", "seconds"), [("--kafka", 30), ("--no-kafka", 15)], ids=["--kafka", "--no-kafka"])
-def test_a_recording_is_shown_until_its_seconds_are_over(
-    hexveil: Sequence[str], repo_root: Path, recording: Path, kafka: str, seconds: int
-) -> None:
+def test_a_recording_is_shown_until_its_seconds_are_over(hexveil, repo_root, recording, kafka, seconds):
     """A busy machine that releases nothing in so many seconds is given more."""
     shown = ["03-21 06:00–09:00", "Windows closed: 2" if kafka == "--no-kafka" else "Windows closed: "]
     for longer in (1, 4, 16):
@@ -300,7 +292,7 @@ def test_a_recording_is_shown_until_its_seconds_are_over(
     assert "events sent: 720" in done.stdout
 
 
-def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil: Sequence[str], repo_root: Path) -> None:
+def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil, repo_root):
     with _started(hexveil, repo_root, "--no-kafka", "--fleet", "60") as demo:
         assert demo.stdout is not None
         assert "06:00–06:15" in demo.stdout.readline(), "the live map of a small fleet"
@@ -311,8 +303,8 @@ def test_sigterm_ends_a_demo_of_buses_with_a_summary_as_ctrl_c_does(hexveil: Seq
 
 
 def test_without_kafka_a_recording_under_participation_is_refused_with_the_command_that_names_its_time(
-    hexveil: Sequence[str], repo_root: Path, recording: Path
-) -> None:
+    hexveil, repo_root, recording
+):
     command = [*hexveil, "demo", "--no-kafka", "--feed", str(recording), "--format", "capmetro"]
     done = subprocess.run(
         [*command, "--config", "config/riders-live.toml"], cwd=repo_root, capture_output=True, text=True, check=False
@@ -324,7 +316,7 @@ def test_without_kafka_a_recording_under_participation_is_refused_with_the_comma
 _QUARTERS = [f"2026-03-03T07:{minute:02d}:00Z" for minute in range(4)]
 
 
-def test_the_report_counts_events_near_the_truth_and_the_drop_that_an_incident_left_on_the_map(tmp_path: Path) -> None:
+def test_the_report_counts_events_near_the_truth_and_the_drop_that_an_incident_left_on_the_map(tmp_path):
     """Of 100 events in each of four windows 60 are in a hexagon that is shown and 40 in one that is not. From the third
     window on the first falls from 30 to 10 km/h; the map shows half of it, then all."""
     truth, views = tmp_path / "truth.ndjson", []

@@ -10,14 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pyarrow import parquet
-from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.cli import app
@@ -78,9 +76,7 @@ def parquet_rows(file: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("suffix", "rows_of"), [("csv", csv_rows), ("geojson", geojson_rows), ("parquet", parquet_rows)]
 )
-def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(
-    day: Path, tmp_path: Path, suffix: str, rows_of: Callable[[Path], list[Any]]
-) -> None:
+def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(day, tmp_path, suffix, rows_of):
     done = replay(day, "--out", f"releases.{suffix}")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "2 windows released, 0 released before, 6 messages in" in done.stderr
@@ -93,7 +89,7 @@ def test_a_table_holds_a_row_per_cell_of_every_window_and_nothing_else_is_left(
     assert {path.name for path in tmp_path.iterdir()} == {"day.ndjson", f"releases.{suffix}"}
 
 
-def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unasked(day: Path, tmp_path: Path) -> None:
+def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unasked(day, tmp_path):
     done = replay(day, "--out", "releases.ndjson")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "releases.ndjson").read_text()
@@ -118,9 +114,7 @@ def test_lines_in_a_file_are_those_of_stdout_and_no_run_overwrites_another_unask
         (("--out", "releases.csv"), "belong to --offline"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_wrong_usage_and_says_why(
-    day: Path, arguments: tuple[str, ...], remedy: str
-) -> None:
+def test_a_file_that_cannot_be_written_is_wrong_usage_and_says_why(day, arguments, remedy):
     before = day.read_bytes()
     done = CliRunner().invoke(app, ["replay", str(day), "--config", BUS, *arguments])
     assert done.exit_code == 2
@@ -128,9 +122,7 @@ def test_a_file_that_cannot_be_written_is_wrong_usage_and_says_why(
     assert day.read_bytes() == before
 
 
-def test_without_pyarrow_parquet_is_refused_before_anything_is_released(
-    day: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_parquet_is_refused_before_anything_is_released(day, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = CliRunner().invoke(app, ["replay", str(day), "--offline", "--config", BUS, "--out", "r.parquet"])
     assert done.exit_code == 2
@@ -138,9 +130,7 @@ def test_without_pyarrow_parquet_is_refused_before_anything_is_released(
     assert not list(tmp_path.glob("r.parquet*"))
 
 
-async def test_a_run_that_fails_leaves_a_table_of_what_was_released_and_no_file_where_nothing_was(
-    tmp_path: Path,
-) -> None:
+async def test_a_run_that_fails_leaves_a_table_of_what_was_released_and_no_file_where_nothing_was(tmp_path):
     async def fail_after(messages: list[Message], file: Path) -> None:
         with release_file(file) as out:
             await LinePublisher(out).publish(messages)
@@ -155,7 +145,7 @@ async def test_a_run_that_fails_leaves_a_table_of_what_was_released_and_no_file_
     assert not list(tmp_path.glob("none*"))
 
 
-async def test_the_lines_of_a_run_that_was_killed_before_its_table_are_kept_from_the_next(tmp_path: Path) -> None:
+async def test_the_lines_of_a_run_that_was_killed_before_its_table_are_kept_from_the_next(tmp_path):
     messages = released(tmp_path)
     left = tmp_path / "r.csv.lines.ndjson"
     with left.open("w") as out:
@@ -165,13 +155,13 @@ async def test_the_lines_of_a_run_that_was_killed_before_its_table_are_kept_from
     assert len(left.read_text().splitlines()) == len(messages)
 
 
-def test_windows_of_which_only_the_marker_is_written_are_counted_as_withheld(day: Path) -> None:
+def test_windows_of_which_only_the_marker_is_written_are_counted_as_withheld(day):
     done = replay(day, HEXVEIL_PRIVACY__EPSILON="0.000001")
     assert [json.loads(line)["value"]["withheld"] for line in done.stdout.splitlines()] == [True, True]
     assert "0 windows released, 2 withheld" in done.stderr
 
 
-def test_a_reader_of_stdout_that_ends_early_is_named_not_the_folder_of_the_ledger(day: Path) -> None:
+def test_a_reader_of_stdout_that_ends_early_is_named_not_the_folder_of_the_ledger(day):
     reading, writing = os.pipe()
     os.close(reading)
     done = replay(day, "--state", "ledger", stdout=writing)
@@ -180,7 +170,7 @@ def test_a_reader_of_stdout_that_ends_early_is_named_not_the_folder_of_the_ledge
     assert done.stderr.startswith("hexveil: stdout: its reader ended before all was written, and what was written")
 
 
-def test_what_a_terminal_cannot_show_is_written_as_its_number(day: Path) -> None:
+def test_what_a_terminal_cannot_show_is_written_as_its_number(day):
     done = hexveil("inspect", str(day), PYTHONIOENCODING="latin-1")
     assert (done.returncode, "hexveil inspect \\u2026 --write" in done.stdout) == (0, True), done.stderr
 
@@ -204,7 +194,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("extra", [[], ["--force"], ["--offline", "--force"]])
 @pytest.mark.parametrize("source", ["stored", "stored/0.pb"])
-def test_the_file_of_out_is_none_of_the_snapshots(stored: Path, source: str, extra: list[str]) -> None:
+def test_the_file_of_out_is_none_of_the_snapshots(stored, source, extra):
     snapshot = stored / "0.pb"
     before = snapshot.read_bytes()
     Path("link.ndjson").symlink_to(snapshot)
@@ -215,7 +205,7 @@ def test_the_file_of_out_is_none_of_the_snapshots(stored: Path, source: str, ext
         assert snapshot.read_bytes() == before
 
 
-def test_events_of_an_earlier_run_are_overwritten_only_if_asked(stored: Path) -> None:
+def test_events_of_an_earlier_run_are_overwritten_only_if_asked(stored):
     assert run("stored", "--out", "events.ndjson")[0] == 0
     events = Path("events.ndjson").read_bytes()
     assert events.count(b"\n") == 1
@@ -227,7 +217,7 @@ def test_events_of_an_earlier_run_are_overwritten_only_if_asked(stored: Path) ->
     assert Path("events.ndjson").read_bytes() == events
 
 
-def test_a_device_needs_no_force(stored: Path) -> None:
+def test_a_device_needs_no_force(stored):
     assert run("stored", "--out", "/dev/null")[0] == 0
 
 
@@ -255,7 +245,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-async def test_the_commands_of_the_page_show_dust_in_every_release_file_and_alert(folder: Path) -> None:
+async def test_the_commands_of_the_page_show_dust_in_every_release_file_and_alert(folder):
     lines = [json.loads(line) for line in (folder / "releases.ndjson").read_text(encoding="utf-8").splitlines()]
     for line in lines:
         validate(line["topic"], line["value"])
@@ -289,8 +279,8 @@ async def test_the_commands_of_the_page_show_dust_in_every_release_file_and_aler
 
 
 async def test_a_worker_that_reads_dust_from_kafka_publishes_its_unit_in_every_message(
-    folder: Path, hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    folder, hexveil, kafka, redis, redis_url, tmp_path, topic_name
+):
     settings = {"window.lateness": "event-time", "window.idle_timeout": "4s", "window.max_age": "36500d"}
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name, **settings)
     ready = (
@@ -320,7 +310,7 @@ async def test_a_worker_that_reads_dust_from_kafka_publishes_its_unit_in_every_m
     assert np.mean([mean["raw"] for mean in means]) > 10
 
 
-def test_what_the_commands_say_of_another_value_is_in_its_unit(folder: Path) -> None:
+def test_what_the_commands_say_of_another_value_is_in_its_unit(folder):
     config = folder / "air.toml"
     checked, sheet = run_here("check", "--config", config), folder / "promise.html"
     assert "100 µg/m³ times k/n" in checked

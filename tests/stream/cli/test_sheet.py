@@ -47,7 +47,7 @@ def epsilons(config: Config) -> list[float]:
     return [bound.epsilon for bound in bounds(config)]
 
 
-def test_days_add_up_and_a_horizon_bounds_them(tmp_path: Path) -> None:
+def test_days_add_up_and_a_horizon_bounds_them(tmp_path):
     assert DAYS == (1, 7, 28, 365)
     assert epsilons(riders(tmp_path)) == [12, 84, 336, 4380]
     # 7 or 28 days touch two blocks of 28 days, a year touches 14.
@@ -56,13 +56,13 @@ def test_days_add_up_and_a_horizon_bounds_them(tmp_path: Path) -> None:
     assert epsilons(week) == [12, 24, 60, 53 * 12]
 
 
-def test_under_zcdp_rho_adds_up_and_is_converted_once(tmp_path: Path) -> None:
+def test_under_zcdp_rho_adds_up_and_is_converted_once(tmp_path):
     config = zcdp_config(tmp_path)
     assert epsilons(config) == [config.privacy.stated_epsilon(days * config.privacy.ledger_budget) for days in DAYS]
     assert epsilons(config)[1] < 7 * epsilons(config)[0]
 
 
-def test_what_one_day_costs_among_others_is_that_of_the_proof(tmp_path: Path) -> None:
+def test_what_one_day_costs_among_others_is_that_of_the_proof(tmp_path):
     horizon = {"privacy.horizon": HORIZON}
     assert one_day_among_others(riders(tmp_path)) is None
     assert one_day_among_others(shipped("bus-fleet", tmp_path, **horizon)) is None
@@ -70,7 +70,7 @@ def test_what_one_day_costs_among_others_is_that_of_the_proof(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_sheet_states_what_the_configuration_promises(name: str, tmp_path: Path) -> None:
+def test_the_sheet_states_what_the_configuration_promises(name, tmp_path):
     config = shipped(name, tmp_path)
     page = as_markdown(config)
     for bound, span in zip(bounds(config), ("a day", "a week", "28 days", "a year"), strict=True):
@@ -83,25 +83,25 @@ def test_the_sheet_states_what_the_configuration_promises(name: str, tmp_path: P
     assert len(re.findall("<tr>", html)) == len(re.findall(r"(?m)^\| (?!---)", page))
 
 
-def test_another_setting_has_another_hash_and_another_place_the_same(tmp_path: Path) -> None:
+def test_another_setting_has_another_hash_and_another_place_the_same(tmp_path):
     one, other = riders(tmp_path), riders(tmp_path, **{"privacy.budget": 13.0})
     moved = riders(tmp_path / "elsewhere", **{"kafka.bootstrap": "kafka.example:9092"})
     assert fingerprint(one) == fingerprint(moved) != fingerprint(other)
 
 
-def test_certainty_is_never_rounded_up_to() -> None:
+def test_certainty_is_never_rounded_up_to():
     assert [percent(posterior(prior, 12)) for prior in (0.001, 0.01, 0.5)] == ["99.4 %", "99.94 %", "99.9994 %"]
     assert percent(posterior(0.5, 4380)) == "nearly 100 %"
     assert factor(4380) == f"10^{4380 / math.log(10):.0f}"
 
 
-def test_the_night_worker_stands_out_as_soon_as_the_sheet_says(tmp_path: Path) -> None:
+def test_the_night_worker_stands_out_as_soon_as_the_sheet_says(tmp_path):
     """The attack itself is tests/audit/test_horizon_audit.py."""
     assert nights_to_stand_out(riders(tmp_path)) == 5
     assert nights_to_stand_out(riders(tmp_path, **{"privacy.epsilon": 0.25})) == 288
 
 
-def test_retention_is_what_the_code_keeps(tmp_path: Path) -> None:
+def test_retention_is_what_the_code_keeps(tmp_path):
     config = riders(tmp_path)
     raw, *outputs = topic_plans(config)
     open_for = config.window.slot + config.window.allowed_delay
@@ -124,7 +124,7 @@ def test_retention_is_what_the_code_keeps(tmp_path: Path) -> None:
     assert "| no | 7 days |" in page
 
 
-def test_the_command_writes_the_sheet(hexveil: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_command_writes_the_sheet(hexveil, tmp_path):
     file = tmp_path / "promise.html"
     config = str(REPO_ROOT / "config" / "riders-live.toml")
     done = subprocess.run(
@@ -152,9 +152,7 @@ def rules(config: str) -> dict[str, dict[str, Any]]:
     return {rule["key"]: rule for rule in json.loads(output("--config", config, "--json"))["rules"]}
 
 
-def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning_with_the_remedy(monkeypatch):
     shipped = str(REPO_ROOT / "config" / "bus-fleet.toml")
     assert "Warning: budget" not in output("--config", shipped)
     assert "has 9 windows instead of 8" in output("--config", shipped)
@@ -174,7 +172,7 @@ def test_the_shipped_budget_pays_for_every_window_and_a_smaller_one_is_a_warning
     assert f"or set budget to {12 + 0.5 * windows(shipped):g}, or " in output("--config", shipped)
 
 
-def test_the_recommended_budget_is_exact_and_sufficient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recommended_budget_is_exact_and_sufficient(monkeypatch):
     """288 windows of 0.123456 cost 35.555328; with six digits it read 35.5553, which pays for 287."""
     monkeypatch.setenv("HEXVEIL_WINDOW__SLOT", "5m")
     monkeypatch.setenv("HEXVEIL_PRIVACY__EPSILON", "0.123456")
@@ -188,7 +186,7 @@ def test_the_recommended_budget_is_exact_and_sufficient(monkeypatch: pytest.Monk
     assert "Note" not in output("--config", BUS)
 
 
-def test_where_clocks_are_never_changed_every_period_is_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_clocks_are_never_changed_every_period_is_as_long(monkeypatch):
     monkeypatch.setenv("HEXVEIL_FEED__TIMEZONE", "Asia/Kolkata")
     shipped = str(REPO_ROOT / "config" / "bus-fleet.toml")
     assert "Note" not in output("--config", shipped)
@@ -196,7 +194,7 @@ def test_where_clocks_are_never_changed_every_period_is_as_long(monkeypatch: pyt
     assert json.loads(output("--config", BUS, "--json"))["windows_of_longest_period"] == 24
 
 
-def test_under_zcdp_the_warning_names_what_is_configured(tmp_path: Path) -> None:
+def test_under_zcdp_the_warning_names_what_is_configured(tmp_path):
     text = hourly.RIDERS.read_text(encoding="utf-8")
     text = re.sub(r"(?m)^epsilon = .*", 'accounting = "zcdp"\nwindows = 10\ndelta = 1e-9', text, count=1)
     file = tmp_path / "hexveil.toml"
@@ -210,7 +208,7 @@ def windows(config: str) -> int:
     return int(json.loads(output("--config", config, "--json"))["windows_per_period"])
 
 
-def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
+def test_every_rule_under_values_is_there_with_its_value_and_unit():
     by_key = rules(BUS)
     values = {key: (rule["bounds"], rule["value"], rule["unit"], rule["fixed"]) for key, rule in by_key.items()}
     assert values == {
@@ -232,7 +230,7 @@ def test_every_rule_under_values_is_there_with_its_value_and_unit() -> None:
     }
 
 
-def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_list_are_there() -> None:
+def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_list_are_there():
     by_key = rules(RIDERS)
     assert not by_key.keys() & {"speed.min_users", "pairs", "suppression"}
     assert by_key["participation.cells_per_user"]["value"] == 8
@@ -249,14 +247,12 @@ def test_under_participation_no_rule_depends_on_counts_and_those_of_the_public_l
         ("HEXVEIL_WINDOW__LATENESS", "event-time", "  window.max_age: 36500 d: "),
     ],
 )
-def test_the_lines_state_what_was_configured(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, line: str
-) -> None:
+def test_the_lines_state_what_was_configured(monkeypatch, variable, value, line):
     monkeypatch.setenv(variable, value)
     assert any(text.startswith(line) for text in output("--config", BUS).splitlines())
 
 
-def test_a_histogram_bounds_the_fixes_of_a_user(tmp_path: Path) -> None:
+def test_a_histogram_bounds_the_fixes_of_a_user(tmp_path):
     file = tmp_path / "hexveil.toml"
     file.write_text(Path(RIDERS).read_text() + '\n[histogram]\nmechanisms = ["ug"]\nepsilon = 1.0\n')
     assert rules(str(file))["histogram.fixes_per_user"]["value"] == 1
@@ -284,7 +280,7 @@ def kept_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_force_replaces_a_file_and_nothing_else_does(kept_file: Path) -> None:
+def test_force_replaces_a_file_and_nothing_else_does(kept_file):
     config = load_config(hourly.BUS)
     with pytest.raises(typer.Exit):
         write(kept_file, chosen(config), config, force=False)
@@ -295,9 +291,7 @@ def test_force_replaces_a_file_and_nothing_else_does(kept_file: Path) -> None:
     assert os.listdir(kept_file.parent) == [kept_file.name]
 
 
-def test_settings_that_are_no_valid_configuration_leave_the_old_file(
-    kept_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_that_are_no_valid_configuration_leave_the_old_file(kept_file, capsys):
     config = load_config(hourly.BUS)
     invalid = chosen(config, resolution=0, merge_until=8.0, coarsest_resolution=0)
     with pytest.raises(typer.Exit) as stopped:
@@ -311,9 +305,7 @@ def test_settings_that_are_no_valid_configuration_leave_the_old_file(
     assert "coarsest_resolution 0 is not below resolution 0" in message
 
 
-def test_the_file_says_what_was_chosen_where_the_environment_said_it_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_says_what_was_chosen_where_the_environment_said_it_before(tmp_path, monkeypatch):
     """The template has mean and variance, and no key of merging."""
     monkeypatch.setenv("HEXVEIL_SPEED__STATISTICS", '["mean"]')
     config, path = load_config(hourly.BUS), tmp_path / "new.toml"
@@ -323,9 +315,7 @@ def test_the_file_says_what_was_chosen_where_the_environment_said_it_before(
     assert load_config(path).speed.statistics == ("mean",)
 
 
-def test_a_variable_that_overrides_the_choice_is_an_error_and_the_old_file_stays(
-    kept_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_variable_that_overrides_the_choice_is_an_error_and_the_old_file_stays(kept_file, monkeypatch, capsys):
     monkeypatch.setenv("HEXVEIL_PRIVACY__EPSILON", "1.5")
     config = load_config(hourly.BUS)
     with pytest.raises(typer.Exit):

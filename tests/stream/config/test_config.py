@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from tests.support import hourly
 from tests.support.builders import bus_config, riders_config, with_histograms
 
 
-def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
+def test_the_shipped_configuration_is_sound_and_init_writes_the_same():
     config = load_config(BUS)
     assert config.relation == "values"
     assert config.value.upper_quanta == 6500
@@ -49,7 +48,7 @@ def test_the_shipped_configuration_is_sound_and_init_writes_the_same() -> None:
         ("hexagons.resolution", 16, "hexagons.resolution"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_key_and_a_remedy(key: str, value: object, says: str) -> None:
+def test_a_bad_value_is_refused_with_its_key_and_a_remedy(key, value, says):
     with pytest.raises(ConfigError, match=says):
         load_config(BUS, **{key: value})
 
@@ -65,7 +64,7 @@ def test_a_bad_value_is_refused_with_its_key_and_a_remedy(key: str, value: objec
         "_env_nested_max_split = 'a'",
     ],
 )
-def test_a_file_sets_no_option_of_the_library_that_reads_it(tmp_path: Path, line: str) -> None:
+def test_a_file_sets_no_option_of_the_library_that_reads_it(tmp_path, line):
     file = tmp_path / "c.toml"
     file.write_text(f"{line}\n{BUS.read_text(encoding='utf-8')}", encoding="utf-8")
     with pytest.raises(ConfigError, match=f"{line.split()[0]}: there is no such key"):
@@ -73,7 +72,7 @@ def test_a_file_sets_no_option_of_the_library_that_reads_it(tmp_path: Path, line
 
 
 @pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "[0x" + "f" * 6000 + "]", "{ a = 0x" + "f" * 6000 + " }"])
-def test_values_that_are_too_deep_or_too_long_are_refused_as_any_wrong_value(tmp_path: Path, value: str) -> None:
+def test_values_that_are_too_deep_or_too_long_are_refused_as_any_wrong_value(tmp_path, value):
     file = tmp_path / "c.toml"
     text = BUS.read_text(encoding="utf-8").replace('topic = "bus.positions"', f"topic = {value}")
     file.write_text(text, encoding="utf-8")
@@ -81,20 +80,20 @@ def test_values_that_are_too_deep_or_too_long_are_refused_as_any_wrong_value(tmp
         load_config(file)
 
 
-def test_relation_has_no_default(tmp_path: Path) -> None:
+def test_relation_has_no_default(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text(BUS.read_text().replace('relation = "values"', ""))
     with pytest.raises(ConfigError, match="relation"):
         load_config(file)
 
 
-def test_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_the_file(monkeypatch):
     monkeypatch.setenv("HEXVEIL_PRIVACY__EPSILON", "1.5")
     assert load_config(BUS).privacy.epsilon_micro == 1_500_000
 
 
 @pytest.mark.parametrize("text", [None, "relation = ", "\x00"])
-def test_a_file_that_is_no_configuration_is_an_error_not_a_crash(tmp_path: Path, text: str | None) -> None:
+def test_a_file_that_is_no_configuration_is_an_error_not_a_crash(tmp_path, text):
     file = tmp_path / "c.toml"
     if text is not None:
         file.write_text(text)
@@ -103,7 +102,7 @@ def test_a_file_that_is_no_configuration_is_an_error_not_a_crash(tmp_path: Path,
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-def test_a_budget_that_pays_no_window_with_its_histograms_is_refused(tmp_path: Path, relation: str) -> None:
+def test_a_budget_that_pays_no_window_with_its_histograms_is_refused(tmp_path, relation):
     with pytest.raises(ConfigError, match=r"no window could ever be released.*histogram\.epsilon"):
         with_histograms(relation, tmp_path, **{"privacy.epsilon": 2.0, "privacy.budget": 3.0})
     outside = {"south": -10.0, "west": -10.0, "north": 10.0, "east": 10.0}
@@ -111,7 +110,7 @@ def test_a_budget_that_pays_no_window_with_its_histograms_is_refused(tmp_path: P
         with_histograms(relation, tmp_path, **{"histogram.domain": outside})
 
 
-def test_feeds_that_share_a_ledger_are_refused_where_their_order_could_reveal_who_was_there(tmp_path: Path) -> None:
+def test_feeds_that_share_a_ledger_are_refused_where_their_order_could_reveal_who_was_there(tmp_path):
     assert bus_config(tmp_path).shared_ledger is None
     assert bus_config(tmp_path, **{"ledger.name": "city"}).shared_ledger == "city"
     with pytest.raises(ConfigError, match=r"\[ledger\] name 'city' is not for relation 'participation'.*Leave out"):
@@ -174,7 +173,7 @@ def broken(path: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", KEYS, ids=".".join)
-def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic(path: tuple[str, ...]) -> None:
+def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic(path):
     refused = 0
     for data in broken(path):
         try:
@@ -223,25 +222,25 @@ def test_every_problem_names_a_key_and_a_remedy_and_nothing_of_pydantic(path: tu
         ("operator.port", 6379, "operator.port and redis.url both take port 6379"),
     ],
 )
-def test_a_wrong_value_is_repeated_with_its_bounds(key: str, value: object, says: str) -> None:
+def test_a_wrong_value_is_repeated_with_its_bounds(key, value, says):
     with pytest.raises(ConfigError) as refused:
         load_config(BUS, **{key: value})
     assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "worker_1", "kafka.example.org", "0.0.0.0"])
-def test_names_of_machines_are_taken(host: str) -> None:
+def test_names_of_machines_are_taken(host):
     assert load_config(BUS, **{"operator.host": host}).operator.host == host
 
 
-def test_one_port_on_two_machines_or_chosen_by_the_system_is_taken() -> None:
+def test_one_port_on_two_machines_or_chosen_by_the_system_is_taken():
     load_config(BUS, **{"operator.host": "10.0.0.1", "public.host": "10.0.0.2", "operator.port": 80, "public.port": 80})
     load_config(BUS, **{"operator.port": 0, "public.port": 0})
     with pytest.raises(ConfigError, match="both take port 80"):
         load_config(BUS, **{"operator.host": "0.0.0.0", "operator.port": 80, "public.port": 80})
 
 
-def test_a_password_in_a_refused_address_is_not_repeated() -> None:
+def test_a_password_in_a_refused_address_is_not_repeated():
     for url in ("http://worker:secret@host/0", "redis://:sec/ret@host:x/0", "redis://host/zero?password=secret"):
         with pytest.raises(ConfigError, match="redis") as refused:
             load_config(BUS, **{"redis.url": url})
@@ -249,7 +248,7 @@ def test_a_password_in_a_refused_address_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("url", ["unix:///run/redis.sock", "redis://127.0.0.1:6379/1"])
-def test_a_cluster_has_hosts_and_one_database(url: str) -> None:
+def test_a_cluster_has_hosts_and_one_database(url):
     with pytest.raises(ConfigError, match="hosts and database 0 only"):
         load_config(BUS, **{"redis.url": url, "redis.cluster": ["127.0.0.1:6380"]})
 
@@ -271,9 +270,7 @@ HOURLY = hourly.BUS
         ("HEXVEIL_SOMETHING__ELSE", "HEXVEIL_SECTION__KEY"),
     ],
 )
-def test_a_misspelt_variable_is_refused_with_the_nearest_right_one(
-    monkeypatch: pytest.MonkeyPatch, given: str, meant: str
-) -> None:
+def test_a_misspelt_variable_is_refused_with_the_nearest_right_one(monkeypatch, given, meant):
     monkeypatch.setenv(given, "1")
     with pytest.raises(ConfigError) as refused:
         load_config(HOURLY)
@@ -291,12 +288,12 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_right_one(
         ("hexveil_privacy__epsilon", "1.5"),
     ],
 )
-def test_variables_of_others_and_right_ones_are_taken(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_variables_of_others_and_right_ones_are_taken(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     load_config(HOURLY)
 
 
-def test_names_of_the_operators_choice_are_no_misspelt_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_the_operators_choice_are_no_misspelt_keys(monkeypatch):
     monkeypatch.setenv("HEXVEIL_HISTOGRAM", '{"mechanisms": ["htf"], "epsilon": 1.0}')
     monkeypatch.setenv("HEXVEIL_HISTOGRAM__PRESET__HTF", "paper")
     config = load_config(HOURLY, **{"privacy.budget": 96.0})
@@ -304,7 +301,7 @@ def test_names_of_the_operators_choice_are_no_misspelt_keys(monkeypatch: pytest.
     assert config.histogram.preset == {"htf": "paper"}
 
 
-def test_a_wrong_value_names_the_variable_that_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_names_the_variable_that_it_came_from(monkeypatch):
     monkeypatch.setenv("HEXVEIL_SPEED__STATISTICS", '"mean"')
     monkeypatch.setenv("HEXVEIL_FEED__DOMAIN__SOUTH", "far")
     with pytest.raises(ConfigError) as refused:
@@ -315,9 +312,7 @@ def test_a_wrong_value_names_the_variable_that_it_came_from(monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["HEXVEIL_SPEED__STATISTICS", "HEXVEIL_FEED__DOMAIN", "HEXVEIL_PRIVACY"])
 @pytest.mark.parametrize("value", ["mean", "", "[", "[" * 100_000])
-def test_a_list_or_section_that_is_no_json_names_its_variable(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_a_list_or_section_that_is_no_json_names_its_variable(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError) as refused:
         load_config(HOURLY)
@@ -340,7 +335,7 @@ def test_a_list_or_section_that_is_no_json_names_its_variable(
         ("cannot read http://me:s3cret@host/x?key=s3cret now", "cannot read http://***@host/x?key=*** now"),
     ],
 )
-def test_neither_user_nor_password_nor_the_value_of_a_key_is_shown(address: str, shown: str) -> None:
+def test_neither_user_nor_password_nor_the_value_of_a_key_is_shown(address, shown):
     assert redacted(address) == shown
     assert "s3cret" not in redacted(address)
 
@@ -352,7 +347,7 @@ TEXT = (
 )
 
 
-def test_only_the_named_keys_change_and_comments_stay() -> None:
+def test_only_the_named_keys_change_and_comments_stay():
     changes = {
         "window.slot": timedelta(minutes=90),
         "speed.statistics": ("mean",),
@@ -369,7 +364,7 @@ def test_only_the_named_keys_change_and_comments_stay() -> None:
     assert text.startswith("# mine\n")
 
 
-def test_both_shipped_configurations_can_be_rewritten() -> None:
+def test_both_shipped_configurations_can_be_rewritten():
     changes = {"hexagons.merge_until": 8.0, "privacy.epsilon": 0.25, "window.slot": timedelta(hours=2)}
     for file in (hourly.BUS, hourly.RIDERS):
         data = tomllib.loads(rewritten(file.read_text(encoding="utf-8"), changes, "why"))
@@ -389,11 +384,11 @@ def test_both_shipped_configurations_can_be_rewritten() -> None:
     ],
     ids=["inline table", "several lines", "quoted key"],
 )
-def test_what_is_not_written_line_by_line_is_refused_with_the_values(text: str) -> None:
+def test_what_is_not_written_line_by_line_is_refused_with_the_values(text):
     with pytest.raises(ConfigError, match=r'set by hand: speed.statistics = \["mean", "variance"\]'):
         rewritten(text, {"speed.statistics": ("mean", "variance")}, "why")
 
 
-def test_durations_are_written_in_their_largest_unit() -> None:
+def test_durations_are_written_in_their_largest_unit():
     spans = (timedelta(days=1), timedelta(hours=4), timedelta(minutes=90), timedelta(seconds=45))
     assert [toml(span) for span in spans] == ['"1d"', '"4h"', '"90m"', '"45s"']

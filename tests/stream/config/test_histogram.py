@@ -14,13 +14,7 @@ from dpcore.packing import MOST_PACKED
 from dpcore.spatial import HTF, Domain, E2EPriv, euler_inference
 from stream.cli import app
 from stream.config import Config, ConfigError, load_config
-from stream.config.histogram import (
-    MAX_MESSAGE_BYTES,
-    MECHANISMS,
-    PAPER_TUNING_AREAS,
-    Inference,
-    Mechanism,
-)
+from stream.config.histogram import MAX_MESSAGE_BYTES, MECHANISMS, PAPER_TUNING_AREAS, Inference
 from stream.messages.message import SPATIAL_HISTOGRAM
 from stream.serve.received import received
 from stream.statistics.histograms.fixes import fixes_of
@@ -37,7 +31,7 @@ BUS, RIDERS = hourly.BUS, hourly.RIDERS
 
 @pytest.mark.parametrize("euler", [False, True], ids=["", "euler"])
 @pytest.mark.parametrize("file", [BUS, RIDERS])
-def test_the_commented_example_is_a_sound_configuration(file: Path, euler: bool, tmp_path: Path) -> None:
+def test_the_commented_example_is_a_sound_configuration(file, euler, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text(uncommented(file, euler=euler), encoding="utf-8")
     config = load_config(path, **{"privacy.budget": 100.0})
@@ -50,11 +44,11 @@ def test_the_commented_example_is_a_sound_configuration(file: Path, euler: bool,
         assert set_here == known, "the example names every parameter"
 
 
-def test_every_mechanism_of_the_library_can_be_configured() -> None:
+def test_every_mechanism_of_the_library_can_be_configured():
     assert sorted(MECHANISMS) == EVERY_MECHANISM
 
 
-def test_every_inference_of_the_library_can_be_configured() -> None:
+def test_every_inference_of_the_library_can_be_configured():
     assert get_args(euler_inference.Inference) == get_args(Inference)
 
 
@@ -86,14 +80,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
 @pytest.mark.parametrize(("settings", "says"), REFUSED)
-def test_a_bad_section_is_refused_with_its_key_and_a_remedy(
-    tmp_path: Path, relation: str, settings: dict[str, Any], says: str
-) -> None:
+def test_a_bad_section_is_refused_with_its_key_and_a_remedy(tmp_path, relation, settings, says):
     with pytest.raises(ConfigError, match=says):
         with_histograms(relation, tmp_path, ["htf", "ug"], **settings)
 
 
-def test_under_zcdp_the_budget_must_bear_the_histograms_too(tmp_path: Path) -> None:
+def test_under_zcdp_the_budget_must_bear_the_histograms_too(tmp_path):
     with pytest.raises(ConfigError, match=r"privacy.budget allows rho 12, below the 50.5 of one window"):
         with_histograms("zcdp", tmp_path, ["ug"], **{"histogram.epsilon": 10.0})
 
@@ -111,9 +103,7 @@ def least(name: str, s: int, goal: str, grid: tuple[int, int], tmp_path: Path) -
 
 @pytest.mark.parametrize("grid", nightly_but([(1, 1), (3, 2)], [(1, 1), (1, 40), (3, 2), (64, 64)]))
 @pytest.mark.parametrize("name", EVERY_MECHANISM)
-def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(
-    tmp_path: Path, name: str, grid: tuple[int, int]
-) -> None:
+def test_whatever_is_accepted_can_be_drawn_in_the_bytes_that_were_foreseen(tmp_path, name, grid):
     """Users are charged before the draw: a mechanism that then failed would cost them their budget for nothing."""
     for s, goal in ((1, "absolute"), (7, "absolute"), (7, "relative")):
         config = least(name, s, goal, grid, tmp_path)
@@ -129,7 +119,7 @@ PRESETS = ("e2epriv", "euler", "htf")
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_the_papers_setting_and_reaches_the_mechanism(tmp_path: Path, name: str) -> None:
+def test_a_preset_is_the_papers_setting_and_reaches_the_mechanism(tmp_path, name):
     rows = located_rows(1, 60, users=40)
     tuned, _, _ = planned_with_fixes(with_histograms("values", tmp_path, [name]), rows)
     plan, _, fixes = planned_with_fixes(
@@ -156,16 +146,14 @@ def test_a_preset_is_the_papers_setting_and_reaches_the_mechanism(tmp_path: Path
         assert (mechanism, by_default) == (HTF.published(), HTF())
 
 
-def test_packed_grids_of_the_library_fit_a_message() -> None:
+def test_packed_grids_of_the_library_fit_a_message():
     assert MOST_PACKED + 2 * 1_025 * len("1024,") + 2_000 < MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize(
     "name", nightly_but(["ug", "e2epriv", "htf"], ["ug", "singular", "e2epriv", "htf", "kdtree", "quadtree"])
 )
-def test_a_grid_of_1024_cells_a_side_is_accepted_where_what_is_released_can_be_made_to_fit_a_message(
-    tmp_path: Path, name: Mechanism
-) -> None:
+def test_a_grid_of_1024_cells_a_side_is_accepted_where_what_is_released_can_be_made_to_fit_a_message(tmp_path, name):
     fine = {"histogram.rows": 1024, "histogram.columns": 1024}
     config = with_histograms("values", tmp_path, [name], **fine)
     plan, contributions, fixes = planned_with_fixes(config, located_rows(1, 2_000, users=1_500))
@@ -178,7 +166,7 @@ def test_a_grid_of_1024_cells_a_side_is_accepted_where_what_is_released_can_be_m
 
 
 @pytest.mark.parametrize("goal", ["absolute", "relative"])
-def test_the_goal_does_not_decide_by_which_error_e2epriv_chooses_its_size(tmp_path: Path, goal: str) -> None:
+def test_the_goal_does_not_decide_by_which_error_e2epriv_chooses_its_size(tmp_path, goal):
     """Chosen by relative error a grid may have several times the error, see research/reproductions.md."""
     plan, _, _ = planned_with_fixes(
         with_histograms("values", tmp_path, ["e2epriv"], **{"histogram.goal": goal}), located_rows(1, 60)
@@ -192,9 +180,7 @@ def test_the_goal_does_not_decide_by_which_error_e2epriv_chooses_its_size(tmp_pa
 @pytest.mark.parametrize("fixes", nightly_but([9], [1, 9, 100]))
 @pytest.mark.parametrize("preset", ["tuned", "paper"])
 @pytest.mark.parametrize("name", ["e2epriv", "htf", "kdtree", "quadtree"])
-def test_what_is_accepted_can_be_drawn_whatever_the_number_of_points(
-    tmp_path: Path, name: str, preset: str, fixes: int
-) -> None:
+def test_what_is_accepted_can_be_drawn_whatever_the_number_of_points(tmp_path, name, preset, fixes):
     """Users are charged first. Costs of choices move by up to ``fixes`` times as much, the noisy total decides
     the height, and all points may lie in one cell: grids of 0, 300 and 10⁹ points are drawn."""
     chosen = {"histogram.preset": {name: preset}} if name in PRESETS else {}
@@ -212,7 +198,7 @@ def test_what_is_accepted_can_be_drawn_whatever_the_number_of_points(
             mechanism.fit(counts, Domain.unit_cells(64, 64), plan.terms.histogram.epsilons[0], Noise(), fixes)
 
 
-def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> None:
+def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path):
     def check(config: str, *, as_json: bool) -> Any:
         file = tmp_path / "c.toml"
         file.write_text(config, encoding="utf-8")
@@ -238,22 +224,20 @@ def test_check_shows_what_histograms_cost_a_window_and_a_day(tmp_path: Path) -> 
     riders = uncommented(RIDERS)
     assert "the whole epsilon for speed" not in check(riders, as_json=False)
     zcdp = re.sub(
-        r"(?m)^epsilon = 2.0\nbudget = \S+$",
-        'accounting = "zcdp"\nbudget = 20.0\nwindows = 60\ndelta = 1e-6',
-        riders,
+        r"(?m)^epsilon = 2.0\nbudget = \S+$", 'accounting = "zcdp"\nbudget = 20.0\nwindows = 60\ndelta = 1e-6', riders
     )
     report = check(zcdp, as_json=True)
     assert (report["unit"], report["cost_per_window"], report["cost_per_period"]) == ("rho", 0.125, 3.0)
 
 
-def test_without_the_section_nothing_of_histograms_is_read_planned_or_published(tmp_path: Path) -> None:
+def test_without_the_section_nothing_of_histograms_is_read_planned_or_published(tmp_path):
     config = bus_config(tmp_path)
     assert Terms.of(config).reading.box is None
     assert fixes_of(located_rows(1, 50), Terms.of(config).reading.box) is None
     assert config.window_grant == config.privacy.ledger_grant
 
 
-def test_the_box_is_half_open_and_fixes_outside_it_count_for_nobody(tmp_path: Path) -> None:
+def test_the_box_is_half_open_and_fixes_outside_it_count_for_nobody(tmp_path):
     config = with_histograms("values", tmp_path, ["ug"])
     rows = located_rows(1, 4, users=1)
     rows["user"] = [1, 2, 3, 4]

@@ -34,9 +34,7 @@ PLACES = ("named.toml", "environment.toml", "hexveil.toml", "config/bus-fleet.to
 
 
 @pytest.mark.parametrize("last", range(len(PLACES) + 1))
-def test_the_order_is_command_line_environment_here_config_folder_template(
-    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_is_command_line_environment_here_config_folder_template(last, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     there = PLACES[last:]
     for place in there:
@@ -51,7 +49,7 @@ def test_the_order_is_command_line_environment_here_config_folder_template(
     )
 
 
-def test_every_relation_has_its_own_file_and_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_relation_has_its_own_file_and_template(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for relation in ("values", "participation"):
         assert load_config(find_config(None, relation, {})).relation == relation
@@ -59,9 +57,7 @@ def test_every_relation_has_its_own_file_and_template(tmp_path: Path, monkeypatc
     assert find_config(None, "participation", {}).file == Path("config/riders-live.toml")
 
 
-def test_a_file_that_was_named_and_is_missing_is_never_replaced_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_named_and_is_missing_is_never_replaced_by_another(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(BUS_FLEET, "hexveil.toml")
     for chosen in (
@@ -73,15 +69,9 @@ def test_a_file_that_was_named_and_is_missing_is_never_replaced_by_another(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "Configuration: hexveil.toml (found here)\n"),
-        (["-c", "hexveil.toml"], ""),
-    ],
+    ("arguments", "said"), [([], "Configuration: hexveil.toml (found here)\n"), (["-c", "hexveil.toml"], "")]
 )
-def test_the_configuration_that_was_found_is_said_and_one_that_was_named_is_not(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configuration_that_was_found_is_said_and_one_that_was_named_is_not(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(BUS_FLEET, "hexveil.toml")
     result = CliRunner().invoke(app, ["check", *arguments])
@@ -89,9 +79,7 @@ def test_the_configuration_that_was_found_is_said_and_one_that_was_named_is_not(
     assert result.stderr == said
 
 
-def test_the_template_that_is_taken_is_that_of_the_relation_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_template_that_is_taken_is_that_of_the_relation_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for relation in ("values", "participation"):
         monkeypatch.setenv("HEXVEIL_RELATION", relation)
@@ -103,9 +91,7 @@ def test_the_template_that_is_taken_is_that_of_the_relation_asked_for(
         )
 
 
-def test_relative_paths_are_relative_to_the_file_wherever_a_command_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_are_relative_to_the_file_wherever_a_command_is_started(tmp_path, monkeypatch):
     file = tmp_path / "deployment" / "hexveil.toml"
     file.parent.mkdir()
     kafka = (
@@ -123,9 +109,7 @@ def test_relative_paths_are_relative_to_the_file_wherever_a_command_is_started(
         assert config.kafka.certificate_file == Path("/etc/client.pem")
 
 
-def test_paths_of_the_environment_and_of_callers_are_relative_to_the_working_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_paths_of_the_environment_and_of_callers_are_relative_to_the_working_folder(monkeypatch):
     assert load_config(BUS_FLEET, **{"privacy.user_key_file": "mine.key"}).privacy.user_key_file == Path("mine.key")
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", "theirs.key")
     assert load_config(BUS_FLEET).privacy.user_key_file == Path("theirs.key")
@@ -146,7 +130,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_a_secret_that_others_can_read_is_refused_with_the_remedy(secret: Path, read: Callable[[Path], object]) -> None:
+def test_a_secret_that_others_can_read_is_refused_with_the_remedy(secret, read):
     if read in (READERS["user key"], READERS["user key of others"]):
         secret.write_bytes(bytes(32))
     read(secret)
@@ -158,7 +142,7 @@ def test_a_secret_that_others_can_read_is_refused_with_the_remedy(secret: Path, 
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_command_refuses_a_secret_that_others_can_read(secret: Path, command: list[str]) -> None:
+def test_a_command_refuses_a_secret_that_others_can_read(secret, command):
     secret.chmod(0o644)
     done = CliRunner().invoke(app, [*command, str(secret), "--config", str(BUS)])
     assert done.exit_code == 2
@@ -166,9 +150,7 @@ def test_a_command_refuses_a_secret_that_others_can_read(secret: Path, command: 
     assert "0123" not in done.output
 
 
-def test_a_secret_mounted_for_a_group_of_this_process_is_accepted_with_a_word(
-    secret: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_mounted_for_a_group_of_this_process_is_accepted_with_a_word(secret, monkeypatch):
     """Kubernetes mounts secrets as files of root with the group ``fsGroup``; a worker cannot change their mode."""
     secret.write_bytes(bytes(32))
     monkeypatch.setattr(os, "geteuid", lambda: secret.stat().st_uid + 1)
@@ -195,7 +177,7 @@ def written(path: Path, relation: NeighbouringRelation, vehicles: int, kind: str
 
 
 @pytest.mark.parametrize(("relation", "row"), LIVE_ROWS)
-def test_a_live_map_is_fresh_within_a_minute_and_its_budget_lasts(relation, row, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_live_map_is_fresh_within_a_minute_and_its_budget_lasts(relation, row, tmp_path):  # type: ignore[no-untyped-def]
     """Under "values" grants roll to the end of the day; under "participation" a budget of 4 pays for two half-hours."""
     written(tmp_path / "mine.toml", relation, row.vehicles + 1)
     config = load_config(tmp_path / "mine.toml")
@@ -212,7 +194,7 @@ def test_a_live_map_is_fresh_within_a_minute_and_its_budget_lasts(relation, row,
         assert (config.hexagons.merge_until, config.speed.sum_cap) == (None, 0.0)
 
 
-def test_the_typical_map_of_a_small_fleet_says_so_and_is_charged_as_a_live_one(tmp_path: Path) -> None:
+def test_the_typical_map_of_a_small_fleet_says_so_and_is_charged_as_a_live_one(tmp_path):
     live, file = load_config_of(tmp_path / "live.toml", "live"), tmp_path / "typical.toml"
     typical = load_config_of(file, "typical")
     assert (typical.public.map, typical.hexagons.resolution, typical.window.slot) == ("typical", 7, timedelta(hours=1))
@@ -228,7 +210,7 @@ def load_config_of(file: Path, kind: str) -> Config:
     return load_config(file)
 
 
-def test_nothing_typical_is_promised_where_nothing_foretells_or_was_measured(tmp_path: Path) -> None:
+def test_nothing_typical_is_promised_where_nothing_foretells_or_was_measured(tmp_path):
     with pytest.raises(ConfigError, match=r"public\.map 'typical' shows what 'kalman' makes"):
         load_config(REPO_ROOT / "config/bus-fleet.toml", **{"public.map": "typical", "speed.post_processing": []})
     refused = CliRunner().invoke(
@@ -239,7 +221,7 @@ def test_nothing_typical_is_promised_where_nothing_foretells_or_was_measured(tmp
     assert not (tmp_path / "mine.toml").exists()
 
 
-def test_the_shipped_riders_publish_no_more_cells_than_the_model_remembers(tmp_path: Path) -> None:
+def test_the_shipped_riders_publish_no_more_cells_than_the_model_remembers(tmp_path):
     said = CliRunner().invoke(app, ["check", "--config", str(REPO_ROOT / "config/riders-live.toml")]).output
     assert "Every window publishes 3166 cells" in said
     assert "remembers" not in said
@@ -252,15 +234,13 @@ def test_the_shipped_riders_publish_no_more_cells_than_the_model_remembers(tmp_p
 @pytest.mark.parametrize(
     ("name", "relation", "vehicles"), [("bus-live", VALUES, 1_600), ("riders-live", PARTICIPATION, 10_000)]
 )
-def test_the_shipped_live_files_are_what_init_writes(
-    name: str, relation: NeighbouringRelation, vehicles: int, tmp_path: Path
-) -> None:
+def test_the_shipped_live_files_are_what_init_writes(name, relation, vehicles, tmp_path):
     shipped = tomllib.loads((REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8"))
     said = f"hexveil init config/{name}.toml --relation {relation} --vehicles {vehicles} --force"
     assert tomllib.loads(written(tmp_path / "mine.toml", relation, vehicles)) == shipped, said
 
 
-def test_the_readme_prints_the_table_and_the_picture_shows_it() -> None:
+def test_the_readme_prints_the_table_and_the_picture_shows_it():
     lines = [
         f'| "{relation}" | {f"{row.vehicles:,} or more".replace(",", " ") if row.vehicles else "fewer"} | '
         f"resolution {row.resolution}, {CELL_KM2[row.resolution]} km² | {row.slot.total_seconds() / 60:g} min"

@@ -69,7 +69,7 @@ def changed(column: np.ndarray, at: Any, value: Any) -> np.ndarray:
     return column
 
 
-def test_a_sound_feed_has_no_faults_and_its_facts_are_right() -> None:
+def test_a_sound_feed_has_no_faults_and_its_facts_are_right():
     seen = fleet()
     measures = measure(seen)
     assert problems(seen) == []
@@ -131,7 +131,7 @@ FAULTS: dict[str, tuple[Observations, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_that_was_put_in_is_counted_and_said(name: str) -> None:
+def test_every_fault_that_was_put_in_is_counted_and_said(name):
     seen, counts, says = FAULTS[name]
     measures = measure(seen)
     assert {key: getattr(measures, key) for key in counts} == counts
@@ -139,12 +139,12 @@ def test_every_fault_that_was_put_in_is_counted_and_said(name: str) -> None:
 
 
 @pytest.mark.parametrize(("unit", "per_kmh"), [("km/h", 1.0), ("m/s", 1 / 3.6), ("mph", 1 / 1.609344)])
-def test_the_unit_of_speed_is_found_from_positions(unit: str, per_kmh: float) -> None:
+def test_the_unit_of_speed_is_found_from_positions(unit, per_kmh):
     seen = fleet(speed=np.full(960, 36.0 * per_kmh * 1.1))
     assert suggested_feed(seen, measure(seen)).speed_unit == unit
 
 
-def test_a_feed_of_hostile_numbers_is_measured_all_the_same() -> None:
+def test_a_feed_of_hostile_numbers_is_measured_all_the_same():
     """Of places and times that the service takes, with speeds of any kind."""
     rng = np.random.default_rng(3)
     nasty = np.array([np.nan, np.inf, -np.inf, 1e308, -1e308, 0.0, 5e-324])
@@ -164,7 +164,7 @@ def test_a_feed_of_hostile_numbers_is_measured_all_the_same() -> None:
             suggested_feed(seen, measures)
 
 
-def test_what_contradicts_a_given_configuration_is_said(tmp_path: Path) -> None:
+def test_what_contradicts_a_given_configuration_is_said(tmp_path):
     """The vehicles drive in Austin at 36 km/h; the configuration is of Delhi, or has another unit."""
     day, path = write_day(tmp_path / "day", "ndjson"), tmp_path / "mine.toml"
     runner = CliRunner()
@@ -185,7 +185,7 @@ def test_what_contradicts_a_given_configuration_is_said(tmp_path: Path) -> None:
         assert says in runner.invoke(app, ["inspect", str(day), "--config", str(path)]).stdout
 
 
-def test_the_time_grows_near_linearly() -> None:
+def test_the_time_grows_near_linearly():
     """Ten times as many vehicles may take forty times as long. Best of three, because a processor's speed varies by a
     factor of 3."""
 
@@ -246,7 +246,7 @@ NAMES: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fields_are_guessed_by_their_names(name: str) -> None:
+def test_fields_are_guessed_by_their_names(name):
     tree, expected = NAMES[name]
     guessed = guess_fields(paths_of(tree))
     assert guessed | expected == guessed
@@ -278,9 +278,7 @@ def write_day(path: Path, kind: str, speed: Callable[[int], float | None] | None
 
 
 @pytest.mark.parametrize("kind", ["parquet", "ndjson", "csv"])
-def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     day, runner = write_day(tmp_path / "day", kind), CliRunner()
     done = runner.invoke(app, ["inspect", str(day), "--json", "--write", "mine.toml", "--relation", "values"])
@@ -305,7 +303,7 @@ def test_what_is_written_is_a_sound_configuration_by_which_the_file_is_read(
 @pytest.mark.parametrize(
     "separator", nightly_but(["\t", " ", ":", "\x01"], [",", ";", "\t", "|", " ", "^", "~", ":", "\x01", "/"])
 )
-def test_any_one_character_may_separate_columns(separator: str, tmp_path: Path) -> None:
+def test_any_one_character_may_separate_columns(separator, tmp_path):
     names = ("bus-id", "when", "y", "x", "v") if separator in ":/" else ("vehicle", "ts", "lat", "lon", "speed")
     day, path, runner = tmp_path / "day.txt", tmp_path / "mine.toml", CliRunner()
     rows = zip(SEEN.user.tolist(), (SEEN.time_us // 1000).tolist(), SEEN.lat.tolist(), strict=True)
@@ -335,8 +333,8 @@ def capmetro(minute: int, bus: int, time: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("event", "unit"), [(itms, "m/s"), (capmetro, "km/h")])
 @pytest.mark.parametrize("offset", ["+00:00", ""])
 def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_it_and_releases(
-    event: Callable[[int, int, str], dict[str, Any]], unit: str, offset: str, tmp_path: Path
-) -> None:
+    event, unit, offset, tmp_path
+):
     day, path, runner = tmp_path / "day.ndjson", tmp_path / "mine.toml", CliRunner()
     times = [f"2017-03-21T12:{minute:02}:00{offset}" for minute in range(50)]
     rows = [event(minute, bus, time) for minute, time in enumerate(times) for bus in range(6)]
@@ -356,9 +354,7 @@ def test_where_a_formats_own_unit_or_zone_does_not_fit_what_is_written_declares_
 @pytest.mark.parametrize(
     ("offset", "zone"), [("+05:30", "Asia/Kolkata"), ("-05:00", "Etc/GMT+5"), ("+00:00", "UTC"), ("Z", "UTC")]
 )
-def test_the_zone_suggested_has_the_offset_of_the_times_and_is_said_not_to_be_the_only_one(
-    offset: str, zone: str, tmp_path: Path
-) -> None:
+def test_the_zone_suggested_has_the_offset_of_the_times_and_is_said_not_to_be_the_only_one(offset, zone, tmp_path):
     rows = [itms(minute, bus, f"2021-05-08T08:{minute:02}:00{offset}") for minute in range(50) for bus in range(6)]
     day = tmp_path / "day.ndjson"
     day.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -367,7 +363,7 @@ def test_the_zone_suggested_has_the_offset_of_the_times_and_is_said_not_to_be_th
     assert (f"most times have {offset}, which several zones share" in line.reason) == (zone != "UTC")
 
 
-def test_every_offset_that_clocks_show_today_has_a_zone_that_shows_it() -> None:
+def test_every_offset_that_clocks_show_today_has_a_zone_that_shows_it():
     moments = [datetime(2026, month, 15, tzinfo=UTC) for month in (1, 7)]
     for name in available_timezones() - {"localtime", "Factory"}:
         for moment in moments:
@@ -383,9 +379,7 @@ def test_every_offset_that_clocks_show_today_has_a_zone_that_shows_it() -> None:
 
 @pytest.mark.parametrize(("speed", "wanted"), [("absent", "missing"), ("some", "missing"), ("zero", "derived")])
 @pytest.mark.parametrize("kind", ["parquet", "ndjson", "csv"])
-def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(
-    kind: str, speed: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(kind, speed, wanted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {"absent": None, "some": lambda n: 36.0 if n % 3 else None, "zero": lambda n: 0.0}[speed]
     day, runner = write_day(tmp_path / "day", kind, given), CliRunner()
@@ -409,9 +403,7 @@ def test_where_speeds_are_absent_or_wrong_what_is_written_derives_them(
     ("tenth", "others", "fate"),
     [(36, 36, "count as 0 under"), (None, 36, "count as 0 under"), (900, 900, "are not read")],
 )
-def test_what_becomes_of_negative_speeds_is_said_as_it_is(
-    tenth: float | None, others: float, fate: str, tmp_path: Path
-) -> None:
+def test_what_becomes_of_negative_speeds_is_said_as_it_is(tenth, others, fate, tmp_path):
     """Where speeds are derived because some are missing, too: a number is never replaced."""
     day = write_day(tmp_path / "day", "ndjson", lambda n: tenth if n % 10 == 2 else -1.0 if n % 40 == 1 else others)
     done = CliRunner().invoke(app, ["inspect", str(day), "--json"])
@@ -419,7 +411,7 @@ def test_what_becomes_of_negative_speeds_is_said_as_it_is(
     assert f"of the speeds are negative. They {fate}" in " ".join(json.loads(done.stdout)["problems"])
 
 
-def test_under_participation_nothing_of_where_users_were_is_written(tmp_path: Path) -> None:
+def test_under_participation_nothing_of_where_users_were_is_written(tmp_path):
     day, path = write_day(tmp_path / "day", "csv"), tmp_path / "mine.toml"
     done = CliRunner().invoke(app, ["inspect", str(day), "--write", str(path), "--relation", "participation"])
     assert done.exit_code == 0, done.stderr
@@ -443,7 +435,7 @@ def snapshot(vehicles: int = 20) -> Any:
     return message
 
 
-def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path: Path) -> None:
+def test_snapshots_of_gtfs_realtime_are_read_with_the_speeds_that_they_report(tmp_path):
     body = snapshot().SerializeToString()
     (tmp_path / "a.pb").write_bytes(body)
     seen = observe_file(tmp_path / "a.pb", 100)
@@ -475,9 +467,7 @@ def forms() -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("form", "is_packed"), [(form, packed) for form in forms() for packed in sorted({False, form != "Parquet"})]
 )
-def test_every_form_is_recognised_by_its_content_from_a_file_and_from_standard_input(
-    form: str, is_packed: bool, tmp_path: Path
-) -> None:
+def test_every_form_is_recognised_by_its_content_from_a_file_and_from_standard_input(form, is_packed, tmp_path):
     body = gzip.compress(forms()[form]) if is_packed else forms()[form]
     (tmp_path / "of no name").write_bytes(body)
     assert len(observe_file(tmp_path / "of no name", 10**6)) == (960 if form == "Parquet" else 20)
@@ -486,7 +476,7 @@ def test_every_form_is_recognised_by_its_content_from_a_file_and_from_standard_i
     assert json.loads(done.stdout)["fixes"] == (960 if form == "Parquet" else 20)
 
 
-def test_lines_whose_first_field_is_a_header_are_no_snapshot(tmp_path: Path) -> None:
+def test_lines_whose_first_field_is_a_header_are_no_snapshot(tmp_path):
     rows = [{"header": {"v": 1}, "entity": [], "id": n, "ts": SLOT, "lat": 30.2, "lon": -97.7} for n in range(5)]
     (tmp_path / "day").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert len(observe_file(tmp_path / "day", 10**6)) == 5
@@ -505,15 +495,13 @@ def test_lines_whose_first_field_is_a_header_are_no_snapshot(tmp_path: Path) -> 
         ("a.zip", b"PK\x03\x04" + bytes(99), "no header of a table.* a zip archive: unpack it first"),
     ],
 )
-def test_what_cannot_be_inspected_is_refused_with_the_reason(
-    name: str, content: bytes, says: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_inspected_is_refused_with_the_reason(name, content, says, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InspectionError, match=says):
         observe_file(tmp_path / name, 10**6)
 
 
-def test_no_bytes_end_in_another_error(tmp_path: Path) -> None:
+def test_no_bytes_end_in_another_error(tmp_path):
     rng, path = np.random.default_rng(11), tmp_path / "day"
     heads = [
         b"",
@@ -535,7 +523,7 @@ def test_no_bytes_end_in_another_error(tmp_path: Path) -> None:
     assert set(outcomes) == {"refused", "read"}
 
 
-async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka: str, topic_name: str) -> None:
+async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka, topic_name):
     topic, now = topic_name, time.time()
     await create_topic(kafka, topic, 2, {"message.timestamp.type": "LogAppendTime"})
     async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
@@ -555,7 +543,7 @@ async def test_a_topic_is_inspected_by_the_stamps_of_its_broker(kafka: str, topi
         await newest_messages(KafkaConfig(bootstrap="127.0.0.1:9"), topic, 10)
 
 
-def test_arrays_and_deep_objects_are_counted_and_not_followed() -> None:
+def test_arrays_and_deep_objects_are_counted_and_not_followed():
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     event = b'{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":1}'
     values, arrived_us = [event, b"[1]", deep, b"\xff"], np.full(4, 1_490_097_600_000_000)

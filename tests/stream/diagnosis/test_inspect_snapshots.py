@@ -51,7 +51,7 @@ def reasons(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("per_second", [1_000, 1_000_000, 1_000_000_000, 10_000_000_000])
-def test_timestamps_in_another_unit_are_said_and_end_in_no_other_error(per_second: int, tmp_path: Path) -> None:
+def test_timestamps_in_another_unit_are_said_and_end_in_no_other_error(per_second, tmp_path):
     (tmp_path / "0.pb").write_bytes(snapshot(0, per_second))
     with pytest.raises(
         InspectionError, match=r"12 time-no-epoch-seconds. Likely their times are outside the years 2000"
@@ -59,7 +59,7 @@ def test_timestamps_in_another_unit_are_said_and_end_in_no_other_error(per_secon
         inspected(tmp_path / "0.pb")
 
 
-def test_a_largest_timestamp_beside_sound_ones_counts_alone(tmp_path: Path) -> None:
+def test_a_largest_timestamp_beside_sound_ones_counts_alone(tmp_path):
     message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0, speed=11.1))
     message.header.timestamp = message.entity[3].vehicle.timestamp = 2**64 - 1
     (tmp_path / "0.pb").write_bytes(message.SerializeToString())
@@ -67,7 +67,7 @@ def test_a_largest_timestamp_beside_sound_ones_counts_alone(tmp_path: Path) -> N
     assert (report.usable, dict(report.refused)) == (VEHICLES - 1, {"time-no-epoch-seconds": 1})
 
 
-def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_are_read(tmp_path: Path) -> None:
+def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_are_read(tmp_path):
     for step in range(6):
         (tmp_path / f"{step}.pb").write_bytes(snapshot(step, speed=11.1))
     (tmp_path / "1.pb").write_bytes(gzip.compress(snapshot(1, speed=11.1)))
@@ -79,7 +79,7 @@ def test_of_a_folder_what_is_damaged_or_no_snapshot_is_counted_and_the_others_ar
     assert seen.refused["no snapshot"] == 2
 
 
-def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_path: Path) -> None:
+def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_path):
     message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
     message.entity[0].is_deleted = True
     message.entity[1].ClearField("vehicle")
@@ -88,7 +88,7 @@ def test_of_a_deleted_entity_and_one_without_a_vehicle_no_fix_is_counted(tmp_pat
     assert (len(seen), dict(seen.refused)) == (VEHICLES - 2, {"deleted": 1, "no-vehicle": 1})
 
 
-def test_an_address_of_trip_updates_is_named_as_such(tmp_path: Path) -> None:
+def test_an_address_of_trip_updates_is_named_as_such(tmp_path):
     message = gtfs_realtime_pb2.FeedMessage.FromString(snapshot(0))
     for entity in message.entity:
         entity.ClearField("vehicle")
@@ -97,26 +97,26 @@ def test_an_address_of_trip_updates_is_named_as_such(tmp_path: Path) -> None:
         observe_file(tmp_path / "0.pb", 100)
 
 
-def test_a_folder_of_recordings_is_one_recording(tmp_path: Path) -> None:
+def test_a_folder_of_recordings_is_one_recording(tmp_path):
     for name in ("a", "b"):
         row = f"{name},1490097600000,30.2,-97.7,1\n"
         (tmp_path / f"{name}.csv").write_text("user,time,lat,lng,speed\n" + row)
     assert inspected(tmp_path).usable == 2
 
 
-def test_a_folder_of_nothing_but_damaged_files_names_the_first(tmp_path: Path) -> None:
+def test_a_folder_of_nothing_but_damaged_files_names_the_first(tmp_path):
     (tmp_path / "0.pb.gz").write_bytes(gzip.compress(snapshot(0))[:-9])
     with pytest.raises(InspectionError, match=r"no vehicle positions in it: .*gzip that are damaged or cut short"):
         observe_file(tmp_path, 100)
 
 
-def test_a_folder_is_read_up_to_the_limit(tmp_path: Path) -> None:
+def test_a_folder_is_read_up_to_the_limit(tmp_path):
     for step in range(6):
         (tmp_path / f"{step}.pb").write_bytes(snapshot(step))
     assert len(observe_file(tmp_path, 2 * VEHICLES)) == 2 * VEHICLES
 
 
-def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_path: Path) -> None:
+def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_path):
     (tmp_path / "0.pb").write_bytes(snapshot(0))
     assert "than in this one moment" in reasons(tmp_path / "0.pb")["domain"]
     (tmp_path / "1.pb").write_bytes(snapshot(1))
@@ -124,7 +124,7 @@ def test_of_one_moment_the_suggested_domain_says_that_vehicles_go_farther(tmp_pa
 
 
 @pytest.mark.parametrize(("share", "is_far"), [(0.004, True), (0.05, True), (0.3, False)])
-def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent(share: float, is_far: bool) -> None:
+def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent(share, is_far):
     seen = grid(28.6, 77.2, exchanged=False)
     wrong = np.arange(len(seen)) < share * len(seen)
     seen = replace(seen, lat=np.where(wrong, 1.0, seen.lat), lng=np.where(wrong, 2.0, seen.lng))
@@ -135,7 +135,7 @@ def test_a_few_wrong_positions_do_not_make_the_suggested_domain_half_a_continent
     assert any("lie far from the others" in sentence for sentence in problems(seen)) is is_far
 
 
-def test_speeds_that_are_derived_already_are_not_asked_for_again(tmp_path: Path) -> None:
+def test_speeds_that_are_derived_already_are_not_asked_for_again(tmp_path):
     for step in range(3):
         (tmp_path / f"{step}.pb").write_bytes(snapshot(step, speed=0.0))
     seen = observe_file(tmp_path, 100)
@@ -143,7 +143,7 @@ def test_speeds_that_are_derived_already_are_not_asked_for_again(tmp_path: Path)
     assert sentences[0].endswith("let speeds be derived from positions: feed.speeds = 'derived'.")
 
 
-def test_speeds_in_another_unit_than_gtfs_realtime_prescribes_are_read_in_it_by_what_is_written(tmp_path: Path) -> None:
+def test_speeds_in_another_unit_than_gtfs_realtime_prescribes_are_read_in_it_by_what_is_written(tmp_path):
     folder, config, out = tmp_path / "day", tmp_path / "c.toml", tmp_path / "r.ndjson"
     folder.mkdir()
     for step in range(60):
@@ -193,24 +193,22 @@ def says_exchanged(seen: Observations) -> bool:
 
 @pytest.mark.parametrize("drift", [-0.12, 0.0, 0.12])
 @pytest.mark.parametrize("place", [(51.5, -0.1), (48.2, 16.4), (60.2, 24.9), (-23.5, -46.6), (41.0, 29.0)])
-def test_exchanged_axes_are_said_where_speeds_by_direction_tell_and_right_ones_are_not(
-    place: tuple[float, float], drift: float
-) -> None:
+def test_exchanged_axes_are_said_where_speeds_by_direction_tell_and_right_ones_are_not(place, drift):
     assert says_exchanged(grid(*place, exchanged=True, drift=drift))
     assert not says_exchanged(grid(*place, exchanged=False, drift=drift))
 
 
 @pytest.mark.parametrize("place", [(6.5, 3.4), (-1.3, 36.8), (38.0, 23.7), (40.4, -3.7)])
-def test_where_both_places_are_near_the_equator_nothing_is_claimed(place: tuple[float, float]) -> None:
+def test_where_both_places_are_near_the_equator_nothing_is_claimed(place):
     assert not says_exchanged(grid(*place, exchanged=True))
 
 
-def test_without_reported_speeds_nothing_is_claimed() -> None:
+def test_without_reported_speeds_nothing_is_claimed():
     assert measure(grid(51.5, -0.1, exchanged=True, known=False)).direction_quotient is None
 
 
 @pytest.mark.parametrize("hostile", [np.inf, -1.0, 0.0])
-def test_no_speeds_make_the_judgement_of_directions_raise(hostile: float) -> None:
+def test_no_speeds_make_the_judgement_of_directions_raise(hostile):
     seen = grid(51.5, -0.1, exchanged=True)
     assert problems(replace(seen, speed=np.full(len(seen), hostile)))
     measure(replace(seen, speed=np.full(len(seen), hostile)))
@@ -248,7 +246,7 @@ def archive(folder: Path, **form: object) -> Path:
 
 
 @pytest.mark.parametrize("unit", ["km/h", "m/s", "mph"])
-def test_the_unit_of_velocity_is_found_and_what_the_configuration_says_otherwise(unit: str, tmp_path: Path) -> None:
+def test_the_unit_of_velocity_is_found_and_what_the_configuration_says_otherwise(unit, tmp_path):
     report = inspected(archive(tmp_path / "day", per_unit=SPEED_TO_KMH[unit]))
     assert (report.usable, report.measures.vehicles) == (BUSES * STEPS, BUSES)
     lines = {line.key: line for line in report.suggestions}
@@ -260,7 +258,7 @@ def test_the_unit_of_velocity_is_found_and_what_the_configuration_says_otherwise
     assert ("if the reported speeds are in m/s" in said) is (unit != "m/s")
 
 
-def test_times_without_a_zone_and_missing_speeds_are_said(tmp_path: Path) -> None:
+def test_times_without_a_zone_and_missing_speeds_are_said(tmp_path):
     seen = observe_file(archive(tmp_path / "day", zone=False, velocity=False), 10**6)
     sentences = " ".join(problems(seen))
     assert "They were read in that of feed.timezone" in sentences
@@ -268,7 +266,7 @@ def test_times_without_a_zone_and_missing_speeds_are_said(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "iso-8859-1"])
-def test_a_document_is_recognised_in_any_encoding_that_it_declares(encoding: str, tmp_path: Path) -> None:
+def test_a_document_is_recognised_in_any_encoding_that_it_declares(encoding, tmp_path):
     declared = encoding.removesuffix("-sig")
     text = document(0, zone=False).decode().replace('"1.0"', f'"1.0" encoding="{declared}"', 1)
     (tmp_path / "vm.xml").write_bytes(text.encode(encoding))
@@ -276,7 +274,7 @@ def test_a_document_is_recognised_in_any_encoding_that_it_declares(encoding: str
     assert (seen.kind, len(seen), seen.local) == ("SIRI-VM", BUSES, 1.0)
 
 
-def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged_ones(tmp_path: Path) -> None:
+def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged_ones(tmp_path):
     folder = archive(tmp_path / "day")
     assert len(observe_file(folder / "001.xml", 10**6)) == BUSES
     (folder / "003.xml").write_bytes(b"<html>maintenance</html>")
@@ -289,7 +287,7 @@ def test_one_document_is_recognised_from_a_file_a_pipe_and_a_folder_with_damaged
     assert "secret-" not in outcome.output
 
 
-def test_a_folders_form_is_that_of_most_of_its_files_and_not_of_the_first(tmp_path: Path) -> None:
+def test_a_folders_form_is_that_of_most_of_its_files_and_not_of_the_first(tmp_path):
     folder = archive(tmp_path / "day")
     (folder / "0-README.txt").write_text("what this is")
     (folder / "000-error.html").write_bytes(b"<!DOCTYPE html><html>busy</html>")
@@ -304,13 +302,13 @@ def test_a_folders_form_is_that_of_most_of_its_files_and_not_of_the_first(tmp_pa
         observe_file(folder, 10**6)
 
 
-def test_xml_that_is_no_siri_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+def test_xml_that_is_no_siri_is_refused_with_what_it_lacks(tmp_path):
     (tmp_path / "page").write_bytes(b"<html><body>maintenance</body></html>")
     with pytest.raises(InspectionError, match="XML without a VehicleMonitoringDelivery"):
         observe_file(tmp_path / "page", 100)
 
 
-def test_what_is_written_releases_the_archive_in_the_right_unit(tmp_path: Path) -> None:
+def test_what_is_written_releases_the_archive_in_the_right_unit(tmp_path):
     folder, config, out = archive(tmp_path / "day", per_unit=3.6), tmp_path / "c.toml", tmp_path / "r.ndjson"
     written = CliRunner().invoke(app, ["inspect", str(folder), "--write", str(config), "--relation", "values"])
     assert written.exit_code == 0, written.output
@@ -332,14 +330,14 @@ def test_what_is_written_releases_the_archive_in_the_right_unit(tmp_path: Path) 
         (b"bus;time;lat;lng\n7;1757581200;59,9;10,7\n", "CSV, separated by semicolons"),
     ],
 )
-def test_an_address_is_inspected_whatever_its_format(body: bytes, kind: str) -> None:
+def test_an_address_is_inspected_whatever_its_format(body, kind):
     with Agency([answer(200, body)]) as agency:
         outcome = CliRunner().invoke(app, ["inspect", agency.url, "--json"])
     assert outcome.exit_code == 0, outcome.output
     assert json.loads(outcome.stdout)["kind"] == kind
 
 
-def test_an_answer_that_cannot_be_read_is_named_as_such_and_not_as_a_file() -> None:
+def test_an_answer_that_cannot_be_read_is_named_as_such_and_not_as_a_file():
     lines = b'{"user":"a","time":1757581200000,"lat":59.9,"lng":10.7,"speed":3}\n' * 9
     with Agency([answer(200, gzip.compress(lines)[:-8])]) as agency:
         outcome = CliRunner().invoke(app, ["inspect", agency.url])
@@ -348,7 +346,7 @@ def test_an_answer_that_cannot_be_read_is_named_as_such_and_not_as_a_file() -> N
     assert "/tmp" not in outcome.output
 
 
-def test_an_inspection_reads_its_limit_of_events_and_keeps_no_other_field(tmp_path: Path) -> None:
+def test_an_inspection_reads_its_limit_of_events_and_keeps_no_other_field(tmp_path):
     extra = ",".join(f'"x{k}":"{k}"' for k in range(100))
     row = f'{{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":1,{extra}}}\n'
     (tmp_path / "day").write_text(row * 40_000)
@@ -360,9 +358,7 @@ def test_an_inspection_reads_its_limit_of_events_and_keeps_no_other_field(tmp_pa
     assert peak < 40_000_000, "2000 trees are a sample"
 
 
-def test_of_an_endless_snapshot_on_standard_input_no_more_is_read_than_a_snapshot_may_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_an_endless_snapshot_on_standard_input_no_more_is_read_than_a_snapshot_may_have(monkeypatch):
     reading, writing = os.pipe()
     monkeypatch.setattr("sys.stdin", os.fdopen(reading))
     stored = StandardInput()
@@ -381,7 +377,7 @@ def test_of_an_endless_snapshot_on_standard_input_no_more_is_read_than_a_snapsho
     assert not writer.is_alive()
 
 
-def test_a_source_whose_name_is_too_long_for_a_file_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_whose_name_is_too_long_for_a_file_is_no_file(monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", "127.0.0.1:9")
     outcome = CliRunner().invoke(app, ["inspect", "a" * 300])
     assert outcome.exit_code == 3

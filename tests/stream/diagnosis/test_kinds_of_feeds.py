@@ -238,9 +238,7 @@ def runs(*arguments: object) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_said_of_a_trap_is_what_the_service_does(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_said_of_a_trap_is_what_the_service_does(kind, tmp_path, monkeypatch):
     """Also: the configuration that is written releases exactly the events that are called usable, and nothing quotes a
     row."""
     monkeypatch.chdir(tmp_path)
@@ -262,9 +260,7 @@ def test_what_is_said_of_a_trap_is_what_the_service_does(
     assert summary["refused"] == {why: count for why, count in report.refused.items() if why in summary["refused"]}
 
 
-def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accepted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")
     path = ndjson(tmp_path / "day.ndjson", changed(user=lambda n, row: f"event-{n}"))
@@ -284,9 +280,7 @@ def test_a_field_that_names_events_is_no_user_in_any_command_unless_it_is_accept
     assert "is no user" in runs("inspect", path).stderr
 
 
-def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(globals(), "ROWS", changed(user=lambda n, row: f"event-{n}"))
     path, config = snapshots(tmp_path / "s"), ("--config", REPO_ROOT / "config" / "bus-fleet.toml")
@@ -300,21 +294,19 @@ def test_snapshots_whose_identifiers_name_events_are_refused_and_one_snapshot_is
     assert runs("gtfs-rt", path / "00", *offline, *config).exit_code == 0
 
 
-def test_an_object_whose_names_may_be_users_is_refused_without_a_name(tmp_path: Path) -> None:
+def test_an_object_whose_names_may_be_users_is_refused_without_a_name(tmp_path):
     path = documented(tmp_path / "day", {f"bus-{n}": row for n, row in enumerate(ROWS)})
     with pytest.raises(InspectionError, match="stand in an object, under names that may be those of users") as refused:
         inspected(path)
     assert "bus-" not in str(refused.value)
 
 
-def test_one_snapshot_as_a_table_has_each_vehicle_once_and_is_not_refused(tmp_path: Path) -> None:
+def test_one_snapshot_as_a_table_has_each_vehicle_once_and_is_not_refused(tmp_path):
     rows = [ROWS[0] | {"user": f"bus-{n}", "lat": 30.2 + n / 1e4} for n in range(200)]
     assert inspected(ndjson(tmp_path / "moment.ndjson", rows)).measures.vehicles == 200
 
 
-def test_local_times_that_claim_utc_are_read_in_the_zone_that_is_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_times_that_claim_utc_are_read_in_the_zone_that_is_set(tmp_path, monkeypatch):
     """Clocks of Berlin, in March an hour ahead: by recordings and by snapshots alike."""
     monkeypatch.setenv("HEXVEIL_FEED__TIMES_ZONE", "Europe/Berlin")
     monkeypatch.chdir(tmp_path)
@@ -341,7 +333,7 @@ def test_local_times_that_claim_utc_are_read_in_the_zone_that_is_set(
     assert starts[0] == starts[1] == ["2017-03-21T11:00:00Z"]
 
 
-def test_a_ragged_row_is_named_by_its_columns_and_not_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ragged_row_is_named_by_its_columns_and_not_quoted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = table(tmp_path / "day.csv", ROWS)
     text = path.read_text().splitlines()
@@ -351,7 +343,7 @@ def test_a_ragged_row_is_named_by_its_columns_and_not_quoted(tmp_path: Path, mon
     assert "secret" not in done.output
 
 
-def test_a_suggested_domain_across_180_degrees_holds_the_fleet_and_no_other_longitude(tmp_path: Path) -> None:
+def test_a_suggested_domain_across_180_degrees_holds_the_fleet_and_no_other_longitude(tmp_path):
     report = inspected(KINDS["across 180 degrees"][0](tmp_path / "day"))
     domain = report.config.feed.domain
     assert domain.crosses_180

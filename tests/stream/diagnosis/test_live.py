@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -136,9 +136,7 @@ def told(config: Config, values: list[bytes], now: float) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("in_arrays", [False, True])
-def test_each_fault_is_named_alone_with_its_remedy_and_without_a_value_of_any_event(
-    name: str, in_arrays: bool, tmp_path: Path
-) -> None:
+def test_each_fault_is_named_alone_with_its_remedy_and_without_a_value_of_any_event(name, in_arrays, tmp_path):
     changed, kind, words = FAULTS[name]
     now = time.time()
     values = fleet(now, changed)
@@ -152,7 +150,7 @@ def test_each_fault_is_named_alone_with_its_remedy_and_without_a_value_of_any_ev
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_feed_and_a_late_one_raise_no_doubt(name: str, tmp_path: Path) -> None:
+def test_a_sound_feed_and_a_late_one_raise_no_doubt(name, tmp_path):
     now = time.time()
     assert told(bus_config(tmp_path), fleet(now, SOUND[name]), now) == {}
     shuffled = random.Random(7).sample(fleet(now - 400, SOUND[name]), 600)
@@ -160,7 +158,7 @@ def test_a_sound_feed_and_a_late_one_raise_no_doubt(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("speed", "kinds"), [(36.0, []), (None, ["refused"])])
-def test_events_that_are_lists_are_judged_whole(speed: float | None, kinds: list[str], tmp_path: Path) -> None:
+def test_events_that_are_lists_are_judged_whole(speed, kinds, tmp_path):
     now, names = time.time(), ("user", "time", "lat", "lng", "speed")
     paths = {name: str(at) for at, name in enumerate((*names[:4], "value"))} | {"time_format": "epoch-ms"}
     config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": paths})
@@ -210,7 +208,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("zone", [None, "Asia/Kolkata"])
-def test_no_value_of_a_field_makes_the_judgement_raise_or_ends_a_sound_feed(zone: str | None, tmp_path: Path) -> None:
+def test_no_value_of_a_field_makes_the_judgement_raise_or_ends_a_sound_feed(zone, tmp_path):
     config, now = bus_config(tmp_path), time.time()
     if zone is not None:
         fields = {name: name for name in ("user", "time", "lat", "lng")} | {"value": "speed", "timezone": zone}
@@ -227,9 +225,7 @@ def test_no_value_of_a_field_makes_the_judgement_raise_or_ends_a_sound_feed(zone
                 assert not doubts.has_failed, (hostile[:60], field)
 
 
-def test_a_failure_of_the_judgement_does_not_reach_the_reader_and_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_of_the_judgement_does_not_reach_the_reader_and_is_forgotten(tmp_path, monkeypatch, capsys):
     config, now = bus_config(tmp_path), time.time()
     doubts, decoder, values = FeedDoubts(config), Decoder(config, bytes(32)), fleet(now, FAULTS["speed"][0])
     with monkeypatch.context() as patched:
@@ -275,9 +271,7 @@ def hostile_messages(length: int) -> list[bytes]:
     return [nested, begin + b'"' + b"x" * (length - 200) + b'"}'] * 5
 
 
-def test_of_a_hostile_message_less_than_a_kilobyte_is_kept_and_of_no_more_than_the_newest_400(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_hostile_message_less_than_a_kilobyte_is_kept_and_of_no_more_than_the_newest_400(tmp_path, monkeypatch):
     config, long = bus_config(tmp_path), (1 << 16) - 200
     for length in (long, (1 << 18) - 200):
         assert 0 < kept(config, hostile_messages(length), 50) < 50 * 1_000
@@ -289,8 +283,8 @@ def test_of_a_hostile_message_less_than_a_kilobyte_is_kept_and_of_no_more_than_t
 
 @pytest.mark.parametrize(("buses", "every", "most_s"), [(100, 15, 60), (60, 60, 320), (60, 120, 620), (10, 300, 6600)])
 def test_a_fleet_of_any_size_that_reports_every_five_minutes_or_more_often_is_judged_and_stays_judged(
-    buses: int, every: int, most_s: int, tmp_path: Path
-) -> None:
+    buses, every, most_s, tmp_path
+):
     config, begin = bus_config(tmp_path), time.time()
     doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
     said = []
@@ -319,8 +313,8 @@ def drive(decoder: Decoder, buses: int, now: float, speed: float) -> Batch:
 
 
 def test_a_flood_of_invented_vehicles_is_bounded_and_forgotten_and_a_fault_that_ends_is_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("stream.diagnosis.live.MOST_ROWS", 3_000)
     config, begin = bus_config(tmp_path), time.time()
     doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
@@ -338,7 +332,7 @@ def test_a_flood_of_invented_vehicles_is_bounded_and_forgotten_and_a_fault_that_
     assert not said[-1]
 
 
-def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_are_accepted(tmp_path: Path) -> None:
+def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_are_accepted(tmp_path):
     config, now = bus_config(tmp_path), time.time()
     doubts, decoder = FeedDoubts(config), Decoder(config, bytes(32))
     wrong = fleet(now, FAULTS["another city"][0])
@@ -356,8 +350,8 @@ def test_what_is_refused_is_said_of_the_newest_events_and_withdrawn_once_they_ar
     [("zone behind", "error"), ("text epoch", "error"), ("users", "error"), ("bound", "warning"), ("mph", "warning")],
 )
 def test_a_worker_says_it_in_its_log_and_no_message_ends_it(
-    fault: str, level: str, hexveil: Sequence[str], kafka: str, redis_url: str, topic_name: str, tmp_path: Path
-) -> None:
+    fault, level, hexveil, kafka, redis_url, topic_name, tmp_path
+):
     changed, _, words = FAULTS[fault]
     asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
     env = worker_environment(tmp_path, kafka, redis_url, free_port(), topic_name)

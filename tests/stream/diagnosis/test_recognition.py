@@ -103,7 +103,7 @@ USELESS: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("command", ["replay {} --offline", "replay {}", "evaluate {} --trials 1"])
 @pytest.mark.parametrize("name", USELESS)
-def test_a_recording_without_a_usable_event_is_wrong_usage_and_says_why(desk: Path, name: str, command: str) -> None:
+def test_a_recording_without_a_usable_event_is_wrong_usage_and_says_why(desk, name, command):
     file, content, says = USELESS[name]
     (desk / file).write_bytes(content)
     code, out, stderr = run(*command.format(file).split(), "--config", BUS)
@@ -126,28 +126,28 @@ def table(event: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("command", ["replay {} --offline", "replay {}", "evaluate {} --trials 1"])
-def test_parquet_that_was_read_to_its_end_is_not_called_damaged(desk: Path, command: str) -> None:
+def test_parquet_that_was_read_to_its_end_is_not_called_damaged(desk, command):
     (desk / "day.parquet").write_bytes(table(EVENT | {"time": "noon"}))
     code, _, stderr = run(*command.format("day.parquet").split(), "--config", BUS)
     assert code == 2, stderr
     assert "It seems to be" not in stderr
 
 
-def test_parquet_in_gzip_is_said_to_be_that(desk: Path) -> None:
+def test_parquet_in_gzip_is_said_to_be_that(desk):
     (desk / "day.parquet.gz").write_bytes(gzip.compress(table(EVENT)))
     code, _, stderr = run("replay", "day.parquet.gz", "--offline", "--config", BUS)
     assert code == 2
     assert "a Parquet file that is compressed by gzip: unpack it first" in stderr
 
 
-def test_a_recording_is_looked_through_for_its_first_sound_event_before_anything_is_sent(desk: Path) -> None:
+def test_a_recording_is_looked_through_for_its_first_sound_event_before_anything_is_sent(desk):
     (desk / "late.ndjson").write_bytes(lines(*[EVENT | {"lat": 0.0}] * 3_000, EVENT))
     code, _, stderr = run("replay", "late.ndjson", "--order", "file", "--config", BUS)
     assert code == 3, stderr
     assert "Kafka" in stderr
 
 
-def test_a_span_without_events_names_the_span_that_has_some(desk: Path) -> None:
+def test_a_span_without_events_names_the_span_that_has_some(desk):
     (desk / "day.ndjson").write_bytes(events())
     span = ("--from", "2020-01-01", "--until", "2020-01-02")
     code, out, stderr = run("replay", "day.ndjson", "--offline", "--config", BUS, *span)
@@ -157,8 +157,8 @@ def test_a_span_without_events_names_the_span_that_has_some(desk: Path) -> None:
 
 @pytest.mark.parametrize("content", [events(lat=0.0), events(time=(SLOT - 86_400) * 1000)])
 def test_under_participation_windows_are_released_all_the_same_and_the_command_says_that_they_are_empty(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
+    desk, monkeypatch, content
+):
     monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
     monkeypatch.setenv("HEXVEIL_WINDOW__SLOT", "4h")
     monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "6")
@@ -170,7 +170,7 @@ def test_under_participation_windows_are_released_all_the_same_and_the_command_s
     assert sum(json.loads(line)["topic"] == "hexveil.window.v1" for line in out.splitlines()) == 1
 
 
-def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path) -> None:
+def test_some_refused_events_are_counted_with_an_example_and_end_well(desk):
     (desk / "day.ndjson").write_bytes(events() + events(lat=95)[: len(events(lat=95)) // 128] + b"nonsense\n")
     code, _, stderr = run("replay", "day.ndjson", "--offline", "--config", BUS)
     assert code == 0
@@ -180,9 +180,7 @@ def test_some_refused_events_are_counted_with_an_example_and_end_well(desk: Path
 
 
 @pytest.mark.parametrize(("arguments", "ends"), [(["--offline"], 0), ([], 3)])
-def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refused(
-    desk: Path, arguments: list[str], ends: int
-) -> None:
+def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refused(desk, arguments, ends):
     """Speeds in mph that are read as km/h. Without --offline nothing answers, which is exit 3."""
     drive = [(bus, step) for step in range(60) for bus in range(5)]
     fixes = [
@@ -199,8 +197,8 @@ def test_speeds_that_would_agree_better_in_another_unit_are_noted_and_not_refuse
 
 @pytest.mark.parametrize(("arguments", "ends"), [(["--offline", *DAY], 0), ([], 3)])
 def test_under_participation_no_speed_decides_whether_a_recording_is_released_or_sent(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], ends: int
-) -> None:
+    desk, monkeypatch, arguments, ends
+):
     """Speeds in m/s that are read as km/h, which is refused under "values". Without --offline nothing answers, which is
     exit 3."""
     monkeypatch.delenv("HEXVEIL_WINDOW__LATENESS")
@@ -220,7 +218,7 @@ def test_under_participation_no_speed_decides_whether_a_recording_is_released_or
     assert (refused[0], "speed_unit" in refused[2]) == (2, True)
 
 
-def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
+def test_no_bytes_end_in_a_traceback(desk):
     rng = np.random.default_rng(1)
     nasty = [b'{"user":1,"time":1e999,"lat":1e400,"lng":' + b"9" * 5_000 + b',"speed":1}\n', b"[" * 9_000 + b"\n"]
     for n in range(30):
@@ -230,9 +228,7 @@ def test_no_bytes_end_in_a_traceback(desk: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("replay", "--offline", "--format", "capmetro", "--config", BUS), ("inspect",)])
-def test_a_table_without_a_header_is_said_to_have_none_and_its_first_row_is_not_quoted(
-    command: tuple[str, ...], desk: Path
-) -> None:
+def test_a_table_without_a_header_is_said_to_have_none_and_its_first_row_is_not_quoted(command, desk):
     (desk / "day.csv").write_text("secret-17,2017-03-21T07:00:00-05:00,30.19,-97.77,5\n" * 20)
     code, _, stderr = run(command[0], "day.csv", *command[1:])
     assert code == 2

@@ -8,8 +8,6 @@ import re
 import subprocess
 import time
 import urllib.request
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -58,15 +56,8 @@ def counted(port: int) -> tuple[int, dict[str, int]]:
     ],
 )
 def test_of_mutated_messages_the_worker_accepts_and_refuses_what_inspect_says(
-    form: str,
-    count: int,
-    hexveil: Sequence[str],
-    kafka: str,
-    redis_url: str,
-    topic_name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    form, count, hexveil, kafka, redis_url, topic_name, tmp_path, monkeypatch
+):
     """Under the configuration that is written from what ``inspect`` suggests."""
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # so that no age decides
     asyncio.run(create_topics(bus_config(tmp_path, **{"feed.topic": topic_name, "kafka.bootstrap": kafka})))
@@ -101,7 +92,7 @@ def test_of_mutated_messages_the_worker_accepts_and_refuses_what_inspect_says(
     assert events == expected, (tmp_path / "worker.log").read_text()[-2000:]
 
 
-async def test_a_compressed_bomb_in_a_topic_is_left_out_and_said(kafka: str, topic_name: str) -> None:
+async def test_a_compressed_bomb_in_a_topic_is_left_out_and_said(kafka, topic_name):
     """90 MiB in one batch of some kB, and one message above the limit, between events of three vehicles."""
     await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
     now = time.time()

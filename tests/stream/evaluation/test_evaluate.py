@@ -4,8 +4,6 @@ Errors are computed for each hexagon, noise and intervals for each cell of the p
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,9 +35,7 @@ from tests.support.participating import riders
 BUS = str(hourly.BUS)
 
 
-def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cover_95_percent(
-    tmp_path: Path,
-) -> None:
+def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cover_95_percent(tmp_path):
     """n = 60 draws × 6 cells × 3 windows = 1 080 for each of six scores, α = 1e-7 each: refuted outside 91.5 to 98.5 %.
 
     Intervals of half the width cover 78 %, which is refuted with power above 0.999.
@@ -56,7 +52,7 @@ def test_every_mechanism_is_scored_at_equal_loss_and_intervals_of_raw_values_cov
                 assert stats.binomtest(round(0.78 * n), n, 0.95).pvalue < 1e-7, "planted: half the width"
 
 
-def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_events_are_in_it(tmp_path: Path) -> None:
+def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_events_are_in_it(tmp_path):
     """Speeds of 85 km/h at a bound of 65: intervals hold the clipped mean and, clamped to the bound, never the measured
     one."""
     config = bus_config(tmp_path, **{"privacy.epsilon": 50.0, "privacy.budget": 1200.0, "speed.post_processing": []})
@@ -76,7 +72,7 @@ def test_a_cell_whose_speeds_are_mostly_above_the_bound_is_named_although_few_ev
     assert all(one.covers_measured == one.covers_clipped > 0.5 for one in others)
 
 
-def test_who_has_spent_the_budget_of_a_block_is_absent_from_its_later_days(tmp_path: Path) -> None:
+def test_who_has_spent_the_budget_of_a_block_is_absent_from_its_later_days(tmp_path):
     """A day pays for one window, a block of 28 days for two: the third day of the block is empty, the next block is
     not."""
     budgets = {"privacy.epsilon": 1.0, "privacy.budget": 1.0, "speed.suppression": "none"}
@@ -92,7 +88,7 @@ def test_who_has_spent_the_budget_of_a_block_is_absent_from_its_later_days(tmp_p
     assert admitted == {3: [2, 2, 2, 2], 4: [2, 2, 0, 2]}
 
 
-def test_more_epsilon_means_less_error(tmp_path: Path) -> None:
+def test_more_epsilon_means_less_error(tmp_path):
     config = bus_config(tmp_path, **{"speed.post_processing": []})
     windows = {SLOT: random_rows(1, 300)}
     errors = [
@@ -103,7 +99,7 @@ def test_more_epsilon_means_less_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("least", [1, 8, 12, 1000])
-def test_what_is_not_released_is_missed_not_left_out_as_where_settings_are_tuned(tmp_path: Path, least: int) -> None:
+def test_what_is_not_released_is_missed_not_left_out_as_where_settings_are_tuned(tmp_path, least):
     """At ε = 1 000 noise is next to nothing, so all that is released is useful."""
     terms = {"privacy.epsilon": 1000.0, "privacy.budget": 24000.0, "speed.clipping": "none", "speed.sum_cap": 0.0}
     config = bus_config(tmp_path, **terms, **{"speed.min_users": least, "speed.statistics": ["mean"]})
@@ -121,9 +117,7 @@ def test_what_is_not_released_is_missed_not_left_out_as_where_settings_are_tuned
     assert every.share_within(1e9) == pytest.approx(score.released, abs=1e-12)
 
 
-def test_where_nothing_is_released_there_is_no_error_and_the_report_is_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_where_nothing_is_released_there_is_no_error_and_the_report_is_json(tmp_path, monkeypatch, recwarn):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_SPEED__MIN_USERS", "1000")
     event = {"user": "b", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": 20}
@@ -146,7 +140,7 @@ def test_where_nothing_is_released_there_is_no_error_and_the_report_is_json(
     assert [warning for warning in recwarn if warning.category is RuntimeWarning] == []
 
 
-def test_the_command_marks_its_output_as_not_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_marks_its_output_as_not_private(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "day.ndjson"
     events = [
@@ -169,9 +163,7 @@ def test_the_command_marks_its_output_as_not_private(tmp_path: Path, monkeypatch
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_other(tmp_path, monkeypatch):
     file = tmp_path / "day.ndjson"
     events = [
         {"user": f"b{u}", "time": SLOT * 1000 + 1000 * k, "lat": 30.2, "lng": -97.7, "speed": 20 + u}
@@ -194,7 +186,7 @@ def test_the_relation_chooses_its_shipped_configuration_and_refuses_one_of_the_o
     assert "relation 'values', not 'participation'" in refused.output
 
 
-def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path: Path) -> None:
+def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path):
     config = with_speed(bus_config(tmp_path), statistics=("mean", "moving_mean", "variance", "p15", "p50", "p85"))
     windows = {SLOT + 3600 * k: random_rows(k, 120, slot=SLOT + 3600 * k) for k in range(2)}
     for name, chosen in variants(config, ["exact-loss", "levy"]):
@@ -216,7 +208,7 @@ def test_every_figure_of_every_statistic_and_mechanism_is_reported(tmp_path: Pat
         json.dumps(scores)
 
 
-def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added_to(tmp_path: Path) -> None:
+def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added_to(tmp_path):
     """n = 50 draws × 6 cells = 300 a mechanism, α = 1e-6 each: refuted outside 88.0 to 99.7 %.
 
     What intervals of half the width hold, 78 %, is refuted with power above 0.9999.
@@ -235,8 +227,8 @@ def test_intervals_of_single_cell_means_cover_95_percent_of_what_noise_was_added
 @pytest.mark.parametrize("build", [bus_config, riders])
 @pytest.mark.parametrize("released", [["mean", "variance"], ["mean", "variance", "p50"]])
 def test_modelled_percentiles_are_scored_by_the_true_ones_beside_the_released_and_without_coverage(
-    tmp_path: Path, build: Callable[..., Config], released: list[str]
-) -> None:
+    tmp_path, build, released
+):
     """At ε = 1 000 noise is next to nothing, so the errors are of the model alone: of speeds that are spread evenly
     over 0 to 65."""
     terms = {"privacy.epsilon": 1000.0, "privacy.budget": 1000.0, "speed.clipping": "none"}
@@ -277,9 +269,7 @@ def _clipped_normal_of_even_speeds() -> tuple[float, float]:
         ["--statistics", "mode"],
     ],
 )
-def test_wrong_usage_is_refused_with_the_choices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: list[str]
-) -> None:
+def test_wrong_usage_is_refused_with_the_choices(tmp_path, monkeypatch, extra):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "day.ndjson"
     file.write_text(json.dumps({"user": "a", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": 1}))
@@ -287,7 +277,7 @@ def test_wrong_usage_is_refused_with_the_choices(
     assert result.exit_code == 2
 
 
-def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, shared_data: Path) -> None:
+def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path, shared_data):
     """Mean only, ε = 2, U = 80, 07:00 of 2017-03-21: S14 beside a model 5.7 km/h and 61 % of events useful."""
     from stream.diagnosis.reading import read_recording
     from stream.offline import split_by_slot
@@ -300,13 +290,13 @@ def test_the_figures_to_beat_on_a_recorded_hour_are_beaten(tmp_path: Path, share
     assert scores["kalman"].useful_coverage > 0.78
 
 
-def test_variants_are_configurations_of_the_service(tmp_path: Path) -> None:
+def test_variants_are_configurations_of_the_service(tmp_path):
     config = bus_config(tmp_path)
     for name, chosen in variants(config, list(VARIANTS)):
         assert chosen.privacy == config.privacy, name
 
 
-def test_a_folder_and_several_files_are_one_recording_in_time_order(tmp_path: Path) -> None:
+def test_a_folder_and_several_files_are_one_recording_in_time_order(tmp_path):
     def json_of(*command: str) -> dict[str, Any]:
         done = CliRunner().invoke(app, list(command), catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -334,7 +324,7 @@ def planned_window(config: Config) -> PlannedWindow:
     return window
 
 
-def test_without_merging_hexagons_and_cells_are_the_same_places(tmp_path: Path) -> None:
+def test_without_merging_hexagons_and_cells_are_the_same_places(tmp_path):
     window = planned_window(bus_config(tmp_path))
     places = Places.of(window.plan, window.contributions)
     assert places.hexagons is places.cells
@@ -342,7 +332,7 @@ def test_without_merging_hexagons_and_cells_are_the_same_places(tmp_path: Path) 
     np.testing.assert_array_equal(places.answering, np.flatnonzero(window.plan.published))
 
 
-def test_a_merged_cell_answers_for_each_of_its_hexagons_which_keep_their_own_truth(tmp_path: Path) -> None:
+def test_a_merged_cell_answers_for_each_of_its_hexagons_which_keep_their_own_truth(tmp_path):
     window = planned_window(bus_config(tmp_path, **{"hexagons.merge_until": 1.0, "hexagons.coarsest_resolution": 4}))
     places = Places.of(window.plan, window.contributions)
     assert places.cells.counts.n_cells < places.hexagons.counts.n_cells, "something is merged"
@@ -356,7 +346,7 @@ def test_a_merged_cell_answers_for_each_of_its_hexagons_which_keep_their_own_tru
     assert places.weight.sum() == 40
 
 
-def test_a_draw_adds_one_error_per_shown_hexagon_and_one_verdict_per_noisy_cell(tmp_path: Path) -> None:
+def test_a_draw_adds_one_error_per_shown_hexagon_and_one_verdict_per_noisy_cell(tmp_path):
     config = bus_config(tmp_path, **{"speed.statistics": ["mean"], "speed.post_processing": []})
     window, tables = planned_window(config), Tables(Errors)
     assert score_draw(window.plan, window.contributions, window.measured(), tables, None) is None

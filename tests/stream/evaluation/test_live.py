@@ -70,9 +70,7 @@ def city(config: Config, hours: int = 3) -> list[Exact]:
     return exact_windows(config, rows)
 
 
-def test_a_map_without_noise_has_skill_1_and_shows_all_of_an_incident_once_its_window_is_on_the_screen(
-    tmp_path: Path,
-) -> None:
+def test_a_map_without_noise_has_skill_1_and_shows_all_of_an_incident_once_its_window_is_on_the_screen(tmp_path):
     config = bus_config(tmp_path, **RICH)
     score = evaluate_live(config, city(config), 1)
     assert score.skill == pytest.approx(1.0, abs=0.01)
@@ -85,7 +83,7 @@ def test_a_map_without_noise_has_skill_1_and_shows_all_of_an_incident_once_its_w
     assert (incident.after(15), incident.after(16)[1]) == ((0.0, 0.0), 1.0)
 
 
-def test_a_map_that_shows_nothing_has_skill_0_and_no_incident(tmp_path: Path) -> None:
+def test_a_map_that_shows_nothing_has_skill_0_and_no_incident(tmp_path):
     config = bus_config(tmp_path, **RICH | {"speed.min_users": 1000})
     score = evaluate_live(config, city(config), 1)
     assert (score.shown, score.skill, score.useful, score.mae) == (0.0, 0.0, 0.0, None)
@@ -94,7 +92,7 @@ def test_a_map_that_shows_nothing_has_skill_0_and_no_incident(tmp_path: Path) ->
     json.dumps(score.facts(), allow_nan=False)
 
 
-def test_an_incident_of_an_hour_in_a_window_of_three_is_on_no_screen_while_it_lasts(tmp_path: Path) -> None:
+def test_an_incident_of_an_hour_in_a_window_of_three_is_on_no_screen_while_it_lasts(tmp_path):
     config = bus_config(tmp_path, **RICH | {"window.slot": "3h"})
     start = int(config.slotting.slot_starts(np.array([SLOT * 1_000_000]))[0])
     (window,) = exact_windows(config, {start: random_rows(1, 600, slot=start, hours=3)})
@@ -110,7 +108,7 @@ def test_an_incident_of_an_hour_in_a_window_of_three_is_on_no_screen_while_it_la
     assert watch.response().drop == pytest.approx(0.6 * window.mean[fast].mean(), rel=0.2)
 
 
-def test_a_planted_drop_is_of_so_many_km_h_in_every_cell(tmp_path: Path) -> None:
+def test_a_planted_drop_is_of_so_many_km_h_in_every_cell(tmp_path):
     config = bus_config(tmp_path, **RICH)
     windows = city(config)
     planted = plant(windows, 900, most=99, drop=8.0)
@@ -122,13 +120,13 @@ def test_a_planted_drop_is_of_so_many_km_h_in_every_cell(tmp_path: Path) -> None
         np.testing.assert_allclose(fall, 8.0, rtol=0.25)
 
 
-def test_what_the_screen_shows_is_its_last_window() -> None:
+def test_what_the_screen_shows_is_its_last_window():
     response = Response(0, 1, 8.0, (16.0, 31.0), (0.25, 0.5), (0.0, 1.0))
     shown = [response.after(minutes) for minutes in (15.9, 16, 30.9, 31, 500)]
     assert shown == [(0.0, 0.0), (0.25, 0.0), (0.25, 0.0), (0.5, 1.0), (0.5, 1.0)]
 
 
-def test_the_typical_map_of_a_day_is_its_other_windows_and_of_several_days_the_days_before() -> None:
+def test_the_typical_map_of_a_day_is_its_other_windows_and_of_several_days_the_days_before():
     cells, ten = np.array([3, 7], dtype=np.uint64), np.array([10.0, 10.0])
     one = [(SLOT, cells, ten, np.array([20.0, 40.0])), (SLOT + 900, cells[:1], ten[:1], np.array([30.0]))]
     alone = typical_of(one, ZoneInfo("America/Chicago"))
@@ -147,7 +145,7 @@ def test_the_typical_map_of_a_day_is_its_other_windows_and_of_several_days_the_d
     np.testing.assert_allclose(later.maps[3], [15.0, 45.0])
 
 
-def test_the_command_prints_and_draws_what_its_json_says(tmp_path: Path) -> None:
+def test_the_command_prints_and_draws_what_its_json_says(tmp_path):
     config = tmp_path / "hexveil.toml"
     text = hourly.BUS.read_text(encoding="utf-8").replace("var/user.key", str(tmp_path / "k"))
     config.write_text(text.replace('slot = "1h"', 'slot = "15m"'), encoding="utf-8")
@@ -187,7 +185,7 @@ def day() -> np.ndarray:
     return located(np.concatenate(quarters), 1)
 
 
-def test_the_chosen_budget_is_the_least_that_reaches_the_want_and_other_noise_confirms_it(tmp_path: Path) -> None:
+def test_the_chosen_budget_is_the_least_that_reaches_the_want_and_other_noise_confirms_it(tmp_path):
     search = DropSearch(configuration(tmp_path), day(), WANT, 400.0, 1, 1)
     tuning = search.run([5], [timedelta(minutes=15)])
     chosen = tuning.chosen
@@ -199,7 +197,7 @@ def test_the_chosen_budget_is_the_least_that_reaches_the_want_and_other_noise_co
     assert load_config(configuration(tmp_path), **chosen.keys).privacy.budget == pytest.approx(chosen.budget, rel=0.01)
 
 
-def test_a_slot_whose_map_comes_too_late_is_not_tried(tmp_path: Path) -> None:
+def test_a_slot_whose_map_comes_too_late_is_not_tried(tmp_path):
     search = DropSearch(configuration(tmp_path), day(), WANT, 12.0, 1, 1)
     tuning = search.run([5], [timedelta(minutes=15), timedelta(minutes=30)])
     late = (5, timedelta(minutes=30)), ""
@@ -210,7 +208,7 @@ def test_a_slot_whose_map_comes_too_late_is_not_tried(tmp_path: Path) -> None:
         search.run([5], [timedelta(hours=1)])
 
 
-def test_each_relation_tries_what_it_allows(tmp_path: Path) -> None:
+def test_each_relation_tries_what_it_allows(tmp_path):
     for relation, residual in (("values", True), ("participation", False)):
         search = DropSearch(configuration(tmp_path, relation), day(), WANT, 12.0, 1, 1)
         names = [way.name for way in search.ways()]
@@ -228,24 +226,24 @@ def test_each_relation_tries_what_it_allows(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_want_that_cannot_be_is_refused_with_an_example(text: str) -> None:
+def test_a_want_that_cannot_be_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=EXAMPLE_OF_A_DROP):
         DropWant.parse(text, 65.0)
 
 
-def test_a_want_is_read_as_it_is_written() -> None:
+def test_a_want_is_read_as_it_is_written():
     want = DropWant.parse(EXAMPLE_OF_A_DROP, 65.0)
     assert want == DropWant(8.0, 30.0, 0.8)
     assert str(want) == EXAMPLE_OF_A_DROP
     assert DropWant.parse("±5 km/h for 80 % of events", 65.0) is None
 
 
-def test_a_key_with_no_value_is_taken_out_of_a_configuration() -> None:
+def test_a_key_with_no_value_is_taken_out_of_a_configuration():
     text = "[privacy]\nepsilon = 1.0  # of a window\nbudget = 12.0\n"
     assert rewritten(text, {"privacy.epsilon": None, "privacy.delta": None}, "x") == "[privacy]\nbudget = 12.0\n"
 
 
-def test_the_command_writes_what_it_chose_and_says_what_is_nearest_if_nothing_reaches_the_want(tmp_path: Path) -> None:
+def test_the_command_writes_what_it_chose_and_says_what_is_nearest_if_nothing_reaches_the_want(tmp_path):
     config, recording, tuned = configuration(tmp_path), tmp_path / "day.ndjson", tmp_path / "tuned.toml"
     simulated = ["--start", "2017-03-21T13:00:00Z", "--duration", "90m", "--vehicles", "60", "--out", str(recording)]
     assert CliRunner().invoke(app, ["simulate", "--config", str(config), *simulated]).exit_code == 0
@@ -335,9 +333,7 @@ def exact_regions(plan: HistogramTerms, fixes: Fixes) -> EulerHistogram:
 
 @pytest.mark.timeout(900)  # beside other work on every core
 @pytest.mark.parametrize("name", nightly_but(["ag", "euler", "htf"], EVERY_MECHANISM))
-def test_intervals_of_whole_parts_hold_the_number_of_real_vehicles_as_often_as_they_say(
-    tmp_path: Path, morning: np.ndarray, name: str
-) -> None:
+def test_intervals_of_whole_parts_hold_the_number_of_real_vehicles_as_often_as_they_say(tmp_path, morning, name):
     """Each mechanism; the planted twins state a third of the noise that is drawn and are caught."""
     kept = covers(on_the_map(tmp_path, name), morning, Geometric(7))
     assert kept, f"{name}: fewer than {LEAST} of {N} covered, which happens with P <= {ALPHA} at 95 %"
@@ -346,7 +342,7 @@ def test_intervals_of_whole_parts_hold_the_number_of_real_vehicles_as_often_as_t
         assert not kept, f"{name} with three times the noise was not caught: {LEAST} of {N} covered"
 
 
-def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windows_paid(tmp_path: Path) -> None:
+def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windows_paid(tmp_path):
     config = with_histograms("participation", tmp_path, ["singular", "sparse"], **{"histogram.epsilon": 1.0})
     windows = {1_490_097_600 + 3600 * k: located_rows(k, 800, users=200, slot=1_490_097_600 + 3600 * k) for k in (0, 1)}
     scores = {}
@@ -368,7 +364,7 @@ def test_evaluation_finds_the_error_that_more_epsilon_lowers_and_keeps_the_windo
     assert scores["singular", "square", 50.0].mae < 5
 
 
-def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path: Path) -> None:
+def test_histograms_are_judged_on_request_and_said_to_be_not_private(tmp_path):
     file = tmp_path / "c.toml"
     text = hourly.BUS.read_text(encoding="utf-8").replace("var/user.key", str(tmp_path / "k"))
     file.write_text(text, encoding="utf-8")

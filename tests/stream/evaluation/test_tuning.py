@@ -72,7 +72,7 @@ def outcome_of(city: Path, config: Path, *seeds: int, **overrides: Any) -> list[
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-def test_the_written_configuration_reaches_the_want_and_other_noise_confirms_it(city: Path, relation: str) -> None:
+def test_the_written_configuration_reaches_the_want_and_other_noise_confirms_it(city, relation):
     """n = 3 seeds of 4 draws: their mean share is at most 10 points below the wanted. Noise is seeded, so there is no
     false alarm; the planted twin, a fifth of ε, misses by more.
     """
@@ -99,7 +99,7 @@ def test_the_written_configuration_reaches_the_want_and_other_noise_confirms_it(
     assert outcome_of(city, written, 3, **poor)[0].share < 0.65, "planted: a fifth of epsilon"
 
 
-def test_the_same_seed_gives_the_same_report_and_no_file_is_overwritten(city: Path) -> None:
+def test_the_same_seed_gives_the_same_report_and_no_file_is_overwritten(city):
     kept = Path("kept.toml")
     kept.write_text("mine")
     refused = tune(city, "participation", "--write", str(kept))
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_report_and_no_file_is_overwritten(city: Pa
     assert tune(city, "participation", *one_grid).stdout == forced.stdout
 
 
-def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city: Path) -> None:
+def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city):
     done = tune(city, "participation", "--resolutions", "5", "--draws", "1", "--budget", "1", "--write", "never.toml")
     assert done.exit_code == 1
     assert "The nearest within the budget: budget" in done.stdout
@@ -149,26 +149,26 @@ def test_a_want_out_of_reach_says_what_came_nearest_and_what_is_needed(city: Pat
         "duration",
     ],
 )
-def test_a_wrong_argument_is_named_with_an_example(city: Path, arguments: tuple[str, ...], named: str) -> None:
+def test_a_wrong_argument_is_named_with_an_example(city, arguments, named):
     done = tune(city, "values", *arguments)
     assert done.exit_code == 2
     assert named in done.stderr.replace("\n", "")
 
 
-def test_a_horizon_is_refused_because_a_search_knows_one_period(city: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_horizon_is_refused_because_a_search_knows_one_period(city, monkeypatch):
     monkeypatch.setenv("HEXVEIL_PRIVACY__HORIZON", '{"period": "28d", "budget": 200.0}')
     done = tune(city, "values")
     assert done.exit_code == 2
     assert "does not know privacy.horizon" in done.stderr.replace("\n", " ")
 
 
-def test_wants_are_read_in_several_spellings() -> None:
+def test_wants_are_read_in_several_spellings():
     for text in ("±5 km/h for 80 % of events", "+-5km/h for 80% of events", " +/- 5.0 KM/H for 80 percent of events "):
         assert Want.parse(text, 65.0) == Want(5.0, 0.8)
     assert str(Want(5.0, 0.8)) == "±5 km/h for 80 % of events"
 
 
-def test_shares_are_of_events_and_cells_without_a_release_are_out_of_reach() -> None:
+def test_shares_are_of_events_and_cells_without_a_release_are_out_of_reach():
     grid = np.full(3, 6, dtype=np.uint64)
     covers, own = np.array([True, False, False]), np.array([True, True, True])
     leading = Leading(np.array([10.0, 30.0, 60.0]), np.array([2.0, 4.0, np.inf]), covers, own, grid)
@@ -180,7 +180,7 @@ def test_shares_are_of_events_and_cells_without_a_release_are_out_of_reach() -> 
     assert leading.own_covered() == 1.0
 
 
-def test_where_users_count_alike_intervals_are_also_judged_by_the_mean_over_users(tmp_path: Path) -> None:
+def test_where_users_count_alike_intervals_are_also_judged_by_the_mean_over_users(tmp_path):
     """Ten users with one event at 60 km/h each, and one with 90 at 10: 14.9 km/h over samples, 55.5 over users."""
     config = riders_config(
         tmp_path,
@@ -201,7 +201,7 @@ def test_where_users_count_alike_intervals_are_also_judged_by_the_mean_over_user
     assert leading.own_covered() >= 0.8
 
 
-def test_a_recorded_part_of_a_day_is_priced_as_a_whole_one(city: Path) -> None:
+def test_a_recorded_part_of_a_day_is_priced_as_a_whole_one(city):
     """One recorded hour of 24: whoever drove in it is taken to drive in all. Under "participation" each costs ε."""
     config = with_terms(load_config(CONFIGS["participation"]), 0.5, 24)
     (outcome,) = outcome_of(city, Path(CONFIGS["participation"]), 1, **{"privacy.epsilon": 0.5})
@@ -211,9 +211,7 @@ def test_a_recorded_part_of_a_day_is_priced_as_a_whole_one(city: Path) -> None:
 
 HOUR = timedelta(hours=1)
 WANT = Want(10.0, 0.75)
-ZCDP = {
-    "privacy": {"accounting": "zcdp", "budget": 12.0, "windows": 20, "delta": 1e-6, "period": "1d"},
-}
+ZCDP = {"privacy": {"accounting": "zcdp", "budget": 12.0, "windows": 20, "delta": 1e-6, "period": "1d"}}
 Width = Callable[[Config, bool], float]
 """Half-width at ε = 1, by configuration and whether the noise is the confirming one."""
 
@@ -240,7 +238,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, width: Width, most: float) -> Sear
 PLAIN = {"speed.clipping": "none", "speed.sum_cap": 0.0, "speed.statistics": ["mean"]}
 
 
-def test_the_written_budget_is_rounded_up_but_never_above_the_limit() -> None:
+def test_the_written_budget_is_rounded_up_but_never_above_the_limit():
     config = load_config(hourly.BUS)
     trial = trial_that_costs(config, 12_010_000)
     assert terms_of(config, trial, 12.05) == {"privacy.epsilon": 1.0, "privacy.budget": 12.01}
@@ -248,7 +246,7 @@ def test_the_written_budget_is_rounded_up_but_never_above_the_limit() -> None:
     assert terms_of(config, trial_that_costs(config, 1_234_567_891), 9999.0)["privacy.budget"] == 1240.0
 
 
-def test_under_zcdp_the_limit_is_of_the_converted_budget() -> None:
+def test_under_zcdp_the_limit_is_of_the_converted_budget():
     config = load_config(hourly.RIDERS, **ZCDP)
     terms = terms_of(config, trial_that_costs(config, 2_085_123_456), 11.99)
     assert terms["privacy.budget"] == epsilon_of_rho(2_085_123_456, 1e-6) < 11.99, (
@@ -262,7 +260,7 @@ def test_under_zcdp_the_limit_is_of_the_converted_budget() -> None:
 
 
 @pytest.mark.parametrize("area", [0, 1])
-def test_no_setting_that_is_tried_takes_the_area_from_weights_that_it_needs(area: int) -> None:
+def test_no_setting_that_is_tried_takes_the_area_from_weights_that_it_needs(area):
     """Users who count once in each of their cells move the mean of all cells by more than 1, which no plan allows."""
     shares = {"participation.weight": "share", "participation.area_share": area}
     config = load_config(hourly.RIDERS, **shares, **{"speed.statistics": ["mean"], "speed.post_processing": ["kalman"]})
@@ -271,7 +269,7 @@ def test_no_setting_that_is_tried_takes_the_area_from_weights_that_it_needs(area
     assert weights == ({"share"} if area else {"share", "user"})
 
 
-def test_a_setting_without_what_models_percentiles_is_without_the_model() -> None:
+def test_a_setting_without_what_models_percentiles_is_without_the_model():
     modelling = {"speed.statistics": ["mean", "variance"], "speed.post_processing": ["kalman", "clipped-normal"]}
     config = load_config(hourly.RIDERS, **modelling)
     setting = Setting.of(config)
@@ -280,7 +278,7 @@ def test_a_setting_without_what_models_percentiles_is_without_the_model() -> Non
     assert changed.changes_of(config) == {"speed.statistics": ("mean",), "speed.post_processing": ("kalman",)}
 
 
-def test_a_grid_that_other_noise_refutes_leaves_the_choice_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_that_other_noise_refutes_leaves_the_choice_to_the_next(monkeypatch):
     """Resolution 5 is the cheapest under the first noise, and hopeless under the other one."""
 
     def width(config: Config, confirming: bool) -> float:
@@ -293,9 +291,7 @@ def test_a_grid_that_other_noise_refutes_leaves_the_choice_to_the_next(monkeypat
     assert (tuning.chosen.grid, tuning.chosen.confirming) == ((6, HOUR), True)
 
 
-def test_a_lucky_trial_is_not_the_nearest_and_the_grid_that_fails_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lucky_trial_is_not_the_nearest_and_the_grid_that_fails_is_named(monkeypatch, capsys):
     def width(config: Config, confirming: bool) -> float:
         return 1e6 if confirming else (10.0 if config.hexagons.resolution == 6 else 20.0)
 
@@ -309,7 +305,7 @@ def test_a_lucky_trial_is_not_the_nearest_and_the_grid_that_fails_is_named(
     assert "not confirmed" in printed
 
 
-def test_the_chosen_trial_has_its_row_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_chosen_trial_has_its_row_in_the_table(capsys):
     config = load_config(hourly.BUS)
     first = trial_that_costs(config, 12_000_000)
     chosen = replace(first, confirming=True)
@@ -319,7 +315,7 @@ def test_the_chosen_trial_has_its_row_in_the_table(capsys: pytest.CaptureFixture
     assert "privacy.epsilon = 1.0" in printed
 
 
-def test_a_dearer_trial_of_less_epsilon_does_not_discard_one_that_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dearer_trial_of_less_epsilon_does_not_discard_one_that_reaches(monkeypatch):
     def simulated(config: Config, windows: object, want: Want, draws: int, seed: int) -> TrialOutcome:
         epsilon = config.privacy.epsilon
         reaches = epsilon >= 1.0
@@ -334,14 +330,14 @@ def test_a_dearer_trial_of_less_epsilon_does_not_discard_one_that_reaches(monkey
     assert best.outcome.epsilon == 1.0
 
 
-def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolution_0_cannot_be_merged_and_is_skipped_with_the_reason(monkeypatch):
     config = load_config(hourly.BUS, **{"hexagons.merge_until": 8.0})
     searched(monkeypatch, lambda config, confirming: 10.0, most=4.0)
     with pytest.raises(ValueError, match="none above resolution 0"):
         Search(config, np.zeros(1, ROW), WANT, 4.0, draws=1, seed=1).run([0], [HOUR])
 
 
-def test_each_recorded_part_of_a_day_is_priced_by_its_own_slots() -> None:
+def test_each_recorded_part_of_a_day_is_priced_by_its_own_slots():
     """One user in all four slots of an evening, and in two of the fourteen that are recorded of the next day."""
     terms = Terms.of(load_config(hourly.BUS, **{"feed.timezone": "UTC"}))
     slotting, midnight = Slotting(HOUR, timedelta(days=1), "UTC"), 1_490_140_800

@@ -4,14 +4,12 @@ import json
 import time
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redis.asyncio import Redis
 
 from dpcore.relation import NeighbouringRelation
 from stream.config.servers import KafkaConfig
@@ -60,7 +58,7 @@ def refusals(batch: Batch) -> list[tuple[int, int, str]]:
     return list(zip(batch.refused.tolist(), batch.element.tolist(), reasons, strict=True))
 
 
-def test_each_element_is_judged_alone_and_a_bad_one_is_named_by_its_index() -> None:
+def test_each_element_is_judged_alone_and_a_bad_one_is_named_by_its_index():
     values = [
         event(user="a"),
         array(event(user="b"), b'{"user": }', event(user="c", speed=float("nan")), b"7", b"[]", event(lat=3), event()),
@@ -84,9 +82,7 @@ def test_each_element_is_judged_alone_and_a_bad_one_is_named_by_its_index() -> N
     assert batch.messages == len(values)
 
 
-def test_elements_of_messages_that_were_appended_at_different_times_are_judged_by_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_elements_of_messages_that_were_appended_at_different_times_are_judged_by_their_own(monkeypatch):
     monkeypatch.setattr(decoding, "MAX_FUTURE", timedelta(seconds=1))
     config = make_config()
     second = array(event(time=START_MS + 10_000), event(time=START_MS))
@@ -101,9 +97,7 @@ PARTS = st.sampled_from([event(), event(speed=-1), b"NaN", b"{:}", b"[1]", b"nul
 
 @given(st.lists(st.lists(PARTS, min_size=1, max_size=5), max_size=6), st.integers(1, 12))
 @settings(max_examples=40)
-def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(
-    arrays: list[list[bytes]], at_once: int
-) -> None:
+def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(arrays, at_once):
     values = [array(*parts) for parts in arrays]
     whole = decoder().decode(values, NOW_US)
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +113,7 @@ def test_pieces_of_any_size_give_what_the_whole_gives_and_every_element_once(
     assert whole.reason.tolist() == flat.reason.tolist()
 
 
-def test_what_an_array_may_cost_is_bounded() -> None:
+def test_what_an_array_may_cost_is_bounded():
     fitting = array(*[event()] * (MAX_ARRAY_BYTES // 90))
     assert 1 << 16 < len(fitting) <= MAX_ARRAY_BYTES
     assert len(decoder().decode([fitting], NOW_US).rows) == MAX_ARRAY_BYTES // 90
@@ -142,9 +136,7 @@ def test_what_an_array_may_cost_is_bounded() -> None:
     ],
     ids=["many arrays", "no commas", "notification", "no JSON"],
 )
-def test_of_messages_that_are_refused_as_a_whole_no_more_are_looked_at_at_once_than_of_others(
-    message: bytes, relation: NeighbouringRelation
-) -> None:
+def test_of_messages_that_are_refused_as_a_whole_no_more_are_looked_at_at_once_than_of_others(message, relation):
     """So the event loop is not blocked by a batch of them, of which gzip makes a few kilobytes."""
     judge = Decoder(make_config().model_copy(update={"relation": relation}), KEY)
     batch = judge.decode_part([message] * 100, NOW_US)
@@ -152,14 +144,14 @@ def test_of_messages_that_are_refused_as_a_whole_no_more_are_looked_at_at_once_t
     assert len(batch.refused) == batch.messages
 
 
-def test_an_array_that_is_no_json_is_not_read_behind_its_end_or_more_elements_than_are_wanted() -> None:
+def test_an_array_that_is_no_json_is_not_read_behind_its_end_or_more_elements_than_are_wanted():
     endless = b"[" + b"NaN," * 50_000 + b"0]"
     assert len(elements(endless) or ()) == 50_001
     assert 100 < len(elements(endless, 100) or ()) < 50_000
     assert elements(b"[1,NaN] [" + b"0," * 50_000 + b"0]") is None
 
 
-def test_the_first_element_is_known_from_the_beginning_of_an_array_however_the_rest_is_formed() -> None:
+def test_the_first_element_is_known_from_the_beginning_of_an_array_however_the_rest_is_formed():
     for message in (
         array(event(), event()),
         b" " + array(event(), b"NaN"),
@@ -171,7 +163,7 @@ def test_the_first_element_is_known_from_the_beginning_of_an_array_however_the_r
         assert first_element(nothing) == b""
 
 
-def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list_is_no_array_of_events() -> None:
+def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list_is_no_array_of_events():
     body = {"id": "n", "type": "Notification", "subscriptionId": "s", "data": [json.loads(event()), {"user": "x"}]}
     batch = decoder().decode([json.dumps(body).encode(), json.dumps(body | {"type": "Other"}).encode()], NOW_US)
     assert batch.index.tolist() == [0]
@@ -191,7 +183,7 @@ def test_a_notification_of_a_context_broker_is_its_entities_and_one_event_a_list
     assert (len(batch.rows), refusals(batch)) == (1, [(1, -1, "missing-field")])
 
 
-def test_one_bad_element_of_a_notification_is_refused_alone() -> None:
+def test_one_bad_element_of_a_notification_is_refused_alone():
     for bad in (event(speed=float("nan")), event(note="\ud800"), b'{"user": }', b'{"x": "],"}'):
         data = array(*(event(user=f"bus-{at}") for at in range(5)), bad, event())
         value = b' {"data" : ' + data + b', "id": "\\"data\\": [", "type": "Notification"}\n'
@@ -203,7 +195,7 @@ def test_one_bad_element_of_a_notification_is_refused_alone() -> None:
         assert [element for _, element, _ in refusals(decoder().decode([none], NOW_US))] == [-1]
 
 
-def test_under_participation_no_user_decides_whether_the_events_of_another_count() -> None:
+def test_under_participation_no_user_decides_whether_the_events_of_another_count():
     """Whatever else an array holds, and however large or damaged it is, none of its events counts."""
     judge = Decoder(make_config().model_copy(update={"relation": NeighbouringRelation.PARTICIPATION}), KEY)
     mine = json.loads(event())
@@ -218,7 +210,7 @@ def test_under_participation_no_user_decides_whether_the_events_of_another_count
 
 
 @pytest.mark.parametrize("single", [b'{"user": }', event()], ids=["refused", "sound"])
-def test_a_batch_with_an_array_is_decoded_once(single: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_with_an_array_is_decoded_once(single, monkeypatch):
     """Pieces of a batch whose arrays are at its end, or alternate with other messages, cost what its bytes cost."""
     original, read = feed_format(make_config().feed), 0
 
@@ -239,8 +231,8 @@ def test_a_batch_with_an_array_is_decoded_once(single: bytes, monkeypatch: pytes
 
 
 async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elements_reported(
-    kafka: str, redis: Redis, redis_url: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, redis, redis_url, topic_name, monkeypatch
+):
     """Both readers store every message, in pieces of other sizes, so each is delivered twice."""
     monkeypatch.setattr(decoding, "AT_ONCE", 100)
     single = messages(2_000)
@@ -278,8 +270,8 @@ async def test_arrays_that_two_readers_read_at_once_are_stored_once_and_bad_elem
 
 
 async def test_the_events_of_a_message_are_in_time_by_the_moment_when_it_was_appended(
-    kafka: str, redis: Redis, redis_url: str, topic_name: str
-) -> None:
+    kafka, redis, redis_url, topic_name
+):
     await create_topic(kafka, topic_name, 1, INPUT_SETTINGS)
     now = time.time()
     fixes = [(1, now), (2, now - 600), (3, now)]
@@ -315,7 +307,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_arrays_is_its_events_each_keyed_by_its_vehicle(name: str, tmp_path: Path) -> None:
+def test_a_file_of_arrays_is_its_events_each_keyed_by_its_vehicle(name, tmp_path):
     from stream.sources.recording import Recording
 
     path = tmp_path / "day.json"
@@ -329,14 +321,14 @@ def test_a_file_of_arrays_is_its_events_each_keyed_by_its_vehicle(name: str, tmp
 
 
 @pytest.mark.parametrize("first", [b"[", b"{", b"[1,", b'[{"user": "a"', b"[]]["])
-def test_a_damaged_first_line_costs_no_other(first: bytes, tmp_path: Path) -> None:
+def test_a_damaged_first_line_costs_no_other(first, tmp_path):
     path = tmp_path / "day.json"
     path.write_bytes(b"\n".join([first, event(), event(), event()]))
     assert [line for lines in Lines(path) for line in lines] == [first, event(), event(), event()]
 
 
 @pytest.mark.parametrize("damaged", [0, 5], ids=["first line", "sixth line"])
-def test_a_damaged_line_of_a_fleet_costs_no_other(damaged: int, tmp_path: Path) -> None:
+def test_a_damaged_line_of_a_fleet_costs_no_other(damaged, tmp_path):
     """Each line is the array of a fleet of 3 500 and longer than what is read at a time."""
     fleet = array(*[event()] * 3_500)
     lines = [fleet] * 8
@@ -347,7 +339,7 @@ def test_a_damaged_line_of_a_fleet_costs_no_other(damaged: int, tmp_path: Path) 
     assert [line for block in Lines(path) for line in block] == lines
 
 
-def test_brackets_that_do_not_match_in_json_over_lines_are_an_error_with_their_place(tmp_path: Path) -> None:
+def test_brackets_that_do_not_match_in_json_over_lines_are_an_error_with_their_place(tmp_path):
     path = tmp_path / "day.json"
     text = FILES["one array over lines"].replace(b" }", b"", 1)
     path.write_bytes(text)
@@ -355,9 +347,7 @@ def test_brackets_that_do_not_match_in_json_over_lines_are_an_error_with_their_p
         list(Lines(path))
 
 
-def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr("stream.sources.lines.LONGEST_LINE", 4_000)
     huge = event(note='a "quoted" \\ [{,' * 40_000), b'{"open": [' + b"1," * 300_000 + b"2]}"
     path = tmp_path / "day.json"
@@ -370,7 +360,7 @@ def test_a_bad_element_of_a_file_is_passed_on_alone_and_a_huge_one_is_cut(
 
 @given(st.lists(JSON, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from([None, 1]))
 @settings(max_examples=40)
-def test_a_text_is_cut_alike_however_it_comes(trees: list[Any], step: int, indent: int | None) -> None:
+def test_a_text_is_cut_alike_however_it_comes(trees, step, indent):
     text = json.dumps(trees, indent=indent).encode()
     assert [json.loads(part) for part in elements(text) or []] == trees
     cutter = Cutter(1 << 20)
@@ -383,7 +373,7 @@ def test_a_text_is_cut_alike_however_it_comes(trees: list[Any], step: int, inden
     st.lists(st.sampled_from([b"[", b"]", b"{", b"}", b",", b'"', b"\\", b"x", b" ", b"\n"]), max_size=60),
     st.integers(1, 9),
 )
-def test_no_text_makes_the_cutter_fail_or_keep_more_than_its_bound(parts: list[bytes], longest: int) -> None:
+def test_no_text_makes_the_cutter_fail_or_keep_more_than_its_bound(parts, longest):
     cutter, size = Cutter(longest), 0
     for part in parts:
         size += sum(map(len, cutter.feed(part)))
@@ -405,8 +395,8 @@ OF_TWO = {
 
 @pytest.mark.parametrize("text", OF_TWO.values(), ids=OF_TWO.keys())
 def test_offline_under_participation_a_line_counts_as_the_message_does_and_no_line_decides_about_another(
-    text: bytes, tmp_path: Path
-) -> None:
+    text, tmp_path
+):
     """Else it would follow from what alice sends whether bob counts."""
     box = {"south": 30.1, "west": -97.9, "north": 30.6, "east": -97.5}
     config, path = riders_config(tmp_path, **{"feed.domain": box}), tmp_path / "day.ndjson"

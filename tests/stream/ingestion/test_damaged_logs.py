@@ -15,7 +15,6 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.cluster import ClusterMetadata
-from redis.asyncio import Redis
 
 from bench.faults.site import brokers
 from stream.config.servers import KafkaConfig
@@ -214,8 +213,8 @@ async def shows(consumer: AIOKafkaConsumer, partition: TopicPartition, messages:
 
 
 async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet_and_a_close_marker_is_waited_for(
-    pair: list[KafkaServer], topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pair, topic_name, monkeypatch
+):
     """Else a worker whose Redis was set back would not know that its window was released."""
     leader = pair[LEADER - 1].bootstrap
     partition = await create(leader, topic_name, INPUT_SETTINGS)
@@ -246,8 +245,8 @@ async def test_the_end_of_the_log_lies_behind_messages_that_are_not_shown_yet_an
 
 
 async def test_an_event_that_its_leader_cannot_show_until_after_the_deadline_counts_all_the_same(
-    pair: list[KafkaServer], redis: Redis, redis_url: str, topic_name: str
-) -> None:
+    pair, redis, redis_url, topic_name
+):
     leader = pair[LEADER - 1].bootstrap
     partition = await create(leader, topic_name, INPUT_SETTINGS)
     rows, settings = RowStore(redis, "bus"), {"lateness": "append-time", "slot": "2s", "allowed_delay": "2s"}

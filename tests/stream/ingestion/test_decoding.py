@@ -6,7 +6,6 @@ import random
 import struct
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import h3
@@ -367,7 +366,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_an_entity_gives_the_row_of_its_vehicle(name: str, tmp_path: Path) -> None:
+def test_an_entity_gives_the_row_of_its_vehicle(name, tmp_path):
     entity, paths = FORMS[name]
     config = bus_config(tmp_path, **{"feed.format": "declared", "feed.fields": {"user": "id"} | paths})
     decoder = Decoder(config, bytes(32))

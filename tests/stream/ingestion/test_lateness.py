@@ -326,11 +326,7 @@ async def test_a_bomb_between_good_messages_is_left_out_with_its_position_and_me
         (body["reason"], body["partition"], body["first_offset"], body["last_offset"], body["count"])
         for body in reports
     }
-    assert refused == {
-        ("unreadable-batch", 0, 1, 6, 6),
-        ("too-large", 1, 1, 3, 2),
-        ("missing-field", 1, 2, 2, 1),
-    }
+    assert refused == {("unreadable-batch", 0, 1, 6, 6), ("too-large", 1, 1, 3, 2), ("missing-field", 1, 2, 2, 1)}
 
 
 async def test_a_bomb_at_the_end_of_a_partition_holds_nothing_up(kafka, redis, redis_url, topic_name):

@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -349,8 +348,8 @@ async def _ingest(ingestor: Ingestor, metrics: OperatorMetrics, until: int) -> N
 
 
 async def test_a_day_replayed_twice_with_redelivery_and_shuffled_partitions_gives_the_same_rows_plans_and_charges(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, shared_data: Path
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name, shared_data
+):
     path = shared_data / "capmetro" / "2017-03-21.csv.gz"
     outcomes = []
     for run, partitions in enumerate((1, 3)):

@@ -61,14 +61,14 @@ def refusals(batch: Batch) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.parametrize("several", [array, notification])
-def test_a_region_among_several_events_is_refused_alone_and_stops_nothing(several: Any, tmp_path: Path) -> None:
+def test_a_region_among_several_events_is_refused_alone_and_stops_nothing(several, tmp_path):
     decoder, point = Decoder(declaring("values", tmp_path), KEY), message(**CORNER)
     batch = decoder.decode([several(region(), point), region(), several(region(), region()), point], NOW_US)
     assert batch.index.tolist() == [0, 1, 1, 1, 3]
     assert refusals(batch) == [(0, 0, "several-events"), (2, 0, "several-events"), (2, 1, "several-events")]
 
 
-def test_under_participation_an_array_with_a_region_is_refused_as_a_whole(tmp_path: Path) -> None:
+def test_under_participation_an_array_with_a_region_is_refused_as_a_whole(tmp_path):
     decoder = Decoder(declaring("participation", tmp_path), KEY)
     batch = decoder.decode([array(region(), message(**CORNER)), array(region()), region(), region()], NOW_US)
     assert batch.index.tolist() == [2] * 3 + [3] * 3
@@ -101,26 +101,24 @@ def test_under_participation_an_array_with_a_region_is_refused_as_a_whole(tmp_pa
         (region()[:-1], -1, "not-json"),
     ],
 )
-def test_a_bad_region_has_its_reason_and_names_the_corner_at_fault(
-    config: Config, refused: bytes, element: int, reason: str
-) -> None:
+def test_a_bad_region_has_its_reason_and_names_the_corner_at_fault(config, refused, element, reason):
     batch = Decoder(config, KEY).decode([region(CORNER), refused, message(**CORNER)], NOW_US)
     assert batch.index.tolist() == [0, 2]
     assert refusals(batch) == [(1, element, reason)]
 
 
-def test_a_null_is_an_absent_field_as_elsewhere(config: Config) -> None:
+def test_a_null_is_an_absent_field_as_elsewhere(config):
     alone = json.dumps(json.loads(message(**CORNER)) | {"region": None}).encode()
     with_place = json.dumps(json.loads(region()) | {"lat": None, "lng": None}).encode()
     assert Decoder(config, KEY).decode([alone, with_place], NOW_US).index.tolist() == [0, 1, 1, 1]
 
 
-def test_sources_that_need_one_event_each_refuse_a_region_beside_a_place_too(config: Config) -> None:
+def test_sources_that_need_one_event_each_refuse_a_region_beside_a_place_too(config):
     batch = Decoder(config, KEY, arrays=False).decode([region(), region(**CORNER), message(**CORNER)], NOW_US)
     assert refusals(batch) == [(0, -1, "several-events"), (1, -1, "several-events")]
 
 
-def test_what_a_region_may_cost_is_bounded(config: Config) -> None:
+def test_what_a_region_may_cost_is_bounded(config):
     """The densest message has fewer corners than an array may have events, and a piece ends after so many."""
     most = (MAX_MESSAGE_BYTES - 60) // len(b'{"lat":0,"lng":0},')
     dense = json.dumps(json.loads(message(region=[{"lat": 0, "lng": 0}] * most)), separators=(",", ":")).encode()
@@ -153,9 +151,7 @@ MESSAGES = PARTS | st.lists(PARTS, min_size=1, max_size=4).flatmap(
 
 
 @given(st.lists(MESSAGES | st.none(), max_size=8), st.integers(1, 12))
-def test_regions_arrays_and_points_in_any_order_and_pieces_are_read_as_each_alone(
-    config: Config, values: list[bytes | None], at_once: int
-) -> None:
+def test_regions_arrays_and_points_in_any_order_and_pieces_are_read_as_each_alone(config, values, at_once):
     decoder = Decoder(config, KEY)
     whole, alone = decoder.decode(values, NOW_US), [decoder.decode([value], NOW_US) for value in values]
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +166,7 @@ def test_regions_arrays_and_points_in_any_order_and_pieces_are_read_as_each_alon
     assert Reason.UNDECODABLE not in {REASONS[code] for code in whole.reason}
 
 
-def test_random_mutations_of_regions_never_raise(config: Config) -> None:
+def test_random_mutations_of_regions_never_raise(config):
     rng = random.Random(20170321)
     tokens = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\u", b"1e", b"-", b"null", b"\xff", b"\x00", b"9" * 400]
     seeds = region(), array(region(), region()), notification(region(), message(**CORNER))

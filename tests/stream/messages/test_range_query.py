@@ -166,14 +166,12 @@ def of_tree(structure: dict, blocks: list[int]) -> float:
 
 
 @pytest.mark.parametrize("mechanism", EVERY_MECHANISM)
-def test_a_release_is_read_with_plain_json_and_the_words_of_its_schema_as_we_read_it(
-    releases: Path, mechanism: str
-) -> None:
+def test_a_release_is_read_with_plain_json_and_the_words_of_its_schema_as_we_read_it(releases, mechanism):
     for release in (one for one in histograms_in(releases) if one["mechanism"] == mechanism):
         read_alike(release, 20)
 
 
-def test_so_is_a_grid_of_more_cells_than_are_listed_as_rows(tmp_path: Path) -> None:
+def test_so_is_a_grid_of_more_cells_than_are_listed_as_rows(tmp_path):
     """Its counts are packed: 400 × 400 of them take a quarter of a message."""
     fine = {"histogram.rows": 400, "histogram.columns": 400}
     messages = released(with_histograms("values", tmp_path, ["singular"], **fine), located_rows(1, 300))
@@ -203,7 +201,7 @@ def read_alike(release: dict, ranges: int) -> None:
         assert low <= counted["value"] <= high
 
 
-def test_every_window_and_mechanism_answers_and_they_can_be_chosen(releases: Path) -> None:
+def test_every_window_and_mechanism_answers_and_they_can_be_chosen(releases):
     everything = json.loads(query(releases, "--bbox", BOX, "--json").stdout)["answers"]
     assert [(a["window"]["start"], a["mechanism"]) for a in everything] == [
         (start, name) for start in ("2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z") for name in sorted(EVERY_MECHANISM)
@@ -226,12 +224,12 @@ def test_every_window_and_mechanism_answers_and_they_can_be_chosen(releases: Pat
     assert f"{low} .. {high}" in shown.stdout
 
 
-def test_regions_are_answered_for_the_cells_that_the_range_meets_and_say_so(releases: Path) -> None:
+def test_regions_are_answered_for_the_cells_that_the_range_meets_and_say_so(releases):
     answer = json.loads(query(releases, "--bbox", "-97.74,30.24,-97.66,30.29", "--mechanism", "euler", "--json").stdout)
     assert answer["answers"][0]["bbox"] == [-97.75, 30.225, -97.65, 30.35]  # cells are 0.0625 by 0.05 degrees
 
 
-def test_compressed_files_standard_input_and_bare_values_are_read_too(releases: Path, tmp_path: Path) -> None:
+def test_compressed_files_standard_input_and_bare_values_are_read_too(releases, tmp_path):
     expected = json.loads(query(releases, "--bbox", BOX, "--json").stdout)
     packed = tmp_path / "releases.ndjson.gz"
     packed.write_bytes(gzip.compress(releases.read_bytes()))
@@ -256,16 +254,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "said"), REFUSED.items())
-def test_a_question_that_cannot_be_answered_is_refused_with_the_remedy(
-    releases: Path, arguments: tuple[str, ...], said: str
-) -> None:
+def test_a_question_that_cannot_be_answered_is_refused_with_the_remedy(releases, arguments, said):
     result = query(releases, *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stdout == ""
 
 
-def test_files_that_are_no_releases_are_refused(releases: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_releases_are_refused(releases, tmp_path):
     missing = query(tmp_path / "none.ndjson", "--bbox", BOX)
     assert (missing.exit_code, "cannot read" in missing.stderr) == (2, True)
     empty = tmp_path / "empty.ndjson"
@@ -296,7 +292,7 @@ FORGED = (
 
 
 @pytest.mark.parametrize("line", FORGED)
-def test_a_forged_line_is_refused_by_its_number_and_never_ends_in_a_traceback(tmp_path: Path, line: bytes) -> None:
+def test_a_forged_line_is_refused_by_its_number_and_never_ends_in_a_traceback(tmp_path, line):
     forged = tmp_path / "forged.ndjson"
     forged.write_bytes(line + b"\n")
     result = query(forged, "--bbox", BOX)
@@ -304,7 +300,7 @@ def test_a_forged_line_is_refused_by_its_number_and_never_ends_in_a_traceback(tm
     assert (result.exit_code, "line 1" in result.stderr) == (2, True)
 
 
-def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_gzip_is_refused(tmp_path):
     damaged = tmp_path / "damaged.ndjson.gz"
     damaged.write_bytes(b"\x1f\x8b\x08\x00\xc3\xcd\xec\xde\xcc4\xb7")
     result = query(damaged, "--bbox", BOX)
@@ -313,7 +309,7 @@ def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forged", ["1e308", "-1", "1e-320", "9" * 400])
-def test_noise_that_nobody_can_have_drawn_gives_no_answer(tmp_path: Path, forged: str) -> None:
+def test_noise_that_nobody_can_have_drawn_gives_no_answer(tmp_path, forged):
     (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
     body["structure"]["variances"] = "@"
     file = tmp_path / "forged.ndjson"
@@ -324,14 +320,14 @@ def test_noise_that_nobody_can_have_drawn_gives_no_answer(tmp_path: Path, forged
     assert "is not a release" in result.stderr or "unusable value" in result.stderr
 
 
-def test_a_whole_box_may_be_asked_and_a_hair_more_may_not(tmp_path: Path) -> None:
+def test_a_whole_box_may_be_asked_and_a_hair_more_may_not(tmp_path):
     (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
     assert count_in(body, parse_box("-97.9,30.1,-97.5,30.6"))["unit"] == "1"
     with pytest.raises(RangeError, match="north"):
         count_in(body, parse_box("-97.9,30.1,-97.5,30.6001"))
 
 
-def test_a_number_without_a_known_noise_has_no_interval_and_says_so(tmp_path: Path) -> None:
+def test_a_number_without_a_known_noise_has_no_interval_and_says_so(tmp_path):
     (body, *_) = bodies_of(released(with_histograms("values", tmp_path, ["ug"]), located_rows(1, 100)))
     del body["structure"]["noise"]
     counted = count_in(body, parse_box(BOX))
@@ -342,7 +338,7 @@ def test_a_number_without_a_known_noise_has_no_interval_and_says_so(tmp_path: Pa
     assert "none: noise unknown" in query(file, "--bbox", BOX).stdout
 
 
-def test_a_line_longer_than_serve_reads_is_refused_before_the_rest_of_it_is_unpacked(tmp_path: Path) -> None:
+def test_a_line_longer_than_serve_reads_is_refused_before_the_rest_of_it_is_unpacked(tmp_path):
     """A line of 1 GB in 1 MB of gzip took 2 GB of memory."""
     whole = gzip.compress(b" " * (2 * MAX_LINE), 1)
     file = tmp_path / "releases.ndjson.gz"
@@ -353,7 +349,7 @@ def test_a_line_longer_than_serve_reads_is_refused_before_the_rest_of_it_is_unpa
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_boxes_tile_the_domain_and_each_says_what_a_range_query_says_of_it(mechanism: str) -> None:
+def test_boxes_tile_the_domain_and_each_says_what_a_range_query_says_of_it(mechanism):
     release = json.loads(histogram_message("riders", mechanism).value)
     features = heat_of(read_histogram(release))
     boxes = np.array([np.ravel([np.min(ring, axis=0), np.max(ring, axis=0)]) for ring in map(_ring, features)])

@@ -52,7 +52,7 @@ def leaves(body: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance", "p15", "p50", "p85"]])
-def test_a_row_holds_every_number_of_its_message_and_its_schema_version(tmp_path: Path, statistics: list[str]) -> None:
+def test_a_row_holds_every_number_of_its_message_and_its_schema_version(tmp_path, statistics):
     messages = values(released(tmp_path, **{"speed.statistics": statistics}))
     for row, value in zip(rows_of(messages), messages, strict=True):
         body = json.loads(value)
@@ -72,7 +72,7 @@ def test_a_row_holds_every_number_of_its_message_and_its_schema_version(tmp_path
         assert not missing
 
 
-def test_cells_that_say_less_have_empty_fields_and_the_same_columns(tmp_path: Path) -> None:
+def test_cells_that_say_less_have_empty_fields_and_the_same_columns(tmp_path):
     messages = values(released(tmp_path, rows=60, **{"speed.min_users": 8}))
     statuses = [json.loads(value)["status"] for value in messages]
     assert {"published", "suppressed"} <= set(statuses)
@@ -82,7 +82,7 @@ def test_cells_that_say_less_have_empty_fields_and_the_same_columns(tmp_path: Pa
         assert (row["mean"] == "") == (row["status"] == "suppressed")
 
 
-def test_the_three_formats_hold_the_same_table(tmp_path: Path) -> None:
+def test_the_three_formats_hold_the_same_table(tmp_path):
     messages = values(released(tmp_path))
     rows = rows_of(messages)
     read = list(csv.DictReader(io.StringIO(table_of(messages, "csv").decode())))
@@ -97,9 +97,7 @@ def test_the_three_formats_hold_the_same_table(tmp_path: Path) -> None:
         assert column["events"] == row["events"] == int(line["events"])
 
 
-def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cells_are_clamped_to_zero(
-    tmp_path: Path,
-) -> None:
+def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cells_are_clamped_to_zero(tmp_path):
     """Laplace noise of scale 3 in 300 empty cells: clamped values add up to some 300 · 3/2; 95 % of raw sums are within
     2.12 · σ."""
     (body,) = [json.loads(value) for value in values(released(tmp_path))][:1]
@@ -134,7 +132,7 @@ def test_every_row_has_the_total_of_its_window_by_raw_values_although_empty_cell
         assert said in table.schema.field(name).metadata[b"description"].decode()
 
 
-def test_fields_that_are_yet_to_come_have_columns_too(tmp_path: Path) -> None:
+def test_fields_that_are_yet_to_come_have_columns_too(tmp_path):
     first, *others = map(json.loads, values(released(tmp_path)))
     first["post_processed"]["later"] = {
         "method": "m",
@@ -159,7 +157,7 @@ def test_fields_that_are_yet_to_come_have_columns_too(tmp_path: Path) -> None:
             assert line[name] == (written if here else "")
 
 
-def test_an_estimate_without_an_interval_has_no_columns_for_one(tmp_path: Path) -> None:
+def test_an_estimate_without_an_interval_has_no_columns_for_one(tmp_path):
     modelling = {"speed.statistics": ["mean", "variance"], "speed.post_processing": ["clipped-normal"]}
     messages = values(released(tmp_path, **modelling))
     table = parquet.read_table(io.BytesIO(table_of(messages, "parquet")))
@@ -173,14 +171,14 @@ def test_an_estimate_without_an_interval_has_no_columns_for_one(tmp_path: Path) 
         assert column["post_processed_p50_method"] == line["post_processed_p50_method"] == "clipped-normal"
 
 
-def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path: Path) -> None:
+def test_hexagons_are_closed_rings_that_run_counter_clockwise(tmp_path):
     for hexagon in json.loads(table_of(values(released(tmp_path)), "geojson"))["features"]:
         (ring,) = hexagon["geometry"]["coordinates"]
         assert ring[0] == ring[-1]
         assert sum((x1 - x0) * (y1 + y0) for (x0, y0), (x1, y1) in pairwise(ring)) < 0
 
 
-def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path: Path) -> None:
+def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path):
     schema = parquet.read_table(io.BytesIO(table_of(values(released(tmp_path)), "parquet"))).schema
     assert b"average or model this one" in schema.field("mean_raw_to_average").metadata[b"description"]
     assert b"biased" in schema.field("mean").metadata[b"description"]
@@ -189,7 +187,7 @@ def test_parquet_says_beside_each_column_which_value_may_be_averaged(tmp_path: P
     assert not {"mean_unit", "mean_mechanism", "mean_clamped", "latitude"} & units.keys()
 
 
-def test_a_window_without_cells_is_a_table_without_rows() -> None:
+def test_a_window_without_cells_is_a_table_without_rows():
     assert table_of([], "csv").decode().strip().split(",") == [*ALWAYS, *TOTALS]
     assert json.loads(table_of([], "geojson")) == {"type": "FeatureCollection", "features": []}
     assert parquet.read_table(io.BytesIO(table_of([], "parquet"))).num_rows == 0
@@ -233,7 +231,7 @@ def messages_of(released: dict[str, list[str]], body: dict[str, Any], hour: int 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_shapes_of_a_window_overlap_nowhere_and_leave_no_gap(seed: int) -> None:
+def test_the_shapes_of_a_window_overlap_nowhere_and_leave_no_gap(seed):
     released = merged_cells(seed)
     values = [json.dumps({"cell": cell, "excludes": apart}).encode() for cell, apart in released.items()]
     shapes = [shapely.geometry.shape(geometry_of(place)) for place in places_of(values)]
@@ -248,7 +246,7 @@ def test_the_shapes_of_a_window_overlap_nowhere_and_leave_no_gap(seed: int) -> N
     assert sum(parent.area for parent in parents) > 1.1 * whole.area
 
 
-async def test_areas_that_divide_the_ground_divide_its_events(tmp_path: Path) -> None:
+async def test_areas_that_divide_the_ground_divide_its_events(tmp_path):
     config = city_config(tmp_path, **{"feed.name": "bus"})
     body = bodies(window(config, 0))[STEADY]
     released = merged_cells(1)
@@ -284,7 +282,7 @@ async def test_areas_that_divide_the_ground_divide_its_events(tmp_path: Path) ->
             )
 
 
-def test_files_of_all_windows_have_the_same_columns_and_what_a_cell_excludes_survives_gdal(tmp_path: Path) -> None:
+def test_files_of_all_windows_have_the_same_columns_and_what_a_cell_excludes_survives_gdal(tmp_path):
     published = bodies(window(city_config(tmp_path), 0))[STEADY]
     suppressed = {name: value for name, value in published.items() if name not in ("mean", "post_processed")}
     plain = [m.value for m in messages_of({STEADY: []}, published)]
@@ -367,14 +365,14 @@ def diagnostics(made: dict[str, Any], tmp_path: Path) -> list[Any]:
 
 
 @needs_parser
-def test_the_asyncapi_document_is_valid_and_its_parser_has_nothing_to_say(tmp_path: Path) -> None:
+def test_the_asyncapi_document_is_valid_and_its_parser_has_nothing_to_say(tmp_path):
     assert document()["asyncapi"].startswith("3.1")
     assert diagnostics(document(), tmp_path) == []
 
 
 @needs_parser
 @pytest.mark.nightly
-def test_the_parser_finds_what_is_wrong(tmp_path: Path) -> None:
+def test_the_parser_finds_what_is_wrong(tmp_path):
     broken = document()
     broken["channels"]["window"]["messages"]["window"]["payload"]["properties"]["messages"]["type"] = "number of them"
     assert diagnostics(broken, tmp_path)
@@ -384,7 +382,7 @@ def test_the_parser_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", OUTPUT_TOPICS)
-def test_schema_and_asyncapi_payload_take_and_refuse_the_same_values(topic: str) -> None:
+def test_schema_and_asyncapi_payload_take_and_refuse_the_same_values(topic):
     payload = payloads()[topic]
     assert not keywords(payload) & NEWER_THAN_DRAFT_07
     assert keywords(schema(topic)) & NEWER_THAN_DRAFT_07 <= {"dependentRequired"}
@@ -395,7 +393,7 @@ def test_schema_and_asyncapi_payload_take_and_refuse_the_same_values(topic: str)
         assert original.is_valid(body) == translated.is_valid(body), body
 
 
-def test_the_document_names_the_topics_as_they_are_created(tmp_path: Path) -> None:
+def test_the_document_names_the_topics_as_they_are_created(tmp_path):
     plans = {plan.name: plan for plan in topic_plans(bus_config(tmp_path))}
     channels = {channel["address"]: channel["bindings"]["kafka"] for channel in document()["channels"].values()}
     assert set(channels) == set(OUTPUT_TOPICS)
@@ -404,7 +402,7 @@ def test_the_document_names_the_topics_as_they_are_created(tmp_path: Path) -> No
         assert binding["topicConfiguration"]["retention.ms"] == plans[name].retention_ms
 
 
-def test_schemas_are_listed_and_exported(tmp_path: Path) -> None:
+def test_schemas_are_listed_and_exported(tmp_path):
     listed = CliRunner().invoke(app, ["schema", "list", "--json"])
     assert list(json.loads(listed.stdout)) == list(OUTPUT_TOPICS)
     result = CliRunner().invoke(app, ["schema", "list"])
@@ -419,7 +417,7 @@ def test_schemas_are_listed_and_exported(tmp_path: Path) -> None:
     assert json.loads((folder / "asyncapi.json").read_text()) == document()
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     done = CliRunner().invoke(app, ["schema", "export", str(tmp_path / "file")])
     assert done.exit_code == 2

@@ -19,14 +19,7 @@ from dpcore.noise import Noise
 from stream.config import Config
 from stream.config.servers import KafkaConfig
 from stream.local import RedisServer
-from stream.messages.chain import (
-    Signer,
-    SigningKeyError,
-    decode_link,
-    encode_link,
-    load_public,
-    new_signer,
-)
+from stream.messages.chain import Signer, SigningKeyError, decode_link, encode_link, load_public, new_signer
 from stream.messages.message import WINDOW
 from stream.messages.topics import create_topics
 from stream.messages.verification import Verification
@@ -160,7 +153,7 @@ DEEDS: dict[str, tuple[Callable[[list[str]], list[str]], set[str]]] = {
 }
 
 
-def test_an_honest_file_is_sound_and_says_who_signed_it(honest: tuple[list[str], str]) -> None:
+def test_an_honest_file_is_sound_and_says_who_signed_it(honest):
     lines, key = honest
     report = verified([*lines, *lines], trusted=[key])  # a message may be sent twice
     assert report["sound"], report["problems"]
@@ -169,20 +162,20 @@ def test_an_honest_file_is_sound_and_says_who_signed_it(honest: tuple[list[str],
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_what_was_done_to_the_file_is_found(deed: str, honest: tuple[list[str], str]) -> None:
+def test_what_was_done_to_the_file_is_found(deed, honest):
     lines, key = honest
     done, expected = DEEDS[deed]
     assert kinds(done(lines), trusted=[key]) == expected
 
 
-def test_a_shortened_file_is_found_by_whoever_holds_a_later_marker(honest: tuple[list[str], str]) -> None:
+def test_a_shortened_file_is_found_by_whoever_holds_a_later_marker(honest):
     lines, key = honest
     last = verified(lines)["feeds"][0]["last_marker"]
     assert kinds(without(lines, 3), trusted=[key]) == set()
     assert kinds(without(lines, 3), trusted=[key], held=[last]) == {"held"}
 
 
-def test_of_old_windows_markers_alone_are_enough_and_of_later_ones_not(honest: tuple[list[str], str]) -> None:
+def test_of_old_windows_markers_alone_are_enough_and_of_later_ones_not(honest):
     """Topics delete messages by age, and keep close markers for ever."""
     lines, key = honest
     first, second, third = (marker_at(lines, nth) for nth in range(3))
@@ -192,13 +185,13 @@ def test_of_old_windows_markers_alone_are_enough_and_of_later_ones_not(honest: t
     assert kinds(lines[: second + 1] + lines[third:], trusted=[key]) == {"messages"}
 
 
-def test_another_key_than_the_readers_is_found(honest: tuple[list[str], str]) -> None:
+def test_another_key_than_the_readers_is_found(honest):
     assert kinds(honest[0], trusted=[new_signer().public]) == {"signature"}
 
 
 async def test_windows_drawn_anew_with_the_same_key_are_found_by_whoever_holds_an_earlier_marker(
-    honest: tuple[list[str], str], redis: Redis, tmp_path: Path
-) -> None:
+    honest, redis, tmp_path
+):
     """An operator who has the key can make a whole new chain; only a marker that somebody kept tells them apart."""
     config = signing(tmp_path)
     again = Released(redis, config)
@@ -210,9 +203,7 @@ async def test_windows_drawn_anew_with_the_same_key_are_found_by_whoever_holds_a
     assert "twice" in kinds([*honest[0], *again.lines])
 
 
-async def test_a_renewed_key_continues_the_chain_and_an_old_worker_commits_nothing(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_renewed_key_continues_the_chain_and_an_old_worker_commits_nothing(redis, tmp_path):
     first = new_signer()
     released = Released(redis, signing(tmp_path, first))
     await released.close(*SLOTS[:2])
@@ -229,9 +220,7 @@ async def test_a_renewed_key_continues_the_chain_and_an_old_worker_commits_nothi
     assert kinds(released.lines, trusted=[load_public(tmp_path / "new" / "signing.key.pub")]) == {"signature"}
 
 
-async def test_an_unsigned_feed_is_chained_and_sound_and_says_that_it_is_not_signed(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_an_unsigned_feed_is_chained_and_sound_and_says_that_it_is_not_signed(redis, tmp_path):
     released = Released(redis, bus_config(tmp_path, **PLAINLY_PLANNED))
     await released.close(*SLOTS)
     report = verified(released.lines)
@@ -242,7 +231,7 @@ async def test_an_unsigned_feed_is_chained_and_sound_and_says_that_it_is_not_sig
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_crash_after_any_step_and_a_rival_leave_one_chain(step: str, redis: Redis, tmp_path: Path) -> None:
+async def test_a_crash_after_any_step_and_a_rival_leave_one_chain(step, redis, tmp_path):
     """The worker stops after ``step`` of the second window, and another one closes it and the next."""
     released = Released(redis, signing(tmp_path))
     await released.close(SLOTS[0])
@@ -259,9 +248,7 @@ async def test_a_crash_after_any_step_and_a_rival_leave_one_chain(step: str, red
     assert report["feeds"][0]["windows"] == 4
 
 
-async def test_a_link_that_changes_between_draw_and_commit_is_followed_with_the_same_noise(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_link_that_changes_between_draw_and_commit_is_followed_with_the_same_noise(redis, tmp_path):
     """An operator gives up a lost key just then."""
     released, redraws = Released(redis, signing(tmp_path)), list[int]()
     await released.close(SLOTS[0])
@@ -278,7 +265,7 @@ async def test_a_link_that_changes_between_draw_and_commit_is_followed_with_the_
     assert {problem["kind"] for problem in verified(released.lines)["problems"]} == {"signature"}, "the break alone"
 
 
-async def test_the_topics_are_verified_as_a_file_is(kafka: str, redis: Redis, tmp_path: Path, topic_name: str) -> None:
+async def test_the_topics_are_verified_as_a_file_is(kafka, redis, tmp_path, topic_name):
     config = signing(tmp_path).model_copy(update={"kafka": KafkaConfig(bootstrap=kafka)})
     config = config.model_copy(update={"feed": config.feed.model_copy(update={"name": topic_name})})
     await create_topics(config)
@@ -299,9 +286,7 @@ async def test_the_topics_are_verified_as_a_file_is(kafka: str, redis: Redis, tm
     assert report["feeds"][0]["windows"] == 2
 
 
-def test_the_command_prints_what_holds_and_fails_where_something_does_not(
-    honest: tuple[list[str], str], hexveil: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_the_command_prints_what_holds_and_fails_where_something_does_not(honest, hexveil, tmp_path):
     file, key = tmp_path / "releases.ndjson.gz", tmp_path / "signing.key"
     file.write_bytes(gzip.compress("\n".join(honest[0]).encode()))
     sound = subprocess.run([*hexveil, "verify", str(file)], capture_output=True, text=True, check=True)
@@ -321,7 +306,7 @@ def test_the_command_prints_what_holds_and_fails_where_something_does_not(
     assert succeeds.signer == before
 
 
-async def test_after_a_lost_key_readers_see_the_break_and_the_chain_goes_on(redis: Redis, tmp_path: Path) -> None:
+async def test_after_a_lost_key_readers_see_the_break_and_the_chain_goes_on(redis, tmp_path):
     released = Released(redis, signing(tmp_path))
     await released.close(*SLOTS[:2])
     store = ReleaseStore.of(redis, released.config)
@@ -343,7 +328,7 @@ async def test_after_a_lost_key_readers_see_the_break_and_the_chain_goes_on(redi
         (b"", 0o644, "chmod 600"),
     ],
 )
-def test_a_key_file_that_cannot_be_used_says_why(content: bytes, mode: int, said: str, tmp_path: Path) -> None:
+def test_a_key_file_that_cannot_be_used_says_why(content, mode, said, tmp_path):
     file = tmp_path / "key"
     file.write_bytes(content)
     file.chmod(mode)

@@ -52,7 +52,7 @@ async def spend(redis: Redis, feed: str, period: Period) -> int:
     return int((await ledger.spent(period.key, USERS, besides=0))[0])
 
 
-async def test_a_new_feed_name_in_the_middle_of_a_period_grants_nothing_until_the_next(redis: Redis) -> None:
+async def test_a_new_feed_name_in_the_middle_of_a_period_grants_nothing_until_the_next(redis):
     await Ledger(redis, "old").start_generation(birth=0)
     assert await spend(redis, "old", TODAY) == B
     with pytest.raises(
@@ -63,7 +63,7 @@ async def test_a_new_feed_name_in_the_middle_of_a_period_grants_nothing_until_th
     assert await spend(redis, "new", TOMORROW) == B
 
 
-async def test_without_the_check_the_same_user_has_two_budgets_in_one_period(redis: Redis) -> None:
+async def test_without_the_check_the_same_user_has_two_budgets_in_one_period(redis):
     """The planted bug."""
     await Ledger(redis, "old").start_generation(birth=0)
     spent = await spend(redis, "old", TODAY)
@@ -71,7 +71,7 @@ async def test_without_the_check_the_same_user_has_two_budgets_in_one_period(red
         assert spent + await spend(redis, "new", TODAY) == 2 * B
 
 
-async def test_a_ledger_whose_birth_is_not_recorded_charges_nothing(redis: Redis) -> None:
+async def test_a_ledger_whose_birth_is_not_recorded_charges_nothing(redis):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation()
     await redis.delete(FeedKeys("bus").birth)
@@ -79,7 +79,7 @@ async def test_a_ledger_whose_birth_is_not_recorded_charges_nothing(redis: Redis
         await ledger.charge(SLOT, TODAY, generation, USERS, np.full(2, B), B)
 
 
-async def test_a_ledger_is_born_when_redis_makes_it_and_adopting_only_moves_it_back(redis: Redis) -> None:
+async def test_a_ledger_is_born_when_redis_makes_it_and_adopting_only_moves_it_back(redis):
     ledger = Ledger(redis, "bus")
     await ledger.start_generation()
     now, _ = await redis.time()
@@ -115,8 +115,8 @@ async def filled(redis: Redis, config: Config) -> None:
 
 
 async def test_under_values_windows_of_earlier_periods_wait_until_they_are_adopted(
-    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis, redis_url, tmp_path, monkeypatch
+):
     clock = Clock()
     monkeypatch.setattr(RowStore, "now_us", lambda _: clock.now_us())
     config = bus_config(tmp_path, **{"redis.url": redis_url})
@@ -130,9 +130,7 @@ async def test_under_values_windows_of_earlier_periods_wait_until_they_are_adopt
         await worker.redis.aclose()
 
 
-async def test_under_participation_no_tick_of_an_earlier_period_is_published(
-    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_under_participation_no_tick_of_an_earlier_period_is_published(redis, redis_url, tmp_path, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(RowStore, "now_us", lambda _: clock.now_us())
     config = riders_config(tmp_path, **{"redis.url": redis_url})
@@ -150,7 +148,7 @@ async def test_under_participation_no_tick_of_an_earlier_period_is_published(
     assert all(config.slotting.period_of(slot).start >= SLOT for slot in slots)
 
 
-async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis: Redis, tmp_path: Path) -> None:
+async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis, tmp_path):
     config = bus_config(tmp_path)
     await filled(redis, config)
     out = Collected()
@@ -160,7 +158,7 @@ async def test_a_close_of_an_earlier_period_draws_and_publishes_nothing(redis: R
     assert not await redis.exists(FeedKeys("bus").outbox(SLOT))
 
 
-def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that_no_other_ledger_has() -> None:
+def test_adopt_explains_itself_and_changes_nothing_unless_the_operator_says_that_no_other_ledger_has():
     at = ["ledger", "adopt", "--config", str(hourly.BUS)]
     result = CliRunner().invoke(command, [*at, "--since", "2017-03-21"])
     assert result.exit_code == 2
@@ -202,7 +200,7 @@ def replay(config: Config, tmp_path: Path, hour: int) -> tuple[OfflineSummary, s
     return replay_offline(config, file, "declared", out, span=span, state=tmp_path / "ledger"), out.getvalue()
 
 
-def test_another_field_for_the_user_is_refused_and_with_the_old_one_the_ledger_goes_on(tmp_path: Path) -> None:
+def test_another_field_for_the_user_is_refused_and_with_the_old_one_the_ledger_goes_on(tmp_path):
     first, _ = replay(declared(tmp_path, "plate"), tmp_path, 0)
     assert first.charged["2017-03-21"][0] == 3
     with pytest.raises(LedgerError, match=r"field 'plate' of .*field 'number' of .*\[feed.fields\].*new name"):
@@ -213,9 +211,7 @@ def test_another_field_for_the_user_is_refused_and_with_the_old_one_the_ledger_g
     assert out.count(WINDOW) > 0
 
 
-def test_were_the_field_not_bound_three_buses_would_have_six_budgets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_were_the_field_not_bound_three_buses_would_have_six_budgets(tmp_path, monkeypatch):
     """The planted bug."""
 
     async def anything(self: Ledger, identity: str) -> None:
@@ -227,9 +223,7 @@ def test_were_the_field_not_bound_three_buses_would_have_six_budgets(
     assert second.charged["2017-03-21"][0] == 6
 
 
-def test_the_command_says_what_is_bound_what_was_given_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_what_is_bound_what_was_given_and_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     events = {
         "canonical": {"user": "a", "time": SLOT * 1000, "lat": 30.2, "lng": -97.7, "speed": 12.0},
@@ -257,8 +251,8 @@ def test_the_command_says_what_is_bound_what_was_given_and_what_to_do(
     ids=["format", "topic", "format with another field"],
 )
 async def test_a_worker_that_would_know_users_by_another_name_releases_nothing(
-    change: dict[str, str], kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    change, kafka, redis, redis_url, tmp_path, topic_name
+):
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
     before, after = bus_config(tmp_path, **settings), bus_config(tmp_path, **(settings | change))
     await create_topics(before)
@@ -274,9 +268,7 @@ async def test_a_worker_that_would_know_users_by_another_name_releases_nothing(
     assert report.failure is None
 
 
-async def test_formats_that_name_users_by_the_same_field_share_a_ledger(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_formats_that_name_users_by_the_same_field_share_a_ledger(kafka, redis, redis_url, tmp_path, topic_name):
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
     await create_topics(bus_config(tmp_path, **settings))
     formats = [bus_config(tmp_path, **(settings | {"feed.format": name})) for name in ("capmetro", "capmetro-2015")] + [
@@ -286,8 +278,8 @@ async def test_formats_that_name_users_by_the_same_field_share_a_ledger(
 
 
 async def test_doctor_finds_another_or_a_missing_user_key_before_a_worker_starts(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name
+):
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
     config = bus_config(tmp_path, **settings)
     await create_topics(config)
@@ -335,7 +327,7 @@ def markers(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line)["value"] for line in lines if f'"topic":"{WINDOW}"' in line]
 
 
-async def test_a_block_pays_for_its_days_and_then_for_none(redis: Redis, tmp_path: Path) -> None:
+async def test_a_block_pays_for_its_days_and_then_for_none(redis, tmp_path):
     config = with_horizon(tmp_path, 480.0)
     lines = await released(redis, config)
     spent = await Ledger.of(redis, config).periods()
@@ -360,7 +352,7 @@ async def test_a_block_pays_for_its_days_and_then_for_none(redis: Redis, tmp_pat
     assert 0 < total <= users * small.privacy.horizon_budget
 
 
-async def test_participation_and_zcdp_have_a_horizon_too(redis: Redis, tmp_path: Path) -> None:
+async def test_participation_and_zcdp_have_a_horizon_too(redis, tmp_path):
     config = riders(tmp_path, **{"privacy.horizon": {"period": "7d", "budget": 20.0}})
     assert {marker["horizon"]["budget"] for marker in markers(await released(redis, config))} == {20.0}
     await redis.flushall()
@@ -372,7 +364,7 @@ async def test_participation_and_zcdp_have_a_horizon_too(redis: Redis, tmp_path:
     assert 7.99 < zcdp.privacy.stated_epsilon(block) <= 8.0
 
 
-async def test_another_horizon_is_another_ledger(redis: Redis, tmp_path: Path) -> None:
+async def test_another_horizon_is_another_ledger(redis, tmp_path):
     """Blocks of another length would forget what was spent."""
     ledger = Ledger.of(redis, with_horizon(tmp_path, 480.0))
     await ledger.claim_policy(with_horizon(tmp_path, 480.0).ledger_policy)
@@ -389,6 +381,6 @@ async def test_another_horizon_is_another_ledger(redis: Redis, tmp_path: Path) -
         ({"privacy.horizon": {"period": "28d", "budget": 100.0}, "ledger.name": "city"}, "not for privacy.horizon"),
     ],
 )
-def test_a_horizon_that_cannot_be_kept_is_refused(overrides: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_horizon_that_cannot_be_kept_is_refused(overrides, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
         bus_config(tmp_path, **overrides)

@@ -62,9 +62,7 @@ async def planned(redis: Redis, folder: Path) -> None:
     await close_until(protocol_of(redis, bus, Collected()), SLOT, "plan")
 
 
-async def test_a_stored_plan_under_an_old_budget_stops_neither_its_window_nor_the_other_feed(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_stored_plan_under_an_old_budget_stops_neither_its_window_nor_the_other_feed(redis, tmp_path):
     await planned(redis, tmp_path)
     bus, tram = await with_budgets(redis, tmp_path, 3.0, 3.0)
     assert await budget_of(redis, tram) == 3.0
@@ -74,8 +72,8 @@ async def test_a_stored_plan_under_an_old_budget_stops_neither_its_window_nor_th
 
 @pytest.mark.parametrize("changed", [1.7, 3.0])
 async def test_a_stored_plan_that_is_the_first_of_its_period_takes_the_budget_that_is_stated_now(
-    redis: Redis, tmp_path: Path, changed: float
-) -> None:
+    redis, tmp_path, changed
+):
     await planned(redis, tmp_path)
     bus, tram = await with_budgets(redis, tmp_path, changed, changed)
     assert [await budget_of(redis, config) for config in (bus, tram)] == [changed] * 2
@@ -83,8 +81,8 @@ async def test_a_stored_plan_that_is_the_first_of_its_period_takes_the_budget_th
 
 @pytest.mark.parametrize("changed", [1.7, 3.0])
 async def test_a_changed_budget_begins_with_the_next_period_although_another_feed_has_begun_it(
-    redis: Redis, tmp_path: Path, changed: float
-) -> None:
+    redis, tmp_path, changed
+):
     """The bus has charged tomorrow before the tram has released the last windows of today; then both are restarted."""
     bus, tram = await with_budgets(redis, tmp_path, 2.0, 2.0)
     for seed, config in enumerate((bus, tram)):
@@ -99,7 +97,7 @@ async def test_a_changed_budget_begins_with_the_next_period_although_another_fee
     assert max((await spent(redis, bus)).values()) <= 2_000_000
 
 
-async def test_of_different_budgets_the_least_holds_for_all_feeds(redis: Redis, tmp_path: Path) -> None:
+async def test_of_different_budgets_the_least_holds_for_all_feeds(redis, tmp_path):
     bus, tram = await with_budgets(redis, tmp_path, 3.0, 2.0)
     await each_stored(redis, bus, tram)
     assert await budget_of(redis, bus) == await budget_of(redis, tram) == 2.0
@@ -108,8 +106,8 @@ async def test_of_different_budgets_the_least_holds_for_all_feeds(redis: Redis, 
 
 @pytest.mark.parametrize("seed", nightly_but([0, 1], range(4)))
 async def test_whatever_is_configured_when_all_markers_of_a_period_state_one_budget_and_nobody_spends_more(
-    redis: Redis, tmp_path: Path, seed: int
-) -> None:
+    redis, tmp_path, seed
+):
     """Feeds are restarted with any budget at any moment; plans may be left behind at any moment, too. Each feed
     releases oldest first."""
     rng, budgets = np.random.default_rng(seed), (1.6, 2.0, 3.0)
@@ -138,7 +136,7 @@ async def test_whatever_is_configured_when_all_markers_of_a_period_state_one_bud
         assert 0 < most <= 1e6 * min(figures)
 
 
-async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis: Redis) -> None:
+async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis):
     """Two feeds that plan at once both see a period that is not charged yet."""
     bus, tram = (Ledger(redis, feed, LEDGER) for feed in ("bus", "tram"))
     generation, period = await bus.start_generation(birth=0, budget=10), Period(0, 2 * SLOT, "p")
@@ -157,7 +155,7 @@ async def test_the_charge_itself_refuses_another_budget_and_writes_nothing(redis
     assert not len(await tram.charge(SLOT, period, generation, users, charges, 10))
 
 
-async def test_a_withheld_window_states_the_budget_of_its_period(redis: Redis, tmp_path: Path) -> None:
+async def test_a_withheld_window_states_the_budget_of_its_period(redis, tmp_path):
     bus, tram = await with_budgets(redis, tmp_path, 2.0, 2.0)
     await stored(redis, bus, 1)
     assert await budget_of(redis, bus) == 2.0

@@ -6,12 +6,10 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 from typer.testing import CliRunner
 
 from stream.app.services import Closing, ProcessDiedError, WorkProcess
@@ -66,9 +64,9 @@ async def starts_of_markers(kafka: str, feed: str) -> list[str]:
     ],
 )
 async def test_the_windows_behind_it_wait_until_it_is_closed(
-    error: Exception, failure: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    error, failure, kafka, redis, redis_url, tmp_path, topic_name,
+    monkeypatch
+):  # fmt: skip
     servers = {"kafka.bootstrap": kafka, "redis.url": redis_url}
     config = bus_config(tmp_path, **servers, **PLAINLY_PLANNED, **{"feed.name": topic_name})
     await create_topics(config)
@@ -92,7 +90,7 @@ async def test_the_windows_behind_it_wait_until_it_is_closed(
         ("unexpected", "unexpected_failures"),
     ],
 )
-async def test_the_worker_counts_each_kind_of_failure(tmp_path: Path, failure: str, counter: str) -> None:
+async def test_the_worker_counts_each_kind_of_failure(tmp_path, failure, counter):
     worker = Worker(bus_config(tmp_path))
     try:
         worker.record(CloseReport(SLOT, 0.1, failure=failure))
@@ -101,9 +99,7 @@ async def test_the_worker_counts_each_kind_of_failure(tmp_path: Path, failure: s
         await worker.redis.aclose()
 
 
-async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(kafka, redis, redis_url, tmp_path, topic_name):
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
     await fill(redis, config, 2)
@@ -113,8 +109,8 @@ async def test_a_ledger_that_no_window_can_be_charged_to_stops_the_round(
 
 
 async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator_is_told(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
+):
     """The worker's own service closes a window, and the closing raises an error that no step is known to raise."""
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
@@ -143,8 +139,8 @@ async def test_what_nobody_foresaw_blocks_the_windows_behind_it_and_the_operator
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
 async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(
-    relation: str, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    relation, redis, redis_url, tmp_path, monkeypatch
+):
     make = {"values": bus_config, "participation": riders_config}[relation]
     config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
     await fill(redis, config, 2)
@@ -167,8 +163,8 @@ async def test_a_window_that_was_set_aside_is_due_again_once_it_is_retried(
 
 
 async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_step_it_reached(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
+):
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
     await fill(redis, config, 1)
@@ -206,8 +202,8 @@ async def test_the_command_lists_what_was_set_aside_and_has_it_closed_from_the_s
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
 async def test_a_window_that_was_set_aside_is_never_released_once_a_later_one_is_planned(
-    relation: str, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    relation, redis, redis_url, tmp_path, monkeypatch
+):
     make = {"values": bus_config, "participation": riders_config}[relation]
     config = make(tmp_path, **{"feed.name": "bus", "redis.url": redis_url})
     await fill(redis, config, 2)
@@ -235,7 +231,7 @@ async def test_a_window_that_was_set_aside_is_never_released_once_a_later_one_is
     assert (refused.exit_code, "2017-03-21T13:00:00Z" in refused.stderr) == (1, True)
 
 
-async def test_a_window_is_planned_only_once_the_one_before_it_is_committed(redis: Redis, tmp_path: Path) -> None:
+async def test_a_window_is_planned_only_once_the_one_before_it_is_committed(redis, tmp_path):
     """Whichever worker closes which: the store decides the order."""
     config = bus_config(tmp_path)
     await fill(redis, config, 3)
@@ -253,8 +249,8 @@ async def test_a_window_is_planned_only_once_the_one_before_it_is_committed(redi
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
 async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(
-    relation: str, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    relation, redis, redis_url, tmp_path, monkeypatch
+):
     """As under ``window.lateness = "event-time"``, where a window without rows is not sealed."""
     make = {"values": bus_config, "participation": riders_config}[relation]
     config = make(tmp_path, **{"redis.url": redis_url, "feed.name": "bus"})
@@ -277,8 +273,8 @@ async def test_rows_that_come_after_a_later_window_was_planned_are_dropped(
 
 
 async def test_a_planned_window_of_a_period_that_is_not_released_any_more_does_not_block_later_ones(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+    redis, redis_url, tmp_path
+):
     """As after a feed left its shared ledger with a plan that nobody had paid for, and joined it again."""
     config = bus_config(tmp_path, **{"redis.url": redis_url})
     await fill(redis, config, 1)
@@ -314,9 +310,7 @@ def fails(step: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], Non
     return plant
 
 
-async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it_in_public(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it_in_public(redis, tmp_path):
     """Users contribute to more numbers than they have µε, which public counts decide. No mechanism runs, and nobody is
     charged.
     """
@@ -346,9 +340,9 @@ async def test_an_epsilon_that_no_number_of_a_window_can_be_had_for_withholds_it
     ],
 )
 async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows_go_on(
-    relation: str, step: str, withheld: bool, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    relation, step, withheld, kafka, redis, redis_url, tmp_path, topic_name,
+    monkeypatch
+):  # fmt: skip
     make = {"values": bus_config, "participation": riders_config}[relation]
     box = {"south": 30.17, "west": -97.75, "north": 30.48, "east": -97.66}
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url, "feed.domain": box}
@@ -377,7 +371,7 @@ async def test_only_what_follows_from_public_counts_is_told_and_the_next_windows
     assert worker.metrics.windows_set_aside._value.get() == (0 if withheld else 1)
 
 
-async def test_what_is_set_aside_was_never_drawn_published_or_given_back(redis: Redis, tmp_path: Path) -> None:
+async def test_what_is_set_aside_was_never_drawn_published_or_given_back(redis, tmp_path):
     config = bus_config(tmp_path)
     await fill(redis, config, 1)
     out = Collected()
@@ -391,8 +385,8 @@ async def test_what_is_set_aside_was_never_drawn_published_or_given_back(redis: 
 
 
 async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_aside(
-    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis, redis_url, tmp_path, monkeypatch
+):
     config = bus_config(tmp_path, **{"redis.url": redis_url})
     await fill(redis, config, 2)
     worker, tried = Worker(config), []
@@ -414,9 +408,7 @@ async def test_a_window_over_which_the_closing_process_dies_three_times_is_set_a
         await worker.redis.aclose()
 
 
-async def test_a_committed_window_is_never_set_aside_because_it_only_has_to_be_published(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_committed_window_is_never_set_aside_because_it_only_has_to_be_published(redis, tmp_path):
     config = bus_config(tmp_path)
     await fill(redis, config, 1)
     await protocol_of(redis, config, Collected()).commit(SLOT)

@@ -3,7 +3,6 @@ window that Redis could not store is refused by name before anybody is charged, 
 The closing process counts events beyond a user's limits in an operator metric, and they appear nowhere else."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,9 +37,7 @@ from tests.support.topics_reader import read_all
 NAMES = ["euler", "htf", "sparse", "ug"]
 
 
-async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_was_published(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_nothing_of_a_released_window_stays_in_redis_but_charges_and_what_was_published(redis, tmp_path):
     config = with_histograms("values", tmp_path, NAMES)
     await store(redis, config, located_rows(2, 200))
     await protocol_of(redis, config, Collected()).close(SLOT)
@@ -80,9 +77,7 @@ async def release(redis: Redis, config: Config, batches: list[tuple[str, int, np
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any_histogram(
-    redis: Redis, tmp_path: Path, relation: str
-) -> None:
+async def test_redelivery_order_and_partitions_of_the_feed_change_no_byte_of_any_histogram(redis, tmp_path, relation):
     """If a (user, time) is repeated with other positions, the same one counts, whichever arrived first."""
     config = with_histograms(relation, tmp_path, NAMES, **{"histogram.fixes_per_user": 3})
     rows = located_rows(3, 300, users=20)
@@ -119,9 +114,7 @@ async def planned_then_killed(redis: Redis, config: Config, rows: np.ndarray) ->
 
 
 @pytest.mark.parametrize("change", ["removed", "another box", "more mechanisms"])
-async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configuration_says_now(
-    redis: Redis, tmp_path: Path, change: str
-) -> None:
+async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configuration_says_now(redis, tmp_path, change):
     planned_under = with_histograms("values", tmp_path, ["ug"])
     smaller = {"south": 30.2, "west": -97.8, "north": 30.4, "east": -97.6}
     now = {
@@ -140,9 +133,7 @@ async def test_a_stored_plan_is_drawn_as_it_was_charged_whatever_the_configurati
     assert await Ledger(redis, "bus").total("2017-03-21") == expected
 
 
-async def test_a_plan_without_histograms_publishes_none_though_they_are_configured_now(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_plan_without_histograms_publishes_none_though_they_are_configured_now(redis, tmp_path):
     now = with_histograms("values", tmp_path, ["ug"])
     await planned_then_killed(redis, now.model_copy(update={"histogram": None}), located_rows(6, 100))
     publisher = Collected()
@@ -151,9 +142,7 @@ async def test_a_plan_without_histograms_publishes_none_though_they_are_configur
     assert "mechanisms" not in bodies_of(publisher.messages, WINDOW)[0]
 
 
-async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_pays_nothing(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_user_who_cannot_pay_for_the_histograms_is_in_none_of_them_and_pays_nothing(redis, tmp_path):
     config = with_histograms("participation", tmp_path, ["singular"])
     rows = located_rows(7, 300)
     await store(redis, config, rows)
@@ -183,8 +172,8 @@ ALL = ["mean", "moving_mean", "variance", "p15", "p50", "p85"]
     [("MOST_CELLS", 1, "Redis can store the messages of 1"), ("LARGEST_VALUE", 100, "Redis can store 100")],
 )
 async def test_a_window_too_large_to_store_is_withheld_by_name_and_nobody_is_charged(
-    redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch, bound: str, value: int, says: str
-) -> None:
+    redis, tmp_path, topic_name, monkeypatch, bound, value, says
+):
     monkeypatch.setattr(plan, bound, value)
     config = bus_config(tmp_path, **{"feed.name": topic_name})
     await fill(redis, config, 1)
@@ -201,8 +190,8 @@ async def test_a_window_too_large_to_store_is_withheld_by_name_and_nobody_is_cha
 
 
 async def test_under_participation_a_plan_too_large_to_store_is_set_aside_unseen_and_nobody_is_charged(
-    redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis, tmp_path, topic_name, monkeypatch
+):
     """Users and their samples alone can make it too large: a public list has at most as many cells as can be stored."""
     assert MAX_CELLS <= plan.MOST_CELLS
     monkeypatch.setattr(plan, "LARGEST_VALUE", 100)
@@ -217,16 +206,9 @@ async def test_under_participation_a_plan_too_large_to_store_is_set_aside_unseen
     assert await store.plan(SLOT) is None
 
 
-def test_the_messages_of_the_most_cells_fit_into_one_value_of_redis(tmp_path: Path) -> None:
+def test_the_messages_of_the_most_cells_fit_into_one_value_of_redis(tmp_path):
     """Under "participation" counts have intervals, too. The name of a feed has at most 32 letters."""
-    config = riders(
-        tmp_path,
-        **{
-            "feed.name": "f" * 32,
-            "speed.statistics": ALL,
-            "participation.weight": "sample",
-        },
-    )
+    config = riders(tmp_path, **{"feed.name": "f" * 32, "speed.statistics": ALL, "participation.weight": "sample"})
     messages = [m for m in released(config, random_rows(1, 60)) if m.topic == HEXAGON_SPEED]
     largest = max(len(encode_outbox([message])) for message in messages)
     assert 1_500 < largest < plan.LARGEST_MESSAGE - 1_000, "models and excluded cells add less than 1000 bytes"
@@ -237,8 +219,8 @@ def test_the_messages_of_the_most_cells_fit_into_one_value_of_redis(tmp_path: Pa
 
 
 async def test_events_beyond_a_limit_are_counted_and_not_released(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name, monkeypatch
+):
     """60 events of 12 users, of which at most 3 count: real Kafka and Redis."""
     settings = {"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url}
     monkeypatch.setattr("stream.terms.MAX_EVENTS_PER_USER", 3)

@@ -63,9 +63,7 @@ def other(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafk
         yield server
 
 
-async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_is_refused(
-    city: City, other: KafkaServer
-) -> None:
+async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_is_refused(city, other):
     """Container images give every cluster one id. The bus would not see there what the tram has released."""
     await city.fill()
     await city.verify(city.bus)
@@ -82,7 +80,7 @@ async def test_a_feed_that_publishes_to_another_kafka_with_the_same_cluster_id_i
     assert await city.release(city.bus, 0) is None
 
 
-async def test_a_topic_that_was_created_anew_is_read_from_its_beginning(kafka: str, topic_name: str) -> None:
+async def test_a_topic_that_was_created_anew_is_read_from_its_beginning(kafka, topic_name):
     """A process that knows an earlier topic beyond the first marker of the new one must not miss it."""
     feed, ledger = f"{topic_name}-tram", topic_name
     span = {"start": "2017-03-21T12:00:00Z", "end": "2017-03-21T13:00:00Z"}
@@ -113,9 +111,7 @@ async def test_a_topic_that_was_created_anew_is_read_from_its_beginning(kafka: s
     ],
     ids=["period", "time zone", "user", "user key"],
 )
-async def test_a_feed_with_other_terms_is_refused_and_does_not_join(
-    city: City, change: dict[str, str], said: str
-) -> None:
+async def test_a_feed_with_other_terms_is_refused_and_does_not_join(city, change, said):
     await city.verify(city.bus)
     if "privacy.user_key_file" in change:
         change = {"privacy.user_key_file": str(city.folder / "other.key")}
@@ -131,7 +127,7 @@ async def test_a_feed_with_other_terms_is_refused_and_does_not_join(
     assert list(stated) == [city.bus.feed.name]
 
 
-async def test_doctor_of_a_shared_ledger_writes_nothing(city: City) -> None:
+async def test_doctor_of_a_shared_ledger_writes_nothing(city):
     async with Redis.from_url(city.server.url) as client:
         finding = await ledger_finding(city.tram, client)
         assert finding.ok, finding
@@ -145,7 +141,7 @@ async def test_doctor_of_a_shared_ledger_writes_nothing(city: City) -> None:
         assert {key: await client.dump(key) for key in await client.keys()} == before
 
 
-async def test_doctor_names_the_feeds_of_a_ledger_who_holds_its_periods_and_budgets_that_differ(city: City) -> None:
+async def test_doctor_names_the_feeds_of_a_ledger_who_holds_its_periods_and_budgets_that_differ(city):
     privacy = PrivacyConfig.model_validate(
         city.tram.privacy.model_dump(by_alias=True, exclude_unset=True) | {"budget": 90.0}
     )
@@ -173,7 +169,7 @@ async def sent(city: City, feed: str, value: dict[str, Any] | bytes) -> None:
         await producer.stop()
 
 
-async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_and_one_of_a_member_stops_all(city: City) -> None:
+async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_and_one_of_a_member_stops_all(city):
     await city.fill()
     unrelated = city.bus.feed.name + "x"
     for value in (b"\xff", b"[]", b"null", b'{"ledger": 5}', {"window": 1}, {"ledger": "another", "window": 1}):
@@ -186,7 +182,7 @@ async def test_a_bad_marker_of_an_unrelated_feed_stops_nobody_and_one_of_a_membe
     assert "not a close marker" in reason
 
 
-async def test_a_bad_marker_that_names_the_ledger_stops_it_whoever_sent_it(city: City) -> None:
+async def test_a_bad_marker_that_names_the_ledger_stops_it_whoever_sent_it(city):
     await sent(city, city.bus.feed.name + "x", {"ledger": city.bus.shared_ledger, "generation": 1})
     with pytest.raises(LedgerError, match="not a close marker"):
         await city.verify(city.bus)
@@ -202,7 +198,7 @@ def events(folder: Path, name: str, field: str) -> Path:
     return file
 
 
-def test_recordings_that_name_their_users_in_another_field_are_refused(tmp_path: Path) -> None:
+def test_recordings_that_name_their_users_in_another_field_are_refused(tmp_path):
     bus, _ = sharing(tmp_path)
     fields = {"user": "fleet", "time": "time", "lat": "lat", "lng": "lng", "value": "speed", "time_format": "epoch-ms"}
     settings = {"privacy.epsilon": 1.5, "privacy.budget": BUDGET / 1e6, "ledger.name": LEDGER, "feed.name": "tram"}
@@ -215,7 +211,7 @@ def test_recordings_that_name_their_users_in_another_field_are_refused(tmp_path:
     assert out.getvalue() == released
 
 
-async def test_a_feed_without_a_topic_joins_no_ledger_whose_feeds_have_one(redis: Redis, tmp_path: Path) -> None:
+async def test_a_feed_without_a_topic_joins_no_ledger_whose_feeds_have_one(redis, tmp_path):
     """No worker would see what it releases."""
     bus, tram = sharing(tmp_path)
     shared = SharedLedger(redis, "bus", LEDGER)
@@ -232,9 +228,7 @@ async def test_a_feed_without_a_topic_joins_no_ledger_whose_feeds_have_one(redis
 
 
 @pytest.mark.parametrize("last", ["charge", "commit", "publish"])
-async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_nothing_any_more(
-    redis: Redis, tmp_path: Path, last: str
-) -> None:
+async def test_a_feed_leaves_once_it_has_published_what_it_charged_and_holds_nothing_any_more(redis, tmp_path, last):
     bus, tram = sharing(tmp_path)
     await each_stored(redis, bus, tram)
     shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
@@ -269,9 +263,7 @@ async def refused_after_leaving(redis: Redis, tram: Config, last: str) -> Collec
     return publisher
 
 
-async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_worker_leaves_behind(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_worker_leaves_behind(redis, tmp_path):
     """The worker has looked before the feed left, so it stores a plan. Nobody is charged, and the plan holds nobody."""
     _, tram = sharing(tmp_path)
     shared, ledger = SharedLedger(redis, "bus", LEDGER), Ledger.of(redis, tram)
@@ -285,7 +277,7 @@ async def test_a_feed_may_leave_while_its_worker_plans_and_again_whatever_the_wo
     assert await shared.feeds() == {}
 
 
-async def test_a_plan_that_nobody_has_paid_for_does_not_keep_its_feed(redis: Redis, tmp_path: Path) -> None:
+async def test_a_plan_that_nobody_has_paid_for_does_not_keep_its_feed(redis, tmp_path):
     """If the worker goes on, its charge is refused and what it would draw is not."""
     _, tram = sharing(tmp_path)
     publisher = await refused_after_leaving(redis, tram, "plan")
@@ -293,9 +285,7 @@ async def test_a_plan_that_nobody_has_paid_for_does_not_keep_its_feed(redis: Red
     assert await Ledger.of(redis, tram).total(PERIOD) == (0, 0)
 
 
-async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_period_is_adopted(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_period_is_adopted(redis, tmp_path):
     """The bus has spent meanwhile what the plan of the tram took to be left."""
     bus, tram = sharing(tmp_path)
     await each_stored(redis, bus, tram)
@@ -312,7 +302,7 @@ async def test_a_plan_that_was_left_behind_is_charged_within_the_budget_if_its_p
     assert BUDGET / 2 < max((await spent(redis, tram)).values()) <= BUDGET
 
 
-async def test_a_window_that_some_users_have_paid_for_keeps_its_feed(redis: Redis, tmp_path: Path) -> None:
+async def test_a_window_that_some_users_have_paid_for_keeps_its_feed(redis, tmp_path):
     """A worker that was killed between two calls of one charge."""
     _, tram = sharing(tmp_path)
     await stored(redis, tram, 1)
@@ -324,7 +314,7 @@ async def test_a_window_that_some_users_have_paid_for_keeps_its_feed(redis: Redi
         await shared.leave("tram")
 
 
-async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city: City) -> None:
+async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city):
     await city.fill()
     assert await city.release(city.tram, 0) is None
     async with Redis.from_url(city.server.url) as client:
@@ -339,12 +329,12 @@ async def test_a_feed_that_left_joins_again_with_a_birth_of_its_own(city: City) 
     assert "began before" in reason
 
 
-async def test_a_feed_that_did_not_join_cannot_leave(redis: Redis) -> None:
+async def test_a_feed_that_did_not_join_cannot_leave(redis):
     with pytest.raises(LedgerError, match="'metro' did not join ledger 'city'; its feeds are: none"):
         await SharedLedger(redis, "bus", LEDGER).leave("metro")
 
 
-def test_leaving_asks_for_a_confirmation(redis_url: str, redis: Redis, tmp_path: Path) -> None:
+def test_leaving_asks_for_a_confirmation(redis_url, redis, tmp_path):
     file = tmp_path / "bus.toml"
     text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
     file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")

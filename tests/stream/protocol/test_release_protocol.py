@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,8 +47,8 @@ from tests.support.topics_reader import read_all
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_once_with_the_same_bytes(
-    step: str, kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    step, kafka, redis, redis_url, tmp_path, topic_name
+):
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     await create_topics(config)
     await store(redis, config, random_rows(1, 400))
@@ -80,9 +79,7 @@ async def test_a_worker_killed_after_any_step_leaves_a_window_that_is_released_o
     assert marker["memory"] == {"before": None, "after": identity(decode_memory(remembered))}
 
 
-async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_drawn(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_drawn(redis, tmp_path):
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(3, 50))
     await redis.delete(FeedKeys("bus").generation)
@@ -93,9 +90,7 @@ async def test_a_lost_ledger_generation_stops_the_release_before_anything_is_dra
     assert await redis.get(FeedKeys("bus").outbox(SLOT)) is None
 
 
-async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
-    kafka: str, redis: Redis, tmp_path: Path, topic_name: str
-) -> None:
+async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(kafka, redis, tmp_path, topic_name):
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     await create_topics(config)
     await store(redis, config, random_rows(4, 60))
@@ -117,9 +112,7 @@ async def test_start_up_refuses_a_redis_that_forgot_or_was_set_back(
         await verify_ledger(config, redis)
 
 
-async def test_a_redis_that_may_evict_the_ledger_is_refused(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_a_redis_that_may_evict_the_ledger_is_refused(kafka, redis, redis_url, tmp_path, topic_name):
     """An eviction policy allkeys-… would delete spent budgets without an error once memory is short."""
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
@@ -141,8 +134,8 @@ async def test_a_redis_that_may_evict_the_ledger_is_refused(
 
 
 async def test_a_full_redis_lets_a_window_wait_and_releases_it_once_it_has_room(
-    kafka: str, redis: Redis, redis_url: str, tmp_path: Path, topic_name: str
-) -> None:
+    kafka, redis, redis_url, tmp_path, topic_name
+):
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka, "redis.url": redis_url})
     await create_topics(config)
     await store(redis, config, random_rows(4, 60))
@@ -157,8 +150,8 @@ async def test_a_full_redis_lets_a_window_wait_and_releases_it_once_it_has_room(
 
 
 async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger(
-    kafka: str, redis: Redis, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, redis, tmp_path, topic_name, monkeypatch
+):
     """Without the topic nobody knows whether the feed released anything, so an empty Redis may be one that lost its
     ledger.
     """
@@ -170,7 +163,7 @@ async def test_a_broker_that_does_not_show_the_topic_of_markers_starts_no_ledger
     assert await Ledger(redis, topic_name).generation() is None
 
 
-async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp_path: Path) -> None:
+async def test_rows_that_change_after_the_plan_are_never_drawn(redis, tmp_path):
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(5, 80))
     publisher = Collected()
@@ -186,9 +179,7 @@ async def test_rows_that_change_after_the_plan_are_never_drawn(redis: Redis, tmp
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_a_speed_bound_raised_between_plan_and_draw_holds_from_the_next_window_on(
-    redis: Redis, tmp_path: Path, relation: str
-) -> None:
+async def test_a_speed_bound_raised_between_plan_and_draw_holds_from_the_next_window_on(redis, tmp_path, relation):
     """The planned noise hides speeds up to the old bound. With a higher bound a user would change the sum by more than
     their charge covers.
     """
@@ -203,7 +194,7 @@ async def test_a_speed_bound_raised_between_plan_and_draw_holds_from_the_next_wi
     assert all(body["mean"]["interval"][1] <= before.value.upper for body in cells if "mean" in body)
 
 
-async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyond_the_budget(redis: Redis) -> None:
+async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyond_the_budget(redis):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
     users = np.arange(1, 5001, dtype=np.uint64) * np.uint64(3_000_000_000_000_001)
@@ -221,7 +212,7 @@ async def test_charges_are_paid_once_however_often_they_are_sent_and_never_beyon
         await ledger.charge(SLOT, Period(SLOT, SLOT + 86_400, "p"), "another generation", users, charges, 10_000)
 
 
-async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
+async def test_a_refused_user_changes_nobody_elses_charge(redis):
     """If it did, the presence of one user would decide when the budget of another is spent, and the ledger's proof
     would fail.
     """
@@ -240,9 +231,7 @@ async def test_a_refused_user_changes_nobody_elses_charge(redis: Redis) -> None:
     assert (await ledger.spent("p", users, besides=0)).tolist() == [40, 100, 40]
 
 
-async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_window_again(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_window_again(redis, tmp_path):
     """Another worker releases the window and cleans up between this worker's draw and commit; this draw must be
     discarded."""
     config = bus_config(tmp_path)
@@ -262,7 +251,7 @@ async def test_a_worker_that_falls_asleep_before_its_commit_cannot_release_a_win
     assert not [key async for key in redis.scan_iter(match=b"*outbox*")]
 
 
-async def test_periods_cannot_be_divided_anew_under_a_kept_ledger(redis: Redis) -> None:
+async def test_periods_cannot_be_divided_anew_under_a_kept_ledger(redis):
     ledger = Ledger(redis, "bus")
     await ledger.claim_policy("periods of 1 day")
     await ledger.claim_policy("periods of 1 day")
@@ -271,8 +260,8 @@ async def test_periods_cannot_be_divided_anew_under_a_kept_ledger(redis: Redis) 
 
 
 async def test_a_topic_made_after_the_start_does_not_make_the_producer_forget_the_others(
-    kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, topic_name, monkeypatch
+):
     old, new = f"{topic_name}-old", f"{topic_name}-new"
     monkeypatch.setattr(publishing, "OUTPUTS", (old, new))
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
@@ -372,9 +361,7 @@ async def closed(
     ],
     ids=["values, Redis", "values, content", "participation, content"],
 )
-async def test_a_window_is_charged_and_drawn_once_whichever_step_fails(
-    redis: Redis, tmp_path: Path, relation: str, error: Exception, after: bool
-) -> None:
+async def test_a_window_is_charged_and_drawn_once_whichever_step_fails(redis, tmp_path, relation, error, after):
     config = bus_config(tmp_path) if relation == "values" else riders(tmp_path, **{"hexagons.resolution": 5})
     undisturbed = await closed(redis, config, after=after)
     for step in FAILING_STEPS:

@@ -112,9 +112,7 @@ async def deployment(
 
 
 @pytest.mark.parametrize("set_back", [True, False])
-async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the_numbers_go_on(
-    deployment: Deployment, set_back: bool
-) -> None:
+async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the_numbers_go_on(deployment, set_back):
     await deployment.fill(4)
     assert [report.failure for report in await deployment.release(0)] == [None]
     deployment.backup()
@@ -141,7 +139,7 @@ async def test_a_restored_backup_releases_and_charges_nothing_and_without_it_the
     assert await deployment.spent() == before
 
 
-async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_worker(deployment: Deployment) -> None:
+async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_worker(deployment):
     """Neither the process of Redis nor its replication history changes; only the number of windows reveals that it was
     set back.
     """
@@ -164,8 +162,8 @@ async def test_keys_put_back_under_a_running_redis_are_noticed_by_a_running_work
 
 @pytest.mark.parametrize("set_back", [True, False])
 async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_by_the_same_worker(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, set_back: bool
-) -> None:
+    deployment, monkeypatch, set_back
+):
     """Some messages are published, but not the close marker. So the topic does not show the window, but the process
     counted it.
     """
@@ -194,8 +192,8 @@ async def test_a_window_half_published_whose_commit_was_lost_is_not_drawn_again_
 
 @pytest.mark.parametrize("own", [0, 1], ids=["the same window", "another window"])
 async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_nothing_that_they_contradict(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, own: int
-) -> None:
+    deployment, monkeypatch, own
+):
     """Between the check of this worker and its commit, another one releases a window and Redis loses it. Only the topic
     shows it.
     """
@@ -225,9 +223,7 @@ async def test_a_redis_set_back_after_the_last_look_at_the_markers_publishes_not
     assert all(len(values) == 1 for values in bodies.values()), "a second draw is out"
 
 
-async def test_a_release_whose_commit_redis_lost_while_it_was_published_is_not_recorded(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_release_whose_commit_redis_lost_while_it_was_published_is_not_recorded(redis, tmp_path):
     """The record alone would satisfy the next check of the close markers, and so hide that charges are lost."""
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(1, 80))
@@ -248,7 +244,7 @@ async def test_a_release_whose_commit_redis_lost_while_it_was_published_is_not_r
     assert await ReleaseStore(redis, "bus").released(SLOT) is None
 
 
-async def test_committed_bytes_are_kept_until_their_release_is_recorded(redis: Redis, tmp_path: Path) -> None:
+async def test_committed_bytes_are_kept_until_their_release_is_recorded(redis, tmp_path):
     """Redis may be set back to before the record while a worker cleans up. Without the bytes, the window would be drawn
     again."""
     config = bus_config(tmp_path)
@@ -261,8 +257,8 @@ async def test_committed_bytes_are_kept_until_their_release_is_recorded(redis: R
 
 
 async def test_a_draw_of_a_plan_whose_own_charges_are_gone_is_never_committed_though_everybody_paid_something(
-    redis: Redis, tmp_path: Path
-) -> None:
+    redis, tmp_path
+):
     """As many users have paid as the plan charges, but less, for an earlier plan. Comparing their number would not
     reveal it.
     """
@@ -288,9 +284,7 @@ async def test_a_draw_of_a_plan_whose_own_charges_are_gone_is_never_committed_th
     assert (await Ledger(redis, "bus").total(PERIOD)) == tuple(map(sum, zip(*charged, strict=True)))
 
 
-async def test_a_window_committed_but_not_published_keeps_its_number_and_is_no_reason_to_refuse(
-    deployment: Deployment,
-) -> None:
+async def test_a_window_committed_but_not_published_keeps_its_number_and_is_no_reason_to_refuse(deployment):
     await deployment.fill(2)
     config = deployment.config
     client = Redis.from_url(config.redis.url)
@@ -302,9 +296,7 @@ async def test_a_window_committed_but_not_published_keeps_its_number_and_is_no_r
     assert [marker["sequence"] for marker in await deployment.published()] == [1, 2]
 
 
-async def test_two_redis_behind_one_feed_stop_each_other(
-    deployment: Deployment, redis_binary: str | None, tmp_path: Path
-) -> None:
+async def test_two_redis_behind_one_feed_stop_each_other(deployment, redis_binary, tmp_path):
     """Workers on two machines have a Redis each. Two ledgers would grant every user two budgets."""
     with RedisServer(tmp_path / "other", binary=redis_binary) as server:
         settings = deployment.config.redis.model_copy(update={"url": server.url})
@@ -319,7 +311,7 @@ async def test_two_redis_behind_one_feed_stop_each_other(
         assert [report.failure for report in await deployment.release(1)] == [None]
 
 
-async def test_a_worker_that_starts_while_another_releases_is_never_refused(deployment: Deployment) -> None:
+async def test_a_worker_that_starts_while_another_releases_is_never_refused(deployment):
     """The topic is read before Redis, and one call looks for a window among the released and the committed ones."""
     hours = range(8)
     await deployment.fill(len(hours))
@@ -378,7 +370,7 @@ def private(kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.Mon
     return bus_config(tmp_path, **{"kafka.bootstrap": kafka})
 
 
-async def test_the_last_marker_is_the_one_of_highest_number_wherever_it_lies(private: Config, topic_name: str) -> None:
+async def test_the_last_marker_is_the_one_of_highest_number_wherever_it_lies(private, topic_name):
     kafka = private.kafka
     async with own_topic(kafka.bootstrap, topic_name, 2):
         await send(private, topic_name, (1, 1000, marker_of(1000, 2)), (0, 5000, marker_of(5000, 1)))
@@ -392,8 +384,8 @@ async def test_the_last_marker_is_the_one_of_highest_number_wherever_it_lies(pri
 
 
 async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason_to_refuse_but_what_was_seen_is_known(
-    private: Config, topic_name: str, redis: Redis
-) -> None:
+    private, topic_name, redis
+):
     kafka = private.kafka
     await redis.set(FeedKeys("bus").generation, "g")
     await redis.set(FeedKeys("bus").sequence, 2)
@@ -412,7 +404,7 @@ async def test_markers_that_retention_deleted_or_a_topic_made_anew_are_no_reason
         assert (await read_markers(kafka, "bus", known)).last("bus").sequence == 3
 
 
-async def test_another_window_under_the_last_number_is_refused(private: Config, topic_name: str, redis: Redis) -> None:
+async def test_another_window_under_the_last_number_is_refused(private, topic_name, redis):
     """Redis was set back and then released other windows. The numbers of windows are equal, but the windows differ."""
     await redis.set(FeedKeys("bus").generation, "g")
     await redis.set(FeedKeys("bus").sequence, 1)
@@ -426,9 +418,7 @@ async def test_another_window_under_the_last_number_is_refused(private: Config, 
         assert await verify_ledger(private, redis) == "g"
 
 
-async def test_what_is_no_close_marker_stops_releases_with_its_place(
-    private: Config, topic_name: str, redis: Redis
-) -> None:
+async def test_what_is_no_close_marker_stops_releases_with_its_place(private, topic_name, redis):
     async with own_topic(private.kafka.bootstrap, topic_name, 1):
         await send(private, topic_name, (0, SLOT, b"{}"))
         with pytest.raises(LedgerError, match="offset 0 holds something that is not a close marker"):
@@ -455,9 +445,8 @@ async def worker_command(hexveil: Sequence[str], deployment: Deployment) -> subp
 
 
 async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numbers_and_reads_nothing(
-    hexveil: Sequence[str],
-    deployment: Deployment,
-) -> None:
+    hexveil, deployment
+):
     await deployment.fill(2)
     await deployment.release(0)
     deployment.backup()
@@ -473,9 +462,7 @@ async def test_the_worker_command_ends_with_1_on_a_set_back_redis_says_both_numb
     assert len(await deployment.published()) == 2
 
 
-async def test_the_worker_command_ends_with_1_under_another_user_key(
-    hexveil: Sequence[str], deployment: Deployment
-) -> None:
+async def test_the_worker_command_ends_with_1_under_another_user_key(hexveil, deployment):
     client = Redis.from_url(deployment.server.url)
     await RowStore(client, deployment.config.feed.name).claim_key("another")
     await client.aclose()
@@ -485,9 +472,7 @@ async def test_the_worker_command_ends_with_1_under_another_user_key(
     assert await deployment.published() == []
 
 
-async def test_doctor_wants_close_markers_to_outlive_the_period_whose_charges_they_vouch_for(
-    kafka: str, topic_name: str
-) -> None:
+async def test_doctor_wants_close_markers_to_outlive_the_period_whose_charges_they_vouch_for(kafka, topic_name):
     for days, least, ok in ((2, 1, True), (2, 8, False), (9, 8, True), (-1, 8, True)):
         name, retention = f"{topic_name}{days}.{least}", days * 86_400_000 if days > 0 else -1
         async with own_topic(kafka, name, 1, {"retention.ms": str(retention), "cleanup.policy": "delete"}) as admin:

@@ -48,22 +48,18 @@ async def worst_of_two_feeds(redis: Redis, tmp_path: Path) -> int:
     return max(total.values())
 
 
-async def test_the_releases_of_two_feeds_cost_nobody_more_than_one_budget(redis: Redis, tmp_path: Path) -> None:
+async def test_the_releases_of_two_feeds_cost_nobody_more_than_one_budget(redis, tmp_path):
     assert 0 < await worst_of_two_feeds(redis, tmp_path) <= BUDGET
 
 
-async def test_the_audit_finds_feeds_that_each_keep_counters_of_their_own(
-    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_audit_finds_feeds_that_each_keep_counters_of_their_own(redis, tmp_path, monkeypatch):
     """The planted bug."""
     monkeypatch.setattr(FeedKeys, "ledger", lambda self, period: f"hv:{{ledger:{LEDGER}}}:{self.feed}:{period}")
     assert await worst_of_two_feeds(redis, tmp_path) > BUDGET
 
 
 @pytest.mark.parametrize("moment", ["seal", "read", "plan", "charge", "draw", "commit"])
-async def test_a_feed_that_another_overtakes_plans_with_what_the_other_left(
-    redis: Redis, tmp_path: Path, moment: str
-) -> None:
+async def test_a_feed_that_another_overtakes_plans_with_what_the_other_left(redis, tmp_path, moment):
     """Between a plan and its charge, the other feed spends what the plan would: it is replaced, and drawn without these
     users."""
     bus, tram = sharing(tmp_path)
@@ -84,8 +80,8 @@ async def test_a_feed_that_another_overtakes_plans_with_what_the_other_left(
 
 @pytest.mark.parametrize("last", STEPS[:-1])
 async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_sees_what_was_charged(
-    redis: Redis, tmp_path: Path, last: str
-) -> None:
+    redis, tmp_path, last
+):
     bus, tram = sharing(tmp_path)
     await each_stored(redis, bus, tram)
     first = Collected()
@@ -105,7 +101,7 @@ async def test_a_crash_of_one_feed_charges_its_users_once_and_the_other_feed_see
     assert all(values[message.ce_id] == message.value for message in first.messages)
 
 
-async def test_markers_name_the_ledger_and_number_the_windows_of_each_feed_apart(city: City) -> None:
+async def test_markers_name_the_ledger_and_number_the_windows_of_each_feed_apart(city):
     """A number over all feeds would tell whose draw took longer."""
     await city.fill()
     for hour in range(2):
@@ -118,7 +114,7 @@ async def test_markers_name_the_ledger_and_number_the_windows_of_each_feed_apart
 
 
 @pytest.mark.parametrize("own", [0, 1], ids=["the feed's own windows are known", "they are not"])
-async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_feed(city: City, own: int) -> None:
+async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_feed(city, own):
     """Redis knows all that this feed has published. Only the markers of the other feed show what was lost."""
     await city.fill()
     assert await city.release(city.bus, 0) is None
@@ -138,9 +134,7 @@ async def test_a_redis_set_back_to_before_a_charge_of_another_feed_stops_every_f
     assert [len(await city.markers(config)) for config in (city.bus, city.tram)] == [1 + own, 1]
 
 
-async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_publishes_nothing(
-    city: City, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_publishes_nothing(city, monkeypatch):
     """After this feed looked at the markers, the other one releases a window, and Redis loses it again."""
     await city.fill()
     client, look, looks = Redis.from_url(city.server.url), LedgerCheck.verify, []
@@ -164,9 +158,7 @@ async def test_a_redis_that_lost_a_charge_of_another_feed_after_the_last_look_pu
     assert await city.markers(city.bus) == []
 
 
-async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another_feed_shows_that_it_was_lost(
-    city: City,
-) -> None:
+async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another_feed_shows_that_it_was_lost(city):
     await city.fill()
     assert await city.release(city.tram, 0) is None
     async with Redis.from_url(city.server.url) as client:
@@ -180,9 +172,7 @@ async def test_a_feed_without_releases_of_its_own_starts_no_ledger_where_another
         assert await client.keys() == []
 
 
-async def test_two_redis_behind_one_ledger_stop_each_other(
-    city: City, redis_binary: str | None, tmp_path: Path
-) -> None:
+async def test_two_redis_behind_one_ledger_stop_each_other(city, redis_binary, tmp_path):
     with RedisServer(tmp_path / "other", binary=redis_binary) as server:
         settings = city.tram.redis.model_copy(update={"url": server.url})
         other = City(city.bus, city.tram.model_copy(update={"redis": settings}), server, tmp_path)
@@ -194,7 +184,7 @@ async def test_two_redis_behind_one_ledger_stop_each_other(
         assert "two Redis serve one ledger" in reason
 
 
-async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis: Redis, tmp_path: Path) -> None:
+async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_before(redis, tmp_path):
     """It may have been released under another name and ledger until then."""
     bus, tram = sharing(tmp_path)
     await stored(redis, bus, 1)
@@ -210,7 +200,7 @@ async def test_a_feed_that_joins_releases_no_window_of_a_period_that_began_befor
     assert max((await spent(redis, tram)).values()) <= BUDGET
 
 
-def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path: Path) -> None:
+def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path):
     file, out = tmp_path / "hour.ndjson", io.StringIO()
     rng = np.random.default_rng(1)
     events = [
@@ -227,7 +217,7 @@ def test_recordings_of_two_feeds_share_the_budget_of_a_folder(tmp_path: Path) ->
     assert 0 < runs[0][1] == runs[1][1] <= 3 * BUDGET, "the second feed spent a budget of its own"
 
 
-async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis: Redis, tmp_path: Path) -> None:
+async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis, tmp_path):
     bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
     for seed, config in enumerate((bus, tram)):
         await stored(redis, config, seed)
@@ -237,9 +227,7 @@ async def test_a_window_of_one_feed_does_not_overwrite_that_of_another(redis: Re
     assert boxes[0] != boxes[1]
 
 
-async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_charge_notices_that_redis_lost_a_commit_of_another_feed_since_the_last_look(redis, tmp_path):
     bus, tram = sharing(tmp_path, **{"privacy.budget": 96.0})
     await each_stored(redis, bus, tram)
     older = {key: await redis.dump(key) for key in await redis.keys()}
@@ -374,9 +362,7 @@ async def waits(redis: Redis, config: Config, publisher: Collected, state: RowSt
 
 @pytest.mark.parametrize("killed", [False, True], ids=["and the worker goes on", "and the worker is killed"])
 @pytest.mark.parametrize("step", STEPS_OF_SHARDS)
-async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(
-    redis: Redis, tmp_path: Path, step: str, killed: bool
-) -> None:
+async def test_a_window_is_released_once_with_every_row_wherever_a_shard_is_set_back(redis, tmp_path, step, killed):
     config, expected = bus_config(tmp_path, **PLAINLY_PLANNED), Collected()
     await redis.config_set("appendfsync", "no")
     await fill(redis, config)

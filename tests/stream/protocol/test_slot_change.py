@@ -3,7 +3,6 @@ identifier.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,9 +66,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifiers_differ(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifiers_differ(redis, redis_url, tmp_path):
     before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
     await collect(redis, before)
     windows = await released(redis, after)
@@ -81,9 +78,7 @@ async def test_after_longer_slots_no_window_says_more_than_it_holds_and_identifi
         await protocol_of(redis, after, Collected()).close(SLOT + HALF)
 
 
-async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(redis, redis_url, tmp_path):
     before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("1h", "30m"))
     await collect(redis, before)
     ((_, window, number),) = await released(redis, after)
@@ -91,9 +86,7 @@ async def test_after_shorter_slots_a_window_holds_the_rows_of_its_own_time(
     assert number == events(0, HALF) < events(0, 2 * HALF)
 
 
-async def test_a_window_that_was_planned_is_finished_as_it_was_planned(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_window_that_was_planned_is_finished_as_it_was_planned(redis, redis_url, tmp_path):
     before, after = (bus_config(tmp_path, **{"redis.url": redis_url, "window.slot": slot}) for slot in ("30m", "1h"))
     await collect(redis, before)
 
@@ -111,8 +104,8 @@ async def test_a_window_that_was_planned_is_finished_as_it_was_planned(
 
 @pytest.mark.parametrize(("slots", "ends"), [(("30m", "1h"), ["14:00"]), (("1h", "30m"), ["13:00", "13:30", "14:00"])])
 async def test_under_participation_the_ticks_go_on_from_a_beginning_of_the_new_length(
-    redis: Redis, redis_url: str, tmp_path: Path, later: Clock, slots: tuple[str, str], ends: list[str]
-) -> None:
+    redis, redis_url, tmp_path, later, slots, ends
+):
     """Half an hour after the start, a feed with slots of 30 minutes has released one window, and one with slots of an
     hour none. Then the length changes.
     """

@@ -3,7 +3,6 @@ of plan and charge: a plan that meets an exhausted budget is replaced, at most a
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,8 @@ def zcdp(tmp_path: Path, budget: float) -> Config:
 
 @pytest.mark.parametrize("config_of", [pure, zcdp])
 async def test_a_budget_raised_in_a_period_holds_from_the_next_one_on_and_every_marker_says_what_holds(
-    redis: Redis, tmp_path: Path, config_of: Callable[[Path, float], Config]
-) -> None:
+    redis, tmp_path, config_of
+):
     """Close markers state B for the period. A doubled budget would grant B again to users who have spent it."""
     low, high = config_of(tmp_path, 2.0), config_of(tmp_path, 4.0)
     first = marker(await release(redis, low, SLOT))
@@ -81,9 +80,7 @@ async def test_a_budget_raised_in_a_period_holds_from_the_next_one_on_and_every_
         assert first["budget"] == epsilon_of_rho(low.privacy.ledger_budget, 1e-6)
 
 
-async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_the_period_is_over(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_the_period_is_over(redis, tmp_path):
     budgets = [marker(await release(redis, pure(tmp_path, 8.0), SLOT))["budget"]]
     budgets.append(marker(await release(redis, pure(tmp_path, 4.0), SLOT + HOUR))["budget"])
     budgets.append(marker(await release(redis, pure(tmp_path, 8.0), SLOT + 2 * HOUR))["budget"])
@@ -91,7 +88,7 @@ async def test_a_lowered_budget_holds_at_once_and_cannot_be_raised_again_before_
     assert await most_spent(redis, pure(tmp_path, 4.0), TODAY) <= 4_000_000
 
 
-async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redis: Redis, tmp_path: Path) -> None:
+async def test_a_worker_with_the_old_higher_budget_is_held_to_the_lower_one(redis, tmp_path):
     """The period is charged under a lower one after the window was planned. The script decides, not the worker's
     configuration."""
     low, high = pure(tmp_path, 2.0), pure(tmp_path, 4.0)
@@ -113,7 +110,7 @@ def histograms(messages: list[Message]) -> int:
     return sum(message.topic == SPATIAL_HISTOGRAM for message in messages)
 
 
-async def test_histograms_switched_on_under_values_begin_with_the_next_period(redis: Redis, tmp_path: Path) -> None:
+async def test_histograms_switched_on_under_values_begin_with_the_next_period(redis, tmp_path):
     """Exact losses depend on which other users took part; admission to a histogram must not depend on that."""
     config = with_histograms("values", tmp_path, ["ug"])
     alone = config.model_copy(update={"histogram": None})
@@ -126,9 +123,7 @@ async def test_histograms_switched_on_under_values_begin_with_the_next_period(re
     assert await most_spent(redis, config, TOMORROW) > config.histogram_grant
 
 
-async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are_planned_again_without(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are_planned_again_without(redis, tmp_path):
     config, seen = with_histograms("values", tmp_path, ["ug"]), list[str]()
 
     async def meanwhile(step: str) -> None:
@@ -140,7 +135,7 @@ async def test_histograms_planned_before_exact_losses_were_charged_elsewhere_are
     assert seen.count("plan") == 2
 
 
-async def test_histograms_under_participation_may_begin_at_any_time(redis: Redis, tmp_path: Path) -> None:
+async def test_histograms_under_participation_may_begin_at_any_time(redis, tmp_path):
     """Under this relation a charge depends on the user's own data alone, whatever is released."""
     config = with_histograms("participation", tmp_path, ["ug"])
     alone = config.model_copy(update={"histogram": None})
@@ -151,7 +146,7 @@ async def test_histograms_under_participation_may_begin_at_any_time(redis: Redis
     assert counts == [0, 1]
 
 
-async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_followed_from_counts(redis: Redis) -> None:
+async def test_charges_for_histograms_are_refused_in_a_period_whose_charges_followed_from_counts(redis):
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
     users, charges = np.array([7], dtype=np.uint64), np.array([1])
@@ -176,9 +171,7 @@ class Refusing(Planning):
         return plan.charged_users()[0][:1]
 
 
-async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_for_later_undrawn(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_for_later_undrawn(redis, tmp_path):
     config, steps = bus_config(tmp_path), []
     await store(redis, config, random_rows(6, 120))
     publisher = Collected()
@@ -193,9 +186,7 @@ async def test_a_window_whose_users_are_spent_elsewhere_again_and_again_is_left_
     assert publisher.messages
 
 
-async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_replaced(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_the_first_stored_plan_stands_and_only_the_plan_that_was_seen_is_replaced(redis, tmp_path):
     config = bus_config(tmp_path)
     await store(redis, config, random_rows(6, 120))
     planning = protocol_of(redis, config, Collected()).planning
@@ -226,8 +217,8 @@ def scales_of(publisher: Collected) -> np.ndarray:
 
 @pytest.mark.parametrize("last", ["plan", "charge", "draw"])
 async def test_a_window_that_another_version_planned_with_other_scales_is_charged_and_released_as_it_was_planned(
-    redis: Redis, tmp_path: Path, last: str
-) -> None:
+    redis, tmp_path, last
+):
     """The other version's worker dies after step ``last``; its scales are three times ours, its charges a third, and 1
     µε."""
     config, rows = bus_config(tmp_path), random_rows(6, 120)
@@ -254,8 +245,8 @@ async def test_a_window_that_another_version_planned_with_other_scales_is_charge
 
 @pytest.mark.parametrize(("admission", "taking_part"), [("first-come", [30, 30, 0, 0, 0, 0]), ("paced", None)])
 async def test_paced_users_take_turns_where_the_budget_pays_for_a_third_of_the_windows(
-    redis: Redis, tmp_path: Path, admission: str, taking_part: list[int] | None
-) -> None:
+    redis, tmp_path, admission, taking_part
+):
     """Six windows of four hours, two of which the budget pays for; everybody is in all of them.
 
     Every paced user is admitted to one or two windows. That a window has nobody of 30 whose turns are independent

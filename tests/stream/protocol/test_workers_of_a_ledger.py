@@ -28,7 +28,6 @@ from stream.storage.row_store import RowStore, StateError
 from stream.storage.shared_ledger import SharedLedger
 from stream.windows import Horizon, Slotting
 from tests.support.builders import SLOT
-from tests.support.city import City
 from tests.support.closing import Collected, protocol_of
 from tests.support.sharing import LEDGER, PERIOD, sharing, spent, stored
 
@@ -62,7 +61,7 @@ async def stated(redis: Redis) -> dict[str, int]:
     return await SharedLedger(redis, "any", LEDGER).budgets()
 
 
-async def test_of_two_workers_the_lower_budget_holds_whichever_looks_last(redis: Redis, tmp_path: Path) -> None:
+async def test_of_two_workers_the_lower_budget_holds_whichever_looks_last(redis, tmp_path):
     low, high = workers(tmp_path, 2.0, 3.0)
     await stored(redis, low, 1)
     for config in (low, high):
@@ -75,9 +74,7 @@ async def test_of_two_workers_the_lower_budget_holds_whichever_looks_last(redis:
 
 
 @pytest.mark.parametrize("first", ["low", "high"])
-async def test_no_feed_begins_a_period_above_a_worker_that_started_whatever_starts_after_it(
-    redis: Redis, tmp_path: Path, first: str
-) -> None:
+async def test_no_feed_begins_a_period_above_a_worker_that_started_whatever_starts_after_it(redis, tmp_path, first):
     """Before the lower worker looks again, one of the other feed charges, or one with a higher budget of its own."""
     low, high = workers(tmp_path, 2.0, 3.0)
     tram = sharing(tmp_path, **{"privacy.budget": 3.0})[1]
@@ -92,9 +89,7 @@ async def test_no_feed_begins_a_period_above_a_worker_that_started_whatever_star
     assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
 
 
-async def test_a_window_is_released_although_a_worker_with_a_higher_budget_restarts_all_the_time(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_window_is_released_although_a_worker_with_a_higher_budget_restarts_all_the_time(redis, tmp_path):
     low, high = workers(tmp_path, 2.0, 3.0)
     await stored(redis, low, 1)
     await starts(redis, low)
@@ -112,7 +107,7 @@ async def test_a_window_is_released_although_a_worker_with_a_higher_budget_resta
 
 
 @pytest.mark.parametrize("last", ["seal", "read", "plan"])
-async def test_a_worker_never_begins_a_period_above_its_own_budget(redis: Redis, tmp_path: Path, last: str) -> None:
+async def test_a_worker_never_begins_a_period_above_its_own_budget(redis, tmp_path, last):
     """An operator raises the budget while it still runs, between its look and its charge. The window waits for the next
     look."""
     low, high = workers(tmp_path, 2.0, 3.0)
@@ -133,7 +128,7 @@ async def test_a_worker_never_begins_a_period_above_its_own_budget(redis: Redis,
     assert 0 < max((await spent(redis, low)).values()) <= 2_000_000
 
 
-async def test_a_higher_budget_holds_once_an_operator_states_it(redis: Redis, tmp_path: Path) -> None:
+async def test_a_higher_budget_holds_once_an_operator_states_it(redis, tmp_path):
     """A rolling upgrade: each worker is stopped and started, one after the other."""
     old, new = workers(tmp_path, 2.0, 3.0)
     await starts(redis, old)
@@ -149,7 +144,7 @@ async def test_a_higher_budget_holds_once_an_operator_states_it(redis: Redis, tm
     assert await stated(redis) == {"bus": 3_000_000}
 
 
-async def test_a_worker_that_starts_states_its_budget_only_if_it_is_lower(city: City) -> None:
+async def test_a_worker_that_starts_states_its_budget_only_if_it_is_lower(city):
     """The start itself, against Kafka and Redis."""
     async with Redis.from_url(city.server.url) as client:
         shared = SharedLedger(client, "any", str(city.bus.shared_ledger))
@@ -160,7 +155,7 @@ async def test_a_worker_that_starts_states_its_budget_only_if_it_is_lower(city: 
     assert kept == [2_000_000, 2_000_000, 1_750_000]
 
 
-async def test_a_feed_that_left_states_no_budget(redis: Redis, tmp_path: Path) -> None:
+async def test_a_feed_that_left_states_no_budget(redis, tmp_path):
     (bus,) = workers(tmp_path, 2.0)
     shared = SharedLedger(redis, "bus", LEDGER)
     await starts(redis, bus)
@@ -171,9 +166,7 @@ async def test_a_feed_that_left_states_no_budget(redis: Redis, tmp_path: Path) -
     assert await stated(redis) == {}
 
 
-async def test_a_worker_that_closes_nothing_states_its_lower_budget_too(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_worker_that_closes_nothing_states_its_lower_budget_too(redis, redis_url, tmp_path):
     low, high = (sharing(tmp_path, **{"privacy.budget": budget, "redis.url": redis_url})[0] for budget in (2.0, 3.0))
     await starts(redis, low)
     await raises(redis, high)
@@ -183,9 +176,7 @@ async def test_a_worker_that_closes_nothing_states_its_lower_budget_too(
     assert await stated(redis) == {"bus": 2_000_000}
 
 
-def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(
-    redis_url: str, redis: Redis, tmp_path: Path
-) -> None:
+def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(redis_url, redis, tmp_path):
     file = tmp_path / "bus.toml"
     text = (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8")
     file.write_text(text.replace("[hexagons]", f'[ledger]\nname = "{LEDGER}"\n\n[hexagons]'), encoding="utf-8")
@@ -220,9 +211,7 @@ def test_the_command_states_the_configured_budget_and_asks_for_a_confirmation(
         (96, 90, "states the budget 96, the configuration 90: a worker that starts lowers it", "the next one gets 95"),
     ],
 )
-async def test_doctor_names_the_budget_that_is_stated_and_what_changes_it(
-    city: City, tram: int, given: int, sentence: str, differ: str
-) -> None:
+async def test_doctor_names_the_budget_that_is_stated_and_what_changes_it(city, tram, given, sentence, differ):
     await city.verify(configured(city.bus, 95.0))
     await city.verify(configured(city.tram, float(tram)))
     async with Redis.from_url(city.server.url) as client:
@@ -238,7 +227,7 @@ OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES
 
 
 @pytest.mark.parametrize("horizon", [None, Horizon(timedelta(days=28), 10)])
-async def test_a_new_key_needs_a_new_name_and_grants_no_budget_twice(horizon: Horizon | None, redis: Redis) -> None:
+async def test_a_new_key_needs_a_new_name_and_grants_no_budget_twice(horizon, redis):
     slotting = Slotting(timedelta(hours=1), timedelta(days=1), "UTC", horizon)
     await RowStore(redis, "bus").claim_key(key_fingerprint(OLD))
     before, one = Ledger(redis, "bus"), np.array([1])
@@ -263,7 +252,7 @@ async def test_a_new_key_needs_a_new_name_and_grants_no_budget_twice(horizon: Ho
             await after.charge(within.start, within, generation, user, one, 10)
 
 
-async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(city: City, tmp_path: Path) -> None:
+async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(city, tmp_path):
     """A key that never was cannot be the one that the charges of the ledger were made under."""
     text, file, key = (
         (REPO_ROOT / "config" / "bus-fleet.toml").read_text(encoding="utf-8"),
@@ -285,7 +274,7 @@ async def test_adopting_periods_without_the_user_key_is_refused_and_makes_none(c
         assert await client.keys() == []
 
 
-async def test_a_check_that_is_no_start_of_a_worker_neither_makes_a_key_nor_binds_the_ledger(city: City) -> None:
+async def test_a_check_that_is_no_start_of_a_worker_neither_makes_a_key_nor_binds_the_ledger(city):
     key = city.bus.privacy.user_key_file
     key.unlink(missing_ok=True)
     async with Redis.from_url(city.server.url) as client:
@@ -297,7 +286,7 @@ async def test_a_check_that_is_no_start_of_a_worker_neither_makes_a_key_nor_bind
     assert key.exists()
 
 
-async def test_a_worker_without_the_key_of_a_ledger_that_has_one_is_refused_and_makes_none(city: City) -> None:
+async def test_a_worker_without_the_key_of_a_ledger_that_has_one_is_refused_and_makes_none(city):
     await city.verify(city.bus)
     key = city.tram.privacy.user_key_file
     key.unlink()

@@ -67,10 +67,7 @@ def with_histograms(tmp_path: Path, overrides: dict[str, str]) -> tuple[list[Mes
     feed = overrides["feed.name"]
     histograms = {name: histogram_message(feed, name) for name in MECHANISMS}
     before = [*cells, *(histograms[name] for name in sorted(histograms))]
-    body = json.loads(marker.value) | {
-        "messages": len(before),
-        "digest": digest(message.value for message in before),
-    }
+    body = json.loads(marker.value) | {"messages": len(before), "digest": digest(message.value for message in before)}
     closing = window_message(WINDOW, feed, Window(SLOT, SLOT + 3600), "close", feed, body)
     return [*before, closing], histograms
 

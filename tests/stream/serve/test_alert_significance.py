@@ -59,7 +59,7 @@ def at_the_limit() -> FloatArray:
 
 
 @pytest.mark.parametrize("level_of", [level, uncorrected], ids=["corrected", "planted-bug"])
-def test_a_rule_below_errs_no_more_often_than_it_states_unless_it_forgets_the_cells(level_of: Level) -> None:
+def test_a_rule_below_errs_no_more_often_than_it_states_unless_it_forgets_the_cells(level_of):
     alarms, most = false_alarms(at_the_limit(), level_of)
     assert (alarms <= most) == (level_of is level)
     if level_of is level:
@@ -71,7 +71,7 @@ def test_a_rule_below_errs_no_more_often_than_it_states_unless_it_forgets_the_ce
     [(level, 1.0), (uncorrected, 1.0), (level, 1e-9)],
     ids=["corrected", "planted-no-cells", "planted-usual-without-noise"],
 )
-def test_a_rule_against_usual_errs_no_more_often_than_it_states(level_of: Level, known: float) -> None:
+def test_a_rule_against_usual_errs_no_more_often_than_it_states(level_of, known):
     """n = 48 000 cells in ten days, 20 false alarms at most are expected; the exact mean is exactly 5 km/h below usual.
 
     Usual has most of the noise: that of four windows of scales 2.4 to 3.6 km/h, beside which the window itself has 0.2
@@ -93,7 +93,7 @@ def test_a_rule_against_usual_errs_no_more_often_than_it_states(level_of: Level,
 
 @pytest.mark.parametrize("gaussian", [False, True], ids=["laplace", "gauss"])
 @pytest.mark.parametrize("degree", [1, 2])
-def test_a_rule_below_holds_for_ratios_of_noisy_numbers(degree: int, gaussian: bool) -> None:
+def test_a_rule_below_holds_for_ratios_of_noisy_numbers(degree, gaussian):
     """n = 20 000 cells of 12 users whose exact mean is the limit; at level 1e-3 at most 20 alarms are expected."""
     n, share, count, scale = 20_000, 0.4, 12.0, 1.5
     exact = count * stats.binom.pmf(np.arange(degree + 1), degree, share)
@@ -121,7 +121,7 @@ def exact_tail(t: float, scales: FloatArray) -> float:
 @pytest.mark.parametrize(
     "scales", [(1.0,), (1.0, 0.3), (1.0, 0.9, 0.2), (0.2, 1.0, 0.35, 0.25, 0.3)], ids=lambda scales: str(len(scales))
 )
-def test_the_tail_of_laplace_noise_is_bounded_and_closely(scales: tuple[float, ...]) -> None:
+def test_the_tail_of_laplace_noise_is_bounded_and_closely(scales):
     distances = np.linspace(3.0, 30.0, 28)
     bound = laplace_tail(distances, np.repeat(np.array(scales)[:, None], len(distances), axis=1))
     exact = np.array([exact_tail(float(t), np.array(scales)) for t in distances])
@@ -129,7 +129,7 @@ def test_the_tail_of_laplace_noise_is_bounded_and_closely(scales: tuple[float, .
     assert np.all(bound < 3 * exact)
 
 
-def test_equal_scales_and_no_noise_are_bounded_too() -> None:
+def test_equal_scales_and_no_noise_are_bounded_too():
     """Of two equal scales b the exact tail is (2 + t/b)/4 · exp(−t/b)."""
     t = np.array([10.0])
     two = laplace_tail(t, np.ones((2, 1)))[0]
@@ -139,11 +139,11 @@ def test_equal_scales_and_no_noise_are_bounded_too() -> None:
     assert stats.norm.sf(3.0) <= gaussian_tail(np.array([3.0]), np.array([1.0]))[0]
 
 
-def test_what_rounding_explains_is_no_alarm() -> None:
+def test_what_rounding_explains_is_no_alarm():
     assert chance_below(np.array([20.0 - ROUNDED]), np.array([1e-6]), 20.0)[0] == 1.0
 
 
-def test_fewer_than_three_earlier_windows_say_nothing() -> None:
+def test_fewer_than_three_earlier_windows_say_nothing():
     now, earlier = (np.zeros(1), np.full(1, 0.1)), (np.full((2, 1), 50.0), np.full((2, 1), 0.1))
     chance, usual, _ = chance_slower(now, earlier, 1.0, 5.0)
     assert chance[0] == 1.0

@@ -114,7 +114,7 @@ async def reaches(client: TestClient, value: float, name: str, **labels: str) ->
             await asyncio.sleep(0.02)
 
 
-async def test_a_new_alert_reaches_list_stream_metric_and_a_receiver_that_misbehaves_once(tmp_path: Path) -> None:
+async def test_a_new_alert_reaches_list_stream_metric_and_a_receiver_that_misbehaves_once(tmp_path):
     """The receiver answers 500, then nothing, then breaks the connection, and then accepts: the same signed bytes."""
     receiver, file = Receiver("500", "hang", "drop"), tmp_path / "releases.ndjson"
     async with receiver.listening() as url:
@@ -160,7 +160,7 @@ async def test_a_new_alert_reaches_list_stream_metric_and_a_receiver_that_misbeh
         assert len(receiver.requests) == sent, "a restart tells nothing again"
 
 
-async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_explains(tmp_path: Path) -> None:
+async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_explains(tmp_path):
     elsewhere = {"name": "elsewhere", "slower_km_h": 3.0, "false_alarms_per_day": 1.0, "cells": [STEADY]}
     config = config_with(tmp_path, SLOWER, elsewhere)
     file = tmp_path / "releases.ndjson"
@@ -177,7 +177,7 @@ async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_expl
         assert (await client.get("/api/v1/alerts?window=2016-01-01T00:00:00Z")).status == 404
 
 
-async def test_what_noise_explains_raises_no_alert_although_the_number_is_below_the_limit(tmp_path: Path) -> None:
+async def test_what_noise_explains_raises_no_alert_although_the_number_is_below_the_limit(tmp_path):
     """3 users of one report each: a scale of several km/h, beside which 2 km/h are nothing."""
     uncertain = {**USUAL_DAY, STEADY: Cell(2, 1, 16.0)}
     config = config_with(tmp_path, BELOW | {"windows": 1, "false_alarms_per_day": 0.1})
@@ -200,14 +200,14 @@ def ratio_window(raw: float, count: float, **more: Any) -> WindowView:
 @pytest.mark.parametrize(
     ("raw", "count", "named"), [(10.0, 400.0, True), (10.0, 20.0, False), (10.0, 0.5, False), (29.9, 400.0, False)]
 )
-def test_under_participation_the_noisy_count_decides_how_sure_a_mean_is(raw: float, count: float, named: bool) -> None:
+def test_under_participation_the_noisy_count_decides_how_sure_a_mean_is(raw, count, named):
     rule = AlertRule(name="jam", below=30.0, false_alarms_per_day=0.01)
     assert bool(alerts(rule, [Judged(ratio_window(raw, count), ())], Usual())) == named
 
 
 @pytest.mark.parametrize("relation", ["participation", "values"])
 @pytest.mark.parametrize("raw", [2.0, 12.0, 27.0, 29.9, 31.0, 60.0])
-def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw: float, relation: str) -> None:
+def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw, relation):
     """The range is [0, 100]; of 2 and 12 both relations are sure."""
     of = {"users": 400, "mean": {"raw": raw, "scale": 1.0}} if relation == "values" else {}
     turned = of | {"mean": {"raw": 100.0 - raw, "scale": 1.0}} if of else {}
@@ -221,7 +221,7 @@ def test_to_be_above_a_limit_is_to_be_below_it_of_what_is_turned_around(raw: flo
     assert not alerts(above, [Judged(low, ())], Usual())
 
 
-def test_a_rule_needs_all_its_windows_and_is_new_once() -> None:
+def test_a_rule_needs_all_its_windows_and_is_new_once():
     rule = AlertRule(name="jam", below=30.0, windows=2, false_alarms_per_day=0.01)
     low, high = Judged(ratio_window(10.0, 400.0), ()), Judged(ratio_window(50.0, 400.0), ())
     counts = {
@@ -235,7 +235,7 @@ def test_a_rule_needs_all_its_windows_and_is_new_once() -> None:
     assert said == {"one": [], "broken": [], "begun": [True], "first": [True], "going on": [False]}
 
 
-def test_each_of_a_rules_windows_is_sure_on_its_own() -> None:
+def test_each_of_a_rules_windows_is_sure_on_its_own():
     """The second window alone would be a mistake with a probability of 0.7 %, which a certain one beside it does not
     excuse."""
     once = AlertRule(name="jam", below=30.0, false_alarms_per_day=0.01)
@@ -253,7 +253,7 @@ def merged(window: WindowView, start: str, *excludes: str) -> WindowView:
     return replace(window, start=start, cells=cells)
 
 
-def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only() -> None:
+def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only():
     rule = AlertRule(name="jam", below=30.0, windows=2, false_alarms_per_day=0.01)
     now = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T12:00:00Z", STEADY), ())
     same = Judged(merged(ratio_window(10.0, 400.0), "2017-03-21T11:00:00Z", STEADY), ())
@@ -263,9 +263,7 @@ def test_a_rule_holds_in_consecutive_windows_of_the_same_area_only() -> None:
 
 
 @pytest.mark.parametrize("excludes", [(), (STEADY,)], ids=["whole", "rest"])
-def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(
-    tmp_path: Path, excludes: tuple[str, ...]
-) -> None:
+def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(tmp_path, excludes):
     config = city_config(tmp_path)
     rule = AlertRule(**SLOWER)
     cities = [USUAL_DAY, USUAL_DAY, USUAL_DAY, JAM]
@@ -282,7 +280,7 @@ def test_a_rule_against_usual_compares_a_rest_with_the_same_rest_only(
     assert bool(alerts(rule, [Judged(now, earlier)], Usual())) == (not excludes), "two releases of an area are too few"
 
 
-async def test_a_delivery_that_cannot_be_made_stops_no_other(tmp_path: Path) -> None:
+async def test_a_delivery_that_cannot_be_made_stops_no_other(tmp_path):
     write_secret(tmp_path / "secret", SECRET)
     receiver = Receiver()
     async with receiver.listening() as url:
@@ -298,9 +296,7 @@ async def test_a_delivery_that_cannot_be_made_stops_no_other(tmp_path: Path) -> 
     assert metrics.registry.get_sample_value("hexveil_public_webhook_deliveries_total", {"outcome": "failed"}) == 1
 
 
-async def test_after_a_restart_a_jam_that_goes_on_is_told_once_and_a_late_window_changes_no_gauge(
-    tmp_path: Path,
-) -> None:
+async def test_after_a_restart_a_jam_that_goes_on_is_told_once_and_a_late_window_changes_no_gauge(tmp_path):
     config = config_with(tmp_path, BELOW)
     both = {**JAM, STEADY: Cell(60, 1, 10.0)}
     file = tmp_path / "releases.ndjson"
@@ -330,8 +326,8 @@ async def test_after_a_restart_a_jam_that_goes_on_is_told_once_and_a_late_window
 
 
 async def test_windows_that_nobody_judges_in_time_are_counted_and_a_service_that_ended_judging_is_not_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     async def broken(alerts: Alerts) -> None:
         raise OSError("planted")
 
@@ -348,9 +344,7 @@ async def test_windows_that_nobody_judges_in_time_are_counted_and_a_service_that
         assert (health.status, "judging" in (await health.json())["status"]) == (503, True)
 
 
-async def test_what_a_window_is_judged_with_is_put_together_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_window_is_judged_with_is_put_together_once(tmp_path, monkeypatch):
     config, file = config_with(tmp_path, SLOWER), tmp_path / "releases.ndjson"
     file.write_text(text_of(window(config, 0)))
     async with serving_file(config, file) as client:
@@ -373,7 +367,7 @@ async def test_what_a_window_is_judged_with_is_put_together_once(
         assert searches.count("2017-03-21T13:00:00Z") == 1
 
 
-async def test_the_queue_is_bounded_and_what_is_refused_is_not_sent_again(tmp_path: Path) -> None:
+async def test_the_queue_is_bounded_and_what_is_refused_is_not_sent_again(tmp_path):
     write_secret(tmp_path / "secret", SECRET)
     receiver = Receiver("302", "400", "429")
     async with receiver.listening() as url:
@@ -393,7 +387,7 @@ async def test_the_queue_is_bounded_and_what_is_refused_is_not_sent_again(tmp_pa
     assert counted(outcomes, {"outcome": "failed"}) == 2
 
 
-async def test_a_receiver_that_is_not_there_holds_up_nobody(tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_a_receiver_that_is_not_there_holds_up_nobody(tmp_path, unused_tcp_port):
     config = config_with(tmp_path, BELOW | {"windows": 1}, url=f"http://127.0.0.1:{unused_tcp_port}/alerts")
     file = tmp_path / "releases.ndjson"
     file.write_text(text_of(window(config, 0)))
@@ -406,7 +400,7 @@ async def test_a_receiver_that_is_not_there_holds_up_nobody(tmp_path: Path, unus
 
 
 @pytest.mark.parametrize("content", [None, "short"], ids=["missing", "short"])
-def test_a_secret_that_cannot_be_used_is_refused_with_a_remedy(tmp_path: Path, content: str | None) -> None:
+def test_a_secret_that_cannot_be_used_is_refused_with_a_remedy(tmp_path, content):
     if content is not None:
         write_secret(tmp_path / "secret", content)
     with pytest.raises(ConfigError, match=r"public.webhook.secret_file.*openssl rand"):
@@ -438,43 +432,43 @@ def test_a_secret_that_cannot_be_used_is_refused_with_a_remedy(tmp_path: Path, c
         "too-many-windows",
     ],
 )
-def test_a_rule_that_cannot_be_judged_is_refused(tmp_path: Path, rules: list[dict[str, Any]], said: str) -> None:
+def test_a_rule_that_cannot_be_judged_is_refused(tmp_path, rules, said):
     with pytest.raises(ConfigError, match=said):
         config_with(tmp_path, *rules)
 
 
-def test_a_cell_is_written_as_messages_write_it(tmp_path: Path) -> None:
+def test_a_cell_is_written_as_messages_write_it(tmp_path):
     config = config_with(tmp_path, BELOW | {"cells": [BUSY.upper()]})
     assert config.public.alerts[0].cells == (BUSY,)
 
 
 @pytest.mark.parametrize("mechanism", ["levy", "fixed-quantile", "epsilon-quantile", "auto"])
-def test_a_mean_within_a_range_that_noise_chose_has_no_rules(tmp_path: Path, mechanism: str) -> None:
+def test_a_mean_within_a_range_that_noise_chose_has_no_rules(tmp_path, mechanism):
     with pytest.raises(ConfigError, match="so no bound on false alarms holds; set it to one of allocated"):
         city_config(tmp_path, **{"public.alerts": [BELOW], "speed.mean_mechanism": mechanism})
     assert city_config(tmp_path, **{"public.alerts": [BELOW], "speed.mean_mechanism": "baseline"})
 
 
-def test_rules_need_a_mean_and_a_webhook_needs_rules(tmp_path: Path) -> None:
+def test_rules_need_a_mean_and_a_webhook_needs_rules(tmp_path):
     with pytest.raises(ConfigError, match=r"put 'mean' into it"):
         city_config(tmp_path, **{"public.alerts": [BELOW], "speed.statistics": ["variance"]})
     with pytest.raises(ConfigError, match="webhook without alerts"):
         config_with(tmp_path, url="http://127.0.0.1/")
 
 
-def test_participation_has_no_rules_against_usual(tmp_path: Path) -> None:
+def test_participation_has_no_rules_against_usual(tmp_path):
     with pytest.raises(ConfigError, match="use below"):
         riders_config(tmp_path, **{"public.alerts": [SLOWER]})
 
 
 @pytest.mark.parametrize("url", ["ftp://x/", "http://", "https://me:pw@x/", "http://x/#a", "http://x/ y", "/x"])
-def test_a_webhook_goes_to_http_addresses_only(tmp_path: Path, url: str) -> None:
+def test_a_webhook_goes_to_http_addresses_only(tmp_path, url):
     with pytest.raises(ConfigError, match="no http or https address"):
         config_with(tmp_path, url=url)
 
 
 @pytest.mark.parametrize("name", ["bus-fleet", "riders-live"])
-def test_the_commented_rule_of_a_shipped_configuration_is_a_sound_one(tmp_path: Path, name: str) -> None:
+def test_the_commented_rule_of_a_shipped_configuration_is_a_sound_one(tmp_path, name):
     shipped = (REPO_ROOT / "config" / f"{name}.toml").read_text(encoding="utf-8")
     start, end = shipped.index("# [[public.alerts]]"), shipped.index("# [public.webhook]")
     file = tmp_path / "hexveil.toml"

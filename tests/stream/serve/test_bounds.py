@@ -56,14 +56,14 @@ def hour(number: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("year", ["1969", "1970", "1999", "0001"])
-def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative(tmp_path: Path, year: str) -> None:
+def test_a_window_before_2000_is_refused_so_that_no_timestamp_is_negative(tmp_path, year):
     for message in released(tmp_path):
         old = message.value.replace(b"2017-03-21T1", year.encode() + b"-03-21T1")
         assert received(message.topic, message.ce_id, old) is None
 
 
 @pytest.mark.parametrize("cell", ["0" * 15, "f" * 15, "87489e342fffff0"])
-def test_a_cell_that_h3_does_not_know_is_refused(tmp_path: Path, cell: str) -> None:
+def test_a_cell_that_h3_does_not_know_is_refused(tmp_path, cell):
     assert not h3.is_valid_cell(cell)
     assert received(HEXAGON_SPEED, "x", forged(released(tmp_path)[0], cell=cell)) is None
 
@@ -89,27 +89,25 @@ def with_number(value: bytes, place: tuple[str | int, ...], number: str) -> byte
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_number_that_overflows_what_readers_compute_is_refused(
-    tmp_path: Path, place: tuple[str | int, ...], number: str
-) -> None:
+def test_a_number_that_overflows_what_readers_compute_is_refused(tmp_path, place, number):
     message = released(tmp_path)[0]
     assert received(HEXAGON_SPEED, "x", message.value) is not None
     assert received(HEXAGON_SPEED, "x", with_number(message.value, place, number)) is None
 
 
 @pytest.mark.parametrize("scale", ["1e-320", "1e-200", "-1"])
-def test_noise_below_any_that_is_drawn_is_refused_and_none_at_all_is_not(tmp_path: Path, scale: str) -> None:
+def test_noise_below_any_that_is_drawn_is_refused_and_none_at_all_is_not(tmp_path, scale):
     value = released(tmp_path)[0].value
     assert received(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), scale)) is None
     assert received(HEXAGON_SPEED, "x", with_number(value, ("mean", "scale"), "0.0")) is not None
 
 
-def test_a_bound_that_overflows_is_refused_in_a_close_marker_too(tmp_path: Path) -> None:
+def test_a_bound_that_overflows_is_refused_in_a_close_marker_too(tmp_path):
     marker = released(tmp_path)[-1]
     assert received(WINDOW, "x", with_number(marker.value, ("clipping", "upper"), "1e200")) is None
 
 
-def test_every_message_that_was_ever_pinned_is_within_the_bounds() -> None:
+def test_every_message_that_was_ever_pinned_is_within_the_bounds():
     values = 0
     for file in sorted((REPO_ROOT / "tests" / "golden").glob("*.ndjson.gz")):
         with gzip.open(file) as lines:
@@ -121,7 +119,7 @@ def test_every_message_that_was_ever_pinned_is_within_the_bounds() -> None:
     assert values > 500
 
 
-def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_oldest_first(tmp_path: Path) -> None:
+def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_oldest_first(tmp_path):
     view = View(max_windows=8)
     known = complete(tmp_path, view, 5)
     message = released(tmp_path)[0]
@@ -132,7 +130,7 @@ def test_messages_without_a_marker_evict_no_complete_window_and_are_forgotten_ol
     assert unmarked == [hour(number)["start"] for number in range(892, 900)]
 
 
-def test_bytes_without_a_marker_evict_no_complete_window(tmp_path: Path) -> None:
+def test_bytes_without_a_marker_evict_no_complete_window(tmp_path):
     view = View()
     known = complete(tmp_path, view, 3)
     message = released(tmp_path)[0]
@@ -146,7 +144,7 @@ def test_bytes_without_a_marker_evict_no_complete_window(tmp_path: Path) -> None
     assert [window.start for window in bounded.completed()] == known
 
 
-def test_what_was_forgotten_is_remembered_within_bounds(tmp_path: Path) -> None:
+def test_what_was_forgotten_is_remembered_within_bounds(tmp_path):
     view, message = View(max_windows=2, max_forgotten=50), released(tmp_path)[0]
     hours = {f"f{n}": hour(n) for n in range(300)} | {"again": hour(290)}
     flood = [Arrival(HEXAGON_SPEED, ce_id, forged(message, window=window), 0) for ce_id, window in hours.items()]
@@ -154,9 +152,7 @@ def test_what_was_forgotten_is_remembered_within_bounds(tmp_path: Path) -> None:
     assert len(view.forgotten) == 50
 
 
-def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(
-    tmp_path: Path,
-) -> None:
+def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_is_refused_before_it_is_built(tmp_path):
     messages, _ = with_histograms(tmp_path, FEED)
     body = json.loads(next(m for m in messages if m.topic == SPATIAL_HISTOGRAM).value)
     side = 8192
@@ -169,7 +165,7 @@ def test_a_histogram_that_claims_more_cells_than_any_configuration_can_release_i
     tracemalloc.stop()
 
 
-def test_a_list_of_histograms_decodes_no_message_again(tmp_path: Path) -> None:
+def test_a_list_of_histograms_decodes_no_message_again(tmp_path):
     messages, _ = with_histograms(tmp_path, FEED)
     view = View()
     outcomes(view, arrivals(messages, 1))
@@ -198,7 +194,7 @@ async def with_basemap(folder: Path, content: bytes) -> AsyncIterator[TestClient
         ("bytes=2000-99999999999999999999", 2000, 2055),
     ],
 )
-async def test_an_open_range_of_a_basemap_ends_with_it(tmp_path: Path, asked: str, first: int, last: int) -> None:
+async def test_an_open_range_of_a_basemap_ends_with_it(tmp_path, asked, first, last):
     content = b"PMTiles\x03" + bytes(range(256)) * 8
     async with with_basemap(tmp_path, content) as client:
         answer = await client.get("/dashboard/basemap.pmtiles", headers={"Range": asked})
@@ -219,25 +215,21 @@ async def test_an_open_range_of_a_basemap_ends_with_it(tmp_path: Path, asked: st
         (None, 413),
     ],
 )
-async def test_ranges_that_are_none_and_too_large_ones_are_refused_with_a_remedy(
-    tmp_path: Path, asked: str | None, status: int
-) -> None:
+async def test_ranges_that_are_none_and_too_large_ones_are_refused_with_a_remedy(tmp_path, asked, status):
     async with with_basemap(tmp_path, PMTILES + bytes(LARGEST_RANGE)) as client:
         answer = await client.get("/dashboard/basemap.pmtiles", headers={"Range": asked} if asked else {})
         assert (answer.status, answer.content_type) == (status, "application/problem+json")
         assert (await answer.json())["detail"].startswith("ask for")
 
 
-async def test_a_compressed_file_beside_a_basemap_is_not_taken_for_it(tmp_path: Path) -> None:
+async def test_a_compressed_file_beside_a_basemap_is_not_taken_for_it(tmp_path):
     async with with_basemap(tmp_path, PMTILES + b"\x03") as client:
         (tmp_path / "city.pmtiles.gz").write_bytes(b"\x1f\x8b of something else")
         answer = await client.get("/dashboard/basemap.pmtiles", headers={"Accept-Encoding": "gzip"})
         assert await answer.read() == PMTILES + b"\x03"
 
 
-async def test_a_client_that_reads_nothing_of_a_basemap_holds_no_file_and_loses_its_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_reads_nothing_of_a_basemap_holds_no_file_and_loses_its_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(sending, "STALL_SECONDS", 0.5)
     async with with_basemap(tmp_path, PMTILES + bytes(LARGEST_RANGE - len(PMTILES))) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port, limit=1024)
@@ -252,7 +244,7 @@ async def test_a_client_that_reads_nothing_of_a_basemap_holds_no_file_and_loses_
         writer.close()
 
 
-async def test_a_basemap_that_was_removed_is_not_found(tmp_path: Path) -> None:
+async def test_a_basemap_that_was_removed_is_not_found(tmp_path):
     async with with_basemap(tmp_path, PMTILES) as client:
         (tmp_path / "city.pmtiles").unlink()
         assert (await client.get("/dashboard/basemap.pmtiles")).status == 404
@@ -295,9 +287,7 @@ def of_cells(cell: str, start: Callable[[int], str]) -> dict[str, list[str]]:
     }
 
 
-async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(
-    client: TestClient[Any, Any],
-) -> None:
+async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_needs_no_turn(client):
     listed = (await (await client.get("/api/v1/windows")).json())["windows"]
     starts = [window["window"]["start"] for window in listed]
     cell = (await (await client.get("/api/v1/hexagons")).json())["hexagons"][0]["cell"]
@@ -312,8 +302,8 @@ async def test_of_each_kind_of_answer_few_are_made_or_wait_and_what_is_kept_need
 
 
 async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a_box_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     held_back, making, most = threading.Event(), 0, 0
 
     def slowly(*given: Any) -> tuple[float, float]:
@@ -352,7 +342,7 @@ async def test_while_somebody_asks_for_many_boxes_others_get_what_is_cheap_and_a
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
-def test_all_who_wait_for_a_window_share_one_list_of_its_values(tmp_path: Path, is_complete: bool) -> None:
+def test_all_who_wait_for_a_window_share_one_list_of_its_values(tmp_path, is_complete):
     messages, view = released(tmp_path, **FEED), View()
     outcomes(view, arrivals(messages if is_complete else messages[:2], 1))
     (window,) = view.windows.values()

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import h3
 import pyogrio
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Page, expect
 
 from stream.config import Config
 from stream.local import REPO_ROOT
@@ -101,7 +101,7 @@ def config(kafka: str, tmp_path: Path, topic_name: str) -> Config:
     return city_config(tmp_path, **overrides)
 
 
-async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(config: Config) -> None:
+async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(config):
     messages = window(config, 0)
     async with serving(config, messages) as client:
         settings = await (await client.get("/dashboard/settings")).json()
@@ -126,7 +126,7 @@ async def test_places_routes_stops_and_areas_are_answered_with_entity_tags(confi
         assert listed == [(WEST_SIDE, "polygon"), ("route:10", "route"), ("route:<b>2</b>", "route")]
 
 
-async def test_an_area_gives_the_released_statistics_of_its_cells_together(config: Config) -> None:
+async def test_an_area_gives_the_released_statistics_of_its_cells_together(config):
     messages = window(config, 0)
     released = bodies(messages)
     async with serving(config, messages) as client:
@@ -155,9 +155,7 @@ async def test_an_area_gives_the_released_statistics_of_its_cells_together(confi
             assert (problem.status, problem.content_type) == (404, "application/problem+json"), path
 
 
-async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(kafka, tmp_path, topic_name):
     config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config) as client:
         assert await (await client.get("/api/v1/places")).json() == {"resolution": None, "cells": []}
@@ -170,9 +168,7 @@ async def test_without_files_the_lists_are_empty_and_the_page_offers_nothing(
 @pytest.mark.parametrize(
     ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
-async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(
-    browser: Browser, config: Config, size: dict[str, int], colours: str
-) -> None:
+async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(browser, config, size, colours):
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
     async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client), **options) as page:
         if size == DESKTOP:
@@ -207,9 +203,7 @@ async def test_cells_are_called_by_their_places_and_hostile_names_stay_words(
 
 
 @needs_chromium
-async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_in_the_address(
-    browser: Browser, config: Config
-) -> None:
+async def test_a_place_stop_route_area_and_index_are_found_by_keyboard_and_stay_in_the_address(browser, config):
     async with serving(config, window(config, 0)) as client, opened(browser, origin_of(client)) as page:
         await page.locator("#map canvas").focus()
         await find(page, "/", "شارع")
@@ -271,9 +265,7 @@ ADDRESSES = {
 @pytest.mark.nightly
 @needs_chromium
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
-    browser: Browser, config: Config, size: dict[str, int]
-) -> None:
+async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(browser, config, size):
     first, *_ = ADDRESSES
     async with (
         serving(config, window(config, 0)) as client,
@@ -297,8 +289,8 @@ async def test_an_address_with_an_area_and_no_place_shows_the_area_whole(
 @needs_chromium
 @pytest.mark.parametrize("size", [DESKTOP, nightly(PHONE)], ids=["desktop", "phone"])
 async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until_something_else_is_chosen(
-    browser: Browser, config: Config, size: dict[str, int]
-) -> None:
+    browser, config, size
+):
     shown = "#hexagons=on"
     async with (
         serving(config, window(config, 0)) as client,
@@ -334,7 +326,7 @@ async def test_a_stop_that_is_searched_is_marked_with_its_name_where_it_is_until
 
 @needs_chromium
 @pytest.mark.nightly
-async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, config: Config) -> None:
+async def test_an_address_of_an_area_that_is_unknown_says_so(browser, config):
     place = f"?area={quote('<script>document.title=1</script>')}"
     async with (
         serving(config, window(config, 0)) as client,
@@ -346,8 +338,8 @@ async def test_an_address_of_an_area_that_is_unknown_says_so(browser: Browser, c
 
 @needs_chromium
 async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their_cells(
-    browser: Browser, kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+    browser, kafka, tmp_path, topic_name
+):
     """A road runs through BUSY, a path through UNCERTAIN; a street and a sensor are in STEADY."""
     busy, steady, uncertain = map(h3.cell_to_latlng, (BUSY, STEADY, UNCERTAIN))
     roads = {"primary": busy, "path": uncertain}
@@ -392,9 +384,7 @@ async def test_roads_of_a_basemap_streets_and_sensors_carry_the_colours_of_their
 
 @pytest.mark.nightly
 @needs_chromium
-async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(
-    browser: Browser, config: Config
-) -> None:
+async def test_streets_carry_the_colour_of_their_cell_with_or_without_hexagons(browser, config):
     place, side = f"#at=13/{CENTRE[0]:.4f}/{CENTRE[1]:.4f}", 60
     class_20_25, land = (0x26, 0x82, 0x8E), (0xEE, 0xF0, 0xF1)
 

@@ -89,7 +89,7 @@ WRONG_PLACES = {
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG_PLACES.values(), ids=WRONG_PLACES)
-def test_a_wrong_file_of_places_is_refused_with_its_reason(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_of_places_is_refused_with_its_reason(tmp_path, text, said):
     path = tmp_path / "places.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"public.places .*{said}"):
@@ -106,7 +106,7 @@ WRONG_STREETS = {
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG_STREETS.values(), ids=WRONG_STREETS)
-def test_a_wrong_file_of_streets_is_refused_with_its_reason(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_file_of_streets_is_refused_with_its_reason(tmp_path, text, said):
     path = tmp_path / "streets.geojson"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"public.streets .*{said}"):
@@ -137,7 +137,7 @@ WRONG_AREAS = {
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG_AREAS.values(), ids=WRONG_AREAS)
-def test_a_wrong_file_of_areas_is_refused_with_its_reason(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_a_wrong_file_of_areas_is_refused_with_its_reason(tmp_path, text, said):
     path = tmp_path / "areas.geojson"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=f"public.areas .*{said}"):
@@ -145,12 +145,12 @@ def test_a_wrong_file_of_areas_is_refused_with_its_reason(tmp_path: Path, text: 
 
 
 @pytest.mark.parametrize("name", ["\u200b", "a\u2028b", "a\u2029b", "\u200b \u2060"], ids=ascii)
-def test_a_name_that_shows_nothing_or_breaks_a_line_is_refused(name: str) -> None:
+def test_a_name_that_shows_nothing_or_breaks_a_line_is_refused(name):
     with pytest.raises(ValueError, match=r"^the name, .* has (no visible character|control characters); "):
         check_name(name, "the name")
 
 
-def test_large_files_are_refused_before_they_are_read_and_shapes_before_they_are_checked(tmp_path: Path) -> None:
+def test_large_files_are_refused_before_they_are_read_and_shapes_before_they_are_checked(tmp_path):
     for name, read, most in (
         ("places", read_places, places.LARGEST),
         ("areas", lambda path: read_areas(path, NONE), areas.LARGEST),
@@ -171,16 +171,14 @@ def test_large_files_are_refused_before_they_are_read_and_shapes_before_they_are
     assert calls_in(refused) < 200_000, "eleven for each of the first 10 000 points, not for all"
 
 
-def test_a_missing_file_is_named_with_its_key(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_its_key(tmp_path):
     with pytest.raises(ConfigError, match=r"public\.places .*name a readable file"):
         read_places(tmp_path / "none.json")
     with pytest.raises(ConfigError, match=r"public\.areas .*name a readable file"):
         read_areas(tmp_path, NONE)
 
 
-def test_serve_says_what_is_wrong_with_the_files_before_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_says_what_is_wrong_with_the_files_before_it_starts(tmp_path, monkeypatch):
     (tmp_path / "places.json").write_text("{}")
     monkeypatch.setenv("HEXVEIL_PUBLIC__PLACES", str(tmp_path / "places.json"))
     done = CliRunner().invoke(app, ["serve", "--config", str(REPO_ROOT / "config" / "bus-fleet.toml")])
@@ -189,7 +187,7 @@ def test_serve_says_what_is_wrong_with_the_files_before_it_starts(
     assert "hexveil gtfs" in done.output
 
 
-def test_a_cell_is_in_a_polygon_if_its_centre_is_and_a_hole_is_outside() -> None:
+def test_a_cell_is_in_a_polygon_if_its_centre_is_and_a_hole_is_outside():
     """Against H3's own test of containment, on 1 500 cells; none lies on an edge."""
     outer, hole = ring_of(400), [[-97.7, 30.28], [-97.66, 30.28], [-97.66, 30.33], [-97.7, 30.33]]
     area = PolygonArea("a", [[[(x, y) for x, y in outer], [(x, y) for x, y in hole]]])
@@ -199,7 +197,7 @@ def test_a_cell_is_in_a_polygon_if_its_centre_is_and_a_hole_is_outside() -> None
     assert set(area.holds((cell, []) for cell in tried)) == wanted
 
 
-def test_a_merged_cell_is_in_a_polygon_by_a_part_that_was_not_released_apart() -> None:
+def test_a_merged_cell_is_in_a_polygon_by_a_part_that_was_not_released_apart():
     """Its centre lies in its centre child: where that was released apart, another part stands for the rest."""
     parent = h3.cell_to_parent(CELL, 6)
     child, grandchild = h3.cell_to_center_child(parent, 7), h3.cell_to_center_child(parent, 8)
@@ -214,7 +212,7 @@ def test_a_merged_cell_is_in_a_polygon_by_a_part_that_was_not_released_apart() -
     assert large.holds([(parent, [child, grandchild])]) == [parent]
 
 
-def test_a_corridor_holds_merged_cells_that_cover_it_and_smaller_cells_within_it() -> None:
+def test_a_corridor_holds_merged_cells_that_cover_it_and_smaller_cells_within_it():
     parent = h3.cell_to_parent(CELL, 6)
     others = [cell for cell in h3.cell_to_children(parent, 7) if cell != CELL]
     corridor = Corridor("10", [CELL], 7)
@@ -243,7 +241,7 @@ def noisy(rng: np.random.Generator, scales: list[float], events: list[int], *, z
 
 @pytest.mark.parametrize("zcdp", [False, True], ids=["Laplace", "Gaussian"])
 @pytest.mark.parametrize("scales", [[2.0], [2.0, 0.5, 0.1], nightly([1.0] * 12)], ids=["one", "unequal", "many"])
-def test_the_interval_of_an_area_holds_the_mean_without_noise_in_95_percent(scales: list[float], zcdp: bool) -> None:
+def test_the_interval_of_an_area_holds_the_mean_without_noise_in_95_percent(scales, zcdp):
     """n = 4 000, alpha = 1e-6 one-sided; an interval with 93 % would fail with probability above 0.6, one with 92 %
     above 0.99."""
     rng, n = np.random.default_rng(11), 4_000
@@ -256,7 +254,7 @@ def test_the_interval_of_an_area_holds_the_mean_without_noise_in_95_percent(scal
     assert missed <= n * p0 + 4.75 * math.sqrt(n * p0 * (1 - p0)), f"n={n} missed={missed / n:.4f} p0={p0}"
 
 
-def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_possible_range() -> None:
+def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_possible_range():
     assert combined([], Clipping(0.0, 60.0))["mean"] is None
     body = {"cell": CELL, "status": "suppressed", "events": 4}
     nothing = combined(numbers_of([json.dumps(body).encode()]), Clipping(0.0, 60.0))
@@ -269,7 +267,7 @@ def test_an_area_without_published_cells_has_no_mean_and_a_mean_stays_in_the_pos
     assert (mean["value"], mean["raw"], mean["interval"]) == (60, 75.0, [60, 60])
 
 
-def test_corridors_follow_the_polygons_in_the_order_of_route_numbers(tmp_path: Path) -> None:
+def test_corridors_follow_the_polygons_in_the_order_of_route_numbers(tmp_path):
     routes = ["Airport", "10", "9", "100", "²"]
     (tmp_path / "places.json").write_text(place_file(cells=[{"cell": CELL, "routes": routes}]))
     (tmp_path / "areas.geojson").write_text(collection(feature("شارع", square(30, -98, 1))))
@@ -308,9 +306,7 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", nightly_but(["share", "sample"], CASES))
-def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_count(
-    tmp_path: Path, case: str
-) -> None:
+def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_count(tmp_path, case):
     """n = 80, alpha = 1e-6 one-sided; an interval with 75 % would fail with probability above 0.9. With the clamp it
     was 30 %."""
     epsilon, changes = CASES[case]
@@ -333,7 +329,7 @@ def test_the_interval_of_an_area_with_empty_and_unlike_cells_holds_its_mean_and_
     assert missed.max() <= n * p0 + 4.75 * math.sqrt(n * p0 * (1 - p0)), f"{n=} {missed / n=} {p0=}"
 
 
-def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
+def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path):
     """The noise leaves open what the mean is, and no bound is stated in its place. 5 % may state one by chance; n = 40,
     alpha = 1e-6."""
     config = riders(tmp_path, **MEAN_ONLY)
@@ -345,7 +341,7 @@ def test_an_area_of_empty_cells_has_no_mean_under_noise(tmp_path: Path) -> None:
     assert {area["published"] == area["cells"] > 20 for area in answers} == {True}
 
 
-def test_gaussian_noise_is_read_as_such(tmp_path: Path) -> None:
+def test_gaussian_noise_is_read_as_such(tmp_path):
     """One release with so little noise that the mean is known to 3 km/h. Ten intervals; one that holds 95 % fails 6 of
     them with probability 3e-6."""
     config = zcdp_config(tmp_path, 20.0, 480.0, **MEAN_ONLY)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import h3
 import pytest
@@ -204,7 +204,7 @@ async def choose(page: Page, label: str) -> None:
     await painted(page, before)
 
 
-async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_as_not_published(shown: Shown) -> None:
+async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_as_not_published(shown):
     page, released = shown.page, bodies(shown.messages)
     await page.get_by_role("button", name="Cells as a table").click()
     rows = page.locator("#table-scroll tbody tr")
@@ -218,7 +218,7 @@ async def test_released_cells_are_shown_with_their_intervals_and_the_suppressed_
     await expect(page.locator("#legend")).to_contain_text("not published")
 
 
-async def test_the_tooltip_says_value_interval_and_noise(shown: Shown) -> None:
+async def test_the_tooltip_says_value_interval_and_noise(shown):
     page, released = shown.page, bodies(shown.messages)
     for cell in (BUSY, UNCERTAIN):
         await page.mouse.move(*await place_of(page, cell))
@@ -230,7 +230,7 @@ async def test_the_tooltip_says_value_interval_and_noise(shown: Shown) -> None:
     await expect(page.locator("#tooltip")).to_contain_text("Too few users: 1 user reported here")
 
 
-async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(shown: Shown) -> None:
+async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(shown):
     page, land = shown.page, (0xEE, 0xF0, 0xF1)
     strength = {}
     for cell, colour in ((BUSY, VIRIDIS_20_25), (UNCERTAIN, None)):
@@ -242,20 +242,20 @@ async def test_a_cell_fades_when_its_interval_spans_more_than_one_class(shown: S
     assert strength[UNCERTAIN] < 0.85 * strength[BUSY]
 
 
-async def test_a_cell_that_is_not_published_is_hatched(shown: Shown) -> None:
+async def test_a_cell_that_is_not_published_is_hatched(shown):
     for cell, hatched in ((LONELY, True), (BUSY, False)):
         light = [sum(pixel) for pixel in await pixels(shown.page, cell, below=20)]
         assert (max(light) - min(light) > 100) == hatched
 
 
-async def test_a_first_window_says_nothing_of_what_is_typical(day: Shown) -> None:
+async def test_a_first_window_says_nothing_of_what_is_typical(day):
     await revisit(day.page, "#colours=typical")
     await shows(day.page, 4)
     await expect(day.page.get_by_role("radio", name="Typical", exact=True)).to_be_disabled()
     await expect(day.page.get_by_role("radio", name="Now", exact=True)).to_be_checked()
 
 
-async def test_a_range_of_windows_is_chosen_and_downloaded(day: Shown) -> None:
+async def test_a_range_of_windows_is_chosen_and_downloaded(day):
     page = day.page
     await revisit(page, "")
     await page.locator("#downloads summary").click()
@@ -266,7 +266,7 @@ async def test_a_range_of_windows_is_chosen_and_downloaded(day: Shown) -> None:
     assert len((await answer.text()).splitlines()) == 1 + 3 * len(CELLS)
 
 
-async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_path: Path, topic_name: str) -> None:
+async def test_every_statistic_can_be_chosen(browser, kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "privacy.epsilon": 100.0, "privacy.budget": 2400.0}
     config = city_config(tmp_path, **overrides | {"speed.statistics": ["mean", "variance", "p50", "p85"]})
     messages = window(config, 0)
@@ -286,9 +286,7 @@ async def test_every_statistic_can_be_chosen(browser: Browser, kafka: str, tmp_p
 
 
 @pytest.mark.nightly
-async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(
-    browser: Browser, kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval(browser, kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "speed.statistics": ["mean", "variance"]}
     config = city_config(tmp_path, **overrides | {"speed.post_processing": ["clipped-normal"]})
     messages = windows(config, [USUAL_DAY] * 4)
@@ -307,13 +305,13 @@ async def test_a_percentile_that_is_modelled_alone_is_marked_and_has_no_interval
         await expect(page.locator("#legend")).to_contain_text("Every cell is faint")
 
 
-async def test_a_statistic_that_was_not_released_cannot_be_chosen(day: Shown) -> None:
+async def test_a_statistic_that_was_not_released_cannot_be_chosen(day):
     await revisit(day.page, "#statistic=p85")
     await expect(day.page.get_by_role("radio", name="85th percentile of speed (p85)")).to_be_disabled()
     await expect(day.page.get_by_role("radio", name="Mean speed of all reports")).to_be_checked()
 
 
-async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser: Browser, config: Config) -> None:
+async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser, config):
     async with city(browser, config, windows(config, [USUAL_DAY] * 2)) as (page, _):
         slider, live = page.get_by_role("slider", name="Window"), page.locator("#live-button")
         await shows(page, 1)
@@ -335,16 +333,14 @@ async def test_windows_arrive_live_wait_while_paused_and_live_returns(browser: B
         await shows(page, 2)
 
 
-async def test_the_badge_says_how_old_the_newest_window_is(shown: Shown) -> None:
+async def test_the_badge_says_how_old_the_newest_window_is(shown):
     page = shown.page
     await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
     await expect(page.locator("#badge")).to_contain_text(re.compile(r"Stale: the last window ended \d+ years ago"))
 
 
 @pytest.mark.nightly
-async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(
-    browser: Browser, config: Config
-) -> None:
+async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_comes(browser, config):
     async with city(browser, config, []) as (page, _):
         await expect(page.locator("#empty")).to_contain_text("No window was released yet")
         await publish(config.kafka.bootstrap, window(config, 0))
@@ -352,7 +348,7 @@ async def test_before_the_first_window_the_page_says_so_and_shows_it_when_it_com
         await expect(page.locator("#empty")).to_be_hidden()
 
 
-async def test_an_address_shows_the_same_place_window_and_statistic_again(browser: Browser, day: Shown) -> None:
+async def test_an_address_shows_the_same_place_window_and_statistic_again(browser, day):
     page = day.page
     place = f"#at=12.50/30.2500/-97.7000&window=2017-03-21T13:00:00Z&statistic=mean&colours=now&cell={STEADY}"
     await revisit(page, place)
@@ -369,7 +365,7 @@ async def test_an_address_shows_the_same_place_window_and_statistic_again(browse
 
 
 @pytest.mark.nightly
-async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(browser: Browser, config: Config) -> None:
+async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(browser, config):
     place = "#window=2016-01-01T00:00:00Z"
     async with city(browser, config, windows(config, [USUAL_DAY] * 2), place) as (page, _):
         card = page.locator("#empty")
@@ -392,7 +388,7 @@ async def test_an_address_of_a_window_that_is_gone_says_so_and_shows_no_other(br
         await expect(page.locator("#live-text")).to_have_text("Following")
 
 
-async def test_a_withheld_window_says_why_it_is_empty(kinds: Shown) -> None:
+async def test_a_withheld_window_says_why_it_is_empty(kinds):
     page = kinds.page
     await turn_to(page, "withheld")
     await expect(page.locator("#empty")).to_contain_text("This window was withheld")
@@ -401,7 +397,7 @@ async def test_a_withheld_window_says_why_it_is_empty(kinds: Shown) -> None:
     await expect(page.locator("#empty")).to_be_hidden()
 
 
-async def test_an_area_is_in_the_address_and_comes_back_with_it(day: Shown) -> None:
+async def test_an_area_is_in_the_address_and_comes_back_with_it(day):
     page = day.page
     await revisit(page, "#at=11.00/30.2500/-97.7000&area=-97.8,30.15,-97.6,30.28")
     await expect(page.locator("#area-mean")).to_have_text(READING)
@@ -417,7 +413,7 @@ async def test_an_area_is_in_the_address_and_comes_back_with_it(day: Shown) -> N
     assert "area" not in await fields(page)
 
 
-async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(shown: Shown) -> None:
+async def test_a_box_on_the_map_answers_with_interval_and_says_what_it_lacks(shown):
     page = shown.page
     await page.get_by_role("button", name="Measure an area").click()
     (x0, y0), (x1, y1) = await place_of(page, BUSY, (-60, 60)), await place_of(page, STEADY, (60, -60))
@@ -439,7 +435,7 @@ def whole(number: float) -> str:
 
 
 @pytest.mark.nightly
-async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser: Browser, config: Config) -> None:
+async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser, config):
     *cells, marker = window(config, 0)
     histograms = [histogram_message(config.feed.name, mechanism) for mechanism in ("htf", "ug")]
     # Chromium calls the refusal at the end an error.
@@ -461,7 +457,7 @@ async def test_a_box_is_counted_by_every_spatial_histogram_of_the_window(browser
         await expect(page.locator("#histogram-count")).to_contain_text("lies outside the histogram's domain")
 
 
-async def test_the_past_of_a_cell_is_plotted(day: Shown) -> None:
+async def test_the_past_of_a_cell_is_plotted(day):
     page = day.page
     await revisit(page, "")
     await page.mouse.click(*await place_of(page, BUSY))
@@ -469,7 +465,7 @@ async def test_the_past_of_a_cell_is_plotted(day: Shown) -> None:
     await expect(page.locator("#details .uplot canvas")).to_be_visible()
 
 
-async def test_downloads_are_linked_and_are_the_window(shown: Shown) -> None:
+async def test_downloads_are_linked_and_are_the_window(shown):
     page = shown.page
     await page.locator("#downloads summary").click()
     links = page.locator("#download-list a")
@@ -482,9 +478,7 @@ async def test_downloads_are_linked_and_are_the_window(shown: Shown) -> None:
 
 
 @pytest.mark.nightly
-async def test_parquet_is_offered_only_where_the_server_can_write_it(
-    browser: Browser, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_parquet_is_offered_only_where_the_server_can_write_it(browser, config, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     async with city(browser, config, window(config, 0)) as (page, _):
         await page.locator("#downloads summary").click()
@@ -492,7 +486,7 @@ async def test_parquet_is_offered_only_where_the_server_can_write_it(
 
 
 @pytest.mark.nightly
-async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_stay(day: Shown) -> None:
+async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_stay(day):
     page = day.page
     mean = bodies(day.messages)[BUSY]["mean"]["value"]  # of the last window
     await revisit(page, f"#at=11/30.25/-97.7&cell={BUSY}")
@@ -511,7 +505,7 @@ async def test_speeds_are_said_in_mph_where_the_reader_wants_them_and_so_they_st
     await expect(page.locator("#details .reading")).to_contain_text("km/h")
 
 
-async def test_about_the_noise_says_what_the_marker_promises(shown: Shown) -> None:
+async def test_about_the_noise_says_what_the_marker_promises(shown):
     page = shown.page
     await page.get_by_role("button", name="About the noise").click()
     said = page.locator("#about")
@@ -531,7 +525,7 @@ async def test_about_the_noise_says_what_the_marker_promises(shown: Shown) -> No
     await expect(said).to_be_hidden()
 
 
-async def test_spatial_histograms_are_named_with_their_epsilon_and_the_sum_that_is_spent(kinds: Shown) -> None:
+async def test_spatial_histograms_are_named_with_their_epsilon_and_the_sum_that_is_spent(kinds):
     page = kinds.page
     await turn_to(page, "histograms")
     await expect(page.locator("#legend")).to_contain_text("spatial histograms (htf, ug)")
@@ -544,7 +538,7 @@ async def test_spatial_histograms_are_named_with_their_epsilon_and_the_sum_that_
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-async def test_about_the_noise_claims_noise_on_counts_only_where_they_have_it(kinds: Shown, relation: str) -> None:
+async def test_about_the_noise_claims_noise_on_counts_only_where_they_have_it(kinds, relation):
     page = kinds.page
     await turn_to(page, relation)
     await page.get_by_role("button", name="About the noise").click()
@@ -560,8 +554,8 @@ async def test_about_the_noise_claims_noise_on_counts_only_where_they_have_it(ki
     ("relation", "speeds"), [("values", "missing"), nightly("values", "reported"), ("participation", "derived")]
 )
 async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_values_does_not_protect_them(
-    browser: Browser, config: Config, relation: str, speeds: str
-) -> None:
+    browser, config, relation, speeds
+):
     *cells, marker = window(config, 0)
     described = config.model_copy(update={"feed": config.feed.model_copy(update={"speeds": speeds})})
     async with city(browser, described, closed(cells, marker, relation=relation)) as (page, _):
@@ -580,9 +574,7 @@ async def test_legend_and_about_the_noise_say_which_speeds_are_derived_and_that_
 
 
 @pytest.mark.nightly
-async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_where_speeds_come_from(
-    browser: Browser, config: Config
-) -> None:
+async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_where_speeds_come_from(browser, config):
     messages = window(config, 0)
     other = {"name": f"{config.feed.name[:30]}-x", "speeds": "derived"}
     described = config.model_copy(update={"feed": config.feed.model_copy(update=other)})
@@ -591,7 +583,7 @@ async def test_of_another_feed_than_the_configured_one_the_page_does_not_say_whe
         await expect(page.locator("#legend")).not_to_contain_text("configured to compute")
 
 
-async def test_about_the_noise_gives_rho_and_delta_under_zcdp(kinds: Shown) -> None:
+async def test_about_the_noise_gives_rho_and_delta_under_zcdp(kinds):
     page = kinds.page
     await turn_to(page, "zcdp")
     await page.get_by_role("button", name="About the noise").click()
@@ -599,7 +591,7 @@ async def test_about_the_noise_gives_rho_and_delta_under_zcdp(kinds: Shown) -> N
         await expect(page.locator("#about")).to_contain_text(text)
 
 
-async def test_everything_can_be_done_by_keyboard(day: Shown) -> None:
+async def test_everything_can_be_done_by_keyboard(day):
     page = day.page
     await revisit(page, "#at=11/30.25/-97.7")
     await page.keyboard.press("Tab")
@@ -646,7 +638,7 @@ async def modelled(browser: Browser, new_city: NewCity) -> AsyncIterator[Page]:
     [(PHONE, "dark"), nightly(DESKTOP, "light"), nightly(DESKTOP, "dark"), nightly(PHONE, "light")],
     ids=["phone-dark", "desktop-light", "desktop-dark", "phone-light"],
 )
-async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colours: Literal["light", "dark"]) -> None:
+async def test_axe_finds_no_violation(modelled, size, colours):
     page = modelled
     await page.set_viewport_size(size)  # type: ignore[arg-type]
     await page.emulate_media(color_scheme=colours)
@@ -666,7 +658,7 @@ async def test_axe_finds_no_violation(modelled: Page, size: dict[str, int], colo
     await no_violation(page)
 
 
-async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Browser, config: Config) -> None:
+async def test_a_phone_shows_everything_without_scrolling_sideways(browser, config):
     async with city(browser, config, window(config, 0), size=PHONE, has_touch=True) as (page, _):
         assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         for name in ("#badge", "#live-button", "#slider", "#controls", "#table-button", "#about-button"):
@@ -680,7 +672,7 @@ async def test_a_phone_shows_everything_without_scrolling_sideways(browser: Brow
 
 
 @pytest.mark.nightly
-async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Browser, config: Config) -> None:
+async def test_dark_follows_the_system_and_the_button_overrules_it(browser, config):
     async with city(browser, config, window(config, 0), color_scheme="dark") as (page, _):
         root = page.locator("html")
         await expect(root).to_have_attribute("data-theme", "dark")
@@ -703,8 +695,8 @@ async def test_dark_follows_the_system_and_the_button_overrules_it(browser: Brow
     ],
 )
 async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
-    browser: Browser, config: Config, tmp_path: Path, colours: str, attribution: str
-) -> None:
+    browser, config, tmp_path, colours, attribution
+):
     lat, lng = h3.cell_to_latlng(BUSY)
     street = [(lat - 0.05, lng - 0.2), (lat, lng), (lat + 0.05, lng + 0.2)]
     tiles = archive(tmp_path / "city.pmtiles", [(street, {})], range(9, 10), attribution)
@@ -732,8 +724,8 @@ async def test_a_basemap_is_read_by_ranges_and_its_streets_lie_on_the_hexagons(
 
 @pytest.mark.nightly
 async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_font_of_the_server(
-    browser: Browser, config: Config, tmp_path: Path
-) -> None:
+    browser, config, tmp_path
+):
     """The same street without and with its name, from left to right or from right to left."""
     empty = h3.latlng_to_cell(30.6, -97.7, 7)
     lat, lng = h3.cell_to_latlng(empty)
@@ -755,7 +747,7 @@ async def test_the_names_of_streets_and_places_are_written_on_the_map_without_a_
         assert sum(abs(a - b) > 60 for a, b in zip(without, picture, strict=True)) > 200
 
 
-async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(day: Shown) -> None:
+async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(day):
     """Neither the cell of 45 km/h nor the land nor its grid is as dark in red, green and blue."""
     await revisit(day.page, "#at=11/30.25/-97.7&colours=now")
     seen = await pixels(day.page, STEADY, 400)
@@ -763,7 +755,7 @@ async def test_a_light_cell_on_light_land_has_an_outline_that_can_be_seen(day: S
 
 
 @pytest.mark.nightly
-async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, config: Config, tmp_path: Path) -> None:
+async def test_the_names_of_streets_are_larger_on_a_wall(browser, config, tmp_path):
     """One name where there is nothing else: its letters cover (20 / 12)² as many pixels."""
     empty = h3.latlng_to_cell(30.6, -97.7, 7)
     lat, lng = h3.cell_to_latlng(empty)
@@ -785,7 +777,7 @@ async def test_the_names_of_streets_are_larger_on_a_wall(browser: Browser, confi
     assert large > 1.8 * small
 
 
-async def test_hostile_words_in_messages_and_addresses_stay_words(browser: Browser, config: Config) -> None:
+async def test_hostile_words_in_messages_and_addresses_stay_words(browser, config):
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
     *cells, marker = window(config, 0)
     changed = []
@@ -809,9 +801,7 @@ async def test_hostile_words_in_messages_and_addresses_stay_words(browser: Brows
         assert await page.title() == "Hexveil"
 
 
-async def test_a_server_that_comes_back_is_followed_again(
-    browser: Browser, config: Config, unused_tcp_port: int
-) -> None:
+async def test_a_server_that_comes_back_is_followed_again(browser, config, unused_tcp_port):
     await publish_and_create(config, windows(config, [USUAL_DAY]))
     origin = f"http://127.0.0.1:{unused_tcp_port}"
     first = await started(config, unused_tcp_port)
@@ -859,8 +849,8 @@ def outlined(seen: list[tuple[int, int, int]], colour: tuple[int, int, int]) -> 
 
 
 async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_reader(
-    browser: Browser, kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+    browser, kafka, tmp_path, topic_name
+):
     rule = {"name": "stau", "below": 18.0, "false_alarms_per_day": 0.5}
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka, "public.alerts": [rule]}
     config = city_config(tmp_path, **overrides)
@@ -894,9 +884,7 @@ async def test_an_alert_is_outlined_listed_and_explained_in_the_language_of_the_
 
 
 @pytest.mark.nightly
-async def test_the_page_fits_a_wall_paper_and_languages_that_run_from_right_to_left(
-    browser: Browser, config: Config
-) -> None:
+async def test_the_page_fits_a_wall_paper_and_languages_that_run_from_right_to_left(browser, config):
     async with city(browser, config, window(config, 0), "#at=10/30.25/-97.7") as (page, _):
         await expect(page.locator("#alerts")).to_be_hidden()
         small = await page.locator("#window-text").bounding_box()

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_the_built_files_are_those_of_the_sources() -> None:
+def test_the_built_files_are_those_of_the_sources():
     """``build.json`` was written by the build: digests of the sources and of every built file but itself."""
     manifest = json.loads((STATIC / "build.json").read_text())
     below = [path.relative_to(SOURCES).as_posix() for path in (SOURCES / "src").rglob("*") if path.is_file()]
@@ -48,7 +47,7 @@ def test_the_built_files_are_those_of_the_sources() -> None:
 
 @needs_packages
 @pytest.mark.nightly
-def test_building_again_gives_the_same_files(tmp_path: Path) -> None:
+def test_building_again_gives_the_same_files(tmp_path):
     run = ["npx", "vite", "build", "--outDir", str(tmp_path), "--emptyOutDir", "--logLevel", "warn"]
     subprocess.run(run, cwd=SOURCES, check=True, capture_output=True, timeout=240)
     for path in STATIC.rglob("*"):
@@ -57,18 +56,18 @@ def test_building_again_gives_the_same_files(tmp_path: Path) -> None:
 
 
 @needs_packages
-def test_the_pure_parts_pass_their_own_tests() -> None:
+def test_the_pure_parts_pass_their_own_tests():
     done = subprocess.run(["npm", "test"], cwd=SOURCES, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_licences_of_everything_bundled_are_shipped() -> None:
+def test_the_licences_of_everything_bundled_are_shipped():
     text = (STATIC / "licences.md").read_text()
     for package in ("maplibre-gl", "h3-js", "uplot", "pmtiles", "topojson-client", "world-atlas"):
         assert package in text, package
 
 
-async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_path: Path) -> None:
+async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_path):
     async with TestClient(TestServer(make_app(bus_config(tmp_path))), auto_decompress=False) as client:
         for name in ("", *(name for name in read_assets() if name.startswith("assets/"))):
             answer = await client.get(f"/{name}", headers={"Accept-Encoding": "gzip"})
@@ -86,7 +85,7 @@ async def test_files_come_compressed_with_entity_tags_and_a_strict_policy(tmp_pa
         assert await plain.read() == (STATIC / "index.html").read_bytes()
 
 
-def test_the_first_load_is_at_most_600_kb_compressed_in_every_language() -> None:
+def test_the_first_load_is_at_most_600_kb_compressed_in_every_language():
     """Everything but what is fetched only when it is opened, the past of a cell and the search, or seen: the land."""
     size = {name: len(asset.compressed) for name, asset in read_assets().items()}
     languages = [name for name in size if re.match(r"assets/\w\w-", name)]
@@ -104,7 +103,7 @@ def test_the_first_load_is_at_most_600_kb_compressed_in_every_language() -> None
     assert always + max(size[name] for name in languages) <= 600_000
 
 
-async def test_the_page_is_framed_by_those_whom_the_configuration_names_and_else_by_nobody(tmp_path: Path) -> None:
+async def test_the_page_is_framed_by_those_whom_the_configuration_names_and_else_by_nobody(tmp_path):
     sites = ["https://desk.example.org", "http://127.0.0.1:8000"]
     for named, said in (([], "'none'"), (sites, " ".join(sites))):
         config = bus_config(tmp_path, **{"public.frame_ancestors": named})
@@ -116,7 +115,7 @@ async def test_the_page_is_framed_by_those_whom_the_configuration_names_and_else
 @pytest.mark.parametrize(
     "site", ["https://x.example/path", "'self'; script-src *", "x.example", "https://x\r\nSet-Cookie:a"]
 )
-def test_a_frame_ancestor_that_is_no_origin_is_refused(tmp_path: Path, site: str) -> None:
+def test_a_frame_ancestor_that_is_no_origin_is_refused(tmp_path, site):
     with pytest.raises(ConfigError, match="frame_ancestors"):
         bus_config(tmp_path, **{"public.frame_ancestors": [site]})
 
@@ -124,21 +123,21 @@ def test_a_frame_ancestor_that_is_no_origin_is_refused(tmp_path: Path, site: str
 @pytest.mark.parametrize(
     "path", ["/assets/nothing.js", "/assets/..%2fbuild.json", "/index.html", "/dashboard/basemap.pmtiles", "/x"]
 )
-async def test_what_is_not_there_is_not_found(tmp_path: Path, path: str) -> None:
+async def test_what_is_not_there_is_not_found(tmp_path, path):
     async with TestClient(TestServer(make_app(bus_config(tmp_path)))) as client:
         answer = await client.get(path)
         assert answer.status == 404
         assert answer.content_type == "application/problem+json"
 
 
-async def test_the_page_has_no_inline_script_and_names_no_other_host() -> None:
+async def test_the_page_has_no_inline_script_and_names_no_other_host():
     page = (STATIC / "index.html").read_text()
     assert "<script>" not in page
     assert "style=" not in page
     assert "http" not in page
 
 
-async def test_a_basemap_is_served_by_byte_ranges_that_no_browser_keeps(tmp_path: Path) -> None:
+async def test_a_basemap_is_served_by_byte_ranges_that_no_browser_keeps(tmp_path):
     archive = tmp_path / "city.pmtiles"
     content = b"PMTiles\x03" + bytes(range(256)) * 8
     archive.write_bytes(content)
@@ -153,7 +152,7 @@ async def test_a_basemap_is_served_by_byte_ranges_that_no_browser_keeps(tmp_path
         assert (whole.status, await whole.read()) == (200, content), "a part of another version is of no use"
 
 
-def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(BasemapError, match="name a PMTiles archive"):
         check_basemap(tmp_path / "missing.pmtiles")
     other = tmp_path / "other.pmtiles"
@@ -162,14 +161,14 @@ def test_a_basemap_that_is_none_is_refused_with_a_remedy(tmp_path: Path) -> None
         check_basemap(other)
 
 
-def test_serve_refuses_a_basemap_that_is_none_before_it_starts(tmp_path: Path) -> None:
+def test_serve_refuses_a_basemap_that_is_none_before_it_starts(tmp_path):
     config = str(hourly.BUS)
     done = CliRunner().invoke(app, ["serve", "--config", config, "--basemap", str(tmp_path / "missing.pmtiles")])
     assert done.exit_code == 2
     assert "name a PMTiles archive" in done.output
 
 
-def test_the_basemap_of_the_configuration_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_basemap_of_the_configuration_is_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("HEXVEIL_PUBLIC__BASEMAP", str(tmp_path / "configured.pmtiles"))
     config = str(REPO_ROOT / "config" / "bus-fleet.toml")
     done = CliRunner().invoke(app, ["serve", "--config", config])
@@ -207,7 +206,7 @@ ENGLISH = texts_of("en")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_language_has_the_same_texts_with_the_same_placeholders(language: str) -> None:
+def test_every_language_has_the_same_texts_with_the_same_placeholders(language):
     texts = texts_of(language)
     assert list(texts) == list(ENGLISH)
     for key, text in texts.items():
@@ -220,7 +219,7 @@ PLURALS = {"en": {"one", "other"}, "pl": {"one", "few", "many", "other"}}
 """Forms of a text with a number; languages that are not named have those of English."""
 
 
-def test_the_languages_are_those_that_the_page_offers_with_every_plural_form() -> None:
+def test_the_languages_are_those_that_the_page_offers_with_every_plural_form():
     source = (SOURCES / "src" / "texts.ts").read_text(encoding="utf-8")
     assert (
         LANGUAGES
@@ -240,12 +239,12 @@ CENTRED = ("#empty {", "#notice {", "#tooltip {", "  content: ''; position: abso
 """Rules in which a side of the screen is meant, or both are the same."""
 
 
-def test_the_layout_names_no_side_so_that_it_can_run_from_right_to_left() -> None:
+def test_the_layout_names_no_side_so_that_it_can_run_from_right_to_left():
     lines = (SOURCES / "src" / "style.css").read_text(encoding="utf-8").splitlines()
     assert not [line for line in lines if PHYSICAL.search(line) and not line.startswith(CENTRED)]
 
 
-def test_every_text_is_used_and_no_source_writes_sentences_itself() -> None:
+def test_every_text_is_used_and_no_source_writes_sentences_itself():
     files = [SOURCES / "index.html", *(SOURCES / "src").glob("*.ts")]
     source = "\n".join(path.read_text(encoding="utf-8") for path in files)
     whole = [key for key in ENGLISH if not PUT_TOGETHER.fullmatch(key)]
@@ -256,7 +255,7 @@ def test_every_text_is_used_and_no_source_writes_sentences_itself() -> None:
     assert "aria-label=" not in page
 
 
-def test_the_limits_that_the_server_names_have_texts_and_are_among_the_known_limits() -> None:
+def test_the_limits_that_the_server_names_have_texts_and_are_among_the_known_limits():
     known = (REPO_ROOT / "docs" / "known-limits.md").read_text(encoding="utf-8").replace("\n  ", " ").casefold()
     named = {f"limit.{limit['name']}.{part}" for limit in LIMITS for part in ("title", "text")}
     assert named == {key for key in ENGLISH if key.startswith("limit.")}

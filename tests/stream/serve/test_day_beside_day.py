@@ -8,7 +8,7 @@ from typing import Any
 
 import h3
 import pytest
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Page, Route, expect
 
 from stream.config import Config
 from stream.messages.message import Message, digest
@@ -65,8 +65,8 @@ def is_grey(seen: list[tuple[int, int, int]]) -> bool:
 
 
 async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_does_not_explain_has_a_colour(
-    browser: Browser, config: Config
-) -> None:
+    browser, config
+):
     """Which cells differ says the API, so no draw can make the test fail."""
     then, now = window(config, -WEEK), window(config, 0, {**JAM, UNCERTAIN: Cell(2, 1, 29.0)})
     messages = [*then, *window(config, -DAY), *now]
@@ -127,7 +127,7 @@ async def test_the_same_hour_of_a_week_before_is_compared_and_only_what_noise_do
 
 
 @pytest.mark.nightly
-async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser: Browser, config: Config) -> None:
+async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser, config):
     withheld = changed(window(config, -3 * DAY), marker={"withheld": True})
     messages = [*withheld, *window(config, -DAY), *window(config, 0)]
     reasons = {
@@ -154,7 +154,7 @@ async def test_a_window_that_is_not_there_says_why_and_no_other_is_shown(browser
 
 
 @pytest.mark.nightly
-async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browser: Browser, config: Config) -> None:
+async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browser, config):
     then = {**USUAL_DAY, BUSY: Cell(1, 1, 20.0)}
     del then[STEADY]
     before = changed(window(config, -DAY, then), **{UNCERTAIN: {"excludes": [LONELY]}})
@@ -172,7 +172,7 @@ async def test_a_cell_without_a_value_of_that_day_gives_its_public_reason(browse
 
 
 @pytest.mark.nightly
-async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(browser: Browser, tmp_path: Path) -> None:
+async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(browser, tmp_path):
     merging = {"hexagons.merge_until": 3.0, "hexagons.coarsest_resolution": 5, "privacy.epsilon": 8.0}
     config = city_config(tmp_path, **merging, **{"speed.min_users": 1, "privacy.budget": 192.0})
     children = sorted(h3.cell_to_children(h3.cell_to_parent(BUSY, 6), 7))[:4]
@@ -186,9 +186,7 @@ async def test_a_cell_of_a_window_that_merged_its_neighbours_was_another_area(br
 
 
 @pytest.mark.nightly
-async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(
-    browser: Browser, tmp_path: Path, kafka: str, topic_name: str
-) -> None:
+async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(browser, tmp_path, kafka, topic_name):
     config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with (
         serving(config, window(config, 0)) as client,
@@ -201,9 +199,7 @@ async def test_a_window_that_arrives_later_stands_beside_the_one_on_the_screen(
 
 
 @pytest.mark.nightly
-async def test_a_comparison_that_fails_does_not_keep_the_window_from_the_screen(
-    browser: Browser, config: Config
-) -> None:
+async def test_a_comparison_that_fails_does_not_keep_the_window_from_the_screen(browser, config):
     messages = [message for hour in (-DAY, 0, 1) for message in window(config, hour)]
     async with page_of(browser, config, messages, f"#colours=day&window={START}", errors=True) as (page, _):
         await expect(page.locator("#legend h3")).to_have_text("Compared with Mon, 20 Mar 2017, 07:00–08:00")
@@ -218,9 +214,7 @@ async def test_a_comparison_that_fails_does_not_keep_the_window_from_the_screen(
             await expect(page.locator("#legend h3")).not_to_contain_text("Compared with Mon")
 
 
-async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leaves_what_is_known(
-    browser: Browser, config: Config
-) -> None:
+async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leaves_what_is_known(browser, config):
     hours = (-DAY, -DAY + 1, 0, 1)
     messages = [message for hour in hours for message in window(config, hour)]
     async with page_of(browser, config, messages, "#colours=day", errors=True) as (page, _):
@@ -248,9 +242,7 @@ async def test_the_comparison_goes_with_the_window_and_a_server_that_fails_leave
     [(PHONE, "dark", "fr-FR"), nightly(DESKTOP, "light", "es-ES"), nightly(LAPTOP, "dark", "pl-PL")],
     ids=["390-dark", "1024-light", "1280-dark"],
 )
-async def test_axe_finds_no_violation_and_nothing_overflows(
-    browser: Browser, config: Config, size: dict[str, int], colours: str, locale: str
-) -> None:
+async def test_axe_finds_no_violation_and_nothing_overflows(browser, config, size, colours, locale):
     messages = [*window(config, -DAY), *window(config, 0, JAM)]
     options: dict[str, Any] = {"size": size, "color_scheme": colours, "locale": locale}
     async with page_of(browser, config, messages, "#colours=day", **options) as (page, _):

@@ -89,18 +89,14 @@ def simulated(kind: Callable[..., Pair], shift: float, windows: int = WINDOWS) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shift", [0, 4, 8])
-def test_at_most_one_in_twenty_of_the_clear_cells_does_not_differ_and_as_few_errors_miss(
-    kind: Callable[..., Pair], shift: float
-) -> None:
+def test_at_most_one_in_twenty_of_the_clear_cells_does_not_differ_and_as_few_errors_miss(kind, shift):
     """On average over windows. Where none differs, that is the share of windows with a clear cell."""
     counts = simulated(kind, shift)
     assert not counts.exceeds(counts.wrong)
     assert not counts.exceeds(counts.missed)
 
 
-def test_without_the_correction_more_do_not_differ_and_the_errors_of_their_own_noise_miss_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_correction_more_do_not_differ_and_the_errors_of_their_own_noise_miss_more(monkeypatch):
     counts = simulated(another_day, 4)
     assert counts.exceeds(counts.by_own_noise)
     monkeypatch.setattr(differences, "clear_level", lambda *_: FALSE_SHARE)
@@ -110,7 +106,7 @@ def test_without_the_correction_more_do_not_differ_and_the_errors_of_their_own_n
 
 
 @pytest.mark.parametrize(("kind", "least"), [(another_day, 0.75), (gaussian, 0.95)])
-def test_differences_of_eight_deviations_are_mostly_clear(kind: Callable[..., Pair], least: float) -> None:
+def test_differences_of_eight_deviations_are_mostly_clear(kind, least):
     assert simulated(kind, 8, 100).right.mean() >= least * DIFFERING
 
 
@@ -119,7 +115,7 @@ def tail(size: Any, one: Any, other: Any, is_laplace: bool) -> FloatArray:
     return differences.tail_of(size, one, other, np.full(size.shape, is_laplace))
 
 
-def test_chances_are_those_of_the_noise_and_bound_those_of_a_mixture() -> None:
+def test_chances_are_those_of_the_noise_and_bound_those_of_a_mixture():
     """By integration over the second noise, also far out."""
     z, weight, one = np.linspace(-40, 40, 32_001), 80 / 32_000, laplace(scale=1 / np.sqrt(2))
     for size in (3.0, 8.0, 20.0):
@@ -136,7 +132,7 @@ def test_chances_are_those_of_the_noise_and_bound_those_of_a_mixture() -> None:
     assert (tail(NORMAL * np.hypot(1, ratio), 1, ratio, True) > 0.05).any(), "the smaller quantile does not"
 
 
-def test_chances_are_chosen_as_by_benjamini_and_hochberg() -> None:
+def test_chances_are_chosen_as_by_benjamini_and_hochberg():
     assert clear_level(np.array([0.012, 0.03, 0.04, 0.9]), 4) == 0.05 / 4
     assert clear_level(np.array([0.012, 0.03, 0.037, 0.9]), 4) == 0.05 / 4 * 3, "0.03 alone would not"
     assert clear_level(np.array([0.012]), 5) == -1, "cells with nothing to compare with count"
@@ -156,7 +152,7 @@ def of_two(now: dict[str, Any], *then: dict[str, Any]) -> dict[str, Any]:
     return {name: column[0] for name, column in beside(here, there, "mean").items()}
 
 
-def test_what_noise_carried_away_is_never_clear_and_of_an_interval_the_side_counts_that_faces_the_other() -> None:
+def test_what_noise_carried_away_is_never_clear_and_of_an_interval_the_side_counts_that_faces_the_other():
     low, high = cell_of(25, 24.9, 32, 0.1), cell_of(33, 29, 37, 0.1)
     assert of_two(low, high)["error"] == of_two(high, low)["error"] == pytest.approx(8.06, abs=0.01)
     assert of_two(cell_of(25, 20, 25.1, 0.1), high)["error"] < 5
@@ -165,7 +161,7 @@ def test_what_noise_carried_away_is_never_clear_and_of_an_interval_the_side_coun
     assert of_two(cell_of(59, 58.9, 59.1, 0.05), sure)["clear"] is True
 
 
-def test_a_cell_without_a_value_of_the_other_window_says_why_and_public_reasons_come_first() -> None:
+def test_a_cell_without_a_value_of_the_other_window_says_why_and_public_reasons_come_first():
     now, then = cell_of(23, 22, 24), cell_of(26, 25, 27, at_bound=True)
     row = of_two(now, then)
     assert (row["missing"], row["value"], row["low"], row["high"]) == (None, 26, 25, 27)
@@ -189,7 +185,7 @@ def test_a_cell_without_a_value_of_the_other_window_says_why_and_public_reasons_
         assert of_two(clipped, clipped | more)["missing"] == "settings", more
 
 
-def test_a_cell_that_was_part_of_a_merged_one_or_is_merged_of_those_of_the_other_window_was_another_area() -> None:
+def test_a_cell_that_was_part_of_a_merged_one_or_is_merged_of_those_of_the_other_window_was_another_area():
     child, parent = cell_of(23, 22, 24), cell_of(23, 22, 24, cell=h3.cell_to_parent(CELL, 6))
     one, two = ({**child, "cell": part} for part in PARTS[:2])
     assert of_two(child, parent)["missing"] == of_two(parent, child)["missing"] == "area"
@@ -205,7 +201,7 @@ def typified(cell: str, deviation: float, off: float, **more: Any) -> dict[str, 
     return cell_of(23, 22, 24, cell=cell, post_processed=models, **more)
 
 
-def test_a_deviation_from_typical_is_judged_as_the_message_has_it_among_all_cells_with_a_mean() -> None:
+def test_a_deviation_from_typical_is_judged_as_the_message_has_it_among_all_cells_with_a_mean():
     def clear(*bodies: dict[str, Any]) -> dict[str, float]:
         return from_typical(released_of([json.dumps(body).encode() for body in bodies]))
 
@@ -220,7 +216,7 @@ def test_a_deviation_from_typical_is_judged_as_the_message_has_it_among_all_cell
     assert clear() == {}
 
 
-def test_a_mean_is_compared_with_the_timetable_by_its_own_noise_and_not_where_speeds_end_below_it() -> None:
+def test_a_mean_is_compared_with_the_timetable_by_its_own_noise_and_not_where_speeds_end_below_it():
     cells = released_of([json.dumps(cell_of(23, 22, 24)).encode()])
     error = pytest.approx(LAPLACE * np.sqrt(2) * 0.5, rel=1e-3)
     assert from_schedule(cells, {CELL: 25.0}, 100.0) == {CELL: (error, True)}

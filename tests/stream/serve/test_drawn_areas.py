@@ -87,7 +87,7 @@ async def page_of(
         yield page, client
 
 
-async def test_a_merged_cell_and_what_was_released_apart_are_counted_once_in_boxes_and_areas(config: Config) -> None:
+async def test_a_merged_cell_and_what_was_released_apart_are_counted_once_in_boxes_and_areas(config):
     ring = around(CHILD, 0.003)
     (west, south), (east, north) = ring[0], ring[2]
     async with serving(config, merged_window(config)) as client:
@@ -98,7 +98,7 @@ async def test_a_merged_cell_and_what_was_released_apart_are_counted_once_in_box
         assert [hexagon["cell"] for hexagon in (await answer.json())["hexagons"]] == [CHILD]
 
 
-async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config: Config) -> None:
+async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config):
     messages = window(config, 0)
     released = bodies(messages)
     async with serving(config, messages) as client:
@@ -113,8 +113,8 @@ async def test_a_drawn_area_answers_as_a_named_one_and_carries_no_name(config: C
 
 
 async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothing(
-    monkeypatch: pytest.MonkeyPatch, kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+    monkeypatch, kafka, tmp_path, topic_name
+):
     monkeypatch.setattr(city, "MOST_DRAWN", 1)
     monkeypatch.setattr(city, "MOST_WAITING", 1)
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka} | city_files(tmp_path)
@@ -134,9 +134,7 @@ async def test_whoever_draws_many_areas_at_once_waits_alone_and_pushes_out_nothi
         assert first[-1].status == 200, "a named area has another queue"
 
 
-async def test_a_reader_who_floods_the_queue_of_drawn_areas_shuts_nobody_else_out(
-    monkeypatch: pytest.MonkeyPatch, config: Config
-) -> None:
+async def test_a_reader_who_floods_the_queue_of_drawn_areas_shuts_nobody_else_out(monkeypatch, config):
     combined, held_back = city.combined, threading.Event()
 
     def slowly(*given: Any) -> dict[str, Any]:
@@ -162,9 +160,7 @@ async def test_a_reader_who_floods_the_queue_of_drawn_areas_shuts_nobody_else_ou
         assert statuses.count(503) >= len(flood) / 2
 
 
-async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_under_participation_a_drawn_area_answers_as_the_named_one_of_its_corners(kafka, tmp_path, topic_name):
     ring = around(BUSY, 0.06)
     shape = {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
     feature = {"type": "Feature", "properties": {"name": "Same"}, "geometry": shape}
@@ -206,7 +202,7 @@ async def asked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
         (",".join(["1,2"] * (MOST_CORNERS + 1)), "has 101 corners, more than 100"),
     ],
 )
-async def test_a_ring_that_is_none_is_refused_with_its_reason(asked: TestClient, ring: str, said: str) -> None:
+async def test_a_ring_that_is_none_is_refused_with_its_reason(asked, ring, said):
     answer = await asked.get("/api/v1/area", params={"ring": ring})
     assert (answer.status, answer.content_type) == (400, "application/problem+json")
     assert said in (await answer.json())["title"]
@@ -216,9 +212,7 @@ async def test_a_ring_that_is_none_is_refused_with_its_reason(asked: TestClient,
 @pytest.mark.parametrize(
     ("size", "colours"), [(DESKTOP, "light"), nightly(PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
-async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(
-    browser: Browser, config: Config, size: dict[str, int], colours: str
-) -> None:
+async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(browser, config, size, colours):
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
     place = "#at=10.6/30.2100/-97.7000"
     async with page_of(browser, config, window(config, 0), place, **options) as (page, _):
@@ -253,7 +247,7 @@ async def test_a_polygon_is_drawn_named_measured_and_kept_in_the_address(
 
 
 @needs_chromium
-async def test_a_polygon_is_drawn_by_keyboard_alone(browser: Browser, config: Config) -> None:
+async def test_a_polygon_is_drawn_by_keyboard_alone(browser, config):
     async with page_of(browser, config, window(config, 0), "#at=11/30.25/-97.7") as (page, _):
         canvas = page.locator("#map canvas")
         await canvas.focus()
@@ -295,7 +289,7 @@ async def test_a_polygon_is_drawn_by_keyboard_alone(browser: Browser, config: Co
 
 @needs_chromium
 @pytest.mark.nightly
-async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(browser: Browser, config: Config) -> None:
+async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(browser, config):
     lat, lng = h3.cell_to_latlng(BUSY)
     small = [(lng + 0.002, lat), (lng + 0.003, lat), (lng + 0.003, lat + 0.001)]
     nowhere = [(lng + 1, lat), (lng + 1.1, lat), (lng + 1.1, lat + 0.1)]
@@ -311,7 +305,7 @@ async def test_where_cells_are_larger_than_the_area_it_says_so_and_opens_them(br
 
 @needs_chromium
 @pytest.mark.nightly
-async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(browser: Browser, config: Config) -> None:
+async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(browser, config):
     """Every reason is in ``pure.test.ts``."""
     place = f"#ring={text_of(around(BUSY, 0.01))}&area={quote(chr(0x202E) + '<script>')}"
     async with page_of(browser, config, window(config, 0), place) as (page, _):
@@ -322,9 +316,7 @@ async def test_a_hostile_address_of_a_drawn_area_is_refused_with_its_reason(brow
 
 
 @needs_chromium
-async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_announce_only_windows(
-    browser: Browser, config: Config
-) -> None:
+async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_announce_only_windows(browser, config):
     left = asyncio.Event()
 
     async def held_back(route: Route) -> None:
@@ -354,7 +346,7 @@ async def test_an_answer_of_a_window_that_was_left_is_dropped_and_repaints_annou
 
 @needs_chromium
 @pytest.mark.nightly
-async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser: Browser, config: Config) -> None:
+async def test_what_is_being_typed_into_a_form_stays_when_a_window_arrives(browser, config):
     place = f"#ring={text_of(around(BUSY, 0.01))}"
     async with page_of(browser, config, window(config, 0), place) as (page, _):
         name = page.get_by_label("Name (optional)")

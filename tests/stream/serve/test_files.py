@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -69,9 +69,7 @@ async def answers(client: TestClient) -> dict[str, Any]:
     return {path: await (await client.get(f"/api/v1/{path}")).read() for path in paths}
 
 
-async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     windows = windows_of(tmp_path, overrides, 2)
     config = bus_config(tmp_path, **overrides)
@@ -89,7 +87,7 @@ async def test_a_file_is_served_as_the_topics_with_the_same_messages_are(
     assert len(answered[0]["windows"]) == 2
 
 
-async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
+async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_for_its_end(tmp_path):
     first, second = windows_of(tmp_path, FEED, 2)
     async with following(tmp_path, text_of(first)) as (client, file):
         assert await starts(client) == ["12"]
@@ -110,7 +108,7 @@ async def test_windows_appear_as_the_file_grows_and_a_half_written_line_waits_fo
         assert received.index(b"id: 1\n") < received.index(b"id: 2\n")
 
 
-async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_name(tmp_path: Path) -> None:
+async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_name(tmp_path):
     first, second, third = windows_of(tmp_path, FEED, 3)
     async with following(tmp_path, text_of(first)) as (client, file):
         file.rename(tmp_path / "releases.1")
@@ -124,7 +122,7 @@ async def test_a_rotated_file_is_read_to_its_end_and_then_the_one_that_took_its_
 
 
 @pytest.mark.parametrize("longer", [False, True])
-async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path: Path, longer: bool) -> None:
+async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path, longer):
     first, second, third = windows_of(tmp_path, FEED, 3)
     async with following(tmp_path, text_of(first)) as (client, file):
         with file.open("r+") as out:  # in place: the same file, shorter or longer than what was read
@@ -140,7 +138,7 @@ async def test_a_truncated_file_is_read_anew_and_known_windows_stay(tmp_path: Pa
         assert await starts(client) == ["12", "13", "14"]
 
 
-async def test_other_numbers_of_a_complete_window_are_refused_and_change_no_answer(tmp_path: Path) -> None:
+async def test_other_numbers_of_a_complete_window_are_refused_and_change_no_answer(tmp_path):
     window, other = released(tmp_path), released(tmp_path)
     async with following(tmp_path, text_of(window)) as (client, file):
         before = await answers(client)
@@ -169,7 +167,7 @@ HOSTILE = [
 ]
 
 
-async def test_forged_lines_are_counted_and_the_windows_after_them_are_served(tmp_path: Path) -> None:
+async def test_forged_lines_are_counted_and_the_windows_after_them_are_served(tmp_path):
     first, second = windows_of(tmp_path, FEED, 2)
     async with following(tmp_path, text_of(first)) as (client, file):
         with file.open("ab") as out:
@@ -178,14 +176,14 @@ async def test_forged_lines_are_counted_and_the_windows_after_them_are_served(tm
         assert counted(client, "messages_invalid") == len(HOSTILE) - 1, "an empty line is nothing"
 
 
-async def test_reports_of_rejected_input_in_the_file_are_no_releases_and_no_fault(tmp_path: Path) -> None:
+async def test_reports_of_rejected_input_in_the_file_are_no_releases_and_no_fault(tmp_path):
     report = rejected_message("bus", "not-json", "bus.positions", 0, 1, 2, 2)
     async with following(tmp_path, line_of(report) + text_of(released(tmp_path))) as (client, _):
         assert await starts(client) == ["12"]
         assert counted(client, "messages_invalid") == 0
 
 
-async def test_a_line_of_200_megabytes_is_passed_over_without_being_kept(tmp_path: Path) -> None:
+async def test_a_line_of_200_megabytes_is_passed_over_without_being_kept(tmp_path):
     first, second = windows_of(tmp_path, FEED, 2)
     async with following(tmp_path, text_of(first)) as (client, file):
         before = psutil.Process().memory_info().rss
@@ -203,7 +201,7 @@ async def test_a_line_of_200_megabytes_is_passed_over_without_being_kept(tmp_pat
         assert counted(client, "messages_invalid") == 1
 
 
-def test_a_line_is_kept_whole_up_to_its_bound_and_counted_once_beyond(tmp_path: Path) -> None:
+def test_a_line_is_kept_whole_up_to_its_bound_and_counted_once_beyond(tmp_path):
     file = tmp_path / "x.ndjson"
     file.write_bytes(b"a" * MAX_LINE + b"\n" + b"b" * (3 * MAX_LINE) + b"\nc\n")
     follower = Follower(file)
@@ -215,7 +213,7 @@ def test_a_line_is_kept_whole_up_to_its_bound_and_counted_once_beyond(tmp_path: 
     follower.close()
 
 
-async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path: Path) -> None:
+async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path):
     first, second, third = windows_of(tmp_path, FEED, 3)
     folder = tmp_path / "releases"
     folder.mkdir()
@@ -237,9 +235,7 @@ async def test_every_file_of_a_folder_is_read_and_new_ones_too(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("what", ["absent", "recording", "pipe"])
-def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(
-    hexveil: Sequence[str], tmp_path: Path, what: str
-) -> None:
+def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(hexveil, tmp_path, what):
     file = tmp_path / "day.ndjson"
     if what == "recording":
         file.write_text('{"user":"a","time":1490097600000,"lat":30.2,"lng":-97.7,"speed":12.0}\n')
@@ -254,7 +250,7 @@ def test_what_holds_no_releases_is_refused_with_the_command_that_makes_some(
     assert "--out" in done.stderr
 
 
-def test_the_feed_of_a_file_is_that_of_its_first_release(tmp_path: Path) -> None:
+def test_the_feed_of_a_file_is_that_of_its_first_release(tmp_path):
     file = tmp_path / "r.ndjson"
     file.write_text("")
     assert feed_in(file) is None
@@ -262,7 +258,7 @@ def test_the_feed_of_a_file_is_that_of_its_first_release(tmp_path: Path) -> None
     assert feed_in(file) == "riders"
 
 
-def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(hexveil: Sequence[str], tmp_path: Path) -> None:
+def test_a_replayed_recording_and_serve_are_all_that_a_dashboard_needs(hexveil, tmp_path):
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": str(REPO_ROOT), "HEXVEIL_PUBLIC__PORT": str(port)}
     environment |= {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:9", "HEXVEIL_REDIS__URL": "redis://127.0.0.1:9/0"}
@@ -315,9 +311,7 @@ def ramp(name: str) -> list[str]:
 
 @pytest.mark.skipif(shutil.which("ogr2ogr") is None, reason="no ogr2ogr; Debian: apt-get install gdal-bin")
 @pytest.mark.parametrize("name", ["hexagons", "heat"])
-async def test_every_feature_has_the_one_colour_of_its_value_and_what_is_unsure_is_fainter(
-    tmp_path: Path, name: str
-) -> None:
+async def test_every_feature_has_the_one_colour_of_its_value_and_what_is_unsure_is_fainter(tmp_path, name):
     messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
     (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
     read = tmp_path / "read.gpkg"
@@ -336,7 +330,7 @@ async def test_every_feature_has_the_one_colour_of_its_value_and_what_is_unsure_
     assert matching(faint) > 0
 
 
-def test_classes_and_colours_are_those_of_the_dashboard() -> None:
+def test_classes_and_colours_are_those_of_the_dashboard():
     viridis = ramp("VIRIDIS")
     hexagons, heat = rules("hexagons"), rules("heat")
     assert list(heat)[:-1] == ramp("YL_OR_RD")

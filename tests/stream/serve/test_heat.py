@@ -3,11 +3,10 @@
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import h3
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Page, expect
 
 from tests.stream.serve.browser import (
     LAPTOP,
@@ -29,9 +28,7 @@ CENTRE = h3.cell_to_latlng(BUSY)
 
 
 @needs_chromium
-async def test_a_histogram_is_a_heat_map_in_place_of_speeds_and_a_layer_for_gis(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_a_histogram_is_a_heat_map_in_place_of_speeds_and_a_layer_for_gis(browser, tmp_path):
     messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
     config = city_config(tmp_path, **{"feed.name": "bus"})
     async with page_of(browser, config, messages, size=LAPTOP, color_scheme="light") as (page, client):
@@ -63,7 +60,7 @@ async def test_a_histogram_is_a_heat_map_in_place_of_speeds_and_a_layer_for_gis(
 
 
 @needs_chromium
-async def test_large_cells_have_their_numbers_on_them_and_small_ones_none(browser: Browser, tmp_path: Path) -> None:
+async def test_large_cells_have_their_numbers_on_them_and_small_ones_none(browser, tmp_path):
     """Letters are as dark as the text; no class of speed in a window with one is."""
     config = city_config(tmp_path, **{"feed.name": "bus"})
 

@@ -59,9 +59,7 @@ def large_window(tmp_path: Path, feed: str, cells: int, histograms: int) -> list
     return [*made, window_message(WINDOW, feed, HOUR, "close", feed, json.loads(marker.value) | promise)]
 
 
-async def test_no_message_is_checked_in_the_thread_of_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_message_is_checked_in_the_thread_of_the_event_loop(tmp_path, monkeypatch):
     """How long readers wait while 50 MB are taken in depends on the machine; where the work is done does not."""
     threads: set[str] = set()
 
@@ -81,9 +79,7 @@ async def test_no_message_is_checked_in_the_thread_of_the_event_loop(
     assert all(name.startswith("intake") for name in threads)
 
 
-async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size(tmp_path, monkeypatch):
     pieces: list[list[Arrival]] = []
     in_thread = Intake.in_thread
 
@@ -106,7 +102,7 @@ async def test_messages_are_checked_in_their_order_and_in_pieces_of_bounded_size
     assert [window.complete for window in announced] == [True]
 
 
-async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path: Path) -> None:
+async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path):
     arrivals = [Arrival(message.topic, message.ce_id, message.value, 1) for message in released(tmp_path)]
     announced: list[WindowView] = []
     intake = Intake(View(), PublicMetrics(), "bus", announced.append)
@@ -124,7 +120,7 @@ async def test_readers_who_ask_for_much_do_not_hold_up_the_intake(tmp_path: Path
         intake.close()
 
 
-async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_windows_arrive(tmp_path: Path) -> None:
+async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_windows_arrive(tmp_path):
     metrics = PublicMetrics()
     intake = Intake(View(), metrics, "bus", lambda window: None)
     ends = []
@@ -138,9 +134,7 @@ async def test_the_newest_window_is_of_the_configured_feed_in_whichever_order_wi
     assert ends == [SLOT + hours * 3600 for hours in (2, 2, 2, 3)]
 
 
-def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_marker_a_summary_or_an_identifier_that_is_too_long_is_refused_and_none_of_it_kept(tmp_path):
     *cells, marker = released(tmp_path)
     histogram = histogram_message("bus", "ug")
     long = "u" * MAX_LISTED_BYTES
@@ -199,7 +193,7 @@ async def state_of(client: TestClient[Any, Any]) -> bool | None:
     return None if answer.status == 404 or body["marker"] is None else bool(body["complete"])
 
 
-def test_a_window_that_became_complete_has_another_tag(tmp_path: Path) -> None:
+def test_a_window_that_became_complete_has_another_tag(tmp_path):
     view, messages = View(), released(tmp_path, **{"feed.name": "bus"})
     for number, message in enumerate(messages, 1):
         taken = received(message.topic, message.ce_id, message.value, number)
@@ -213,7 +207,7 @@ def test_a_window_that_became_complete_has_another_tag(tmp_path: Path) -> None:
     assert json.loads(full.described().summary)["complete"]
 
 
-def test_windows_that_differ_in_anything_that_answers_say_have_different_tags() -> None:
+def test_windows_that_differ_in_anything_that_answers_say_have_different_tags():
     made = [
         WindowView(feed, start, end, number=number, complete=complete)
         for feed in ("bus", "tram")
@@ -235,8 +229,8 @@ def test_windows_that_differ_in_anything_that_answers_say_have_different_tags() 
     ],
 )
 async def test_an_answer_from_before_a_window_is_complete_has_another_tag_than_the_one_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+    tmp_path, monkeypatch, path
+):
     asked = path.rstrip("?&") if "scheduled" in path else f"{path}window={START}"
     config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
     async with before_the_digest(config, tmp_path, monkeypatch) as (client, checked):

@@ -89,7 +89,7 @@ async def gdal(client: TestClient, layer: str, box: tuple[float, ...] | None = N
     return read
 
 
-async def test_gdal_reads_the_newest_window_and_all_windows_as_they_were_released(client: TestClient) -> None:
+async def test_gdal_reads_the_newest_window_and_all_windows_as_they_were_released(client):
     said = (await get(client, "/api/v1/hexagons"))["hexagons"]
     read = await gdal(client, "bus.newest")
     assert sorted(read["layers"]) == ["bus.all", "bus.newest"]
@@ -103,7 +103,7 @@ async def test_gdal_reads_the_newest_window_and_all_windows_as_they_were_release
     assert len(every["rows"]) == WINDOWS * len(said)
 
 
-async def test_gdal_gets_the_cells_that_meet_a_box_and_no_other(client: TestClient) -> None:
+async def test_gdal_gets_the_cells_that_meet_a_box_and_no_other(client):
     cells = [cell["cell"] for cell in (await get(client, "/api/v1/hexagons"))["hexagons"]]
     box = outline(cells[0]).buffer(0.001).bounds
     expected = [cell for cell in cells if outline(cell).intersects(shapely.box(*box))]
@@ -112,7 +112,7 @@ async def test_gdal_gets_the_cells_that_meet_a_box_and_no_other(client: TestClie
 
 
 @needs_nginx
-async def test_gdal_reads_through_nginx_below_a_path(client: TestClient, tmp_path: Path) -> None:
+async def test_gdal_reads_through_nginx_below_a_path(client, tmp_path):
     """With the configuration that the page on the API gives; every link stays below the path."""
     async with (
         nginx(tmp_path, "api.md", **{"127.0.0.1:8080": client.make_url("/").authority}) as address,
@@ -135,9 +135,7 @@ async def test_gdal_reads_through_nginx_below_a_path(client: TestClient, tmp_pat
 
 
 @pytest.mark.skipif(shutil.which("ogr2ogr") is None, reason="no ogr2ogr here (Debian: apt-get install gdal-bin)")
-async def test_the_documented_commands_of_ogr2ogr_write_the_newest_window_and_a_box_of_all_windows(
-    client: TestClient, tmp_path: Path
-) -> None:
+async def test_the_documented_commands_of_ogr2ogr_write_the_newest_window_and_a_box_of_all_windows(client, tmp_path):
     (documented,) = (block for block in blocks(REPO_ROOT / "docs" / "gis.md") if "OAPIF" in block.text)
     for command in documented.text.splitlines():
         words = shlex.split(command.replace("http://127.0.0.1:8080/ogc", str(client.make_url("/ogc"))))
@@ -171,15 +169,12 @@ DOMAIN = {"south": 30.21, "west": -97.72, "north": 30.5, "east": -97.5}
 
 @pytest.mark.parametrize(
     ("domain", "joined"),
-    [
-        (DOMAIN, True),
-        ({"south": -10.0, "west": 20.0, "north": -9.0, "east": 21.0}, False),
-    ],
+    [(DOMAIN, True), ({"south": -10.0, "west": 20.0, "north": -9.0, "east": 21.0}, False)],
     ids=["of the releases", "of another place"],
 )
 async def test_gdal_is_told_a_box_around_every_hexagon_and_the_domain_if_the_releases_are_there(
-    tmp_path: Path, domain: dict[str, float], joined: bool
-) -> None:
+    tmp_path, domain, joined
+):
     config, releases = bus_config(tmp_path, **FEED, **{"feed.domain": domain}), tmp_path / "releases.ndjson"
     releases.write_text("".join(line_of(message) for window in windows_of(tmp_path, FEED, 2) for message in window))
     async with serving_file(config, releases) as client:
@@ -195,7 +190,7 @@ async def test_gdal_is_told_a_box_around_every_hexagon_and_the_domain_if_the_rel
         assert listed["extent"]["temporal"]["interval"] == [["2017-03-21T12:00:00Z", "2017-03-21T14:00:00Z"]]
 
 
-async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexagons(tmp_path: Path) -> None:
+async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexagons(tmp_path):
     (tmp_path / "releases").mkdir()
     for feed in ("bus", "tram"):
         (window,) = windows_of(tmp_path, {"feed.name": feed}, 1)
@@ -207,7 +202,7 @@ async def test_the_extent_of_a_feed_that_is_not_configured_is_that_of_its_hexago
         assert tuple(box) == around([outline(feature["properties"]["cell"]) for feature in features])
 
 
-async def test_pages_joined_are_the_collection_whatever_their_size(client: TestClient) -> None:
+async def test_pages_joined_are_the_collection_whatever_their_size(client):
     whole = (await get(client, "/ogc/collections/bus.all/items"))["features"]
     assert [feature["properties"]["window_start"] for feature in whole] == sorted(
         (feature["properties"]["window_start"] for feature in whole), reverse=True
@@ -227,9 +222,7 @@ async def test_pages_joined_are_the_collection_whatever_their_size(client: TestC
     assert {name: alone[name] for name in one} == one
 
 
-async def test_a_request_looks_at_a_bounded_number_of_cells_and_the_next_page_goes_on(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_looks_at_a_bounded_number_of_cells_and_the_next_page_goes_on(client, monkeypatch):
     whole = (await get(client, "/ogc/collections/bus.all/items"))["features"]
     wanted = whole[-1]["properties"]["cell"]
     west, south, east, north = outline(wanted).centroid.buffer(1e-4).bounds
@@ -252,7 +245,7 @@ async def test_a_request_looks_at_a_bounded_number_of_cells_and_the_next_page_go
     assert pages > len(whole) // 4 - 1
 
 
-async def test_a_time_selects_the_windows_that_hold_it(client: TestClient) -> None:
+async def test_a_time_selects_the_windows_that_hold_it(client):
     async def starts(text: str) -> list[str]:
         page = await get(client, f"/ogc/collections/bus.all/items?datetime={text}")
         return sorted({feature["properties"]["window_start"][11:13] for feature in page["features"]})
@@ -290,15 +283,13 @@ async def test_a_time_selects_the_windows_that_hold_it(client: TestClient) -> No
         "limit=1&limit=2",
     ],
 )
-async def test_a_wrong_parameter_is_refused_with_its_name(client: TestClient, query: str) -> None:
+async def test_a_wrong_parameter_is_refused_with_its_name(client, query):
     problem = await get(client, f"/ogc/collections/bus.all/items?{query}", 400)
     assert query.partition("=")[0] in problem["title"]
     assert problem["detail"]
 
 
-async def test_what_is_not_there_is_not_found_and_a_limit_above_the_most_counts_as_the_most(
-    client: TestClient,
-) -> None:
+async def test_what_is_not_there_is_not_found_and_a_limit_above_the_most_counts_as_the_most(client):
     for path in (
         "/ogc/collections/none.all",
         "/ogc/collections/none.newest/items",
@@ -315,9 +306,7 @@ async def test_what_is_not_there_is_not_found_and_a_limit_above_the_most_counts_
     assert "above 0" in (await get(client, "/ogc/collections/bus.all/items?limit=" + "0" * 30, 400))["title"]
 
 
-async def test_boxes_are_read_as_clients_write_them_and_the_landing_page_has_no_slash_of_its_own(
-    client: TestClient,
-) -> None:
+async def test_boxes_are_read_as_clients_write_them_and_the_landing_page_has_no_slash_of_its_own(client):
     cell = (await get(client, "/api/v1/hexagons"))["hexagons"][0]["cell"]
     west, south, east, north = outline(cell).centroid.buffer(1e-4).bounds
     expected = (await get(client, f"/ogc/collections/bus.newest/items?bbox={west},{south},{east},{north}"))["features"]
@@ -330,7 +319,7 @@ async def test_boxes_are_read_as_clients_write_them_and_the_landing_page_has_no_
     assert (await get(client, "/ogc/"))["title"] == "Hexveil"
 
 
-async def test_pages_of_the_newest_window_stay_in_it_while_another_one_closes(tmp_path: Path) -> None:
+async def test_pages_of_the_newest_window_stay_in_it_while_another_one_closes(tmp_path):
     first, second = windows_of(tmp_path, FEED, 2)
     releases = tmp_path / "releases.ndjson"
     releases.write_text("".join(map(line_of, first)))
@@ -357,7 +346,7 @@ def only_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("only_one_waits")
-async def test_pages_are_made_one_at_a_time_and_few_wait_but_never_for_one_that_is_kept(client: TestClient) -> None:
+async def test_pages_are_made_one_at_a_time_and_few_wait_but_never_for_one_that_is_kept(client):
     kept, *paths = [f"/ogc/collections/bus.all/items?limit={limit}" for limit in range(1, 31)]
     assert (await client.get(kept)).status == 200
     answers = await asyncio.gather(*(client.get(path) for path in [*paths, *[kept] * 5]))
@@ -368,7 +357,7 @@ async def test_pages_are_made_one_at_a_time_and_few_wait_but_never_for_one_that_
     assert (await get(client, paths[0]))["numberReturned"] == 2
 
 
-async def test_links_name_the_host_that_the_client_named_unless_that_is_none(client: TestClient) -> None:
+async def test_links_name_the_host_that_the_client_named_unless_that_is_none(client):
     async def first(host: str, forwarded: str = "", prefix: str = "") -> str:
         given = {"X-Forwarded-Proto": forwarded, "X-Forwarded-Prefix": prefix}
         headers = {"Host": host} | {name: value for name, value in given.items() if value}
@@ -385,7 +374,7 @@ async def test_links_name_the_host_that_the_client_named_unless_that_is_none(cli
         assert await first("x", prefix=odd) == "http://x/ogc"
 
 
-async def test_a_service_without_windows_has_empty_collections(tmp_path: Path) -> None:
+async def test_a_service_without_windows_has_empty_collections(tmp_path):
     (tmp_path / "releases").mkdir()
     async with serving_file(bus_config(tmp_path, **FEED), tmp_path / "releases") as client:
         (collections, _) = (await get(client, "/ogc/collections"))["collections"]
@@ -403,9 +392,7 @@ DEGREES = st.floats(-0.3, 0.3)
 
 
 @given(st.integers(4, 9), DEGREES, DEGREES, st.floats(0, 0.4), st.floats(0, 0.4))
-def test_a_box_meets_the_cells_that_shapely_says_it_intersects(
-    resolution: int, x: float, y: float, width: float, height: float
-) -> None:
+def test_a_box_meets_the_cells_that_shapely_says_it_intersects(resolution, x, y, width, height):
     cell = h3.latlng_to_cell(30.3, -97.7, resolution)
     lat, lng = h3.cell_to_latlng(cell)
     bounds = Bounds(lng + x, lat + y, lng + x + width, lat + y + height)
@@ -415,7 +402,7 @@ def test_a_box_meets_the_cells_that_shapely_says_it_intersects(
     assert meets(ring_of(cell), bounds) == shape.intersects(box)
 
 
-def test_boxes_and_cells_across_180_degrees_meet() -> None:
+def test_boxes_and_cells_across_180_degrees_meet():
     cell = h3.latlng_to_cell(-17.0, 179.999, 5)
     assert max(lng for lng, _ in ring_of(cell)) > 180
     for bounds in (Bounds(179.9, -18, -179.9, -16), Bounds(-180, -18, -179.9, -16), Bounds(179.9, -18, 180, -16)):
@@ -424,7 +411,7 @@ def test_boxes_and_cells_across_180_degrees_meet() -> None:
         assert not meets(ring_of(cell), bounds), bounds
 
 
-def test_the_extent_of_hexagons_across_180_degrees_goes_around_the_globe_and_of_nothing_is_the_globe() -> None:
+def test_the_extent_of_hexagons_across_180_degrees_goes_around_the_globe_and_of_nothing_is_the_globe():
     bounds = bounds_of([h3.latlng_to_cell(-17.0, 179.999, 5)])
     assert bounds is not None
     assert (bounds.west, bounds.east) == (-180, 180)
@@ -434,12 +421,12 @@ def test_the_extent_of_hexagons_across_180_degrees_goes_around_the_globe_and_of_
 
 
 @given(st.datetimes(datetime(2000, 1, 1), datetime(2099, 1, 1)).map(lambda t: t.replace(microsecond=0, tzinfo=UTC)))
-def test_an_identifier_is_read_as_it_was_written(moment: datetime) -> None:
+def test_an_identifier_is_read_as_it_was_written(moment):
     start, cell = moment.isoformat().replace("+00:00", "Z"), "87489e342ffffff"
     assert read_item_id(item_id(start, cell)) == (start, cell)
     assert is_during(start, "2100-01-01T00:00:00Z", read_interval(start))
 
 
-def test_an_open_interval_has_no_end() -> None:
+def test_an_open_interval_has_no_end():
     assert read_interval("../1970-01-01T00:00:01Z") == Interval(-float("inf"), 1.0)
     assert read_interval("1970-01-01T00:00:01Z/") == Interval(1.0, float("inf"))

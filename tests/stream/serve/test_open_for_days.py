@@ -7,24 +7,13 @@ from pathlib import Path
 
 import h3
 import pytest
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Page, Route, expect
 
 from bench.dashboard import window_of
 from stream.config import Config
 from stream.messages.lines import line_of
 from stream.messages.message import Message, digest
-from tests.stream.serve.browser import (
-    LAPTOP,
-    PHONE,
-    WALL,
-    needs_chromium,
-    opened,
-    paint_count,
-    painted,
-    pixels,
-    pixels_of,
-    stands_at,
-)
+from tests.stream.serve.browser import needs_chromium, opened, paint_count, painted, pixels, pixels_of, stands_at
 from tests.stream.serve.city import BUSY, JAM, JAM_RULE, USUAL_DAY, city_config, window, windows
 from tests.stream.serve.made_places import city_files
 from tests.stream.serve.serving import in_sight, origin_of, page_of, serving_file
@@ -48,19 +37,6 @@ LARGE = 5
 """Resolution of hexagons that reach 10 km beyond their centres."""
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", [PHONE, LAPTOP, WALL], ids=["390", "1280", "3840"])
-async def test_the_first_view_holds_the_whole_outline_of_every_cell(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: dict[str, int]
-) -> None:
-    monkeypatch.setattr("bench.dashboard.RESOLUTION", LARGE)
-    messages = window_of(0, 12)
-    cells = [json.loads(message.value)["cell"] for message in messages[:-1]]
-    async with page_of(browser, city_config(tmp_path, **{"feed.name": "bench"}), messages, size=size) as (page, _):
-        seen = await pixels_of(page, [corner for cell in cells for corner in h3.cell_to_boundary(cell)])
-        assert all(await in_sight(page, seen)), seen
-
-
 LOSE = """() => new Promise((resolve) => {
   const canvas = document.querySelector('#map canvas');
   const processor = canvas.getContext('webgl2').getExtension('WEBGL_lose_context');
@@ -70,13 +46,8 @@ LOSE = """() => new Promise((resolve) => {
 })"""
 
 
-async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_what_changed_meanwhile(
-    browser: Browser, config: Config
-) -> None:
-    async with page_of(browser, config, windows(config, [USUAL_DAY] * 2), "#colours=now", errors=True) as (
-        page,
-        _,
-    ):
+async def test_a_graphics_processor_that_was_reset_shows_the_cells_again_and_what_changed_meanwhile(browser, config):
+    async with page_of(browser, config, windows(config, [USUAL_DAY] * 2), "#colours=now", errors=True) as (page, _):
         before = await pixels(page, BUSY, 4)
         await page.evaluate(LOSE)
         await page.evaluate("window.giveBack()")
@@ -106,9 +77,7 @@ for (const [name, by] of [['addEventListener', 1], ['removeEventListener', -1]])
 
 
 @pytest.mark.nightly
-async def test_one_plot_of_a_cells_past_is_alive_however_many_windows_were_shown(
-    browser: Browser, config: Config
-) -> None:
+async def test_one_plot_of_a_cells_past_is_alive_however_many_windows_were_shown(browser, config):
     """uPlot keeps a listener on the window, and with it the plot and its canvas, until it is destroyed."""
     async with page_of(browser, config, windows(config, [USUAL_DAY] * 6)) as (page, client):
         context = page.context
@@ -143,7 +112,7 @@ def apart(week: int) -> list[Message]:
     return [*own, marker._replace(value=json.dumps(body).encode())]
 
 
-async def test_shapes_of_windows_that_were_left_are_dropped(browser: Browser, tmp_path: Path) -> None:
+async def test_shapes_of_windows_that_were_left_are_dropped(browser, tmp_path):
     config = city_config(tmp_path, **{"feed.name": "bench"})
     messages = [message for week in range(APART) for message in apart(week)]
     async with page_of(browser, config, messages) as (page, client):
@@ -174,12 +143,9 @@ def add_third(config: Config, releases: Path) -> None:
 
 
 @pytest.mark.nightly
-async def test_a_window_that_the_server_forgot_is_gone_and_no_longer_offered(browser: Browser, tmp_path: Path) -> None:
+async def test_a_window_that_the_server_forgot_is_gone_and_no_longer_offered(browser, tmp_path):
     config, releases = of_two_windows(tmp_path)
-    async with (
-        serving_file(config, releases) as client,
-        opened(browser, origin_of(client), errors=True) as page,
-    ):
+    async with serving_file(config, releases) as client, opened(browser, origin_of(client), errors=True) as page:
         slider = page.locator("#slider")
         await expect(slider).to_have_attribute("max", "1")
         add_third(config, releases)
@@ -194,9 +160,7 @@ async def test_a_window_that_the_server_forgot_is_gone_and_no_longer_offered(bro
 
 
 @pytest.mark.nightly
-async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists_its_alerts(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists_its_alerts(browser, tmp_path):
     config = city_config(tmp_path, **{"public.alerts": [JAM_RULE]} | city_files(tmp_path))
     async with page_of(browser, config, windows(config, [JAM, USUAL_DAY, JAM, JAM])) as (page, _):
         canvas, search = page.locator("#map canvas"), page.locator("#search-button")
@@ -219,8 +183,8 @@ async def test_the_focus_is_not_lost_where_a_search_ends_or_another_window_lists
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.nightly
 async def test_enter_counts_that_is_pressed_before_the_search_knows_its_entries_unless_more_is_typed(
-    browser: Browser, tmp_path: Path, goes_on: bool
-) -> None:
+    browser, tmp_path, goes_on
+):
     config, loaded = city_config(tmp_path, **city_files(tmp_path)), asyncio.Event()
 
     async def late(route: Route) -> None:
@@ -242,9 +206,7 @@ async def test_enter_counts_that_is_pressed_before_the_search_knows_its_entries_
 
 
 @pytest.mark.nightly
-async def test_the_focus_stays_in_the_table_where_its_pages_are_turned_and_other_windows_come(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_the_focus_stays_in_the_table_where_its_pages_are_turned_and_other_windows_come(browser, tmp_path):
     config = city_config(tmp_path, **{"feed.name": "bench"})
     messages = [message for week in (0, 1) for message in window_of(week, 150)]
     async with page_of(browser, config, messages) as (page, _):
@@ -302,9 +264,7 @@ KEPT, MISSED = 12, 16
 
 
 @pytest.mark.nightly
-async def test_a_locked_screen_holds_no_more_windows_than_one_that_is_looked_at(
-    browser: Browser, config: Config
-) -> None:
+async def test_a_locked_screen_holds_no_more_windows_than_one_that_is_looked_at(browser, config):
     async with page_of(browser, config, windows(config, [USUAL_DAY] * (1 + MISSED))) as (page, client):
         await page.context.add_init_script(LOCKED)
         await page.goto(f"{origin_of(client)}/?again#cell={BUSY}")
@@ -316,8 +276,8 @@ async def test_a_locked_screen_holds_no_more_windows_than_one_that_is_looked_at(
 
 
 async def test_within_the_hour_an_open_page_drops_windows_that_the_server_forgot_and_becomes_that_of_an_upgraded_server(
-    browser: Browser, tmp_path: Path
-) -> None:
+    browser, tmp_path
+):
     """It also shows the newest window, though a connection that is open and dead told it of none."""
     config, releases = of_two_windows(tmp_path)
     async with serving_file(config, releases) as client:
@@ -347,9 +307,7 @@ async def test_within_the_hour_an_open_page_drops_windows_that_the_server_forgot
 
 
 @pytest.mark.nightly
-async def test_ages_are_those_of_the_servers_clock_however_wrong_that_of_the_screen_is(
-    browser: Browser, config: Config
-) -> None:
+async def test_ages_are_those_of_the_servers_clock_however_wrong_that_of_the_screen_is(browser, config):
     async with page_of(browser, config, window(config, 0)) as (page, _):
         await expect(page.locator("#badge")).to_have_attribute("data-state", "stale")
         await stands_at(page, datetime(2017, 3, 21, 13, 5, tzinfo=UTC))
@@ -358,9 +316,7 @@ async def test_ages_are_those_of_the_servers_clock_however_wrong_that_of_the_scr
 
 
 @pytest.mark.nightly
-async def test_a_reader_is_told_that_windows_stopped_and_not_every_few_seconds_which_one_is_shown(
-    browser: Browser, config: Config
-) -> None:
+async def test_a_reader_is_told_that_windows_stopped_and_not_every_few_seconds_which_one_is_shown(browser, config):
     async with page_of(browser, config, window(config, 0), errors=True) as (page, client):
         shown = page.locator("#window-text")
         await expect(shown).to_have_attribute("aria-live", "off")
@@ -376,9 +332,7 @@ NO_STORAGE = """Object.defineProperty(window, 'localStorage', {
 
 
 @pytest.mark.nightly
-async def test_where_nothing_can_be_stored_the_theme_can_be_chosen_all_the_same(
-    browser: Browser, config: Config
-) -> None:
+async def test_where_nothing_can_be_stored_the_theme_can_be_chosen_all_the_same(browser, config):
     """Browsers deny storage to a frame of another site."""
     async with page_of(browser, config, window(config, 0)) as (page, client):
         await page.context.add_init_script(NO_STORAGE)

@@ -56,7 +56,7 @@ def said(compared: OtherDay) -> tuple[str, str | None, str | None]:
     return compared.day.isoformat(), compared.other and compared.other.start, compared.reason
 
 
-def test_a_week_before_is_compared_with_or_else_the_day_before(config: Config) -> None:
+def test_a_week_before_is_compared_with_or_else_the_day_before(config):
     week, day, now = released(config, -WEEK, -DAY, 0)
     start = "2017-03-21T12:00:00Z"
     assert said(found(view_of(week, day, now), start)) == ("2017-03-14", "2017-03-14T12:00:00Z", None)
@@ -64,7 +64,7 @@ def test_a_week_before_is_compared_with_or_else_the_day_before(config: Config) -
     assert said(found(view_of(now), start)) == ("2017-03-20", None, "none"), "nobody knows whether there was one"
 
 
-def test_a_window_is_no_longer_kept_only_if_it_was_here(config: Config) -> None:
+def test_a_window_is_no_longer_kept_only_if_it_was_here(config):
     """Windows are forgotten in the order of their close markers, so also one between two that are kept."""
     view = view_of(*released(config, -DAY, -3 * DAY, -2 * DAY, 0), most=3)
     start = "2017-03-21T12:00:00Z"
@@ -72,7 +72,7 @@ def test_a_window_is_no_longer_kept_only_if_it_was_here(config: Config) -> None:
     assert said(found(view, start, date(2017, 3, 10))) == ("2017-03-10", None, "none")
 
 
-def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_looked_at(config: Config) -> None:
+def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_looked_at(config):
     start = "2017-03-21T12:00:00Z"
     week, day, now = released(config, -WEEK, -DAY, 0)
     marker = json.loads(week[-1].value)
@@ -83,15 +83,13 @@ def test_a_window_of_other_settings_is_not_compared_with_and_the_day_before_is_l
         assert said(found(view, start)) == ("2017-03-20", "2017-03-20T12:00:00Z", None), changes
 
 
-def test_a_window_of_another_length_is_not_compared_with(tmp_path: Path, config: Config) -> None:
+def test_a_window_of_another_length_is_not_compared_with(tmp_path, config):
     longer = city_config(tmp_path, **{"window.slot": "4h"})
     view = view_of(window(config, 1 - DAY), window(longer, 1))
     assert said(found(view, "2017-03-21T13:00:00Z")) == ("2017-03-20", None, "settings")
 
 
-def test_a_slot_that_ends_at_another_local_time_after_a_change_of_the_clocks_is_not_compared_with(
-    tmp_path: Path,
-) -> None:
+def test_a_slot_that_ends_at_another_local_time_after_a_change_of_the_clocks_is_not_compared_with(tmp_path):
     """On the Sunday in March the first slot of four hours lasts until 05:00, and the second begins then."""
     config = city_config(tmp_path, **{"window.slot": "4h"})
     midnight, monday = hour_of(FORWARD, 0, winter=True), hour_of(date(2017, 3, 13), 0)
@@ -102,13 +100,13 @@ def test_a_slot_that_ends_at_another_local_time_after_a_change_of_the_clocks_is_
     assert said(found(autumn, "2017-11-06T06:00:00Z", BACK)) == ("2017-11-05", None, "clocks")
 
 
-def test_the_hours_before_and_in_a_change_of_the_clocks_are_as_long_as_others(config: Config) -> None:
+def test_the_hours_before_and_in_a_change_of_the_clocks_are_as_long_as_others(config):
     hours = (hour_of(FORWARD, 1, winter=True), hour_of(date(2017, 3, 13), 1))
     view = view_of(*released(config, *hours))
     assert said(found(view, "2017-03-13T06:00:00Z", FORWARD)) == ("2017-03-12", "2017-03-12T07:00:00Z", None)
 
 
-def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stands_beside_it(config: Config) -> None:
+def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stands_beside_it(config):
     """12:00 UTC is 06:00 in Chicago on 10 March, and 07:00 on 14 March."""
     before = hour_of(date(2017, 3, 10), 7, winter=True)
     view = view_of(*released(config, before - 1, before))
@@ -116,7 +114,7 @@ def test_a_window_whose_close_marker_has_not_arrived_has_no_zone_so_nothing_stan
     assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", None, "incomplete")
 
 
-def test_the_oldest_and_the_newest_window_are_those_of_the_feed_as_it_is_now(config: Config) -> None:
+def test_the_oldest_and_the_newest_window_are_those_of_the_feed_as_it_is_now(config):
     older, newer, newest = released(config, -1, 0, 1)
     view = View(2)
     assert view.span("bus") is None
@@ -130,14 +128,14 @@ def test_the_oldest_and_the_newest_window_are_those_of_the_feed_as_it_is_now(con
     assert view.span("tram") is None
 
 
-def test_the_local_hour_is_the_same_on_both_sides_of_a_change_of_the_clocks(config: Config) -> None:
+def test_the_local_hour_is_the_same_on_both_sides_of_a_change_of_the_clocks(config):
     """07:00 in Chicago is 13:00 UTC before 2017-03-12, and 12:00 UTC after it."""
     before = hour_of(date(2017, 3, 10), 7, winter=True)
     view = view_of(*released(config, before - 1, before, before + 4 * DAY - 1))
     assert said(found(view, "2017-03-14T12:00:00Z", date(2017, 3, 10))) == ("2017-03-10", "2017-03-10T13:00:00Z", None)
 
 
-def test_an_hour_that_the_clocks_skip_has_no_window_and_one_that_they_repeat_has_two(config: Config) -> None:
+def test_an_hour_that_the_clocks_skip_has_no_window_and_one_that_they_repeat_has_two(config):
     skipped = released(config, hour_of(FORWARD, 1, winter=True), hour_of(FORWARD, 3), hour_of(date(2017, 3, 13), 2))
     assert said(found(view_of(*skipped), "2017-03-13T07:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
     again = hour_of(BACK, 1)
@@ -148,7 +146,7 @@ def test_an_hour_that_the_clocks_skip_has_no_window_and_one_that_they_repeat_has
         assert said(found(view, start)) == ("2017-10-29", "2017-10-29T06:00:00Z", None)
 
 
-def test_a_slot_that_begins_at_another_hour_after_a_change_is_not_taken_for_the_same(tmp_path: Path) -> None:
+def test_a_slot_that_begins_at_another_hour_after_a_change_is_not_taken_for_the_same(tmp_path):
     """Slots of three hours are counted from midnight in elapsed time: on that Sunday they begin at 0, 4, 7, …
     o'clock."""
     config = city_config(tmp_path, **{"window.slot": "3h"})
@@ -158,7 +156,7 @@ def test_a_slot_that_begins_at_another_hour_after_a_change_is_not_taken_for_the_
     assert said(found(view, "2017-03-13T11:00:00Z", FORWARD)) == ("2017-03-12", None, "clocks")
 
 
-def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_its_place(config: Config) -> None:
+def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_its_place(config):
     start = "2017-03-21T12:00:00Z"
     made = released(config, -4 * DAY, -3 * DAY, -DAY, 0)
     view = view_of(*made, most=3)
@@ -176,7 +174,7 @@ def test_a_window_that_cannot_be_compared_with_has_a_reason_and_no_other_takes_i
     assert said(found(hidden, start)) == ("2017-03-20", None, "withheld")
 
 
-def test_a_zone_that_nobody_knows_counts_as_utc(config: Config) -> None:
+def test_a_zone_that_nobody_knows_counts_as_utc(config):
     made = []
     for messages in released(config, -DAY, 0):
         *cells, marker = messages
@@ -186,16 +184,14 @@ def test_a_zone_that_nobody_knows_counts_as_utc(config: Config) -> None:
     assert said(found(view_of(*made), "2017-03-21T12:00:00Z"))[1] == "2017-03-20T12:00:00Z"
 
 
-def test_a_local_time_at_the_ends_of_the_calendar_is_no_error() -> None:
+def test_a_local_time_at_the_ends_of_the_calendar_is_no_error():
     assert local_start("0001-01-01T00:00:00Z", "America/Chicago").isoformat() == "0001-01-01T00:00:00+00:00"
     last = local_start("9999-12-31T23:00:00Z", "America/Chicago")
     assert start_at(last) == "9999-12-31T23:00:00Z"
     assert start_at(last.replace(hour=23)) is None
 
 
-async def test_the_api_gives_the_window_or_the_reason_and_refuses_what_is_no_day(
-    tmp_path: Path, config: Config
-) -> None:
+async def test_the_api_gives_the_window_or_the_reason_and_refuses_what_is_no_day(tmp_path, config):
     messages = [message for hour in (-DAY, 0) for message in window(config, hour, USUAL_DAY)]
     (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")
     async with serving_file(config, tmp_path / "releases.ndjson") as client:
@@ -226,7 +222,7 @@ def moment(window: WindowView) -> float:
     return datetime.fromisoformat(window.start).timestamp()
 
 
-def test_what_is_forgotten_by_the_view_is_forgotten_here(config: Config) -> None:
+def test_what_is_forgotten_by_the_view_is_forgotten_here(config):
     usual, view = Usual(), view_of(*released(config, 0, DAY, 2 * DAY))
     shown = newest(view)
     for one in usual.earlier_of_each(view, [shown])[0]:
@@ -237,7 +233,7 @@ def test_what_is_forgotten_by_the_view_is_forgotten_here(config: Config) -> None
     assert usual.kept == {}
 
 
-def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is_usual(config: Config) -> None:
+def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is_usual(config):
     view = view_of(*released(config, DAY, 2 * DAY, 3 * DAY))
     outcomes(view, arrivals(window(config, 0)[:-1]))
     shown = view.find("2017-03-23T12:00:00Z", "bus")
@@ -245,13 +241,13 @@ def test_neither_the_window_itself_nor_a_later_one_nor_one_without_its_marker_is
     assert starts(view, shown) == [DAY]
 
 
-def test_usual_is_of_the_same_hour_and_weekday_where_there_are_three_such_windows(config: Config) -> None:
+def test_usual_is_of_the_same_hour_and_weekday_where_there_are_three_such_windows(config):
     hours = [*(week * WEEK for week in range(4)), 1, 3 * WEEK - 1, *(3 * WEEK - day * DAY for day in (1, 2, 3))]
     view = view_of(*released(config, *sorted(hours)))
     assert starts(view, newest(view)) == [WEEK, 2 * WEEK, 3 * WEEK]
 
 
-def test_usual_is_of_the_same_kind_of_day_and_then_of_any_day_and_never_of_another_hour(config: Config) -> None:
+def test_usual_is_of_the_same_kind_of_day_and_then_of_any_day_and_never_of_another_hour(config):
     """2017-03-21 is a Tuesday: Friday is 3 days later, Monday 6."""
     view = view_of(*released(config, *(day * DAY for day in range(7))))
     assert starts(view, newest(view)) == [3 * DAY, 4 * DAY, 5 * DAY, 6 * DAY]
@@ -261,7 +257,7 @@ def test_usual_is_of_the_same_kind_of_day_and_then_of_any_day_and_never_of_anoth
     assert starts(view, newest(view)) == []
 
 
-def test_the_same_hour_is_the_local_one_when_clocks_change(config: Config) -> None:
+def test_the_same_hour_is_the_local_one_when_clocks_change(config):
     """Chicago's clocks went forward on 2017-03-12 and back on 2017-11-05, so 12:00 UTC is an hour off after that
     Sunday."""
     before, after = 32 * WEEK, 33 * WEEK

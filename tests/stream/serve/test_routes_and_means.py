@@ -17,7 +17,7 @@ import h3
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient
-from playwright.async_api import Browser, expect
+from playwright.async_api import expect
 from pyarrow import parquet
 
 from dpcore.noise import Noise
@@ -65,7 +65,7 @@ async def get(client: TestClient, path: str, status: int = 200) -> Any:
         return await answer.json(content_type=None)
 
 
-def test_pieces_lie_in_one_cell_each_and_together_are_the_line() -> None:
+def test_pieces_lie_in_one_cell_each_and_together_are_the_line():
     pieces = pieces_of(LINE, 8)
     (first_lng, first_lat), (last_lng, last_lat) = LINE
     metres = h3.great_circle_distance((first_lat, first_lng), (last_lat, last_lng), unit="m")
@@ -83,7 +83,7 @@ def test_pieces_lie_in_one_cell_each_and_together_are_the_line() -> None:
     assert along(LINE, (first_lng + 0.01, first_lat)) is None, "a stop a kilometre beside the line is not on it"
 
 
-def test_the_interval_of_a_time_holds_it_however_the_errors_of_cells_depend_on_each_other() -> None:
+def test_the_interval_of_a_time_holds_it_however_the_errors_of_cells_depend_on_each_other():
     """n = 2 000 releases of each kind; at 95 % each, more than 130 misses have a probability below 0.001."""
     cells = [f"8{7}489e25{digit}ffffff" for digit in "1359"]
     pieces = [(cell, 1000.0 * at, 1000.0 * (at + 1)) for at, cell in enumerate([*cells, cells[0]])]
@@ -111,7 +111,7 @@ def _mean(value: float, half: float) -> dict[str, Any]:
     return {"value": value, "raw": value, "scale": 1.0, "interval": interval, "unit": "km/h"}
 
 
-async def test_a_route_says_how_long_its_way_takes_by_the_estimates_of_its_cells(client: TestClient) -> None:
+async def test_a_route_says_how_long_its_way_takes_by_the_estimates_of_its_cells(client):
     said = await get(client, "/api/v1/routes/10/speed?window=2017-03-21T12:00:00Z")
     hexagons = {
         one["cell"]: one for one in (await get(client, "/api/v1/hexagons?window=2017-03-21T12:00:00Z"))["hexagons"]
@@ -138,7 +138,7 @@ async def test_a_route_says_how_long_its_way_takes_by_the_estimates_of_its_cells
         await get(client, f"/api/v1/{path}", 404)
 
 
-async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(client: TestClient) -> None:
+async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(client):
     ranged = "from=2017-03-21T12:00:00Z&to=2017-03-22T00:00:00Z"
     said = await get(client, f"/api/v1/means?{ranged}")
     assert said["windows"] == WINDOWS
@@ -168,7 +168,7 @@ async def test_a_mean_over_a_range_is_weighted_by_events_and_narrower_than_each(
         await get(client, f"/api/v1/means?{ranged}&{path}", 400)
 
 
-async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_table(tmp_path: Path) -> None:
+async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_table(tmp_path):
     """A range of four windows is known best. Typical is what the messages call so."""
     changes = {"feed.name": "bus", "speed.post_processing": ["kalman"]}
     config = city_config(tmp_path, **changes | city_files(tmp_path))
@@ -204,9 +204,7 @@ async def test_a_way_is_told_now_typically_and_over_a_range_as_json_and_as_a_tab
 
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_on_every_screen(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_a_reader_sees_the_mean_of_a_range_and_the_way_between_two_stops_on_every_screen(browser, tmp_path):
     changes = {"feed.name": "bus", "speed.post_processing": ["kalman"]}
     config = city_config(tmp_path, **changes | city_files(tmp_path))
     messages = remembered(config, *[USUAL_DAY] * 4)
@@ -262,15 +260,12 @@ def few_riders(tmp_path: Path) -> tuple[Config, list[Message]]:
     return config, released(config, rows_of_city(0, CROWDED), Noise(np.random.default_rng(SEED).bytes))
 
 
-def test_the_modelled_mean_leads_then_the_released_one() -> None:
+def test_the_modelled_mean_leads_then_the_released_one():
     drawn = {"value": 30.0, "raw": 30.0, "interval": [20.0, 40.0], "unit": "km/h", "scale": 3.0, "clamped": False}
     modelled = {"method": "m", "value": 25.0, "interval": [22.0, 28.0], "unit": "km/h"}
     body: dict[str, Any] = {"status": "published", "users": 5, "mean": drawn, "p50": drawn}
     leading = []
-    for models in (
-        {},
-        {"mean": modelled},
-    ):
+    for models in ({}, {"mean": modelled}):
         estimates = estimates_of(body | {"post_processed": models})
         assert estimates is not None
         leading.append((estimates["mean"]["method"], estimates["mean"]["value"]))
@@ -280,9 +275,7 @@ def test_the_modelled_mean_leads_then_the_released_one() -> None:
 
 
 @pytest.mark.parametrize(("accounting", "bound"), [({}, 14.142), ({"accounting": "zcdp"}, 10.0)])
-def test_nobody_is_estimated_where_the_released_users_are_within_their_noise(
-    accounting: dict[str, str], bound: float
-) -> None:
+def test_nobody_is_estimated_where_the_released_users_are_within_their_noise(accounting, bound):
     """One standard deviation of noise of scale 10; exact numbers have none."""
     for raw, anybody in ((bound - 0.1, False), (bound + 0.1, True), (-40.0, False)):
         users = {"raw": raw, "value": max(raw, 0.0), "scale": 10.0}
@@ -290,7 +283,7 @@ def test_nobody_is_estimated_where_the_released_users_are_within_their_noise(
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_every_reader_holds_the_same_number(tmp_path: Path) -> None:
+async def test_every_reader_holds_the_same_number(tmp_path):
     config, messages = few_riders(tmp_path)
     values = {json.loads(m.value)["cell"]: m.value for m in messages if m.topic == HEXAGON_SPEED}
     expected = {cell: (estimates_of(json.loads(value)) or {}).get("mean") for cell, value in values.items()}
@@ -372,9 +365,7 @@ def _square(lng: float, lat: float) -> list[tuple[float, float]]:
 
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobody_is_estimated(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobody_is_estimated(browser, tmp_path):
     config, messages = few_riders(tmp_path)
     bodies = {body["cell"]: body for body in (json.loads(m.value) for m in messages if m.topic == HEXAGON_SPEED)}
     empty = next(cell for cell, body in bodies.items() if estimates_of(body) is None and cell not in CROWDED)
@@ -400,7 +391,7 @@ async def test_the_map_has_the_colours_of_the_smoothed_mean_and_none_where_nobod
 @pytest.mark.nightly
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_foot_of_the_table_adds_raw_users_not_clamped_ones(browser: Browser, tmp_path: Path) -> None:
+async def test_the_foot_of_the_table_adds_raw_users_not_clamped_ones(browser, tmp_path):
     config, messages = few_riders(tmp_path)
     bodies = [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
     users = [body["users"] for body in bodies]

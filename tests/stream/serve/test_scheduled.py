@@ -12,7 +12,7 @@ from typing import Any
 import h3
 import numpy as np
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import expect
 from pyarrow import parquet
 
 from dpcore.noise import Noise
@@ -71,7 +71,7 @@ def at_seven() -> np.ndarray:
     return hours_of("2017-03-21T12:00:00Z", "2017-03-21T13:00:00Z", "America/Chicago")
 
 
-def test_a_window_counts_each_local_hour_as_long_as_it_lies_in_it_also_where_the_clocks_change() -> None:
+def test_a_window_counts_each_local_hour_as_long_as_it_lies_in_it_also_where_the_clocks_change():
     assert np.argwhere(at_seven()).tolist() == [[0, 7]]
     quarter = hours_of("2017-03-18T04:50:00Z", "2017-03-18T05:20:00Z", "America/Chicago")
     assert (quarter[0, 23], quarter[1, 0]) == pytest.approx((1 / 6, 1 / 3))
@@ -83,7 +83,7 @@ def test_a_window_counts_each_local_hour_as_long_as_it_lies_in_it_also_where_the
     assert hours_of("2000-01-01T00:00:00Z", "2099-01-01T00:00:00Z", "UTC").sum() == 0
 
 
-def test_a_merged_cell_has_all_distance_by_all_time_of_the_parts_that_were_not_released_apart() -> None:
+def test_a_merged_cell_has_all_distance_by_all_time_of_the_parts_that_were_not_released_apart():
     parent = h3.cell_to_parent(BUSY, 6)
     fast, slow, apart = h3.cell_to_children(parent, 7)[:3]
     known = service({fast: hours(60, seconds=600), slow: hours(10, seconds=5400), apart: hours(90)}, 7)
@@ -96,7 +96,7 @@ def test_a_merged_cell_has_all_distance_by_all_time_of_the_parts_that_were_not_r
     assert whole[0]["value"] == pytest.approx((60 / 6 + 10 * 1.5 + 90) / (1 / 6 + 1.5 + 1), abs=0.01)
 
 
-def test_in_a_window_over_two_kinds_of_day_each_day_weighs_alike_however_many_of_its_kind_there_are() -> None:
+def test_in_a_window_over_two_kinds_of_day_each_day_weighs_alike_however_many_of_its_kind_there_are():
     """From Friday 23:00 to Saturday 01:00: 600 m in 2 minutes, then in 10, each day; five workdays to one Saturday in
     the file."""
     known = service({BUSY: [[0, 23, 5 * 600, 5 * 120], [1, 0, 600, 600]]}, 7, DAYS | {"workday": 5})
@@ -104,13 +104,13 @@ def test_in_a_window_over_two_kinds_of_day_each_day_weighs_alike_however_many_of
     assert known.speeds(window, [(BUSY, [])])[0]["value"] == pytest.approx(3.6 * 1200 / 720)
 
 
-def test_a_speed_that_rounds_to_nothing_is_none() -> None:
+def test_a_speed_that_rounds_to_nothing_is_none():
     known = service({BUSY: [[0, 7, 10, 10_800]]}, 7)
     assert known.speeds(at_seven(), [(BUSY, [])]) == []
     assert json.loads(known.table())["cells"][0]["workday"] == {}
 
 
-def test_a_cell_has_no_scheduled_speed_without_service_or_where_its_area_is_smaller_than_the_timetables_cells() -> None:
+def test_a_cell_has_no_scheduled_speed_without_service_or_where_its_area_is_smaller_than_the_timetables_cells():
     known = service({BUSY: hours(30)}, 7)
     child = h3.cell_to_center_child(BUSY, 8)
     parent = h3.cell_to_parent(BUSY, 6)
@@ -138,9 +138,7 @@ def test_a_cell_has_no_scheduled_speed_without_service_or_where_its_area_is_smal
         ({"cells": [{"cell": "x", "hours": []}]}, "no H3 cell"),
     ],
 )
-def test_a_wrong_table_of_scheduled_speeds_is_refused_with_its_reason(
-    tmp_path: Path, scheduled: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_table_of_scheduled_speeds_is_refused_with_its_reason(tmp_path, scheduled, said):
     table = {"days": DAYS, **scheduled}
     path = tmp_path / "places.json"
     path.write_text(json.dumps({"resolution": 7, "cells": [], "scheduled": table}), encoding="utf-8")
@@ -157,10 +155,7 @@ def config(tmp_path: Path) -> Config:
 
 def scheduled_config(tmp_path: Path, steady: float) -> Config:
     cells = {BUSY: hours(44), STEADY: hours(steady), LONELY: hours(20), UNCERTAIN: hours(30, ((0, 8), (2, 7)))}
-    table = {
-        "days": DAYS,
-        "cells": [{"cell": cell, "hours": listed} for cell, listed in cells.items()],
-    }
+    table = {"days": DAYS, "cells": [{"cell": cell, "hours": listed} for cell, listed in cells.items()]}
     body = {"resolution": 7, "cells": [{"cell": cell, "name": f"Stop {cell}"} for cell in CELLS], "scheduled": table}
     (tmp_path / "places.json").write_text(json.dumps(body), encoding="utf-8")
     return city_config(tmp_path, **{"feed.name": "bus", "public.places": str(tmp_path / "places.json")})
@@ -177,9 +172,7 @@ def on_kafka(config: Config, kafka: str, topic_name: str) -> Config:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(
-    on_kafka: Config,
-) -> None:
+async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_released_cells_of_a_window(on_kafka):
     async with serving(on_kafka, window(on_kafka, 0)) as client:
         assert (await (await client.get("/dashboard/settings")).json())["scheduled"] is True
         table = await (await client.get("/api/v1/scheduled")).json()
@@ -203,8 +196,8 @@ async def test_scheduled_speeds_are_answered_by_cell_and_hour_and_for_the_releas
     ("size", "colours"), [nightly(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop-light", "phone-dark"]
 )
 async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_explain_have_a_colour(
-    browser: Browser, config: Config, tmp_path: Path, size: dict[str, int], colours: str
-) -> None:
+    browser, config, tmp_path, size, colours
+):
     """STEADY is scheduled at what was released of it, so no draw can make the test fail."""
     options: dict[str, Any] = {"size": size, "color_scheme": colours}
     messages = window(config, 0)
@@ -248,9 +241,7 @@ async def test_only_cells_whose_difference_from_the_timetable_noise_does_not_exp
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.nightly
-async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_the_screen(
-    browser: Browser, config: Config, tmp_path: Path
-) -> None:
+async def test_a_timetable_that_fails_is_said_and_does_not_keep_the_window_from_the_screen(browser, config, tmp_path):
     messages = [message for hour in (0, 1) for message in window(config, hour)]
     scheduled_config(tmp_path, bodies(messages)[STEADY]["mean"]["value"])
     async with page_of(browser, config, messages, "#colours=scheduled", errors=True) as (page, _):
@@ -276,7 +267,7 @@ def motorway(tmp_path: Path) -> list[Message]:
     return released(config, rows_of_city(0, MOTORWAY), Noise(np.random.default_rng(2).bytes))
 
 
-def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is(tmp_path: Path) -> None:
+def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is(tmp_path):
     values = [message.value for message in motorway(tmp_path) if message.topic == HEXAGON_SPEED]
     bodies = {body["cell"]: body for body in map(json.loads, values)}
     for cell, body in bodies.items():
@@ -293,7 +284,7 @@ def test_a_motorway_is_marked_in_message_estimate_and_files_and_no_other_cell_is
     assert str(unmarked.schema.field("mean_at_bound").type) == "bool"
 
 
-def test_areas_and_ways_are_marked_where_a_tenth_of_them_is_at_the_bound(tmp_path: Path) -> None:
+def test_areas_and_ways_are_marked_where_a_tenth_of_them_is_at_the_bound(tmp_path):
     values = [message.value for message in motorway(tmp_path) if message.topic == HEXAGON_SPEED]
     cells = {cell.cell: cell for cell in numbers_of(values)}
     few, many = combined(list(cells.values()), KM_H), combined([cells[UNCERTAIN]], KM_H)
@@ -309,9 +300,7 @@ def test_areas_and_ways_are_marked_where_a_tenth_of_them_is_at_the_bound(tmp_pat
         )
 
 
-def test_where_users_are_protected_the_mark_follows_from_the_released_message_and_the_public_range(
-    tmp_path: Path,
-) -> None:
+def test_where_users_are_protected_the_mark_follows_from_the_released_message_and_the_public_range(tmp_path):
     """So it tells nothing more. Where nobody is estimated, means are noise anywhere in the range, and none is
     marked."""
     city = {BUSY: Cell(400, 2, 85.0), STEADY: Cell(400, 2, 20.0), UNCERTAIN: Cell(25, 1, 60.0)}
@@ -334,7 +323,7 @@ def _crowds(body: dict[str, Any]) -> bool:
 @pytest.mark.nightly
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
-async def test_table_and_card_say_that_it_is_so_much_or_more(browser: Browser, tmp_path: Path) -> None:
+async def test_table_and_card_say_that_it_is_so_much_or_more(browser, tmp_path):
     config = city_config(tmp_path)
     async with page_of(browser, config, motorway(tmp_path), color_scheme="light") as (page, _):
         await page.locator("#table-button").click()

@@ -8,7 +8,6 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -36,7 +35,7 @@ from tests.support.builders import bus_config
 from tests.support.schemas import mutations
 
 
-def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_boundary() -> None:
+def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_boundary():
     inside = {
         "redis",
         "stream.storage.row_store",
@@ -53,7 +52,7 @@ def test_the_public_service_imports_neither_redis_nor_anything_from_inside_the_b
             assert not any(name == bad or name.startswith(bad + ".") for name in names for bad in inside), path
 
 
-def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path: Path) -> None:
+def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path):
     *cells, marker = released(tmp_path)
     view = View()
     assert set(outcomes(view, arrivals((marker, *cells[:-1])))) == {"taken"}
@@ -66,7 +65,7 @@ def test_a_window_is_complete_only_when_marker_count_and_digest_agree(tmp_path: 
 
 
 @pytest.mark.parametrize("topic", [HEXAGON_SPEED, WINDOW])
-def test_what_the_view_accepts_and_refuses_is_what_the_schema_says(tmp_path: Path, topic: str) -> None:
+def test_what_the_view_accepts_and_refuses_is_what_the_schema_says(tmp_path, topic):
     made = released(tmp_path, **{"speed.statistics": ["mean", "p50"], "speed.min_users": 2})
     good = json.loads(next(message.value for message in made if message.topic == topic))
     validator = jsonschema.Draft202012Validator(schema(topic))
@@ -85,14 +84,14 @@ def largest(body: object) -> float:
     return abs(body) if isinstance(body, int | float) else 0.0
 
 
-def test_a_message_without_ce_id_or_of_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_message_without_ce_id_or_of_a_time_that_is_none_is_refused(tmp_path):
     message = released(tmp_path)[0]
     assert received(message.topic, "", message.value) is None
     never = message.value.replace(b"2017-03-21T12", b"2017-03-41T12")
     assert received(message.topic, message.ce_id, never) is None
 
 
-def test_a_complete_window_takes_nothing_more(tmp_path: Path) -> None:
+def test_a_complete_window_takes_nothing_more(tmp_path):
     made = released(tmp_path)
     view = View()
     assert outcomes(view, arrivals(made, 1))[-1] == "completed"
@@ -102,7 +101,7 @@ def test_a_complete_window_takes_nothing_more(tmp_path: Path) -> None:
     assert set(outcomes(view, arrivals(altered))) == {"invalid"}
 
 
-def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path: Path) -> None:
+def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp_path):
     made = released(tmp_path)
     view = View(max_windows=2)
     days = [
@@ -117,7 +116,7 @@ def test_old_windows_are_forgotten_in_the_order_of_their_markers_and_stay_so(tmp
     assert outcomes(view, [Arrival(made[0].topic, "late", days[0][0].value, 0)]) == ["forgotten"]
 
 
-async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, topic_name: str) -> None:
+async def test_the_api_serves_what_the_topics_hold(kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     *cells, marker = released(tmp_path, **overrides)
     rubbish = cells[0]._replace(value=b"rubbish")
@@ -150,16 +149,14 @@ async def test_the_api_serves_what_the_topics_hold(kafka: str, tmp_path: Path, t
 
 
 @pytest.mark.parametrize("hostile", [b"", b"\xff", b"null", b'{"window":1}', b"[" * 10_000])
-def test_hostile_bytes_are_refused_and_never_raise(hostile: bytes) -> None:
+def test_hostile_bytes_are_refused_and_never_raise(hostile):
     assert received(HEXAGON_SPEED, "x", hostile) is None
 
 
 FIRST = "2017-03-21T12:00:00Z"
 
 
-async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(
-    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_complete_windows_are_downloaded_and_incomplete_ones_refused(kafka, tmp_path, topic_name, monkeypatch):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages = released(tmp_path, **overrides)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
@@ -203,9 +200,7 @@ def spanning(first: int, last: int) -> str:
     return f"from=2017-03-21T{12 + first:02}:00:00Z&to=2017-03-21T{12 + last:02}:00:00Z"
 
 
-async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first(kafka, tmp_path, topic_name):
     config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     hours = [window(config, hour) for hour in range(4)]
     unfinished = window(config, 4)[1:]
@@ -224,9 +219,7 @@ async def test_a_range_is_every_complete_window_that_begins_in_it_oldest_first(
         assert (await client.get(f"/api/v1/download.csv?from={FIRST}")).status == 400
 
 
-async def test_a_range_that_is_too_large_is_refused_with_its_bound(
-    tmp_path: Path, kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_range_that_is_too_large_is_refused_with_its_bound(tmp_path, kafka, topic_name, monkeypatch):
     assert MAX_RANGE_BYTES == 16 << 20
     monkeypatch.setattr("stream.serve.hexagons.MAX_RANGE_BYTES", 5_000)
     config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
@@ -237,9 +230,7 @@ async def test_a_range_that_is_too_large_is_refused_with_its_bound(
         assert (await client.get(f"/api/v1/download.csv?{spanning(0, 1)}")).status == 200
 
 
-async def test_ranges_are_written_one_at_a_time_and_few_wait(
-    tmp_path: Path, kafka: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ranges_are_written_one_at_a_time_and_few_wait(tmp_path, kafka, topic_name, monkeypatch):
     config = city_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     writing, most = 0, 0
     held_back = threading.Event()
@@ -275,9 +266,7 @@ async def test_ranges_are_written_one_at_a_time_and_few_wait(
         await asyncio.wait(asked)
 
 
-async def test_ranges_are_answered_as_the_release_itself_answers_them(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_ranges_are_answered_as_the_release_itself_answers_them(kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, histograms = with_histograms(tmp_path, overrides)
     async with serving(bus_config(tmp_path, **overrides), messages) as client:
@@ -321,7 +310,7 @@ REFUSED = {
 }
 
 
-async def test_a_bad_range_is_refused_with_value_bound_and_remedy(kafka: str, tmp_path: Path, topic_name: str) -> None:
+async def test_a_bad_range_is_refused_with_value_bound_and_remedy(kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
     async with serving(bus_config(tmp_path, **overrides), messages) as client:
@@ -335,7 +324,7 @@ async def test_a_bad_range_is_refused_with_value_bound_and_remedy(kafka: str, tm
         assert unknown.status == 404
 
 
-def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(tmp_path: Path) -> None:
+def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(tmp_path):
     message = histogram_message("bus", "ug")
     body = json.loads(message.value)
     body["structure"]["x_edges"][-1] += 1
@@ -344,7 +333,7 @@ def test_a_histogram_whose_parts_do_not_fit_is_refused_though_its_schema_holds(t
     assert received(SPATIAL_HISTOGRAM, "a", message.value) is not None
 
 
-def test_a_window_is_complete_only_with_its_histograms(tmp_path: Path) -> None:
+def test_a_window_is_complete_only_with_its_histograms(tmp_path):
     messages, _ = with_histograms(tmp_path, {"feed.name": "bus"})
     view = View()
     *first, last, marker = messages

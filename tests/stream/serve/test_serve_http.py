@@ -12,7 +12,7 @@ import socket
 import string
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -62,7 +62,7 @@ async def client(released_feed: Config) -> AsyncIterator[TestClient]:
         yield made
 
 
-async def test_entity_tags_are_those_of_the_bytes_and_what_is_known_is_not_sent_again(client: TestClient) -> None:
+async def test_entity_tags_are_those_of_the_bytes_and_what_is_known_is_not_sent_again(client):
     plain = await client.get(HEXAGONS, headers={"Accept-Encoding": "identity"})
     packed = await client.get(HEXAGONS, headers={"Accept-Encoding": "gzip"}, auto_decompress=False)
     assert "Content-Encoding" not in plain.headers
@@ -82,7 +82,7 @@ async def test_entity_tags_are_those_of_the_bytes_and_what_is_known_is_not_sent_
         assert answer.headers["Vary"] == "Origin, Accept-Encoding"
 
 
-async def test_every_answer_is_asked_for_again_because_no_address_fixes_its_numbers(client: TestClient) -> None:
+async def test_every_answer_is_asked_for_again_because_no_address_fixes_its_numbers(client):
     for path in (
         HEXAGONS,
         f"/api/v1/windows/{START}",
@@ -98,7 +98,7 @@ async def test_every_answer_is_asked_for_again_because_no_address_fixes_its_numb
         assert (head.status, head.headers["ETag"], await head.read()) == (200, answer.headers["ETag"], b"")
 
 
-async def test_the_same_moment_is_the_same_window_however_it_is_written(client: TestClient) -> None:
+async def test_the_same_moment_is_the_same_window_however_it_is_written(client):
     tags = set()
     for moment in (START, "2017-03-21T07:00:00-05:00", "2017-03-21T12:00:00.000z", "2017-03-21 12:00:00+00:00"):
         answer = await client.get("/api/v1/hexagons", params={"window": moment})
@@ -107,7 +107,7 @@ async def test_the_same_moment_is_the_same_window_however_it_is_written(client: 
     assert len(tags) == 1
 
 
-async def test_pages_of_other_sites_read_the_api_if_the_operator_says_so(client: TestClient) -> None:
+async def test_pages_of_other_sites_read_the_api_if_the_operator_says_so(client):
     allowed = await client.get(HEXAGONS, headers={"Origin": SITE})
     assert allowed.headers["Access-Control-Allow-Origin"] == SITE
     assert "ETag" in allowed.headers["Access-Control-Expose-Headers"]
@@ -124,7 +124,7 @@ async def test_pages_of_other_sites_read_the_api_if_the_operator_says_so(client:
 
 
 @pytest.mark.parametrize("origin", ["maps.example.org", "https://maps.example.org/", "HTTPS://A.example", "https://*"])
-def test_what_is_no_origin_is_refused_at_check(tmp_path: Path, origin: str) -> None:
+def test_what_is_no_origin_is_refused_at_check(tmp_path, origin):
     with pytest.raises(ConfigError, match="write scheme, host and port only"):
         bus_config(tmp_path, **{"public.cors_origins": [origin]})
 
@@ -167,9 +167,7 @@ ABSENT = [
 ]
 
 
-async def test_hostile_requests_are_refused_with_value_and_remedy_and_none_makes_the_service_fail(
-    client: TestClient,
-) -> None:
+async def test_hostile_requests_are_refused_with_value_and_remedy_and_none_makes_the_service_fail(client):
     for path in (*REFUSED, *ABSENT):
         status, body = await raw(client, path)
         problem = json.loads(body)
@@ -198,15 +196,13 @@ async def raw(client: TestClient, path: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("method", ["post", "put", "delete", "patch"])
-async def test_nothing_can_be_written(client: TestClient, method: str) -> None:
+async def test_nothing_can_be_written(client, method):
     answer = await getattr(client, method)("/api/v1/windows", data=b"x")
     assert (answer.status, answer.content_type) == (405, "application/problem+json")
     assert answer.headers["Allow"] == "GET, HEAD"
 
 
-async def test_bytes_that_are_no_request_end_their_connection_alone_and_fill_no_log(
-    client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_that_are_no_request_end_their_connection_alone_and_fill_no_log(client, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("aiohttp.server"), "filters", [worth_a_log])
     for rubbish in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"A" * 20_000 + b"\r\n\r\n"):
         with socket.create_connection((client.host, client.port)) as link:
@@ -215,7 +211,7 @@ async def test_bytes_that_are_no_request_end_their_connection_alone_and_fill_no_
     assert not caplog.records
 
 
-async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path: Path) -> None:
+async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path):
     """No group by the configured name; that it needs no right to any group is shown by tests/deploy/test_access.py.
 
     The broker is the test's own: whatever other tests publish beside it would be counted, too.
@@ -239,7 +235,7 @@ async def test_reading_joins_no_group_and_refused_bytes_are_counted(tmp_path: Pa
         await admin.close()
 
 
-def test_windows_of_equal_size_are_told_apart_before_they_are_complete(tmp_path: Path) -> None:
+def test_windows_of_equal_size_are_told_apart_before_they_are_complete(tmp_path):
     first, second = windows_of(tmp_path, {"feed.name": "bus"}, 2)
     view = View()
     outcomes(view, arrivals((first[0], second[0])))
@@ -248,9 +244,7 @@ def test_windows_of_equal_size_are_told_apart_before_they_are_complete(tmp_path:
     assert one.tag != other.tag
 
 
-async def test_a_service_that_no_longer_reads_says_so(
-    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_service_that_no_longer_reads_says_so(kafka, tmp_path, topic_name, monkeypatch):
     async def fail(_: TopicSource, __: object) -> None:
         raise RuntimeError("planted")
 
@@ -267,9 +261,7 @@ async def test_a_service_that_no_longer_reads_says_so(
 
 
 @pytest.mark.parametrize("broken", ["port", "password"])
-def test_a_service_that_cannot_start_says_why(
-    hexveil: Sequence[str], tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_that_cannot_start_says_why(hexveil, tmp_path, broken, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -373,7 +365,7 @@ def request(method: bytes, head: list[bytes], body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("proxy", ["nginx", "haproxy"])
-async def test_the_service_answers_only_requests_that_the_proxy_knows_of(proxy: str, tmp_path: Path) -> None:
+async def test_the_service_answers_only_requests_that_the_proxy_knows_of(proxy, tmp_path):
     (tmp_path / "none").mkdir()
     app = make_app(bus_config(tmp_path), source=FileSource(tmp_path / "none"))
     seen: list[bool] = []
@@ -394,7 +386,7 @@ async def test_the_service_answers_only_requests_that_the_proxy_knows_of(proxy: 
 
 
 @pytest.mark.parametrize("proxy", ["nginx", "haproxy"])
-async def test_a_service_that_reads_no_bodies_would_answer_a_hidden_request(proxy: str, tmp_path: Path) -> None:
+async def test_a_service_that_reads_no_bodies_would_answer_a_hidden_request(proxy, tmp_path):
     seen: list[bytes] = []
 
     async def naive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -19,7 +19,6 @@ import pytest_asyncio
 from aiohttp.test_utils import TestClient
 from axe_playwright_python.async_playwright import Axe
 from openapi_spec_validator import validate
-from playwright.async_api import Browser
 from pyarrow import parquet
 
 from stream.messages.message import HEXAGON_SPEED, with_estimates
@@ -57,9 +56,7 @@ async def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-async def test_the_document_is_valid_and_describes_every_path_that_is_served(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+async def test_the_document_is_valid_and_describes_every_path_that_is_served(kafka, tmp_path, topic_name):
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config) as client:
         document = await document_of(client)
@@ -82,9 +79,7 @@ async def test_the_document_is_valid_and_describes_every_path_that_is_served(
             assert "example" in parameter
 
 
-async def test_a_generated_client_reads_what_was_released(
-    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_generated_client_reads_what_was_released(kafka, tmp_path, topic_name, monkeypatch):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
     values = [message.value for message in messages if message.topic == HEXAGON_SPEED]
@@ -126,9 +121,7 @@ def read_with_the_generated_client(base: str, released: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("examples", nightly_but([1], [1, 6]))
-async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(
-    kafka: str, tmp_path: Path, topic_name: str, examples: int
-) -> None:
+async def test_a_fuzzer_finds_no_answer_that_the_document_does_not_allow(kafka, tmp_path, topic_name, examples):
     """Requests per path and phase: one in every run."""
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     messages, _ = with_histograms(tmp_path, overrides)
@@ -187,9 +180,7 @@ async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_page_says_what_the_document_says_and_its_examples_are_requests_that_are_taken(
-    client: TestClient,
-) -> None:
+async def test_the_page_says_what_the_document_says_and_its_examples_are_requests_that_are_taken(client):
     document: dict[str, Any] = await (await client.get("/api/v1/openapi.json")).json()
     async with client.get(PAGE) as answer:
         assert (answer.status, answer.content_type, answer.charset) == (200, "text/html", "utf-8")
@@ -210,7 +201,7 @@ async def test_the_page_says_what_the_document_says_and_its_examples_are_request
                 assert answer.status in (200, 404, 501), (link, await answer.text())
 
 
-def test_nothing_in_a_document_can_become_an_element() -> None:
+def test_nothing_in_a_document_can_become_an_element():
     odd = '<script>"&'
     document = {
         "info": {"title": odd, "version": odd, "description": odd},
@@ -244,7 +235,7 @@ def test_nothing_in_a_document_can_become_an_element() -> None:
 
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_page_is_styled_loads_nothing_else_and_has_no_violation(browser: Browser, client: TestClient) -> None:
+async def test_the_page_is_styled_loads_nothing_else_and_has_no_violation(browser, client):
     for colours in ("light", "dark"):
         async with await browser.new_context(color_scheme=colours, viewport=PHONE, bypass_csp=True) as context:
             page = await context.new_page()

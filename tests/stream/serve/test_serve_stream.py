@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
-from playwright.async_api import Browser, Route
+from playwright.async_api import Route
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench import sse
@@ -68,8 +68,8 @@ async def first(
 
 
 async def test_each_finished_window_is_told_once_in_order_and_a_client_that_comes_back_misses_none(
-    kafka: str, tmp_path: Path, topic_name: str
-) -> None:
+    kafka, tmp_path, topic_name
+):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     windows = windows_of(tmp_path, overrides, 4)
     config = bus_config(tmp_path, **overrides)
@@ -95,7 +95,7 @@ async def test_each_finished_window_is_told_once_in_order_and_a_client_that_come
         assert await first(client, 4, "?after=0") == everything, "another instance numbers events otherwise"
 
 
-async def test_an_id_ahead_of_every_marker_begins_anew(kafka: str, tmp_path: Path, topic_name: str) -> None:
+async def test_an_id_ahead_of_every_marker_begins_anew(kafka, tmp_path, topic_name):
     overrides = {"feed.name": topic_name, "kafka.bootstrap": kafka}
     (window,) = windows_of(tmp_path, overrides, 1)
     async with serving(bus_config(tmp_path, **overrides), window) as client:
@@ -113,16 +113,14 @@ async def asked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("last_event_id", ["x", "-1", "1.5", "9" * 30, "1,2", ""])
-async def test_an_id_that_is_none_is_refused(asked: TestClient, last_event_id: str) -> None:
+async def test_an_id_that_is_none_is_refused(asked, last_event_id):
     async with asked.get(STREAM, headers={"Last-Event-ID": last_event_id}) as answer:
         problem = await answer.json()
         assert (answer.status, answer.content_type) == (400, "application/problem+json")
         assert "Last-Event-ID" in problem["title"]
 
 
-async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(
-    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(kafka, tmp_path, topic_name, monkeypatch):
     def large(window: WindowView) -> bytes:
         return b'id: %d\nevent: window\ndata: "%b"\n\n' % (broadcast.number_of(window), b"x" * 60_000)
 
@@ -148,7 +146,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up_and_is_cut_off(
         stalled.close()
 
 
-async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_meanwhile(tmp_path: Path) -> None:
+async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_meanwhile(tmp_path):
     broker = KafkaServer(tmp_path / "kafka")
     overrides = {"feed.name": "bus", "kafka.bootstrap": broker.bootstrap}
     config = bus_config(tmp_path, **overrides)
@@ -175,9 +173,7 @@ async def test_a_broker_that_is_away_is_waited_for_and_what_is_known_is_served_m
         broker.stop()
 
 
-async def test_streams_are_limited_in_number_and_end_with_the_service(
-    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_streams_are_limited_in_number_and_end_with_the_service(kafka, tmp_path, topic_name, monkeypatch):
     monkeypatch.setattr("stream.serve.broadcast.MAX_STREAMS", 1)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config) as client, client.get(STREAM) as open_stream:
@@ -195,9 +191,7 @@ async def test_streams_are_limited_in_number_and_end_with_the_service(
                 await anext(events(open_stream))
 
 
-async def test_a_stream_that_waits_for_a_broker_that_is_away_does_not_hold_up_the_end_of_the_service(
-    tmp_path: Path,
-) -> None:
+async def test_a_stream_that_waits_for_a_broker_that_is_away_does_not_hold_up_the_end_of_the_service(tmp_path):
     """Without its end, the server would wait for it twice 60 s."""
     config = bus_config(tmp_path, **{"kafka.bootstrap": "127.0.0.1:9"})
     async with TestClient(TestServer(make_app(config))) as client, client.get(STREAM) as open_stream:
@@ -208,9 +202,7 @@ async def test_a_stream_that_waits_for_a_broker_that_is_away_does_not_hold_up_th
                 await anext(events(open_stream))
 
 
-async def test_a_quiet_stream_is_kept_alive_by_comments(
-    kafka: str, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_quiet_stream_is_kept_alive_by_comments(kafka, tmp_path, topic_name, monkeypatch):
     monkeypatch.setattr(broadcast, "PING_SECONDS", 0.05)
     config = bus_config(tmp_path, **{"feed.name": topic_name, "kafka.bootstrap": kafka})
     async with serving(config) as client, asyncio.timeout(120), client.get(STREAM) as answer:
@@ -221,7 +213,7 @@ async def test_a_quiet_stream_is_kept_alive_by_comments(
 
 
 @pytest.mark.nightly
-def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
+def test_the_bench_of_streams_measures_the_service_as_it_is_installed():
     figures = sse.streams(sse.Sizes(readers=3, stalled=0, windows=1, cells=5, pause=0.0))
     assert figures["readers"] == 3
     assert 0 < figures["alone"]["median_reader_ms"] <= figures["alone"]["last_reader_ms"]
@@ -229,9 +221,7 @@ def test_the_bench_of_streams_measures_the_service_as_it_is_installed() -> None:
 
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 10_000, 1256), (64, 500, 500), (5000, 10_000, None)])
-def test_the_limit_of_open_files_is_raised_to_what_connections_need(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None
-) -> None:
+def test_the_limit_of_open_files_is_raised_to_what_connections_need(monkeypatch, soft, hard, raised):
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: made.append(limits))
@@ -241,9 +231,7 @@ def test_the_limit_of_open_files_is_raised_to_what_connections_need(
 
 @needs_chromium
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_the_documented_reader_misses_no_window_though_a_proxy_answers_502(browser, tmp_path):
     """The first connection ends after one window; after the 502 the browser's EventSource is closed for good."""
     (snippet,) = re.findall(r"```js\n(.*?)```", (REPO_ROOT / "docs" / "api.md").read_text(), re.DOTALL)
     windows = windows_of(tmp_path, {"feed.name": "bus"}, 3)
@@ -291,9 +279,7 @@ def releases(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("speeds", ["missing", "derived"])
-async def test_under_values_derived_speeds_are_said_to_be_protected_by_participation_alone(
-    speeds: str, tmp_path: Path, releases: Path
-) -> None:
+async def test_under_values_derived_speeds_are_said_to_be_protected_by_participation_alone(speeds, tmp_path, releases):
     (feed,), shown = await listed(bus_config(tmp_path, **{"feed.speeds": speeds}), releases)
     assert (feed["feed"], feed["derived_speeds"], shown) == ("bus", speeds, speeds)
     assert feed["note"] is not None
@@ -301,7 +287,7 @@ async def test_under_values_derived_speeds_are_said_to_be_protected_by_participa
     assert feed["note"].endswith("To protect derived speeds, use relation 'participation'.")
 
 
-async def test_under_participation_derived_speeds_need_no_note(tmp_path: Path, releases: Path) -> None:
+async def test_under_participation_derived_speeds_need_no_note(tmp_path, releases):
     config = riders_config(tmp_path, **{"feed.speeds": "missing"})
     feeds, shown = await listed(config, releases)
     own = {"feed": config.feed.name, "map": "live", "derived_speeds": "missing", "note": None}
@@ -309,9 +295,7 @@ async def test_under_participation_derived_speeds_need_no_note(tmp_path: Path, r
     assert shown == "missing"
 
 
-async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_source_nor_note(
-    tmp_path: Path, releases: Path
-) -> None:
+async def test_reported_speeds_and_feeds_that_are_not_configured_have_neither_source_nor_note(tmp_path, releases):
     nothing = {"derived_speeds": None, "note": None}
     assert await listed(bus_config(tmp_path), releases) == ([{"feed": "bus", "map": "live"} | nothing], None)
     feeds, _ = await listed(bus_config(tmp_path, **{"feed.name": "tram", "feed.speeds": "derived"}), releases)
@@ -336,9 +320,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     }
 
 
-async def test_series_say_what_the_api_says_of_areas_routes_and_cells_and_nothing_of_what_has_no_estimate(
-    tmp_path: Path,
-) -> None:
+async def test_series_say_what_the_api_says_of_areas_routes_and_cells_and_nothing_of_what_has_no_estimate(tmp_path):
     config = city_config(tmp_path, **{"feed.name": "bus"} | city_files(tmp_path))
     messages = [message for hour in range(3) for message in window(config, hour)]
     (tmp_path / "releases.ndjson").write_text("".join(map(line_of, messages)), encoding="utf-8")

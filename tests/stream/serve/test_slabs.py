@@ -43,9 +43,7 @@ def body_of(structure: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: structure["kind"])
-def test_no_check_of_a_large_histogram_is_of_more_values_than_a_slab_and_a_row(
-    structure: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_check_of_a_large_histogram_is_of_more_values_than_a_slab_and_a_row(structure, monkeypatch):
     most = []
 
     class Counting:
@@ -62,7 +60,7 @@ def test_no_check_of_a_large_histogram_is_of_more_values_than_a_slab_and_a_row(
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: structure["kind"])
-def test_one_wrong_value_anywhere_in_an_array_is_noticed(structure: dict[str, Any]) -> None:
+def test_one_wrong_value_anywhere_in_an_array_is_noticed(structure):
     random = Random(7)
     for wrong in WRONG:
         changed = copy.deepcopy(structure)
@@ -74,15 +72,15 @@ def test_one_wrong_value_anywhere_in_an_array_is_noticed(structure: dict[str, An
 
 
 @pytest.mark.parametrize("structure", [None, [None], {}, {"kind": "grid"}, {"kind": "euler", "components": []}])
-def test_what_is_no_structure_is_refused(structure: Any) -> None:
+def test_what_is_no_structure_is_refused(structure):
     assert not is_histogram(body_of(structure))
 
 
 @pytest.mark.parametrize("body", [None, [], 3, {}, {"structure": [1] * 100_000}])
-def test_what_is_no_message_is_refused(body: Any) -> None:
+def test_what_is_no_message_is_refused(body):
     assert not is_histogram(body)
 
 
-def test_a_row_longer_than_any_grid_has_is_refused() -> None:
+def test_a_row_longer_than_any_grid_has_is_refused():
     assert is_histogram(body_of(GRID | {"counts": [[1.0] * MAX_ROW]}))
     assert not is_histogram(body_of(GRID | {"counts": [[1.0] * (MAX_ROW + 1)]}))

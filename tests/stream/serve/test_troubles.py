@@ -5,12 +5,11 @@ window: each frame costs all its pixels where no graphics processor is."""
 import json
 import re
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h3
 import pytest
-from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Page, Route, expect
 
 from bench.dashboard import streets, window_of
 from stream.messages.lines import line_of
@@ -59,9 +58,7 @@ async def shows(page: Page, hour: int) -> None:
     await page.wait_for_selector(f'html[data-window="2017-03-21T{12 + hour:02}:00:00Z"]', timeout=PATIENCE_MS)
 
 
-async def test_without_webgl_the_page_says_so_and_everything_but_the_map_works(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_without_webgl_the_page_says_so_and_everything_but_the_map_works(browser, tmp_path):
     config = city_config(tmp_path)
     messages = [message for hour in range(2) for message in window(config, hour)]
     async with page_of(browser, config, messages, init=NO_WEBGL) as (page, _):
@@ -78,7 +75,7 @@ LOSE = "document.querySelector('#map canvas').getContext('webgl2').getExtension(
 """A graphics processor that is gone for good: nobody restores the context."""
 
 
-async def test_a_map_that_lost_its_graphics_for_good_says_so(browser: Browser, tmp_path: Path) -> None:
+async def test_a_map_that_lost_its_graphics_for_good_says_so(browser, tmp_path):
     async with page_of(browser, city_config(tmp_path), window(city_config(tmp_path), 0)) as (page, _):
         await shows(page, 0)
         await page.evaluate(LOSE)
@@ -86,9 +83,7 @@ async def test_a_map_that_lost_its_graphics_for_good_says_so(browser: Browser, t
 
 
 @pytest.mark.nightly
-async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_looked_at(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_more_tabs_than_connections_all_show_new_windows_once_they_are_looked_at(browser, tmp_path):
     config, releases = city_config(tmp_path), tmp_path / "releases.ndjson"
     releases.write_text("".join(map(line_of, window(config, 0))), encoding="utf-8")
     async with (
@@ -135,9 +130,7 @@ def is_clear(hexagon: dict[str, Any]) -> bool:
     return "clear_error" in ((hexagon["estimate"] or {}).get("deviation") or {})
 
 
-async def test_the_colours_of_the_difference_are_the_verdict_of_the_api_and_nothing_else(
-    browser: Browser, tmp_path: Path
-) -> None:
+async def test_the_colours_of_the_difference_are_the_verdict_of_the_api_and_nothing_else(browser, tmp_path):
     """Whatever it is: the same numbers with the verdicts turned around have the colours turned around."""
     messages = remembered(city_config(tmp_path, **{"speed.post_processing": ["kalman"]}), *[USUAL_DAY] * 3, JAM)
     turned: dict[str, bool] = {}
@@ -164,8 +157,8 @@ async def test_the_colours_of_the_difference_are_the_verdict_of_the_api_and_noth
 
 @pytest.mark.parametrize(("size", "colours"), [(PHONE, "dark"), nightly(LAPTOP, "light"), nightly(WIDE, "dark")])
 async def test_three_views_and_of_the_difference_only_what_noise_does_not_explain_has_a_colour(
-    browser: Browser, tmp_path: Path, size: dict[str, int], colours: str
-) -> None:
+    browser, tmp_path, size, colours
+):
     """The noise is a tape. UNCERTAIN is off, too, but its errors explain that."""
     config = city_config(tmp_path, **{"speed.post_processing": ["kalman"]})
     messages = remembered(config, *[USUAL_DAY] * 3, {**JAM, UNCERTAIN: Cell(2, 1, 35.0)})
@@ -205,9 +198,7 @@ async def test_three_views_and_of_the_difference_only_what_noise_does_not_explai
 
 
 @pytest.mark.parametrize(("size", "kind"), [(PHONE, "typical"), (LAPTOP, "live"), nightly(WIDE, "typical")])
-async def test_a_map_is_called_what_it_is(
-    browser: Browser, tmp_path: Path, size: dict[str, int], kind: Literal["live", "typical"]
-) -> None:
+async def test_a_map_is_called_what_it_is(browser, tmp_path, size, kind):
     """To the page it is five minutes after the newest window. Whatever is on display, what is typical is not called
     live, nor the reverse."""
     config = city_config(tmp_path, **{"speed.post_processing": ["kalman"], "public.map": kind})
@@ -278,8 +269,8 @@ async def without_waiting(route: Route) -> None:
 
 @pytest.mark.parametrize("zoom", [FAR, NEAR])
 async def test_a_window_of_lines_and_hexagons_costs_one_frame_and_another_one_where_they_have_numbers(
-    browser: Browser, tmp_path: Path, zoom: str
-) -> None:
+    browser, tmp_path, zoom
+):
     (tmp_path / "places.json").write_text(json.dumps(streets(180)), encoding="utf-8")
     config = city_config(tmp_path, **{"feed.name": "bench", "public.places": str(tmp_path / "places.json")})
     messages = [message for week in range(4) for message in window_of(week, 300)]

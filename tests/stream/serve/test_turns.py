@@ -59,7 +59,7 @@ async def refused(tasks: list[asyncio.Task[None]]) -> int:
     return len(problems)
 
 
-async def test_a_flood_fills_the_queue_alone_and_gives_way_to_whoever_comes_with_less() -> None:
+async def test_a_flood_fills_the_queue_alone_and_gives_way_to_whoever_comes_with_less():
     turns, served = Turns("things", 8, 5), []
     async with occupied(turns) as done:
         flood = [await asked(turns, "flood", served) for _ in range(50)]
@@ -71,7 +71,7 @@ async def test_a_flood_fills_the_queue_alone_and_gives_way_to_whoever_comes_with
     assert served == ["flood", "ann", "bob", "flood", "ann", "flood", "flood"], "and clients take turns"
 
 
-async def test_among_equals_the_queue_refuses_who_comes_last() -> None:
+async def test_among_equals_the_queue_refuses_who_comes_last():
     turns, served = Turns("things", 4, 5), []
     async with occupied(turns) as done:
         tasks = [await asked(turns, name, served) for name in ("ann", "bob", "cem", "dee")]
@@ -84,15 +84,10 @@ async def test_among_equals_the_queue_refuses_who_comes_last() -> None:
 
 @pytest.mark.parametrize(
     ("flooding", "others"),
-    [
-        ("2001:db8:0:{}::/64", ("2001:db8:1::/64", "192.0.2.1")),
-        ("192.0.2.{}", ("198.51.100.1", "2001:db8:1::/64")),
-    ],
+    [("2001:db8:0:{}::/64", ("2001:db8:1::/64", "192.0.2.1")), ("192.0.2.{}", ("198.51.100.1", "2001:db8:1::/64"))],
 )
 @pytest.mark.parametrize("most", [4, 16])
-async def test_among_equals_a_network_that_has_most_gives_way(
-    flooding: str, others: tuple[str, ...], most: int
-) -> None:
+async def test_among_equals_a_network_that_has_most_gives_way(flooding, others, most):
     turns, served = Turns("things", most, 5), []
     async with occupied(turns) as done:
         flood = [await asked(turns, flooding.format(number), served) for number in range(1, most + 1)]
@@ -105,7 +100,7 @@ async def test_among_equals_a_network_that_has_most_gives_way(
 
 
 @pytest.mark.parametrize("something_else_is_made", [False, True])
-async def test_requests_for_one_answer_share_one_turn_and_all_get_it(something_else_is_made: bool) -> None:
+async def test_requests_for_one_answer_share_one_turn_and_all_get_it(something_else_is_made):
     turns, answers, made = Turns("things", 4, 5), Answers(), []
 
     def make() -> bytes:
@@ -128,7 +123,7 @@ async def test_requests_for_one_answer_share_one_turn_and_all_get_it(something_e
     assert len(made) == 1
 
 
-async def test_where_the_one_that_waits_goes_away_the_next_that_wants_the_answer_takes_its_place() -> None:
+async def test_where_the_one_that_waits_goes_away_the_next_that_wants_the_answer_takes_its_place():
     turns, answers = Turns("things", 4, 5), Answers()
 
     async def ask() -> int:
@@ -146,7 +141,7 @@ async def test_where_the_one_that_waits_goes_away_the_next_that_wants_the_answer
             assert [*await asyncio.gather(*others)] == [200, 200]
 
 
-async def test_a_request_that_goes_away_leaves_its_place_and_its_turn_to_others() -> None:
+async def test_a_request_that_goes_away_leaves_its_place_and_its_turn_to_others():
     turns, served = Turns("things", 3, 5), []
     async with occupied(turns) as done:
         left, stays = await asked(turns, "ann", served), await asked(turns, "bob", served)
@@ -170,7 +165,7 @@ async def gone(task: Awaitable[object]) -> None:
 
 
 @pytest.mark.parametrize("failing", [ValueError, asyncio.CancelledError])
-async def test_work_that_fails_passes_its_turn_on(failing: type[BaseException]) -> None:
+async def test_work_that_fails_passes_its_turn_on(failing):
     turns = Turns("things", 2, 5)
     for _ in range(3):
         with pytest.raises(failing):
@@ -190,7 +185,7 @@ async def test_work_that_fails_passes_its_turn_on(failing: type[BaseException]) 
         (None, ""),
     ],
 )
-def test_a_client_is_an_address_or_the_network_of_its_site(remote: str | None, client: str) -> None:
+def test_a_client_is_an_address_or_the_network_of_its_site(remote, client):
     assert client_of(make_mocked_request("GET", "/").clone(remote=remote)) == client
 
 
@@ -198,7 +193,7 @@ LARGE = 1 << 17
 """Bytes of a body that is not compressed in the event loop."""
 
 
-async def test_each_body_is_compressed_before_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_body_is_compressed_before_the_next_one_is_made(monkeypatch):
     steps: list[str] = []
     compress = gzip.compress
 
@@ -223,7 +218,7 @@ async def test_each_body_is_compressed_before_the_next_one_is_made(monkeypatch: 
     assert steps == ["made", "compressed"] * len(bodies)
 
 
-async def test_a_small_body_that_is_there_already_waits_for_no_thread() -> None:
+async def test_a_small_body_that_is_there_already_waits_for_no_thread():
     end, executor = threading.Event(), ThreadPoolExecutor(1)
     asyncio.get_running_loop().set_default_executor(executor)
     busy = executor.submit(end.wait)
@@ -239,7 +234,7 @@ async def test_a_small_body_that_is_there_already_waits_for_no_thread() -> None:
         end.set()
 
 
-async def test_very_many_small_bodies_take_no_more_than_a_few_large_ones() -> None:
+async def test_very_many_small_bodies_take_no_more_than_a_few_large_ones():
     answers, request = Answers(max_bytes=1 << 20), make_mocked_request("GET", "/")
     keys = [str(number) for number in range(5_000)]
     for key in keys:
@@ -303,7 +298,7 @@ async def unread(service: Large) -> AsyncIterator[TestServer]:
                 client.close()
 
 
-async def test_a_client_that_never_reads_holds_a_few_buffers_and_not_the_answer() -> None:
+async def test_a_client_that_never_reads_holds_a_few_buffers_and_not_the_answer():
     service = Large(Answers())
     async with unread(service):
         sizes = service.held()
@@ -314,7 +309,7 @@ async def test_a_client_that_never_reads_holds_a_few_buffers_and_not_the_answer(
             assert service.answers.sending.size == len(BODY), "all are sent the same body"
 
 
-async def test_an_answer_written_at_once_is_held_whole_for_each_client() -> None:
+async def test_an_answer_written_at_once_is_held_whole_for_each_client():
     """Planted bug: the whole body is handed to the transport at once."""
     service = Large(None)
     async with unread(service):
@@ -322,9 +317,7 @@ async def test_an_answer_written_at_once_is_held_whole_for_each_client() -> None
         assert min(service.held()) > len(BODY) * 3 // 4
 
 
-async def test_a_client_that_does_not_read_loses_its_connection_and_others_are_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_client_that_does_not_read_loses_its_connection_and_others_are_served(monkeypatch):
     monkeypatch.setattr(sending, "STALL_SECONDS", 1.0)
     service = Large(Answers())
     async with unread(service) as server:
@@ -336,7 +329,7 @@ async def test_a_client_that_does_not_read_loses_its_connection_and_others_are_s
         assert service.answers.sending.size == 0, "nothing is on its way any more"
 
 
-async def test_answers_beyond_what_may_be_on_its_way_are_refused_until_there_is_room() -> None:
+async def test_answers_beyond_what_may_be_on_its_way_are_refused_until_there_is_room():
     answers = Answers()
     answers.sending = Sending(max_bytes=len(BODY) + 100)
     service = Large(answers)
@@ -352,7 +345,7 @@ async def test_answers_beyond_what_may_be_on_its_way_are_refused_until_there_is_
         assert (head.status, head.headers["Content-Length"]) == (200, str(len(BODY)))
 
 
-def test_a_client_that_reads_slowly_leaves_room_for_others() -> None:
+def test_a_client_that_reads_slowly_leaves_room_for_others():
     sending, bodies = Sending(max_bytes=6_000_000), [bytes([number]) * 1_000_000 for number in range(9)]
     for body in bodies[:3]:
         assert sending.has_room_for(body, "slow")
@@ -370,7 +363,7 @@ def test_a_client_that_reads_slowly_leaves_room_for_others() -> None:
     assert all(sending.has_room_for(bytes(6_000_000), client) for client in ("slow", "other"))
 
 
-def test_what_fits_into_a_buffer_may_be_sent_however_much_is_on_its_way() -> None:
+def test_what_fits_into_a_buffer_may_be_sent_however_much_is_on_its_way():
     sending = Sending(max_bytes=len(BODY))
     sending.begin(BODY, "slow")
     assert sending.has_room_for(bytes(SEND_BUFFER), "slow")

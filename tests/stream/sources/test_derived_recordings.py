@@ -85,8 +85,8 @@ def events_of(config: Any, path: Path) -> list[bytes]:
 @pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
 @pytest.mark.parametrize("with_speed", [False, True])
 def test_every_form_gives_the_events_of_a_live_source_however_it_is_ordered_and_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, with_speed: bool
-) -> None:
+    tmp_path, monkeypatch, kind, with_speed
+):
     fixes = [fix if with_speed else (*fix[:4], None) for fix in day()]
     wanted = live(fixes)
     assert sum(b'"derived":true' in value for value in wanted) > 300
@@ -100,7 +100,7 @@ def test_every_form_gives_the_events_of_a_live_source_however_it_is_ordered_and_
         assert counted(events_of(config, path)) == by_vehicle(wanted)
 
 
-def test_without_sorting_a_recording_in_disorder_loses_speeds(tmp_path: Path) -> None:
+def test_without_sorting_a_recording_in_disorder_loses_speeds(tmp_path):
     """The planted bug: the test above would see a derivation in the order of the file."""
     fixes = [(*fix[:4], None) for fix in day()]
     config, wanted = config_of(tmp_path, feed()), live(fixes)
@@ -112,7 +112,7 @@ def test_without_sorting_a_recording_in_disorder_loses_speeds(tmp_path: Path) ->
     assert len(values) < len(wanted) / 2
 
 
-def test_on_request_every_speed_is_derived_and_the_reported_ones_are_not_even_read(tmp_path: Path) -> None:
+def test_on_request_every_speed_is_derived_and_the_reported_ones_are_not_even_read(tmp_path):
     fixes = day()
     wanted = live([(*fix[:4], None) for fix in fixes])
     config = config_of(tmp_path, feed("derived"))
@@ -122,7 +122,7 @@ def test_on_request_every_speed_is_derived_and_the_reported_ones_are_not_even_re
 
 
 @pytest.mark.parametrize("empty", ["", "n/a", "NaN", "-"])
-def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed(tmp_path: Path, empty: str) -> None:
+def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed(tmp_path, empty):
     fixes = day()
     text = csv_text(fixes, with_speed=True)
     lines = [line + empty if line.endswith(",") else line for line in text.splitlines()]
@@ -131,7 +131,7 @@ def test_a_cell_of_a_table_that_holds_no_number_is_a_missing_speed(tmp_path: Pat
     assert by_vehicle(events_of(config, tmp_path / "day.csv")) == by_vehicle(live(fixes))
 
 
-def test_offline_a_recording_gives_the_rows_of_the_live_events_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_offline_a_recording_gives_the_rows_of_the_live_events_and_the_rest_is_counted(tmp_path):
     fixes = [(*fix[:4], None) for fix in day()]
     faults = (
         '\n"x"\n{"bus": "22:1", "seen": "noon", "y": 30.2, "x": -97.7}\n{"bus": "22:1", "seen": 5, '
@@ -150,7 +150,7 @@ def test_offline_a_recording_gives_the_rows_of_the_live_events_and_the_rest_is_c
     assert refusals.counts == left_out | {"missing-field": 2}, "what cannot be converted has not the feed's fields"
 
 
-def test_nobodys_speeds_depend_on_who_else_is_in_the_recording(tmp_path: Path) -> None:
+def test_nobodys_speeds_depend_on_who_else_is_in_the_recording(tmp_path):
     """Not on wrong clocks, nor on so many others that memory is cleared: what relation "participation" requires."""
     fixes = [(*fix[:4], None) for fix in day()]
     config = config_of(tmp_path, feed(), "participation")
@@ -164,7 +164,7 @@ def test_nobodys_speeds_depend_on_who_else_is_in_the_recording(tmp_path: Path) -
         assert events_of(config, path) == together[name] != []
 
 
-def test_fields_without_a_speed_need_speeds_to_be_derived_and_derived_events_are_canonical() -> None:
+def test_fields_without_a_speed_need_speeds_to_be_derived_and_derived_events_are_canonical():
     fields = {"user": "bus", "time": "seen", "lat": "y", "lng": "x"}
     assert feed(fields=fields).recorded_format == "declared"
     assert feed(fields=None).recorded_format == "canonical"
@@ -206,9 +206,7 @@ def replayed(
     return done.stdout + done.stderr
 
 
-async def test_through_kafka_a_recording_without_speeds_is_the_live_feed_with_derived_ones(
-    kafka: str, topic: str, tmp_path: Path
-) -> None:
+async def test_through_kafka_a_recording_without_speeds_is_the_live_feed_with_derived_ones(kafka, topic, tmp_path):
     fixes = [(*fix[:4], None) for fix in day()]
     path = write(tmp_path / "day.csv", sorted(fixes, key=lambda fix: fix[0]), with_speed=False)
     wanted = live(fixes)
@@ -228,7 +226,7 @@ def hourly_options() -> list[str]:
     return command[1].split()
 
 
-async def test_a_pipe_in_disorder_gives_the_same(kafka: str, topic: str, tmp_path: Path) -> None:
+async def test_a_pipe_in_disorder_gives_the_same(kafka, topic, tmp_path):
     fixes = [(*fix[:4], None) for fix in day()]
     text = csv_text(random.Random(3).sample(fixes, len(fixes)), with_speed=False, separator=";")
     replayed(tmp_path, "-", kafka, topic, *hourly_options(), text=text)
@@ -247,8 +245,8 @@ def hour(mine: float) -> str:
 
 
 async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_hour(
-    kafka: str, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kafka, topic_name, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HEXVEIL_FEED__SPEED_UNIT", "km/h")
     sent = []
     for number, mine in enumerate((7.9, 100.0)):
@@ -261,7 +259,7 @@ async def test_no_vehicles_speeds_decide_whether_the_documented_pipe_sends_an_ho
     assert sent[0] == sent[1]
 
 
-def test_without_any_speed_one_vehicles_speeds_decide_it(tmp_path: Path) -> None:
+def test_without_any_speed_one_vehicles_speeds_decide_it(tmp_path):
     """The planted bug: what the test above finds. Nothing listens where events would go."""
     command = ["replay", "-", "--config", str(configured(tmp_path, NAMES))]
     environment = {"HEXVEIL_KAFKA__BOOTSTRAP": "127.0.0.1:1", "HEXVEIL_FEED__SPEED_UNIT": "km/h"}
@@ -272,7 +270,7 @@ def test_without_any_speed_one_vehicles_speeds_decide_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", ["-", "day.ndjson"])
-def test_the_order_of_the_file_is_refused_because_it_would_decide_about_speeds(path: str, tmp_path: Path) -> None:
+def test_the_order_of_the_file_is_refused_because_it_would_decide_about_speeds(path, tmp_path):
     day = write(tmp_path / "day.ndjson", [("22:1", SLOT, 30.2, -97.7, None)], with_speed=False)
     named = path if path == "-" else str(day)
     done = CliRunner().invoke(app, ["replay", named, "--order", "file", "--config", str(configured(tmp_path))])
@@ -288,9 +286,7 @@ they are."""
 @pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
 @pytest.mark.parametrize("file_format", ["declared", "canonical", "capmetro-2015"])
 @pytest.mark.parametrize("relation", ["values", "participation"])
-def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(
-    kind: str, file_format: str, relation: str, tmp_path: Path
-) -> None:
+def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(kind, file_format, relation, tmp_path):
     """Which number a vehicle reports decides nothing here: "values" protects it."""
     rng = random.Random(6)
     fixes: list[Fix] = [(*fix[:4], rng.choice(HOSTILE) if rng.random() < 0.7 else None) for fix in day()]
@@ -319,9 +315,7 @@ def test_no_finite_speed_is_replaced_and_each_counts_as_where_none_is_derived(
     assert set(wanted.tolist()) <= set(together.tolist())
 
 
-def test_no_other_vehicle_decides_what_is_forgotten_and_too_many_end_the_recording(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_other_vehicle_decides_what_is_forgotten_and_too_many_end_the_recording(monkeypatch):
     monkeypatch.setattr("stream.sources.snapshot_events.MOST_REMEMBERED", 16)
     monkeypatch.setattr(derived_events, "AT_ONCE", 7)
 
@@ -343,7 +337,7 @@ def test_no_other_vehicle_decides_what_is_forgotten_and_too_many_end_the_recordi
         events(900)
 
 
-def test_a_time_far_ahead_costs_its_vehicle_no_other_event(tmp_path: Path) -> None:
+def test_a_time_far_ahead_costs_its_vehicle_no_other_event(tmp_path):
     fixes: list[Fix] = [(*fix[:4], None) for fix in day()]
     ahead: list[Fix] = [("22:1", SLOT + 40 * 365 * 86_400, 30.2, -97.7, None)]
     config = config_of(tmp_path, feed())
@@ -352,7 +346,7 @@ def test_a_time_far_ahead_costs_its_vehicle_no_other_event(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_swapped_axes_are_named_where_no_speed_is_reported(offline: bool, tmp_path: Path) -> None:
+def test_swapped_axes_are_named_where_no_speed_is_reported(offline, tmp_path):
     fixes: list[Fix] = [(name, clock, lng, lat, None) for name, clock, lat, lng, _ in day()]
     path = write(tmp_path / "day.csv", fixes, with_speed=False)
     command = ["replay", str(path), "--config", str(configured(tmp_path)), *(["--offline"] if offline else [])]
@@ -362,14 +356,14 @@ def test_swapped_axes_are_named_where_no_speed_is_reported(offline: bool, tmp_pa
     assert "Likely lat and lng are swapped" in done.stderr
 
 
-def test_the_field_of_users_belongs_to_their_identity_where_speeds_are_derived() -> None:
+def test_the_field_of_users_belongs_to_their_identity_where_speeds_are_derived():
     one, other = (feed(fields={**NAMES, "user": name}) for name in ("bus", "driver"))
     for file_format in (None, "declared"):
         assert user_identity(one, file_format) != user_identity(other, file_format)
     assert user_identity(feed("reported", fields=None)) == "field 'user' of topic bus"
 
 
-def test_what_is_no_event_is_passed_on_to_be_refused_with_its_reason() -> None:
+def test_what_is_no_event_is_passed_on_to_be_refused_with_its_reason():
     source = DerivedEvents(feed(), bus_config(Path("unused")).slotting)
     values = [b"not json", b"{}", b'{"user": "a", "time": 1490097600000, "lat": null, "lng": 1}', b"\xff" * 70_000]
     blocks = list(with_speeds([Messages(np.zeros(4, np.int64), [None] * 4, values, 4)], source))

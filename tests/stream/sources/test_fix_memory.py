@@ -57,7 +57,7 @@ def url(redis: Redis, redis_url: str) -> str:
     return redis_url
 
 
-def test_restarts_between_any_two_snapshots_change_no_byte_of_any_event(url: str) -> None:
+def test_restarts_between_any_two_snapshots_change_no_byte_of_any_event(url):
     alone, source, rng = started(None), started(url), random.Random(3)
     for body in day(1):
         if rng.random() < 0.5:
@@ -66,7 +66,7 @@ def test_restarts_between_any_two_snapshots_change_no_byte_of_any_event(url: str
     assert alone.tally.derived > 300
 
 
-def test_without_what_is_kept_restarts_lose_speeds() -> None:
+def test_without_what_is_kept_restarts_lose_speeds():
     """The planted bug: the test above would see a memory that keeps nothing."""
     alone, source, rng, lost = started(None), started(None), random.Random(3), 0
     for body in day(1):
@@ -76,7 +76,7 @@ def test_without_what_is_kept_restarts_lose_speeds() -> None:
     assert lost > 30
 
 
-def test_two_processes_that_take_turns_at_random_or_see_everything_twice_derive_the_speeds_of_one(url: str) -> None:
+def test_two_processes_that_take_turns_at_random_or_see_everything_twice_derive_the_speeds_of_one(url):
     alone, pair, rng = started(None), [started(url), started(url)], random.Random(5)
     for body in day(2):
         wanted = sent(alone, body)
@@ -87,9 +87,7 @@ def test_two_processes_that_take_turns_at_random_or_see_everything_twice_derive_
     assert pair[0].tally.repeated + pair[1].tally.repeated > 100
 
 
-def test_a_process_that_dies_before_its_events_are_stored_leaves_them_to_the_next_with_the_same_speeds(
-    url: str,
-) -> None:
+def test_a_process_that_dies_before_its_events_are_stored_leaves_them_to_the_next_with_the_same_speeds(url):
     alone, source = started(None), started(url)
     for number, body in enumerate(day(3)):
         wanted = sent(alone, body)
@@ -99,7 +97,7 @@ def test_a_process_that_dies_before_its_events_are_stored_leaves_them_to_the_nex
         assert sent(source, body) == wanted
 
 
-def test_if_the_next_process_reads_a_later_snapshot_it_derives_from_an_older_fix_of_the_same_vehicle(url: str) -> None:
+def test_if_the_next_process_reads_a_later_snapshot_it_derives_from_an_older_fix_of_the_same_vehicle(url):
     """Kafka has the second snapshot, but its fixes were not kept; the agency does not show it again."""
     north = [0.0, 0.0005, 0.002, 0.003]
     lats = [[28.6 + k * degrees for k in (1, 2, 3)] for degrees in north]
@@ -123,7 +121,7 @@ def test_if_the_next_process_reads_a_later_snapshot_it_derives_from_an_older_fix
     assert sent(source, bodies[3]) == wanted[3], "the fix after it has the same reference again"
 
 
-def test_a_snapshot_of_the_past_changes_no_later_speed_and_is_a_counted_repeat(url: str) -> None:
+def test_a_snapshot_of_the_past_changes_no_later_speed_and_is_a_counted_repeat(url):
     alone, bodies = started(None), day(4)
     for number, body in enumerate(bodies):
         wanted = sent(alone, body)
@@ -135,9 +133,7 @@ def test_a_snapshot_of_the_past_changes_no_later_speed_and_is_a_counted_repeat(u
         assert again.tally.repeated > 0
 
 
-def test_fakes_beyond_what_is_kept_are_counted_and_said_and_change_nobody_elses_speed(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fakes_beyond_what_is_kept_are_counted_and_said_and_change_nobody_elses_speed(url, monkeypatch):
     monkeypatch.setattr(last_fixes, "MOST_USERS", 40)
     source = started(url)
     sent(source, fleet(0))
@@ -150,7 +146,7 @@ def test_fakes_beyond_what_is_kept_are_counted_and_said_and_change_nobody_elses_
     assert len(sent(started(url), fleet(1))) == 3
 
 
-def test_neither_a_vehicle_nor_its_name_can_be_read_from_what_is_kept(url: str) -> None:
+def test_neither_a_vehicle_nor_its_name_can_be_read_from_what_is_kept(url):
     sent(started(url), fleet(0, names=["bus-17-of-the-agency"]))  # type: ignore[arg-type]
     with blocking.Redis.from_url(url) as client:
         keys = client.keys("*")
@@ -168,9 +164,7 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def test_while_redis_is_away_events_go_on_and_it_is_said_once_and_made_up_for(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_redis_is_away_events_go_on_and_it_is_said_once_and_made_up_for(own_redis, monkeypatch):
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
     alone, source = started(None), started(own_redis.url)
     with capture_logs() as logs:
@@ -203,8 +197,8 @@ RIGHTS = "on >pw resetchannels -@all ~hv:{bus}:* +eval +evalsha +script|load +ti
     ids=["an old right", "maxmemory", "a replica"],
 )
 def test_a_redis_that_reads_but_refuses_to_write_is_said_once_as_a_refusal_until_it_keeps(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, refuse: str, allow: str, why: str
-) -> None:
+    own_redis, monkeypatch, refuse, allow, why
+):
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
     with blocking.Redis.from_url(own_redis.url) as operator:
         sent(started(own_redis.url), fleet(0))
@@ -251,7 +245,7 @@ def damages(rng: random.Random, sound: bytes) -> bytes:
     return fixes.tobytes()
 
 
-def test_damaged_records_are_counted_said_and_deleted_and_cost_speeds_but_change_none(url: str) -> None:
+def test_damaged_records_are_counted_said_and_deleted_and_cost_speeds_but_change_none(url):
     rng, alone, source = random.Random(6), started(None), started(url)
     written, lost, damaged = list[bytes](), 0, 0
     with capture_logs() as logs, blocking.Redis.from_url(url) as client:
@@ -275,7 +269,7 @@ def test_damaged_records_are_counted_said_and_deleted_and_cost_speeds_but_change
 
 
 @pytest.mark.parametrize("octets", [b"", b"x" * 31, b"x" * 33, bytes(FIX.itemsize)])
-def test_what_is_kept_over_a_damaged_record_replaces_it(url: str, octets: bytes) -> None:
+def test_what_is_kept_over_a_damaged_record_replaces_it(url, octets):
     sent(started(url), fleet(0))
     with blocking.Redis.from_url(url) as client:
         for key, user in records(client):
@@ -288,9 +282,7 @@ def test_what_is_kept_over_a_damaged_record_replaces_it(url: str, octets: bytes)
         assert len(sent(started(url), fleet(2))) == 3
 
 
-def test_nothing_to_keep_does_not_say_that_positions_are_kept_again(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_to_keep_does_not_say_that_positions_are_kept_again(own_redis, monkeypatch):
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
     kept = memory(own_redis.url)
     own_redis.stop()
@@ -301,9 +293,7 @@ def test_nothing_to_keep_does_not_say_that_positions_are_kept_again(
     assert [log["event"].split(":")[0] for log in logs] == ["redis is away"]
 
 
-def test_a_redis_that_never_answers_holds_the_feed_up_for_seconds_at_most_and_not_with_every_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_redis_that_never_answers_holds_the_feed_up_for_seconds_at_most_and_not_with_every_batch(monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT_S", 0.2)
     with socket.create_server((LOOPBACK, 0)) as silent:
         source = started(f"redis://{LOOPBACK}:{silent.getsockname()[1]}/0")
@@ -315,7 +305,7 @@ def test_a_redis_that_never_answers_holds_the_feed_up_for_seconds_at_most_and_no
     assert source.tally.unkept == 60
 
 
-def test_reported_speeds_alone_need_no_memory(url: str) -> None:
+def test_reported_speeds_alone_need_no_memory(url):
     source = reader("reported")
     source.remember_by(memory(url))
     assert len(sent(source, fleet(0, speed=7.0))) == 3
@@ -324,7 +314,7 @@ def test_reported_speeds_alone_need_no_memory(url: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["privacy.user_key_file", "redis.password_file"])
-def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_path: Path, key: str) -> None:
+def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_path, key):
     load_user_key(tmp_path / "user.key")
     alone, source = started(None), reader()
     with capture_logs() as logs:
@@ -335,7 +325,7 @@ def test_a_key_or_password_that_cannot_be_read_is_said_and_the_feed_goes_on(tmp_
     assert str(tmp_path) in logs[0]["reason"]
 
 
-def test_a_missing_key_is_not_made_up_but_said_with_its_file_and_what_to_copy(url: str, tmp_path: Path) -> None:
+def test_a_missing_key_is_not_made_up_but_said_with_its_file_and_what_to_copy(url, tmp_path):
     config = bus_config(tmp_path, **{"redis.url": url})
     with capture_logs() as logs:
         assert module.fix_memory(config) is not None
@@ -345,7 +335,7 @@ def test_a_missing_key_is_not_made_up_but_said_with_its_file_and_what_to_copy(ur
     assert "copy the workers' privacy.user_key_file there" in logs[0]["reason"]
 
 
-def test_a_source_that_starts_before_the_first_worker_keeps_fixes_once_there_is_a_key(url: str, tmp_path: Path) -> None:
+def test_a_source_that_starts_before_the_first_worker_keeps_fixes_once_there_is_a_key(url, tmp_path):
     config = bus_config(tmp_path, **{"redis.url": url})
     alone, source = started(None), reader()
     with capture_logs() as logs:
@@ -369,8 +359,8 @@ def test_a_source_that_starts_before_the_first_worker_keeps_fixes_once_there_is_
 
 
 async def test_a_key_that_is_not_the_feeds_is_said_once_with_its_file_and_neither_reads_nor_writes(
-    redis: Redis, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis, url, tmp_path, monkeypatch
+):
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
     config = bus_config(tmp_path, **{"redis.url": url})
     load_user_key(config.privacy.user_key_file)
@@ -399,9 +389,7 @@ def after_a_restart(process: Callable[[], GtfsRealtime], *, others: bool) -> lis
     return sent(process(), fleet(1, names="c"))
 
 
-def test_under_participation_nothing_is_kept_so_nobody_decides_about_anothers_speed(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_participation_nothing_is_kept_so_nobody_decides_about_anothers_speed(url, tmp_path, monkeypatch):
     monkeypatch.setattr(last_fixes, "MOST_USERS", 2)
     config = riders_config(tmp_path, **{"redis.url": url})
     load_user_key(config.privacy.user_key_file)
@@ -421,9 +409,7 @@ def test_under_participation_nothing_is_kept_so_nobody_decides_about_anothers_sp
         assert client.keys("*") == []
 
 
-def test_a_bound_on_memory_for_all_users_couples_them_as_values_allows(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bound_on_memory_for_all_users_couples_them_as_values_allows(url, monkeypatch):
     """The planted bug: the test above would see what is kept under "values", where positions are public."""
     monkeypatch.setattr(last_fixes, "MOST_USERS", 2)
     assert len(after_a_restart(lambda: started(url), others=False)) == 1
@@ -432,7 +418,7 @@ def test_a_bound_on_memory_for_all_users_couples_them_as_values_allows(
     assert after_a_restart(lambda: started(url), others=True) == []
 
 
-def test_fixes_are_kept_through_a_unix_socket_too(tmp_path: Path) -> None:
+def test_fixes_are_kept_through_a_unix_socket_too(tmp_path):
     with RedisServer(tmp_path / "redis") as server:
         assert sent(started(server.url), fleet(0)) == []
         assert len(sent(started(server.url), fleet(1))) == 3

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from tests.support import hourly
 from tests.support.topics_reader import stored
 
 
-def test_missing_speeds_are_derived_and_marked() -> None:
+def test_missing_speeds_are_derived_and_marked():
     source = reader()
     assert source.events(fleet(0)).values == []
     event = json.loads(source.events(fleet(1)).values[0])
@@ -36,7 +36,7 @@ def test_missing_speeds_are_derived_and_marked() -> None:
     assert (source.tally.events, source.tally.derived, source.tally.without_speed) == (3, 3, 3)
 
 
-def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked() -> None:
+def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked():
     for unit, speed in ((None, 36.0), ("mph", 10.0)):  # m/s as the format prescribes and km/h, or what is declared
         declared = FEED.model_copy(update={"given_speed_unit": unit})
         event = json.loads(reader("missing", declared).events(fleet(0, speed=10.0)).values[0])
@@ -44,7 +44,7 @@ def test_reported_speeds_are_taken_in_the_feeds_unit_and_not_marked() -> None:
         assert "derived" not in event
 
 
-def test_a_feed_that_reports_zeros_while_its_vehicles_move_is_noticed() -> None:
+def test_a_feed_that_reports_zeros_while_its_vehicles_move_is_noticed():
     source, names = reader("reported"), "".join(chr(97 + k) for k in range(26))
     for step in range(12):
         source.events(fleet(step, speed=0.0, names=names))
@@ -55,7 +55,7 @@ def test_a_feed_that_reports_zeros_while_its_vehicles_move_is_noticed() -> None:
     assert not honest.tally.reported_speeds_are_wrong
 
 
-def test_what_one_vehicle_sends_changes_no_event_of_another() -> None:
+def test_what_one_vehicle_sends_changes_no_event_of_another():
     """Clocks far ahead, jumps and thousands of made-up names do not change them either."""
     alone, crowded = reader(), reader()
     for step in range(4):
@@ -69,14 +69,14 @@ def test_what_one_vehicle_sends_changes_no_event_of_another() -> None:
         assert mine == alone.events(own).values
 
 
-def test_a_vehicle_whose_timestamp_stands_still_is_one_event() -> None:
+def test_a_vehicle_whose_timestamp_stands_still_is_one_event():
     source = reader("reported")
     again = [source.events(fleet(0, speed=5.0)).values for _ in range(3)]
     assert [len(values) for values in again] == [3, 0, 0]
     assert source.tally.repeated == 6
 
 
-def test_a_flood_of_made_up_vehicles_is_refused_and_the_next_snapshot_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_made_up_vehicles_is_refused_and_the_next_snapshot_is_read(monkeypatch):
     monkeypatch.setattr("stream.sources.derived_speed.MOST_VEHICLES", 8)
     source = reader("reported")
     flood = snapshot_bytes([(f"x{k}", START, 28.6, 77.2, 5.0) for k in range(9)])
@@ -86,7 +86,7 @@ def test_a_flood_of_made_up_vehicles_is_refused_and_the_next_snapshot_is_read(mo
     assert len(source.events(fleet(1, speed=5.0)).values) == 3
 
 
-def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then() -> None:
+def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then():
     source, ahead = reader("reported"), START + 10 * 365 * 86_400
     wrong = snapshot_bytes([("a", ahead, 28.6, 77.2, 5.0)], ahead)
     assert source.events(wrong, START * 1_000_000).values == []
@@ -95,7 +95,7 @@ def test_a_header_far_in_the_future_does_not_silence_its_vehicles_until_then() -
     assert len(source.events(right, (START + 30) * 1_000_000).values) == 1
 
 
-def test_of_made_up_names_only_so_many_are_remembered_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_made_up_names_only_so_many_are_remembered_and_the_newest_stay(monkeypatch):
     monkeypatch.setattr(snapshot_events, "MOST_REMEMBERED", 2_000)
     source = reader("reported")
     bodies = [
@@ -108,13 +108,13 @@ def test_of_made_up_names_only_so_many_are_remembered_and_the_newest_stay(monkey
     assert len(source.events(bodies[0], (START + 9) * 1_000_000).values) == 1_000, "the oldest names are forgotten"
 
 
-def test_a_feed_of_another_format_is_refused_with_the_remedy() -> None:
+def test_a_feed_of_another_format_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match=r"set feed\.format to 'canonical'"):
         reader(feed=FEED.model_copy(update={"format": "itms"}))
 
 
 @pytest.mark.parametrize(("snapshots", "vehicles"), [(20, 1715)])
-def test_a_large_city_is_decoded_at_more_than_its_own_pace(snapshots: int, vehicles: int) -> None:
+def test_a_large_city_is_decoded_at_more_than_its_own_pace(snapshots, vehicles):
     source = reader()
     bodies = [
         snapshot_bytes(
@@ -158,7 +158,7 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
         return
 
 
-def test_an_unchanged_document_is_asked_for_conditionally_and_not_decoded_again() -> None:
+def test_an_unchanged_document_is_asked_for_conditionally_and_not_decoded_again():
     first = answer(200, b"body", ETag='"7"', Last_Modified="Thu, 11 Sep 2025 09:40:16 GMT")
     with Agency([first, answer(304)]) as agency:
         assert fetch(agency.url, times=2) == [b"body", None]
@@ -166,7 +166,7 @@ def test_an_unchanged_document_is_asked_for_conditionally_and_not_decoded_again(
     assert agency.requests[1]["If-Modified-Since"] == "Thu, 11 Sep 2025 09:40:16 GMT"
 
 
-def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused() -> None:
+def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused():
     small, bomb = gzip.compress(b"body"), gzip.compress(b"\0" * (80 << 20))
     with Agency([answer(200, small, Content_Encoding="gzip"), answer(200, bomb, Content_Encoding="gzip")]) as agency:
         assert fetch(agency.url) == [b"body"]
@@ -186,9 +186,7 @@ def test_a_compressed_answer_is_read_and_a_compressed_bomb_is_refused() -> None:
         (answer(302, Location="file:///etc/passwd"), "redirected to a file address", True),
     ],
 )
-def test_a_server_that_misbehaves_gives_an_error_in_bounded_time(
-    script: Callable[[BaseHTTPRequestHandler], None], said: str, final: bool
-) -> None:
+def test_a_server_that_misbehaves_gives_an_error_in_bounded_time(script, said, final):
     began = time.monotonic()
     with Agency([script]) as agency, pytest.raises(FetchError, match=said) as caught:
         fetch(agency.url, timeout_s=1.0, largest=1 << 20)
@@ -196,7 +194,7 @@ def test_a_server_that_misbehaves_gives_an_error_in_bounded_time(
     assert time.monotonic() - began < 60
 
 
-def test_retry_after_is_honoured_within_an_hour() -> None:
+def test_retry_after_is_honoured_within_an_hour():
     with Agency([answer(503, Retry_After="7"), answer(503, Retry_After="99999999")]) as agency:
         waits = []
         for _ in range(2):
@@ -206,7 +204,7 @@ def test_retry_after_is_honoured_within_an_hour() -> None:
     assert waits == [7.0, 3600.0]
 
 
-def test_a_secret_header_reaches_the_agency_but_no_other_host() -> None:
+def test_a_secret_header_reaches_the_agency_but_no_other_host():
     with Agency([answer(200, b"elsewhere")]) as other, Agency([answer(302, Location=other.url)]) as agency:
         assert fetch(agency.url, headers={"X-Api-Key": "s3cret"}) == [b"elsewhere"]
         assert agency.requests[0]["X-Api-Key"] == "s3cret"
@@ -239,7 +237,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_stored_snapshots_become_canonical_events_in_a_file(config: Path, folder: Path, tmp_path: Path) -> None:
+def test_stored_snapshots_become_canonical_events_in_a_file(config, folder, tmp_path):
     out = tmp_path / "events.ndjson"
     code, _, stderr = run(str(folder), "--config", str(config), "--out", str(out))
     events = [json.loads(line) for line in out.read_text().splitlines()]
@@ -248,7 +246,7 @@ def test_stored_snapshots_become_canonical_events_in_a_file(config: Path, folder
     assert "12 events, 12 with a derived speed" in stderr
 
 
-def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config: Path, folder: Path) -> None:
+def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config, folder):
     (folder / "002.pb").write_bytes(b"<html>maintenance</html>")
     body = gzip.compress((folder / "003.pb").read_bytes())
     (folder / "damaged.pb.gz").write_bytes(body[:10] + b"\xff" * 20 + body[30:])
@@ -262,9 +260,7 @@ def test_one_damaged_snapshot_is_skipped_named_and_told_by_the_exit_code(config:
 NO_TEXT = rb'{"header":{"gtfs_realtime_version":"2.0","\ud800":1},"entity":[]}'
 
 
-def test_a_file_with_a_name_that_is_no_text_is_refused_and_named_alone_and_beside_others(
-    config: Path, folder: Path
-) -> None:
+def test_a_file_with_a_name_that_is_no_text_is_refused_and_named_alone_and_beside_others(config, folder):
     (folder / "002.json").write_bytes(NO_TEXT)
     code, _, stderr = run(str(folder / "002.json"), "--config", str(config), "--out", "-")
     assert code == 2
@@ -274,7 +270,7 @@ def test_a_file_with_a_name_that_is_no_text_is_refused_and_named_alone_and_besid
     assert "002.json: not a GTFS-realtime feed" in stderr
 
 
-async def test_an_answer_with_a_name_that_is_no_text_is_skipped_and_the_next_one_is_read(tmp_path: Path) -> None:
+async def test_an_answer_with_a_name_that_is_no_text_is_skipped_and_the_next_one_is_read(tmp_path):
     loop, stopping, out = asyncio.get_running_loop(), asyncio.Event(), tmp_path / "out.ndjson"
 
     def last(handler: BaseHTTPRequestHandler) -> None:
@@ -289,14 +285,14 @@ async def test_an_answer_with_a_name_that_is_no_text_is_skipped_and_the_next_one
     assert [log["event"] for log in logs] == ["an answer is not a snapshot and is skipped"]
 
 
-def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config: Path, folder: Path) -> None:
+def test_one_snapshot_without_speeds_says_what_a_derived_speed_needs(config, folder):
     code, _, stderr = run(str(folder / "000.pb"), "--config", str(config), "--out", "-")
     assert code == 2
     assert "two positions of the vehicle" in stderr
     assert "name a folder of snapshots, or the agency's address" in stderr
 
 
-def test_a_pipe_that_a_shell_names_as_a_file_is_read(config: Path) -> None:
+def test_a_pipe_that_a_shell_names_as_a_file_is_read(config):
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(fleet(0, speed=5.0))
@@ -306,7 +302,7 @@ def test_a_pipe_that_a_shell_names_as_a_file_is_read(config: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["/dev/full", "/nowhere/events.ndjson"])
-def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out: str, config: Path) -> None:
+def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out, config):
     with Agency([answer(200, fleet(0, speed=5.0))]) as agency:
         code, _, stderr = run(agency.url, "--once", "--config", str(config), "--out", out)
     assert code == 1
@@ -326,7 +322,7 @@ def test_a_file_that_cannot_be_written_ends_a_live_feed_with_its_name(out: str, 
         (["x.pb", "--speeds", "guessed"], "is none of"),
     ],
 )
-def test_wrong_usage_is_refused_with_the_remedy(config: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_refused_with_the_remedy(config, arguments, said):
     code, _, stderr = run(*arguments, "--config", str(config), "--out", "-")
     assert code == 2
     assert said in " ".join(stderr.replace("│", " ").split())
@@ -341,22 +337,14 @@ def moving_agency() -> Iterator[Agency]:
 
 
 async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_sigterm(
-    hexveil: Sequence[str], kafka: str, topic_name: str, config: Path, moving_agency: Agency
-) -> None:
+    hexveil, kafka, topic_name, config, moving_agency
+):
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
     await admin.start()
     await admin.create_topics([NewTopic(topic_name, 4, 1)])
     text = config.read_text().replace("TOPIC", topic_name)
     config.write_text(text)
-    command = [
-        *hexveil,
-        "gtfs-rt",
-        moving_agency.url,
-        "--config",
-        str(config),
-        "--interval",
-        "1s",
-    ]
+    command = [*hexveil, "gtfs-rt", moving_agency.url, "--config", str(config), "--interval", "1s"]
     process = subprocess.Popen(
         command,
         cwd=REPO_ROOT,
@@ -382,6 +370,6 @@ async def test_a_feed_that_fails_now_and_then_reaches_kafka_whole_and_ends_on_si
 
 
 @pytest.mark.parametrize(("failures", "seconds"), [(0, 2.0), (3, 16.0), (8, 300.0), (5_000, 300.0)])
-def test_the_pause_doubles_up_to_five_minutes_however_long_an_outage_lasts(failures: int, seconds: float) -> None:
+def test_the_pause_doubles_up_to_five_minutes_however_long_an_outage_lasts(failures, seconds):
     """After 1 024 failures, some three days, a doubled pause was no float any more and ended the command."""
     assert backed_off(2.0, failures) == seconds

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def events_of(releases: str) -> int:
     return sum(json.loads(line)["value"].get("events", 0) for line in releases.splitlines())
 
 
-def test_stored_snapshots_are_released_without_kafka(buses: Path, tmp_path: Path) -> None:
+def test_stored_snapshots_are_released_without_kafka(buses, tmp_path):
     folder, out = tmp_path / "snapshots", tmp_path / "releases.ndjson"
     folder.mkdir()
     for step in range(5):
@@ -82,9 +81,7 @@ def differential(step: int, names: str, gone: str) -> bytes:
     return data
 
 
-def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it_sends(
-    buses: Path, tmp_path: Path
-) -> None:
+def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it_sends(buses, tmp_path):
     """Bus b leaves out steps 2 and 3 and comes back; its deletion takes nothing back, and its speed is derived over the
     gap."""
     folder, out = tmp_path / "snapshots", tmp_path / "events.ndjson"
@@ -100,7 +97,7 @@ def test_a_differential_feed_gives_the_events_of_the_full_one_whose_positions_it
     assert "deleted" in said
 
 
-def test_a_live_feed_is_released_without_kafka(buses: Path, tmp_path: Path) -> None:
+def test_a_live_feed_is_released_without_kafka(buses, tmp_path):
     now, out = int(time.time()), tmp_path / "releases.ndjson"
     body = snapshot_bytes([(f"v{k}", now - 1, 28.6, 77.2, 8.0) for k in range(20)], now)
     with Agency([answer(200, body)]) as agency:
@@ -109,7 +106,7 @@ def test_a_live_feed_is_released_without_kafka(buses: Path, tmp_path: Path) -> N
     assert events_of(out.read_text()) == 20
 
 
-def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(buses: Path, tmp_path: Path) -> None:
+def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(buses, tmp_path):
     """As ``timeout``, a service manager and a closing terminal send it."""
     now, out = int(time.time()), tmp_path / "releases.ndjson"
     body = snapshot_bytes([(f"v{k}", now - 1, 28.6, 77.2, 8.0) for k in range(20)], now)
@@ -144,7 +141,7 @@ def test_a_signal_to_the_whole_group_still_releases_the_window_in_progress(buses
     assert events_of(out.read_text()) == 20
 
 
-async def test_a_silent_feed_closes_its_windows_by_the_clock(redis: Redis, tmp_path: Path) -> None:
+async def test_a_silent_feed_closes_its_windows_by_the_clock(redis, tmp_path):
     config = bus_config(tmp_path)
     rows = RowStore(redis, config.feed.name)
     store = ReleaseStore.of(redis, config)
@@ -169,13 +166,13 @@ async def test_a_silent_feed_closes_its_windows_by_the_clock(redis: Redis, tmp_p
     ],
     ids=["no file", "a table", "not offline", "half a span", "key on the command line"],
 )
-def test_wrong_usage_is_refused_with_the_remedy(buses: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_refused_with_the_remedy(buses, arguments, said):
     code, _, stderr = run(*arguments, "--config", str(buses))
     assert code == 2
     assert said in " ".join(stderr.replace("│", " ").split())
 
 
-def test_a_key_in_the_query_reaches_the_agency_but_no_other_host_and_no_error() -> None:
+def test_a_key_in_the_query_reaches_the_agency_but_no_other_host_and_no_error():
     settings = {"query": {"api key": "s3cr&t/ü"}}
     with Agency([answer(200, b"elsewhere")]) as other, Agency([answer(302, Location=other.url)]) as agency:
         assert fetch(f"{agency.url}/vp?format=pb", **settings) == [b"elsewhere"]
@@ -193,7 +190,7 @@ def test_a_key_in_the_query_reaches_the_agency_but_no_other_host_and_no_error() 
 MINUTE = 60_000_000
 
 
-def test_a_host_that_was_redirected_to_and_asks_for_the_key_is_named_without_it() -> None:
+def test_a_host_that_was_redirected_to_and_asks_for_the_key_is_named_without_it():
     with Agency([answer(401)]) as other, Agency([answer(302, Location=f"{other.url}/x?agency=7")]) as agency:
         with pytest.raises(
             FetchError, match=f"status 401 after a redirect to {other.url}, which was not sent the key"
@@ -205,7 +202,7 @@ def test_a_host_that_was_redirected_to_and_asks_for_the_key_is_named_without_it(
             fetch(other.url, headers={"X-Api-Key": "s3cret"})
 
 
-def test_a_header_that_stands_still_is_said_once_and_its_end_too() -> None:
+def test_a_header_that_stands_still_is_said_once_and_its_end_too():
     follow, clock = Staleness(300.0), START * 1_000_000
     said = [
         follow.answered(clock, clock + minute * MINUTE - 3_600_000_000, brought_events=False) for minute in range(8)
@@ -217,14 +214,14 @@ def test_a_header_that_stands_still_is_said_once_and_its_end_too() -> None:
     assert follow.answered(None, clock + 15 * MINUTE, brought_events=False) is not None, "an unchanged document"
 
 
-def test_a_feed_without_a_clock_moves_while_it_brings_events() -> None:
+def test_a_feed_without_a_clock_moves_while_it_brings_events():
     follow = Staleness(300.0)
     brings = [True] * 10 + [False] * 10
     said = [follow.answered(None, minute * MINUTE, brought_events=new) for minute, new in enumerate(brings)]
     assert [place for place, sentence in enumerate(said) if sentence] == [14]
 
 
-async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed(tmp_path: Path) -> None:
+async def test_a_server_that_repeats_a_snapshot_with_and_without_304_is_noticed(tmp_path):
     loop, stopping, source = asyncio.get_running_loop(), asyncio.Event(), reader("reported")
     again = answer(200, fleet(0, speed=5.0))
 
@@ -283,8 +280,8 @@ async def topic(kafka: str, topic_name: str) -> str:
 
 
 async def test_killed_restarted_and_doubled_processes_send_the_speeds_of_one_that_never_ended(
-    hexveil: Sequence[str], kafka: str, redis: Redis, redis_url: str, topic: str, tmp_path: Path
-) -> None:
+    hexveil, kafka, redis, redis_url, topic, tmp_path
+):
     alone, rng, city = reader(), random.Random(11), City()
     wanted = {value for step in range(STEPS) for value in alone.events(fleet(step)).values}
     config = bus_fleet_file(tmp_path, DELHI)

@@ -74,7 +74,7 @@ def events(*publications: Publication, **changes: object) -> list[dict[str, obje
     return [json.loads(value) for value in reader(**changes).of(publications, RECEIVED_US + 60_000_000).values]
 
 
-def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names() -> None:
+def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names():
     (event,) = events(published())
     assert event == {"user": "55:1216", "time": RECEIVED_US // 1000 + 500, "lat": 60.2, "lng": 24.9, "speed": 36.0}
     assert vehicle_of("city/hfp/v2/journey/ongoing/doo/tram/0040/00000/x") == "40:0"
@@ -84,34 +84,27 @@ def test_a_message_becomes_an_event_of_the_vehicle_that_the_topic_names() -> Non
 
 
 @pytest.mark.parametrize(("unit", "kmh"), [("km/h", 10.0), ("mph", 16.093), ("m/s", 36.0)])
-def test_speeds_are_read_in_the_unit_that_the_feed_sets(unit: str, kmh: float) -> None:
+def test_speeds_are_read_in_the_unit_that_the_feed_sets(unit, kmh):
     (event,) = events(published(), speed_unit=unit)
     assert event["speed"] == pytest.approx(kmh * {"km/h": 1, "mph": 1 / 1.609344, "m/s": 1 / 3.6}[unit], abs=1e-3)
 
 
 @pytest.mark.parametrize(
     ("fields", "hours"),
-    [
-        ({}, 0),
-        ({"tst": None}, 0),
-        ({"tst": "2026-04-01T15:00:00+03:00"}, 3),
-        ({"tst": None, "tsi": None}, 3),
-    ],
+    [({}, 0), ({"tst": None}, 0), ({"tst": "2026-04-01T15:00:00+03:00"}, 3), ({"tst": None, "tsi": None}, 3)],
 )
-def test_local_times_that_claim_utc_are_read_in_the_zone_of_the_clocks_and_no_others(
-    fields: dict[str, object], hours: int
-) -> None:
+def test_local_times_that_claim_utc_are_read_in_the_zone_of_the_clocks_and_no_others(fields, hours):
     """Clocks of Helsinki, three hours ahead in April. A time with another offset, and that of an arrival, are right."""
     sent = Publication(TOPIC, published(**fields).payload, RECEIVED_US)
     (event,) = events(sent, times_zone="Europe/Helsinki")
     assert datetime.fromisoformat(str(event["time"])).timestamp() // 60 * 60 == NOON_S - 3600 * (3 - hours)
 
 
-def test_a_topic_of_version_1_names_nobody_because_its_levels_would_make_a_user_of_each_route() -> None:
+def test_a_topic_of_version_1_names_nobody_because_its_levels_would_make_a_user_of_each_route():
     assert vehicle_of("/hfp/v1/journey/ongoing/bus/0055/01216/1069/1/Malmi/7:20/1130106/2/60;24/19/73/44") is None
 
 
-def test_a_position_without_a_time_has_that_of_its_arrival_however_late_it_is_decoded() -> None:
+def test_a_position_without_a_time_has_that_of_its_arrival_however_late_it_is_decoded():
     timeless = published(tst=None, tsi=None)
     (event,) = events(timeless._replace(arrived_us=RECEIVED_US))
     assert event["time"] == RECEIVED_US // 1000
@@ -119,7 +112,7 @@ def test_a_position_without_a_time_has_that_of_its_arrival_however_late_it_is_de
     assert event["time"] == RECEIVED_US // 1000 + 60_000
 
 
-def test_one_event_per_vehicle_and_timestamp_whatever_is_repeated_or_comes_late() -> None:
+def test_one_event_per_vehicle_and_timestamp_whatever_is_repeated_or_comes_late():
     source = reader()
     batch = [published(), published(event="DOO"), published(second=1), published(TOPIC.replace("01216", "00007"))]
     assert len(source.of(batch, RECEIVED_US).values) == 3
@@ -146,7 +139,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_message_that_is_no_position_is_refused_alone_with_its_reason(name: str) -> None:
+def test_a_message_that_is_no_position_is_refused_alone_with_its_reason(name):
     payload, reason = REFUSED[name]
     source = reader()
     batch = [published(), Publication(TOPIC, payload), published("no/topic"), published(second=1)]
@@ -154,7 +147,7 @@ def test_a_message_that_is_no_position_is_refused_alone_with_its_reason(name: st
     assert dict(source.tally.refused) == {reason: 1, "no-vehicle-id": 1}
 
 
-def test_mutated_messages_are_refused_or_read_and_never_end_in_another_error() -> None:
+def test_mutated_messages_are_refused_or_read_and_never_end_in_another_error():
     rng, source, sound, batch = random.Random(3), reader(), published(), []
     for _ in range(2000):
         payload = bytearray(sound.payload)
@@ -243,7 +236,7 @@ def city_that_publishes(port: int, ca_file: Path | None = None) -> Iterator[None
         thread.join()
 
 
-async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp_path: Path) -> None:
+async def test_it_outlives_a_broker_that_restarts_and_reads_on_after_garbage(tmp_path):
     source, sink, stopping = reader(), Kept(), asyncio.Event()
     with Mosquitto(tmp_path) as broker:
         settings = Broker(f"mqtt://{LOOPBACK}:{broker.port}", ("/hfp/#",), pause_s=0.05)
@@ -285,7 +278,7 @@ class Remembered:
         return 0
 
 
-async def test_the_fixes_of_a_vehicle_are_kept_once_its_event_is_stored(tmp_path: Path) -> None:
+async def test_the_fixes_of_a_vehicle_are_kept_once_its_event_is_stored(tmp_path):
     source, sink, stopping = reader(), Kept(), asyncio.Event()
     memory = Remembered(sink)
     source.remember_by(memory)
@@ -302,9 +295,7 @@ async def test_the_fixes_of_a_vehicle_are_kept_once_its_event_is_stored(tmp_path
     assert "55:7" in memory.kept["55:7"]
 
 
-async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_arrives_faster_than_it_is_stored_is_dropped_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(mqtt, "MOST_WAITING", 50)
     source, sink, stopping = reader(), Kept(), asyncio.Event()
     with Mosquitto(tmp_path) as broker:
@@ -351,14 +342,7 @@ def hexveil(broker: Mosquitto, configuration: Path, *arguments: str, login: str 
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_positions_reach_kafka_over_tls(
-    encrypted: Mosquitto,
-    helsinki: Path,
-    kafka: str,
-    redis_url: str,
-    topic_name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_positions_reach_kafka_over_tls(encrypted, helsinki, kafka, redis_url, topic_name, monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_REDIS__URL", redis_url)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic_name)
@@ -376,7 +360,7 @@ def test_positions_reach_kafka_over_tls(
     assert stored_events[0]["user"].startswith("55:")
 
 
-def test_a_live_feed_is_released_without_kafka(encrypted: Mosquitto, helsinki: Path) -> None:
+def test_a_live_feed_is_released_without_kafka(encrypted, helsinki):
     ca, out = helsinki.parent / "ca.pem", helsinki.parent / "releases.ndjson"
     with city_that_publishes(encrypted.port, ca):
         code, _, stderr = hexveil(encrypted, helsinki, "--ca", str(ca), "--offline", "--out", str(out))
@@ -384,7 +368,7 @@ def test_a_live_feed_is_released_without_kafka(encrypted: Mosquitto, helsinki: P
     assert sum(json.loads(line)["value"].get("events", 0) for line in out.read_text().splitlines()) >= 1
 
 
-def test_a_wrong_password_or_ca_ends_the_command_and_shows_no_secret(encrypted: Mosquitto, helsinki: Path) -> None:
+def test_a_wrong_password_or_ca_ends_the_command_and_shows_no_secret(encrypted, helsinki):
     write_secret(helsinki.parent / "wrong", "city:guessed-wrong")
     ca = ("--ca", str(helsinki.parent / "ca.pem"), "--out", "-")
     for login, arguments, says in [
@@ -429,7 +413,7 @@ def publish(topic: bytes, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos: int) -> None:
+async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos):
     """Of QoS 2, a message stays in the memory until the broker releases it."""
     sink, stopping = Kept(), asyncio.Event()
     unasked = bytearray(publish(TOPIC.encode(), b"\0\1" + published().payload))
@@ -445,16 +429,14 @@ async def test_a_broker_that_sends_a_quality_of_service_unasked_is_left(qos: int
     assert not sink.users
 
 
-def test_a_broker_that_refuses_the_topic_ends_the_command(helsinki: Path) -> None:
+def test_a_broker_that_refuses_the_topic_ends_the_command(helsinki):
     with scripted(suback=b"\x80") as address:
         done = CliRunner().invoke(app, ["hfp", address, "--config", str(helsinki), "--out", "-"])
     assert done.exit_code == 3
     assert "refuses a topic" in done.stderr
 
 
-async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_said_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_said_once(monkeypatch):
     monkeypatch.setattr(mqtt, "SILENT_SECONDS", 0.01)
     sink, stopping, spoken = Kept(), asyncio.Event(), threading.Event()
     timeless = published(tst=None, tsi=None).payload
@@ -503,9 +485,7 @@ async def test_a_malformed_topic_is_refused_alone_and_a_silence_before_it_is_sai
         "no out",
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_sent(
-    arguments: list[str], says: str, helsinki: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_options_are_refused_before_anything_is_sent(arguments, says, helsinki, monkeypatch):
     monkeypatch.chdir(helsinki.parent)
     write_secret(helsinki.parent / "login", f"{USER}:{PASSWORD}")
     done = CliRunner().invoke(app, ["hfp", *arguments, "--config", str(helsinki)])

@@ -1,7 +1,6 @@
 """The streets of the simulated city are the roads on which its vehicles drive, by the names that its stops have."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ def roads_of(seed: int = 1) -> dict[str, shapely.Geometry]:
     }
 
 
-def test_every_vehicle_drives_on_a_road_of_the_map() -> None:
+def test_every_vehicle_drives_on_a_road_of_the_map():
     roads = shapely.union_all(list(roads_of().values()))
     shapely.prepare(roads)
     _, network, _ = simulated_fleet(SIMULATION)
@@ -53,7 +52,7 @@ def test_every_vehicle_drives_on_a_road_of_the_map() -> None:
     assert shapely.distance(other, driven).max() > 200.0, "another seed has other main roads"
 
 
-def test_a_stop_has_the_name_of_the_crossing_that_the_map_shows_nearest_to_it() -> None:
+def test_a_stop_has_the_name_of_the_crossing_that_the_map_shows_nearest_to_it():
     roads = roads_of()
     avenues = [name for name in roads if name.endswith(" Avenue")]
     numbered = [name for name in roads if name.endswith(" Street")]
@@ -82,9 +81,7 @@ def test_a_stop_has_the_name_of_the_crossing_that_the_map_shows_nearest_to_it() 
     ],
     ids=["equator", "arctic", "world", "pole", "edge", "tiny"],
 )
-def test_any_domain_has_streets_that_the_service_accepts_with_their_names(
-    tmp_path: Path, south: float, west: float, north: float, east: float
-) -> None:
+def test_any_domain_has_streets_that_the_service_accepts_with_their_names(tmp_path, south, west, north, east):
     domain = BoundingBox(south=south, west=west, north=north, east=east)
     made = json.dumps(streets(domain, 1))
     assert made == json.dumps(streets(domain, 1))

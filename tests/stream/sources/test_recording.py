@@ -41,7 +41,7 @@ def capmetro(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_capmetro_row_becomes_a_canonical_event_in_kmh(capmetro: Path) -> None:
+def test_a_capmetro_row_becomes_a_canonical_event_in_kmh(capmetro):
     messages = read(capmetro, "capmetro", feed())
     assert json.loads(messages.values[0]) == {
         "user": "2619",
@@ -63,20 +63,18 @@ def test_a_capmetro_row_becomes_a_canonical_event_in_kmh(capmetro: Path) -> None
         ("capmetro", "mph", 39.0),
     ],
 )
-def test_speed_arrives_in_the_unit_that_the_feed_declares(
-    capmetro: Path, file_format: str, unit: str, expected: float
-) -> None:
+def test_speed_arrives_in_the_unit_that_the_feed_declares(capmetro, file_format, unit, expected):
     value = json.loads(read(capmetro, file_format, feed(speed_unit=unit)).values[0])
     assert value["speed"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_row_goes_as_an_object_of_its_own_columns_to_a_feed_of_its_own_format(capmetro: Path) -> None:
+def test_a_row_goes_as_an_object_of_its_own_columns_to_a_feed_of_its_own_format(capmetro):
     value = json.loads(read(capmetro, "capmetro", feed(format="capmetro")).values[1])
     assert value["trip_headsign"] == "A, B"
     assert (value["vehicle_id"], value["speed"], value["latitude"]) == ("77", 0.44704, 30.2)
 
 
-def test_ndjson_of_the_feeds_format_passes_byte_for_byte(tmp_path: Path) -> None:
+def test_ndjson_of_the_feeds_format_passes_byte_for_byte(tmp_path):
     path = tmp_path / "feed.ndjson.gz"
     path.write_bytes(gzip.compress(ITMS + b"\nnot json at all\n") + gzip.compress(ITMS))
     messages = read(path, "itms", feed(format="itms"))
@@ -85,7 +83,7 @@ def test_ndjson_of_the_feeds_format_passes_byte_for_byte(tmp_path: Path) -> None
     assert messages.unread == 1
 
 
-def test_itms_becomes_canonical(tmp_path: Path) -> None:
+def test_itms_becomes_canonical(tmp_path):
     path = tmp_path / "feed.ndjson"
     path.write_bytes(ITMS)
     value = json.loads(read(path, "itms", feed()).values[0])
@@ -98,7 +96,7 @@ def test_itms_becomes_canonical(tmp_path: Path) -> None:
     }
 
 
-def test_declared_csv_with_epoch_seconds_is_read(tmp_path: Path) -> None:
+def test_declared_csv_with_epoch_seconds_is_read(tmp_path):
     path = tmp_path / "x.csv"
     path.write_bytes(b"t,who,y,x,v\n1500000000,a,30.1,-97.9,10\n")
     fields = FeedFields(user="who", time="t", lat="y", lng="x", value="v", time_format="epoch-s")
@@ -120,9 +118,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("bad", HOSTILE)
 @pytest.mark.parametrize("target", ["canonical", "capmetro"])
-def test_a_malformed_row_is_passed_on_and_counted_and_its_neighbours_survive(
-    capmetro: Path, bad: bytes, target: str
-) -> None:
+def test_a_malformed_row_is_passed_on_and_counted_and_its_neighbours_survive(capmetro, bad, target):
     good = capmetro.read_bytes()
     capmetro.write_bytes(good + bad + b"\n" + good.removeprefix(CAPMETRO_HEADER))
     messages = read(capmetro, "capmetro", feed(format=target))
@@ -130,7 +126,7 @@ def test_a_malformed_row_is_passed_on_and_counted_and_its_neighbours_survive(
     assert [key is None for key in messages.keys] == [False, False, True, False, False]
 
 
-def test_a_cut_gzip_yields_what_it_holds_and_then_says_so(tmp_path: Path) -> None:
+def test_a_cut_gzip_yields_what_it_holds_and_then_says_so(tmp_path):
     rows = b"".join(b"%d,2017-03-21T00:00:31-05:00,1.0,1,2,30.2,-97.7,%d\n" % (i, i * 7919) for i in range(5000))
     whole = gzip.compress(CAPMETRO_HEADER + rows)
     path = tmp_path / "cut.csv.gz"
@@ -141,7 +137,7 @@ def test_a_cut_gzip_yields_what_it_holds_and_then_says_so(tmp_path: Path) -> Non
     assert 1000 < len(gathered(got).values) < 5000
 
 
-def test_a_damaged_first_line_that_begins_like_gzip_costs_no_other_line(tmp_path: Path) -> None:
+def test_a_damaged_first_line_that_begins_like_gzip_costs_no_other_line(tmp_path):
     path = tmp_path / "day.ndjson"
     path.write_bytes(b"\x1f\x8b\x08" + ITMS + b"\n" + ITMS + b"\n")
     messages = read(path, "itms", feed(format="itms"))
@@ -149,7 +145,7 @@ def test_a_damaged_first_line_that_begins_like_gzip_costs_no_other_line(tmp_path
     assert messages.unread == 1
 
 
-def test_a_damaged_gzip_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_damaged_gzip_is_an_error_in_words(tmp_path):
     whole = bytearray(gzip.compress(bytes(np.random.default_rng(0).integers(65, 90, 400_000, dtype=np.uint8))))
     whole[len(whole) // 2] ^= 0xFF
     path = tmp_path / "bad.ndjson.gz"
@@ -170,21 +166,19 @@ def test_a_damaged_gzip_is_an_error_in_words(tmp_path: Path) -> None:
         (CAPMETRO_HEADER, "declared", "canonical", r"\[feed.fields\]"),
     ],
 )
-def test_a_recording_that_does_not_fit_is_refused_with_the_remedy(
-    tmp_path: Path, content: bytes, file_format: str, target: str, message: str
-) -> None:
+def test_a_recording_that_does_not_fit_is_refused_with_the_remedy(tmp_path, content, file_format, target, message):
     path = tmp_path / "x.csv"
     path.write_bytes(content)
     with pytest.raises(RecordingError, match=message):
         read(path, file_format, feed(format=target))
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(RecordingError, match="No such file"):
         Recording(tmp_path / "nowhere.csv", "capmetro", feed())
 
 
-def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(lines_module, "LONGEST_LINE", 1 << 20)
     path = tmp_path / "x.ndjson"
     path.write_bytes(b"first\n" + b"x" * (5 << 20) + b"\nlast\n")
@@ -193,9 +187,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("begin", [b"", b"{}\n", b"[\n{},\n["], ids=["nothing", "a line", "an array"])
-def test_a_text_in_which_no_line_ends_any_more_is_refused_like_a_device_that_never_ends(
-    begin: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_in_which_no_line_ends_any_more_is_refused_like_a_device_that_never_ends(begin, tmp_path, monkeypatch):
     monkeypatch.setattr(lines_module, "LONGEST_LINE", 1 << 20)
     monkeypatch.setattr(lines_module, "LARGEST_DOCUMENT", 4 << 20)
     endless = tmp_path / "endless.ndjson"
@@ -216,7 +208,7 @@ def blocks_of(due: np.ndarray, size: int) -> Iterator[Messages]:
 
 
 @pytest.mark.parametrize("run_rows", [10**9, 1000, 37])
-def test_time_order_is_a_stable_sort_whether_it_spills_or_not(run_rows: int) -> None:
+def test_time_order_is_a_stable_sort_whether_it_spills_or_not(run_rows):
     due = np.random.default_rng(3).integers(0, 400, 5000)
     messages = gathered(in_time_order(blocks_of(due, 100), run_rows))
     expected = np.argsort(due, kind="stable")
@@ -225,9 +217,7 @@ def test_time_order_is_a_stable_sort_whether_it_spills_or_not(run_rows: int) -> 
     assert messages.unread == 50
 
 
-def test_the_recorded_day_is_grouped_by_trip_and_comes_out_as_a_live_feed_whose_rows_keep_their_meaning(
-    shared_data: Path,
-) -> None:
+def test_the_recorded_day_is_grouped_by_trip_and_comes_out_as_a_live_feed_whose_rows_keep_their_meaning(shared_data):
     path = shared_data / "capmetro" / "2017-03-21.csv.gz"
     as_it_lies = gathered(Replay(path, "capmetro", feed(), order="file"))
     behind = np.maximum.accumulate(as_it_lies.due) - as_it_lies.due > 300_000_000
@@ -253,9 +243,7 @@ def check_that_every_row_keeps_its_meaning(path: Path, messages: Messages) -> No
 
 
 @pytest.mark.parametrize("time", ["\u00b2", "1" * 5000, "9" * 30, "-", "--5", "\ud7ff", "NaN"])
-def test_a_row_whose_time_no_reader_foresaw_is_passed_on_unread_and_the_next_ones_follow(
-    tmp_path: Path, time: str
-) -> None:
+def test_a_row_whose_time_no_reader_foresaw_is_passed_on_unread_and_the_next_ones_follow(tmp_path, time):
     path = tmp_path / "odd.csv"
     rows = [f"7,{moment},1.0,1,2,30.2,-97.7,9\n" for moment in (time, "2017-03-21T00:00:31-05:00")]
     path.write_bytes(CAPMETRO_HEADER + "".join(rows).encode())

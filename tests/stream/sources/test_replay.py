@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -78,9 +78,7 @@ def synthetic(due: np.ndarray) -> list[Messages]:
 
 
 @pytest.mark.nightly
-async def test_the_recorded_day_reaches_the_topic_whole_and_in_order_per_vehicle(
-    kafka: str, topics: list[str], shared_data: Path
-) -> None:
+async def test_the_recorded_day_reaches_the_topic_whole_and_in_order_per_vehicle(kafka, topics, shared_data):
     path = shared_data / "capmetro" / "2017-03-21.csv.gz"
     for order, topic in zip(("time", "file"), topics, strict=True):
         await check_that_a_day_arrives(kafka, topic, path, order)
@@ -103,7 +101,7 @@ async def check_that_a_day_arrives(kafka: str, topic: str, path: Path, order: st
     assert got == expected
 
 
-async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka: str, topic: str) -> None:
+async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka, topic):
     from aiokafka import AIOKafkaProducer
 
     keys: list[bytes | None] = [b"vehicle-%d" % i for i in range(50)]
@@ -117,7 +115,7 @@ async def test_keys_go_to_the_partition_that_an_ordinary_producer_chooses(kafka:
     await producer.stop()
 
 
-async def test_a_recording_cut_short_is_delivered_up_to_the_cut_and_then_reported(kafka: str, topic: str) -> None:
+async def test_a_recording_cut_short_is_delivered_up_to_the_cut_and_then_reported(kafka, topic):
     def broken():  # type: ignore[no-untyped-def]
         yield from synthetic(np.arange(5000))
         raise RecordingError("cut")
@@ -127,7 +125,7 @@ async def test_a_recording_cut_short_is_delivered_up_to_the_cut_and_then_reporte
     assert sum(map(len, await stored(kafka, topic))) == 5000
 
 
-async def test_pace_is_kept(kafka: str, topic: str) -> None:
+async def test_pace_is_kept(kafka, topic):
     due = np.arange(0, 120_000_000, 100_000)  # two recorded minutes
     began = time.monotonic()
     await send(kafka, topic, synthetic(due), Pacer(60.0))
@@ -136,7 +134,7 @@ async def test_pace_is_kept(kafka: str, topic: str) -> None:
     assert sum(map(len, await stored(kafka, topic))) == len(due)
 
 
-async def test_rows_that_go_back_in_time_neither_stop_nor_hurry_the_pace(kafka: str, topic: str) -> None:
+async def test_rows_that_go_back_in_time_neither_stop_nor_hurry_the_pace(kafka, topic):
     due = np.concatenate([np.arange(0, 1_000_000, 10_000), np.arange(0, 1_000_000, 10_000) + 500_000])
     began = time.monotonic()
     progress = await send(kafka, topic, synthetic(due), Pacer(1.0))
@@ -144,14 +142,14 @@ async def test_rows_that_go_back_in_time_neither_stop_nor_hurry_the_pace(kafka: 
     assert progress.sent == len(due)
 
 
-async def test_an_accelerated_live_feed_never_runs_ahead_of_the_clock(kafka: str, topic: str) -> None:
+async def test_an_accelerated_live_feed_never_runs_ahead_of_the_clock(kafka, topic):
     now = time.time()
     due = np.arange(int((now - 100) * 1e6), int((now + 1.0) * 1e6), 100_000)
     await send(kafka, topic, synthetic(due), Pacer(1000.0, live=True))
     assert time.time() >= due[-1] / 1e6
 
 
-async def test_a_stop_keeps_what_was_sent(kafka: str, topic: str) -> None:
+async def test_a_stop_keeps_what_was_sent(kafka, topic):
     began = time.monotonic()
     progress = await send(
         kafka, topic, synthetic(np.arange(0, 10**9, 10**5)), Pacer(1.0), stopped=lambda: time.monotonic() - began > 1
@@ -160,13 +158,13 @@ async def test_a_stop_keeps_what_was_sent(kafka: str, topic: str) -> None:
     assert sum(map(len, await stored(kafka, topic))) == progress.sent
 
 
-async def test_a_missing_broker_is_a_delivery_error_in_words() -> None:
+async def test_a_missing_broker_is_a_delivery_error_in_words():
     with pytest.raises(DeliveryError, match="start the broker"):
         await send("127.0.0.1:1", "nothing", [], Pacer(None))
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_pace_that_is_no_pace_is_refused(speed: float) -> None:
+def test_a_pace_that_is_no_pace_is_refused(speed):
     with pytest.raises(ValueError, match="positive"):
         Pacer(speed)
 
@@ -180,9 +178,7 @@ def cli() -> typer.Typer:
     return app
 
 
-async def test_the_replay_command_sends_and_tells(
-    cli: typer.Typer, kafka: str, topic: str, repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_replay_command_sends_and_tells(cli, kafka, topic, repo_root, tmp_path, monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the recording is over
@@ -202,9 +198,7 @@ async def test_the_replay_command_sends_and_tells(
     assert (await asyncio.to_thread(lambda: _in_process(command))).returncode == 3
 
 
-async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(
-    kafka: str, topic: str, repo_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ctrl_c_ends_the_simulator_cleanly_with_a_summary(kafka, topic, repo_root, monkeypatch):
     monkeypatch.setenv("HEXVEIL_KAFKA__BOOTSTRAP", kafka)
     monkeypatch.setenv("HEXVEIL_FEED__TOPIC", topic)
     monkeypatch.setenv("HEXVEIL_WINDOW__LATENESS", "event-time")  # the simulated day is over
@@ -236,9 +230,7 @@ def _in_process(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["simulate --once", "replay day.ndjson"])
-def test_a_topic_that_is_missing_is_told_in_one_line_with_the_remedy(
-    hexveil: Sequence[str], kafka: str, topic_name: str, tmp_path: Path, command: str
-) -> None:
+def test_a_topic_that_is_missing_is_told_in_one_line_with_the_remedy(hexveil, kafka, topic_name, tmp_path, command):
     (tmp_path / "day.ndjson").write_text('{"user":"a","time":1490097600000,"lat":30.25,"lng":-97.7,"speed":20}\n')
     done = subprocess.run(
         [*hexveil, *command.split(), "--config", str(hourly.BUS)],
@@ -292,9 +284,7 @@ async def post(session: aiohttp.ClientSession, url: str, body: bytes, **headers:
         return answer.status, await answer.json()
 
 
-async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(
-    kafka: str, topic_name: str, tmp_path: Path
-) -> None:
+async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(kafka, topic_name, tmp_path):
     await create_topic(kafka, topic_name, 4)
     config = bus_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
     async with receiving(config) as url, aiohttp.ClientSession() as session:
@@ -312,9 +302,7 @@ async def test_what_is_acknowledged_is_in_kafka_and_what_is_refused_is_not(
     assert all(key == str(entry["user"]).encode() for key, entry in messages)
 
 
-async def test_under_participation_a_refused_event_does_not_keep_out_those_of_others(
-    kafka: str, topic_name: str, tmp_path: Path
-) -> None:
+async def test_under_participation_a_refused_event_does_not_keep_out_those_of_others(kafka, topic_name, tmp_path):
     await create_topic(kafka, topic_name, 4)
     config = riders_config(tmp_path, **{"kafka.bootstrap": kafka, "feed.topic": topic_name})
     async with receiving(config) as url, aiohttp.ClientSession() as session:
@@ -325,7 +313,7 @@ async def test_under_participation_a_refused_event_does_not_keep_out_those_of_ot
     assert [json.loads(value) for part in await stored(kafka, topic_name) for _, value in part] == [sound]
 
 
-async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_reason(tmp_path):
     """Without a broker: no request of these would reach it, and a sound one is told to come back."""
     config = bus_config(tmp_path, **{"kafka.bootstrap": f"{LOOPBACK}:9"})
     async with receiving(config, rate=100.0) as url, aiohttp.ClientSession() as session:
@@ -348,7 +336,7 @@ async def test_a_sender_without_the_token_or_beyond_a_bound_is_refused_with_the_
             assert answer.status == 405
 
 
-async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path: Path) -> None:
+async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path):
     """A broker that accepts connections and never answers: without the bound, every request would be kept meanwhile."""
     over = asyncio.Event()
 
@@ -371,9 +359,7 @@ async def test_what_waits_for_a_silent_broker_is_bounded(tmp_path: Path) -> None
     await asyncio.wait(pending)
 
 
-async def test_what_is_refused_is_counted_before_it_is_written_anew_and_costs_allowance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_refused_is_counted_before_it_is_written_anew_and_costs_allowance(tmp_path, monkeypatch):
     """An array of 500 000 zeros took the loop 0.9 s and cost nothing; sixteen at a time kept an honest sender
     waiting."""
     written: list[object] = []
@@ -386,7 +372,7 @@ async def test_what_is_refused_is_counted_before_it_is_written_anew_and_costs_al
     assert not written
 
 
-def test_the_allowance_fills_at_its_rate_and_no_further() -> None:
+def test_the_allowance_fills_at_its_rate_and_no_further():
     now = [0.0]
     bucket = PushAllowance(10.0, clock=lambda: now[0])
     assert bucket.take(MOST_EVENTS) == 0
@@ -407,7 +393,7 @@ READ: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_objects_lines_and_arrays_are_read(name: str) -> None:
+def test_objects_lines_and_arrays_are_read(name):
     body, count = READ[name]
     assert len(read_body(body)) == count
 
@@ -416,7 +402,7 @@ WEAK = {"absent": None, "short": "secret", "two lines": "0123456789abcdef\n01234
 
 
 @pytest.mark.parametrize("name", WEAK)
-def test_a_weak_or_missing_token_is_refused_and_not_shown(name: str, tmp_path: Path) -> None:
+def test_a_weak_or_missing_token_is_refused_and_not_shown(name, tmp_path):
     token = WEAK[name]
     if token is not None:
         write_secret(tmp_path / "token", token)
@@ -426,7 +412,7 @@ def test_a_weak_or_missing_token_is_refused_and_not_shown(name: str, tmp_path: P
     assert "0123456789abcdef" not in done.stderr
 
 
-def test_an_array_of_no_objects_is_no_error_of_the_reader() -> None:
+def test_an_array_of_no_objects_is_no_error_of_the_reader():
     assert read_body(b"[null, [], 3]") == [b"null", b"[]", b"3"]
     with pytest.raises(PushError, match="no event"):
         read_body(b"[]")

@@ -94,7 +94,7 @@ def slow_reader(turned: threading.Event) -> SnapshotEvents:
     return Slow(FEED, Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone))
 
 
-def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive() -> None:
+def test_timers_fire_while_an_answer_is_decoded_and_its_events_arrive():
     turned, kept, settings = threading.Event(), Kept(), PollSettings()
 
     async def run(url: str) -> None:
@@ -134,7 +134,7 @@ def field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + length + bytes([size]) + content
 
 
-def test_the_event_loop_never_pauses_for_long_while_25_mib_are_decoded_and_written(tmp_path: Path) -> None:
+def test_the_event_loop_never_pauses_for_long_while_25_mib_are_decoded_and_written(tmp_path):
     """A pause is measured in processor time of this process: a busy machine prolongs every other measure."""
     body, settings = large_snapshot(), PollSettings(largest=32 << 20)
     assert len(body) > 24 << 20
@@ -158,7 +158,7 @@ def test_the_event_loop_never_pauses_for_long_while_25_mib_are_decoded_and_writt
     assert max(pauses) < 0.2, f"{max(pauses):.3f} s"
 
 
-def test_a_decoder_that_dies_is_an_answer_that_is_skipped_and_the_next_one_is_decoded() -> None:
+def test_a_decoder_that_dies_is_an_answer_that_is_skipped_and_the_next_one_is_decoded():
     apart = DecodedApart(dies_of_zeros)
     with pytest.raises(SnapshotError, match="the process that decoded them ended"):
         apart(bytes(LARGE_BYTES), None)
@@ -166,7 +166,7 @@ def test_a_decoder_that_dies_is_an_answer_that_is_skipped_and_the_next_one_is_de
         apart(b"x" * LARGE_BYTES, None)
 
 
-def test_a_large_document_is_decoded_after_the_thread_ended_that_decoded_the_first_one() -> None:
+def test_a_large_document_is_decoded_after_the_thread_ended_that_decoded_the_first_one():
     apart = DecodedApart(decode_snapshot)
 
     def refused() -> None:
@@ -186,7 +186,7 @@ def dies_of_zeros(body: bytes, received_us: int | None) -> Snapshot:
     return decode_snapshot(body, received_us)
 
 
-def test_timers_fire_while_a_stored_snapshot_is_decoded_and_errors_keep_their_place() -> None:
+def test_timers_fire_while_a_stored_snapshot_is_decoded_and_errors_keep_their_place():
     turned, kept = threading.Event(), Kept()
     slow = slow_reader(turned)
 
@@ -203,7 +203,7 @@ def test_timers_fire_while_a_stored_snapshot_is_decoded_and_errors_keep_their_pl
     assert len(kept.values) == 3
 
 
-def test_snapshots_are_read_ahead_while_delivery_is_busy_with_one() -> None:
+def test_snapshots_are_read_ahead_while_delivery_is_busy_with_one():
     third = threading.Event()
 
     def stored() -> Iterator[Messages]:
@@ -219,9 +219,7 @@ def test_snapshots_are_read_ahead_while_delivery_is_busy_with_one() -> None:
     assert [block.values for block in delivered] == [[b"%d" % number] for number in range(6)]
 
 
-def test_a_document_of_more_elements_than_a_city_needs_costs_no_more_than_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_document_of_more_elements_than_a_city_needs_costs_no_more_than_the_bound(monkeypatch):
     monkeypatch.setattr(siri, "MOST_ELEMENTS", 1000)
     tiny = b"<Siri><VehicleMonitoringDelivery>" + b"<a/>" * 998
     ends = b"</VehicleMonitoringDelivery></Siri>"
@@ -240,7 +238,7 @@ def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "day.ndjson"
 
 
-def test_the_summary_of_a_release_is_json_alone_and_never_among_releases(day: Path) -> None:
+def test_the_summary_of_a_release_is_json_alone_and_never_among_releases(day):
     command = ["replay", str(day), "--offline", "--json"]
     apart = CliRunner().invoke(app, [*command, "--out", "releases.ndjson"])
     assert json.loads(apart.stdout)["events"] == 1
@@ -254,7 +252,7 @@ def test_the_summary_of_a_release_is_json_alone_and_never_among_releases(day: Pa
     assert (unused.exit_code, unused.stdout) == (2, ""), "a refusal is a sentence on stderr and an exit code"
 
 
-def test_the_summary_of_snapshots_is_json_alone(day: Path) -> None:
+def test_the_summary_of_snapshots_is_json_alone(day):
     stored = day.parent / "stored"
     stored.mkdir()
     for step in range(2):
@@ -328,21 +326,19 @@ def said(change: Callable[[gtfs_realtime_pb2.FeedEntity], None], seconds: int, v
         (trip_update, "no-vehicle", "address of its vehicle positions"),
     ],
 )
-def test_a_feed_that_gives_no_event_is_said_within_a_minute_with_the_remedy(
-    change: Callable[[gtfs_realtime_pb2.FeedEntity], None], reason: str, remedy: str, vehicles: int
-) -> None:
+def test_a_feed_that_gives_no_event_is_said_within_a_minute_with_the_remedy(change, reason, remedy, vehicles):
     sentences = said(change, 60, vehicles)
     assert [sentence.split(":")[0] for sentence in sentences] == [f"most vehicles are refused as {reason}"]
     assert remedy in sentences[0]
     assert "bus-" not in sentences[0]
 
 
-def test_it_is_said_again_after_five_minutes_and_not_before() -> None:
+def test_it_is_said_again_after_five_minutes_and_not_before():
     assert len(said(in_milliseconds, 290)) == 1
     assert len(said(in_milliseconds, 900)) == 3
 
 
-def test_a_sound_feed_and_one_with_trip_updates_beside_its_vehicles_are_no_trouble() -> None:
+def test_a_sound_feed_and_one_with_trip_updates_beside_its_vehicles_are_no_trouble():
     def mixed(entity: gtfs_realtime_pb2.FeedEntity) -> None:
         if int(entity.id) % 4:
             trip_update(entity)
@@ -351,14 +347,14 @@ def test_a_sound_feed_and_one_with_trip_updates_beside_its_vehicles_are_no_troub
     assert said(mixed, 600) == []
 
 
-def test_a_feed_that_only_deletes_for_a_while_is_no_trouble() -> None:
+def test_a_feed_that_only_deletes_for_a_while_is_no_trouble():
     def deleted(entity: gtfs_realtime_pb2.FeedEntity) -> None:
         entity.is_deleted = True
 
     assert said(deleted, 600) == []
 
 
-def test_a_few_vehicles_that_are_refused_beside_sound_ones_are_no_trouble() -> None:
+def test_a_few_vehicles_that_are_refused_beside_sound_ones_are_no_trouble():
     def every_third_at_the_origin(entity: gtfs_realtime_pb2.FeedEntity) -> None:
         if int(entity.id) % 3 == 0:
             at_the_origin(entity)
@@ -366,7 +362,7 @@ def test_a_few_vehicles_that_are_refused_beside_sound_ones_are_no_trouble() -> N
     assert said(every_third_at_the_origin, 600) == []
 
 
-def test_messages_of_a_broker_are_judged_together() -> None:
+def test_messages_of_a_broker_are_judged_together():
     source = HighFrequencyPositions(FEED, HOURS)
     wrong = [Publication(f"/hfp/v1/journey/ongoing/bus/0018/{n:05}/1/2/x", b"{}") for n in range(60)]
     with capture_logs() as logs:
@@ -375,7 +371,7 @@ def test_messages_of_a_broker_are_judged_together() -> None:
     assert [log["event"] for log in logs] == ["most vehicles are refused as unreadable"]
 
 
-def test_timestamps_ahead_are_left_to_those_who_judge_clocks() -> None:
+def test_timestamps_ahead_are_left_to_those_who_judge_clocks():
     watch = RefusalWatch()
     assert all(watch.judged(1, Counter({IN_FUTURE: 500}), START * 1_000_000 + at) is None for at in range(300))
 
@@ -399,8 +395,8 @@ def snapshots(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("given", CONFIGURED)
 @pytest.mark.parametrize("configured", CONFIGURED)
 def test_a_live_command_obeys_its_option_then_the_configuration_and_says_each_mismatch(
-    configured: str | None, given: str | None, snapshots: Path, tmp_path: Path
-) -> None:
+    configured, given, snapshots, tmp_path
+):
     file = bus_fleet_file(tmp_path, DELHI)
     command = ["gtfs-rt", str(snapshots), "--config", str(file), "--out", str(tmp_path / "events.ndjson"), "--json"]
     environment = {} if configured is None else {"HEXVEIL_FEED__SPEEDS": configured}
@@ -414,7 +410,7 @@ def test_a_live_command_obeys_its_option_then_the_configuration_and_says_each_mi
     assert any(is_said) == (used != (configured or "reported"))
 
 
-def test_a_mismatch_is_said_under_participation_too(tmp_path: Path) -> None:
+def test_a_mismatch_is_said_under_participation_too(tmp_path):
     for config in (riders_config(tmp_path), bus_config(tmp_path)):
         note = live_speed_note(config, "derived")
         assert note is not None

@@ -6,7 +6,6 @@ import io
 import json
 import random
 import zipfile
-from pathlib import Path
 
 import h3
 import numpy as np
@@ -36,7 +35,7 @@ def at(chart: tuple[Place, ...], lat: float, lng: float) -> Place:
     return next(place for place in chart if place.cell == cell)
 
 
-def test_cells_are_named_after_their_stops_and_know_the_routes_that_cross_them(tmp_path: Path) -> None:
+def test_cells_are_named_after_their_stops_and_know_the_routes_that_cross_them(tmp_path):
     read = read_schedule(archive(tmp_path / "gtfs.zip"))
     chart = places(read, AUSTIN, 8)
     assert at(chart.cells, 30.2682, -97.7429) == Place(
@@ -47,7 +46,7 @@ def test_cells_are_named_after_their_stops_and_know_the_routes_that_cross_them(t
     assert dict(read.refused) == {"stop-no-place": 3, "shape-no-place": 1, "shape-missing": 1, "trip-of-no-route": 1}
 
 
-def test_no_cell_between_two_stops_is_missing(tmp_path: Path) -> None:
+def test_no_cell_between_two_stops_is_missing(tmp_path):
     chart = places(read_schedule(archive(tmp_path / "gtfs.zip")), AUSTIN, 8)
     crossed = {place.cell for place in chart.cells if "10" in place.routes}
     path = h3.grid_path_cells(h3.latlng_to_cell(30.3200, -97.7300, 8), h3.latlng_to_cell(30.2682, -97.7429, 8))
@@ -55,9 +54,7 @@ def test_no_cell_between_two_stops_is_missing(tmp_path: Path) -> None:
     assert all(any(h3.are_neighbor_cells(cell, other) for other in crossed) for cell in crossed), "one connected line"
 
 
-def test_the_public_cell_list_is_exactly_that_of_the_cells_that_routes_cross(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_public_cell_list_is_exactly_that_of_the_cells_that_routes_cross(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "8")
     text = RIDERS.read_text(encoding="utf-8").replace("[participation]", '[participation]\ngeojson = "cells.geojson"')
@@ -105,7 +102,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_archive_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+def test_a_hostile_archive_is_refused_with_a_sentence(name, tmp_path):
     content, says = HOSTILE[name]
     path = tmp_path / "gtfs.zip"
     if isinstance(content, bytes):
@@ -116,7 +113,7 @@ def test_a_hostile_archive_is_refused_with_a_sentence(name: str, tmp_path: Path)
         read_schedule(path)
 
 
-def test_a_bomb_is_read_no_further_than_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_read_no_further_than_its_bound(tmp_path, monkeypatch):
     monkeypatch.setitem(schedule.LARGEST, "shapes", 1 << 20)
     monkeypatch.setitem(schedule.MOST_ROWS, "trips", 100)
     bomb = archive(tmp_path / "bytes.zip", with_file("shapes.txt", FILES["shapes.txt"] + "s1,30,-97,1\n" * 200_000))
@@ -128,16 +125,14 @@ def test_a_bomb_is_read_no_further_than_its_bound(tmp_path: Path, monkeypatch: p
         read_schedule(rows)
 
 
-def test_lines_across_continents_are_refused_before_they_cost_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_across_continents_are_refused_before_they_cost_much(tmp_path, monkeypatch):
     monkeypatch.setattr("stream.sources.places.MOST_SAMPLES", 10_000)
     far = FILES["shapes.txt"] + "s1,-80,170,21\ns1,80,-9,22\n"
     with pytest.raises(ScheduleError, match="coarser resolution"):
         places(read_schedule(archive(tmp_path / "gtfs.zip", with_file("shapes.txt", far))), AUSTIN, 8)
 
 
-def test_mutated_archives_are_refused_or_read_and_never_end_in_another_error(tmp_path: Path) -> None:
+def test_mutated_archives_are_refused_or_read_and_never_end_in_another_error(tmp_path):
     rng, sound, outcomes = random.Random(11), archive(tmp_path / "gtfs.zip").read_bytes(), {"read": 0, "refused": 0}
     for number in range(300):
         if number % 2:
@@ -164,7 +159,7 @@ def test_mutated_archives_are_refused_or_read_and_never_end_in_another_error(tmp
     assert min(outcomes.values()) > 20, outcomes
 
 
-def test_stops_alone_count_in_their_cells_and_stations_entrances_and_boarding_areas_do_not(tmp_path: Path) -> None:
+def test_stops_alone_count_in_their_cells_and_stations_entrances_and_boarding_areas_do_not(tmp_path):
     rng, kinds = random.Random(5), ("", "0", "1", "2", "3", "4")
     rows = [
         f"{k},stop {k},{rng.uniform(30.1, 30.5):.6f},{rng.uniform(-97.9, -97.5):.6f},{kinds[k % 6]}\n"
@@ -179,7 +174,7 @@ def test_stops_alone_count_in_their_cells_and_stations_entrances_and_boarding_ar
     assert not read.refused
 
 
-def test_shapes_that_trips_name_are_bounded_as_points_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_that_trips_name_are_bounded_as_points_are(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "MOST_POINTS", 50)
     same = FILES["trips.txt"] + "r1,t,s1\n" * 100
     assert read_schedule(archive(tmp_path / "same.zip", with_file("trips.txt", same))).lines
@@ -188,7 +183,7 @@ def test_shapes_that_trips_name_are_bounded_as_points_are(tmp_path: Path, monkey
         read_schedule(archive(tmp_path / "distinct.zip", with_file("trips.txt", distinct)))
 
 
-def test_a_shape_of_many_routes_counts_for_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shape_of_many_routes_counts_for_each_of_them(tmp_path, monkeypatch):
     """One shape of a million points and 100 000 routes that run on it would be 10¹¹ points to simplify."""
     monkeypatch.setattr(schedule, "MOST_POINTS", 100)
     shape = FILES["shapes.txt"].splitlines()[0] + "\n" + "".join(f"s1,{30.2 + n / 500},-97.7,{n}\n" for n in range(20))
@@ -199,9 +194,7 @@ def test_a_shape_of_many_routes_counts_for_each_of_them(tmp_path: Path, monkeypa
         read_schedule(archive(tmp_path / "gtfs.zip", files))
 
 
-def test_an_archive_without_routes_gives_no_public_list_and_no_file_is_written_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_without_routes_gives_no_public_list_and_no_file_is_written_twice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     archive(tmp_path / "gtfs.zip", {"stops.txt": FILES["stops.txt"]})
     command = ["gtfs", "gtfs.zip", "--config", str(RIDERS), "--out", "places.geojson"]
@@ -216,7 +209,7 @@ METRES = 111_195.0
 """Metres of a degree of latitude."""
 
 
-def test_no_dropped_point_is_farther_from_the_line_than_the_tolerance() -> None:
+def test_no_dropped_point_is_farther_from_the_line_than_the_tolerance():
     rng = np.random.default_rng(5)
     line = np.column_stack([np.cumsum(rng.normal(0, 1e-4, 500)), np.linspace(0, 0.2, 500)])
     for tolerance in (5.0, 50.0):
@@ -230,7 +223,7 @@ def test_no_dropped_point_is_farther_from_the_line_than_the_tolerance() -> None:
             assert away * METRES <= tolerance * 1.01
 
 
-def test_lines_are_cut_at_the_domain_and_listed_once_per_route() -> None:
+def test_lines_are_cut_at_the_domain_and_listed_once_per_route():
     box = BoundingBox(south=0, west=0, north=1, east=1)
     line = [(0.5, -0.5), (0.5, 0.1), (0.6, 0.4), (2.0, 0.5), (0.2, 0.5), (0.2, 0.5), (0.3, 0.9)]
     schedule = Schedule(
@@ -240,7 +233,7 @@ def test_lines_are_cut_at_the_domain_and_listed_once_per_route() -> None:
     assert route_lines(schedule, box) == {"10": cut}
 
 
-def test_more_lines_than_fit_are_simplified_further_and_then_left_out() -> None:
+def test_more_lines_than_fit_are_simplified_further_and_then_left_out():
     box = BoundingBox(south=-1, west=-1, north=1, east=1)
     rng = np.random.default_rng(6)
     lines = [[(float(y), float(x)) for y, x in rng.uniform(-1, 1, (200, 2))] for _ in range(20)]
@@ -258,7 +251,7 @@ class Counted(dict[str, Stop]):
 
 
 @pytest.mark.parametrize("count", [500, 2_000])
-def test_more_lines_or_stops_in_one_cell_than_a_city_has_cost_work_by_their_number_alone(count: int) -> None:
+def test_more_lines_or_stops_in_one_cell_than_a_city_has_cost_work_by_their_number_alone(count):
     """Each line is a route of its own, and each stop has a name of its own."""
     box = BoundingBox(south=-1, west=-1, north=1, east=1)
     lines = {f"{k}": [[(0.5, 0.5), (0.5, k / count)]] for k in range(count)}
@@ -268,7 +261,7 @@ def test_more_lines_or_stops_in_one_cell_than_a_city_has_cost_work_by_their_numb
     assert calls_in(lambda: places(Schedule(stops=stops), box, 5)) < 40 * count
 
 
-def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable(tmp_path: Path) -> None:
+def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable(tmp_path):
     files = dict(FILES)
     files["stops.txt"] += '8,"a\u0000\nb\u202e",30.33,-97.73\n'
     chart = places(read_schedule(archive(tmp_path / "gtfs.zip", files)), AUSTIN, 8)
@@ -281,13 +274,13 @@ def test_the_file_that_gtfs_writes_is_served_with_names_that_are_printable(tmp_p
     assert set(served.corridors) == {"2", "10", "Airport"}
 
 
-def test_platforms_of_one_name_and_place_are_one_stop() -> None:
+def test_platforms_of_one_name_and_place_are_one_stop():
     stops = {str(n): Stop("Hbf", 30.26801 + n * 1e-5, -97.7429) for n in range(5)} | {"x": Stop("", 30.3, -97.7)}
     assert len(places(Schedule(stops=stops), AUSTIN, 8).stops) == 1
 
 
 @pytest.mark.parametrize("template", ["bus-fleet.toml", "riders-live.toml"])
-def test_the_invented_city_has_a_name_for_nearly_every_cell_and_is_served(tmp_path: Path, template: str) -> None:
+def test_the_invented_city_has_a_name_for_nearly_every_cell_and_is_served(tmp_path, template):
     config = load_config(REPO_ROOT / "config" / template, **{"feed.format": "canonical"})
     schedule = invented_schedule(Simulation(config.feed, 300, 1_490_097_600_000_000))
     chart = places(schedule, config.feed.domain, config.hexagons.resolution)
@@ -299,9 +292,7 @@ def test_the_invented_city_has_a_name_for_nearly_every_cell_and_is_served(tmp_pa
     assert len(served.lines) == 25
 
 
-def test_a_line_is_simplified_in_parts_because_one_of_corners_takes_time_by_its_square(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_line_is_simplified_in_parts_because_one_of_corners_takes_time_by_its_square(monkeypatch):
     measured: list[int] = []
     norm = np.linalg.norm
 

@@ -50,7 +50,7 @@ def speeds(folder: Path, files: dict[str, str | bytes], resolution: int = 8) -> 
     return scheduled_speeds(read_timetable(archive(folder / "gtfs.zip", files)), AUSTIN, resolution)
 
 
-def test_metres_and_seconds_of_all_cells_are_those_of_the_trip_on_the_days_on_which_it_runs(tmp_path: Path) -> None:
+def test_metres_and_seconds_of_all_cells_are_those_of_the_trip_on_the_days_on_which_it_runs(tmp_path):
     made = speeds(tmp_path, schedule("7:00:00,7:02:00,7:04:00"))
     assert made.metres.sum(axis=(0, 2)) == pytest.approx(2 * METRES * np.array([5, 1, 1]), rel=1e-6)
     assert made.seconds[:, :, 7].sum(axis=0) == pytest.approx([1200, 240, 240])
@@ -59,9 +59,7 @@ def test_metres_and_seconds_of_all_cells_are_those_of_the_trip_on_the_days_on_wh
     assert (made.trips, made.straight, dict(made.refused)) == (1, 1, {})
 
 
-def test_a_cell_with_a_fast_and_a_slow_service_has_their_distance_by_their_time_and_not_the_mean_of_speeds(
-    tmp_path: Path,
-) -> None:
+def test_a_cell_with_a_fast_and_a_slow_service_has_their_distance_by_their_time_and_not_the_mean_of_speeds(tmp_path):
     rows = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
     for trip, end in (("t", "7:01:00"), ("slow", "7:10:00")):
         rows += f"{trip},7:00:00,7:00:00,0,0\n{trip},{end},{end},1,1\n"
@@ -70,7 +68,7 @@ def test_a_cell_with_a_fast_and_a_slow_service_has_their_distance_by_their_time_
     assert made.metres.sum() / made.seconds.sum() == pytest.approx(2 * METRES / 660, rel=1e-6)
 
 
-def test_standing_at_a_stop_is_time_of_its_cell_but_not_before_the_trip_or_after_it(tmp_path: Path) -> None:
+def test_standing_at_a_stop_is_time_of_its_cell_but_not_before_the_trip_or_after_it(tmp_path):
     made = speeds(tmp_path, schedule("6:00:00 7:00:00,7:02:00 7:05:00,7:07:00 9:00:00"))
     assert made.seconds[:, 1].sum() == pytest.approx(420)
     middle = made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 8))
@@ -78,22 +76,20 @@ def test_standing_at_a_stop_is_time_of_its_cell_but_not_before_the_trip_or_after
 
 
 @pytest.mark.parametrize("after", ["7:15:00", "7:15:01"], ids=["in-the-minute-of-departure", "a-second-later"])
-def test_a_stay_belongs_to_its_stop_also_if_the_next_stop_has_the_minute_of_departure(
-    tmp_path: Path, after: str
-) -> None:
+def test_a_stay_belongs_to_its_stop_also_if_the_next_stop_has_the_minute_of_departure(tmp_path, after):
     made = speeds(tmp_path, schedule(f"7:00:00,7:05:00 7:15:00,{after},7:20:00"), resolution=9)
     at_stop = made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9))
     assert made.seconds[:, 1].sum() == pytest.approx(1200)
     assert made.seconds[at_stop, 1, 7] > 600
 
 
-def test_a_stay_at_the_first_of_several_stops_of_one_minute_is_not_lost(tmp_path: Path) -> None:
+def test_a_stay_at_the_first_of_several_stops_of_one_minute_is_not_lost(tmp_path):
     made = speeds(tmp_path, schedule("7:00:00,7:00:00 7:06:00,7:10:00"), resolution=9)
     assert made.seconds[made.cells.index(h3.latlng_to_cell(LAT + STEP, LNG, 9)), 1, 7] > 360
     assert made.seconds[:, 1].sum() == pytest.approx(600)
 
 
-def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path: Path) -> None:
+def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path):
     made = speeds(tmp_path, schedule("6:53:00,6:55:00 8:55:00,8:57:00"))
     assert made.seconds[:, 1, 7].sum() == pytest.approx(7200)
 
@@ -110,7 +106,7 @@ def test_a_stay_counts_in_the_hour_of_its_middle(tmp_path: Path) -> None:
     ],
     ids=["blank", "no-time", "no-departure", "no-arrival", "rounded-at-the-start", "rounded-at-the-end"],
 )
-def test_times_that_are_missing_or_rounded_are_filled_by_distance(tmp_path: Path, times: str) -> None:
+def test_times_that_are_missing_or_rounded_are_filled_by_distance(tmp_path, times):
     made = speeds(tmp_path, schedule(times))
     assert made.seconds[:, 1].sum() == pytest.approx(240)
     if times.count("7:04:00") == 1:
@@ -129,12 +125,12 @@ def test_times_that_are_missing_or_rounded_are_filled_by_distance(tmp_path: Path
         ("7:00:00", "trip-of-one-stop"),
     ],
 )
-def test_a_trip_without_usable_times_is_refused_by_name(tmp_path: Path, times: str, reason: str) -> None:
+def test_a_trip_without_usable_times_is_refused_by_name(tmp_path, times, reason):
     made = speeds(tmp_path, schedule(times))
     assert (made.trips, dict(made.refused), made.table()["cells"]) == (0, {reason: 1}, [])
 
 
-def test_after_midnight_the_hour_and_the_day_are_those_on_which_the_vehicle_drives(tmp_path: Path) -> None:
+def test_after_midnight_the_hour_and_the_day_are_those_on_which_the_vehicle_drives(tmp_path):
     friday = CALENDAR + "w,20170306,20170312,0,0,0,0,1,0,0\n"
     made = speeds(tmp_path, schedule("25:30:00,25:34:00", calendar=friday))
     assert made.seconds[:, 1, 1].sum() == pytest.approx(240), "Saturday 01:30"
@@ -142,7 +138,7 @@ def test_after_midnight_the_hour_and_the_day_are_those_on_which_the_vehicle_driv
     assert speeds(tmp_path, schedule("49:30:00,49:34:00", calendar=friday)).seconds[:, 2, 1].sum() == pytest.approx(240)
 
 
-def test_exceptions_of_the_calendar_count_once_and_on_the_day_of_the_week_of_their_date(tmp_path: Path) -> None:
+def test_exceptions_of_the_calendar_count_once_and_on_the_day_of_the_week_of_their_date(tmp_path):
     dates = "service_id,date,exception_type\nw,20170306,2\nw,20170306,2\nw,20170312,1\nw,20170319,1\nw,2017-03-19,1\nx,20170318,1\n"  # noqa: E501
     workdays = CALENDAR + "w,20170306,20170312,1,1,1,1,1,0,0\n"
     made = speeds(tmp_path, schedule("7:00:00,7:02:00", calendar=workdays, calendar_dates=dates))
@@ -153,7 +149,7 @@ def test_exceptions_of_the_calendar_count_once_and_on_the_day_of_the_week_of_the
     assert speeds(tmp_path, alone).seconds.sum(axis=(0, 2)) == pytest.approx([0, 120, 0])
 
 
-def test_a_trip_of_frequencies_runs_as_often_as_they_say_and_not_at_its_own_time(tmp_path: Path) -> None:
+def test_a_trip_of_frequencies_runs_as_often_as_they_say_and_not_at_its_own_time(tmp_path):
     rows = "trip_id,start_time,end_time,headway_secs\nt,8:00:00,9:00:00,600\nt,22:00:00,22:10:00,0\nt,9,10,60\n"
     made = speeds(tmp_path, schedule("7:00:00,7:02:00", frequencies=rows))
     assert made.seconds[:, 1, 8].sum() == pytest.approx(6 * 120)
@@ -174,8 +170,8 @@ def two_modes() -> dict[str, str | bytes]:
 
 
 def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_timetable_without_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     archive(tmp_path / "both.zip", two_modes())
     archive(tmp_path / "bus.zip", schedule("7:00:00,7:02:00"))
@@ -202,11 +198,11 @@ def test_of_a_mode_alone_the_scheduled_speeds_lines_and_cells_are_those_of_a_tim
      ("200", "coach"), ("405", "metro"), ("702", "bus"), ("800", "trolleybus"), ("906", "tram"), ("1000", "ferry"),
      ("1702", "other"), ("8", "other"), ("", "other"), ("-1", "other"), ("٣", "other"), ("99999999999", "other")],
 )  # fmt: skip
-def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other(route_type: str, mode: str) -> None:
+def test_a_route_has_the_mode_of_its_type_and_an_unknown_one_is_other(route_type, mode):
     assert mode_of(route_type) == mode
 
 
-def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(tmp_path: Path) -> None:
+def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_much(tmp_path):
     rows = "trip_id,start_time,end_time,headway_secs\n" + "t,0:00:00,167:59:59,1\n" * 10_000
     path = archive(tmp_path / "gtfs.zip", schedule("7:00:00,7:02:00", frequencies=rows))
     timetable = read_timetable(path)
@@ -217,7 +213,7 @@ def test_frequencies_that_would_make_endless_trips_are_refused_before_they_cost_
     tracemalloc.stop()
 
 
-def test_a_shape_lengthens_the_way_and_one_that_misses_the_stops_does_not_count(tmp_path: Path) -> None:
+def test_a_shape_lengthens_the_way_and_one_that_misses_the_stops_does_not_count(tmp_path):
     detour = [(LAT, LNG), (LAT, LNG + STEP), (LAT + STEP, LNG + STEP), (LAT + STEP, LNG)]
     shapes = "shape_id,shape_pt_lat,shape_pt_lon,shape_pt_sequence\n"
     rows = "\n".join(f"s,{lat:.6f},{lng:.6f},{9 * k}" for k, (lat, lng) in enumerate(detour))
@@ -231,7 +227,7 @@ def test_a_shape_lengthens_the_way_and_one_that_misses_the_stops_does_not_count(
     assert made.straight == 1
 
 
-def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order() -> None:
+def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order():
     square = [(0, 0), (0, 1), (1, 1), (1, 0)] * 2 + [(0, 0)]
     line = line_of(LAT + np.array(square, dtype=np.float64) * STEP + [0, LNG - LAT])
     assert line is not None
@@ -240,7 +236,7 @@ def test_stops_of_a_loop_that_is_driven_twice_lie_along_it_in_their_order() -> N
     assert at == pytest.approx(line.along[[0, 2, 4, 6, 8]])
 
 
-def test_a_trip_around_the_world_is_refused_before_it_costs_much_and_takes_no_other_along(tmp_path: Path) -> None:
+def test_a_trip_around_the_world_is_refused_before_it_costs_much_and_takes_no_other_along(tmp_path):
     rows = "trip_id,arrival_time,departure_time,stop_id,stop_sequence\n"
     for trip, stops in (("t", "01"), ("far", "02")):
         rows += "".join(f"{trip},7:0{2 * k}:00,7:0{2 * k}:00,{stop},{k}\n" for k, stop in enumerate(stops))
@@ -252,14 +248,14 @@ def test_a_trip_around_the_world_is_refused_before_it_costs_much_and_takes_no_ot
     assert made.seconds[:, 1].sum() == pytest.approx(120)
 
 
-def test_cells_outside_of_the_domain_have_no_speed(tmp_path: Path) -> None:
+def test_cells_outside_of_the_domain_have_no_speed(tmp_path):
     files = schedule("7:00:00,7:02:00")
     files["stops.txt"] = "stop_id,stop_name,stop_lat,stop_lon\n0,A,51.5,0.1\n1,B,51.51,0.1\n"
     made = speeds(tmp_path, files)
     assert (made.cells, made.table()["cells"]) == ([], [])
 
 
-def test_the_cost_grows_with_the_timetable_and_not_faster(tmp_path: Path) -> None:
+def test_the_cost_grows_with_the_timetable_and_not_faster(tmp_path):
     """Four times as many trips of the same pattern take at most five times as many calls."""
 
     def cost(trips: int) -> int:
@@ -273,9 +269,7 @@ def test_the_cost_grows_with_the_timetable_and_not_faster(tmp_path: Path) -> Non
     assert cost(2_000) < 5 * cost(500)
 
 
-def test_more_trips_than_calls_could_use_are_refused_whatever_their_route(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_trips_than_calls_could_use_are_refused_whatever_their_route(tmp_path, monkeypatch):
     monkeypatch.setattr(timetable, "MOST_TRIPS", 3)
     trips = "route_id,service_id,trip_id\nr,w,1\nr,w,2\nr,w,3\nr,w,4\n"
     file = archive(tmp_path / "gtfs.zip", schedule("7:00:00,7:02:00", trips=trips))
@@ -284,7 +278,7 @@ def test_more_trips_than_calls_could_use_are_refused_whatever_their_route(
             read_timetable(file, routes)
 
 
-def test_mutated_timetables_are_refused_or_read_and_never_end_in_another_error(tmp_path: Path) -> None:
+def test_mutated_timetables_are_refused_or_read_and_never_end_in_another_error(tmp_path):
     rng = random.Random(5)
     valid = schedule(
         "7:00:00,,7:04:00 7:05:00,7:08:00",
@@ -318,9 +312,7 @@ def test_mutated_timetables_are_refused_or_read_and_never_end_in_another_error(t
     ],
     ids=["none", "alias", "other-clocks", "no-zone", "no-service"],
 )
-def test_the_command_writes_scheduled_speeds_or_says_why_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], said: str | None
-) -> None:
+def test_the_command_writes_scheduled_speeds_or_says_why_there_are_none(tmp_path, monkeypatch, files, said):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEXVEIL_HEXAGONS__RESOLUTION", "8")
     (tmp_path / "hexveil.toml").write_text(hourly.RIDERS.read_text(encoding="utf-8"), encoding="utf-8")

@@ -9,10 +9,8 @@ import signal
 import subprocess
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -60,14 +58,14 @@ def weekday() -> list[dict[str, Any]]:
     return events(run(vehicles=150, duration=timedelta(days=1), interval=timedelta(minutes=3), faults=CLEAN)[1])
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not() -> None:
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not():
     first, again, other = run(seed=7), run(seed=7), run(seed=8)
     assert first[1] == again[1]
     assert (first[0] == again[0]).all()
     assert first[1] != other[1]
 
 
-def test_streets_are_slower_than_main_roads_and_peaks_slower_than_noon_and_night(weekday: list[dict[str, Any]]) -> None:
+def test_streets_are_slower_than_main_roads_and_peaks_slower_than_noon_and_night(weekday):
     moving: dict[int, list[float]] = {hour: [] for hour in range(24)}
     for event in weekday:
         if event["speed"] > 5:
@@ -78,9 +76,7 @@ def test_streets_are_slower_than_main_roads_and_peaks_slower_than_noon_and_night
     assert mean[8] < 0.9 * noon
 
 
-def test_the_timetable_uses_a_tenth_of_the_fleet_at_night_and_most_of_it_at_the_peak(
-    weekday: list[dict[str, Any]],
-) -> None:
+def test_the_timetable_uses_a_tenth_of_the_fleet_at_night_and_most_of_it_at_the_peak(weekday):
     users: dict[int, set[str]] = {hour: set() for hour in range(24)}
     fixes = Counter[int]()
     for event in weekday:
@@ -92,12 +88,12 @@ def test_the_timetable_uses_a_tenth_of_the_fleet_at_night_and_most_of_it_at_the_
     assert fixes[3] > 0
 
 
-def test_buses_stand_at_stops_lights_and_terminals_a_third_of_the_time(weekday: list[dict[str, Any]]) -> None:
+def test_buses_stand_at_stops_lights_and_terminals_a_third_of_the_time(weekday):
     still = np.mean([event["speed"] == 0 for event in weekday])
     assert 0.2 < still < 0.55
 
 
-def test_a_vehicle_moves_as_far_as_its_speeds_say() -> None:
+def test_a_vehicle_moves_as_far_as_its_speeds_say():
     _, values = run(vehicles=20, start_us=MONDAY + 11 * 3_600_000_000, interval=timedelta(seconds=5), faults=CLEAN)
     tracks: dict[str, list[dict[str, Any]]] = {}
     for event in events(values):
@@ -115,7 +111,7 @@ def test_a_vehicle_moves_as_far_as_its_speeds_say() -> None:
     assert driven == pytest.approx(stated, rel=0.1)
 
 
-def test_every_fix_of_a_clean_feed_lies_in_the_domain_and_arrives_in_order() -> None:
+def test_every_fix_of_a_clean_feed_lies_in_the_domain_and_arrives_in_order():
     due, values = run(faults=CLEAN)
     assert (np.diff(due) >= 0).all()
     for event in events(values):
@@ -124,7 +120,7 @@ def test_every_fix_of_a_clean_feed_lies_in_the_domain_and_arrives_in_order() -> 
         assert 0 <= event["speed"] < 130
 
 
-def test_late_and_repeated_fixes_and_garbage_come_in_the_asked_shares() -> None:
+def test_late_and_repeated_fixes_and_garbage_come_in_the_asked_shares():
     # n about 50 000 fixes: the bounds are more than five standard deviations of each share.
     faults = Faults(late=0.1, duplicate=0.05, garbage=0.03)
     due, values = run(vehicles=600, start_us=MONDAY + 8 * 3_600_000_000, faults=faults)
@@ -151,7 +147,7 @@ def test_late_and_repeated_fixes_and_garbage_come_in_the_asked_shares() -> None:
     assert delay.max() < LONGEST_DELAY_S + 21
 
 
-def test_every_kind_of_garbage_occurs() -> None:
+def test_every_kind_of_garbage_occurs():
     _, values = run(faults=Faults(late=0, duplicate=0, garbage=1.0))
     kinds = Counter[str]()
     for value in values:
@@ -165,14 +161,14 @@ def test_every_kind_of_garbage_occurs() -> None:
     assert min(kinds[kind] for kind in GARBAGE) > len(values) / 12
 
 
-def test_duration_counts_event_time() -> None:
+def test_duration_counts_event_time():
     _, values = run(duration=timedelta(minutes=10), faults=CLEAN)
     times = [micros(event) for event in events(values)]
     assert min(times) >= MONDAY
     assert max(times) < MONDAY + 600_000_000
 
 
-def test_the_network_fits_any_box_and_has_every_kind_of_road() -> None:
+def test_the_network_fits_any_box_and_has_every_kind_of_road():
     small = FeedConfig(
         name="x", topic="x", timezone="UTC", domain={"south": 48.8, "west": 2.3, "north": 48.81, "east": 2.32}
     )
@@ -194,12 +190,12 @@ def test_the_network_fits_any_box_and_has_every_kind_of_road() -> None:
         ({"feed": FEED.model_copy(update={"format": "itms"})}, "canonical"),
     ],
 )
-def test_parameters_outside_their_bounds_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_parameters_outside_their_bounds_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         run(**changes)
 
 
-def test_a_share_above_one_is_refused() -> None:
+def test_a_share_above_one_is_refused():
     with pytest.raises(ValueError, match="late"):
         Faults(late=1.5)
 
@@ -212,7 +208,7 @@ def cli() -> typer.Typer:
     return app
 
 
-def test_the_command_writes_a_file_and_a_pipe(cli: typer.Typer, repo_root: Path, tmp_path: Path) -> None:
+def test_the_command_writes_a_file_and_a_pipe(cli, repo_root, tmp_path):
     common = ["simulate", "--config", str(hourly.BUS), "--vehicles", "30"]
     common += ["--start", "2024-03-18T12:00:00Z"]
     out = tmp_path / "city.ndjson.gz"
@@ -231,7 +227,7 @@ def test_the_command_writes_a_file_and_a_pipe(cli: typer.Typer, repo_root: Path,
 @pytest.mark.parametrize(
     "start", ["1999-12-31T23:59:59Z", "2100-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+23:00"]
 )
-def test_a_start_at_which_no_event_is_accepted_is_refused_with_the_bounds(cli: typer.Typer, start: str) -> None:
+def test_a_start_at_which_no_event_is_accepted_is_refused_with_the_bounds(cli, start):
     command = ["simulate", "--config", str(hourly.BUS), "--vehicles", "3", "--duration", "3h", "--out", "-"]
     result = CliRunner().invoke(cli, [*command, "--start", start])
     assert result.exit_code == 2, result.exception
@@ -239,7 +235,7 @@ def test_a_start_at_which_no_event_is_accepted_is_refused_with_the_bounds(cli: t
     assert "before 2000 or after 2099" in result.stderr
 
 
-def test_the_default_start_is_now() -> None:
+def test_the_default_start_is_now():
     now = round(datetime.now(UTC).timestamp() * 1e6)
     due, _ = run(start_us=now, duration=timedelta(minutes=1), faults=CLEAN)
     assert due.min() >= now
@@ -264,7 +260,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, obje
 
 
 @pytest.mark.nightly
-def test_cars_are_replaced_before_the_budget_of_sixteen_windows_is_spent(lived) -> None:  # type: ignore[no-untyped-def]
+def test_cars_are_replaced_before_the_budget_of_sixteen_windows_is_spent(lived):  # type: ignore[no-untyped-def]
     windows = defaultdict(set)
     for event in lived[0]:
         moment = datetime.fromisoformat(event["time"]).timestamp()
@@ -274,7 +270,7 @@ def test_cars_are_replaced_before_the_budget_of_sixteen_windows_is_spent(lived) 
     assert min(present) >= CARS, "whoever stops is replaced at once"
 
 
-def test_the_truth_is_that_of_the_events(lived) -> None:  # type: ignore[no-untyped-def]
+def test_the_truth_is_that_of_the_events(lived):  # type: ignore[no-untyped-def]
     events, truth = lived
     known, start = truth[3], datetime.fromisoformat(truth[3]["start"]).timestamp()
     speeds = defaultdict(list)
@@ -287,7 +283,7 @@ def test_the_truth_is_that_of_the_events(lived) -> None:  # type: ignore[no-unty
     assert all(np.mean(speeds[cell]) == pytest.approx(known["cells"][cell][1], abs=0.01) for cell in exact)
 
 
-def test_an_incident_takes_more_than_half_of_the_speed_where_it_is(lived) -> None:  # type: ignore[no-untyped-def]
+def test_an_incident_takes_more_than_half_of_the_speed_where_it_is(lived):  # type: ignore[no-untyped-def]
     truth = lived[1]
     struck = [line for line in truth if line["incident"]]
     assert struck
@@ -310,7 +306,7 @@ FLEET = FeedConfig(
 )
 
 
-def test_snapshots_of_the_agency_are_those_of_a_city_with_its_gaps() -> None:
+def test_snapshots_of_the_agency_are_those_of_a_city_with_its_gaps():
     agency = SimulatedAgency(Simulation(FLEET, 60, NOON_US))
     source = GtfsRealtime(FLEET, Slotting(timedelta(hours=1), timedelta(days=1), FLEET.timezone))
     for step in range(1, 8):
@@ -329,7 +325,7 @@ def test_snapshots_of_the_agency_are_those_of_a_city_with_its_gaps() -> None:
     assert agency.snapshot(now_us) == body, "asked again, it answers the same"
 
 
-def test_the_agencys_clock_runs_at_its_pace_and_never_overtakes_the_present() -> None:
+def test_the_agencys_clock_runs_at_its_pace_and_never_overtakes_the_present():
     fast = simulated_clock(time.time_ns() // 1000 - 1_000_000, 1e9)
     slow = simulated_clock(NOON_US, 100.0)
     time.sleep(0.02)
@@ -337,9 +333,7 @@ def test_the_agencys_clock_runs_at_its_pace_and_never_overtakes_the_present() ->
     assert NOON_US + 2_000_000 <= slow() < NOON_US + 10_000_000_000
 
 
-def test_the_command_that_a_city_types_reads_the_agency_that_the_simulator_serves(
-    hexveil: Sequence[str], repo_root: Path
-) -> None:
+def test_the_command_that_a_city_types_reads_the_agency_that_the_simulator_serves(hexveil, repo_root):
     port, yesterday = free_port(), datetime.now(UTC) - timedelta(days=1)
     served = [*hexveil, "simulate", "--serve", str(port), "--pace", "600", "--start", yesterday.isoformat()]
     address = f"http://127.0.0.1:{port}/vehicle-positions.pb"

@@ -55,7 +55,7 @@ def decoded(body: bytes, received: str | None = None) -> Snapshot:
     return decode_siri(body, None if received is None else parse_time(received), LONDON, 1.0)
 
 
-def test_an_activity_becomes_a_fix_of_its_operators_vehicle() -> None:
+def test_an_activity_becomes_a_fix_of_its_operators_vehicle():
     other = activity("7", "", "2026-03-02T11:59:58.500Z", velocity="")
     assert np.isfinite(decoded(document(activity(velocity="9" * 300))).speed[0]), "no unit makes a number infinite"
     seen = decoded(document(activity(), other))
@@ -66,7 +66,7 @@ def test_an_activity_becomes_a_fix_of_its_operators_vehicle() -> None:
     assert seen.header == parse_time(NOON)
 
 
-def test_prefixes_other_encodings_and_structures_of_2_0_are_read() -> None:
+def test_prefixes_other_encodings_and_structures_of_2_0_are_read():
     prefixed = document(activity()).replace(b"<", b"<s:").replace(b"<s:/", b"</s:").replace(b"<s:?", b"<?")
     prefixed = prefixed.replace(b"xmlns=", b"xmlns:s=")
     assert decoded(prefixed).vehicles == ["FLON:4112"]
@@ -76,7 +76,7 @@ def test_prefixes_other_encodings_and_structures_of_2_0_are_read() -> None:
     assert decoded(structure).vehicles == ["FLON:4112"]
 
 
-def test_times_without_a_zone_are_local_and_those_that_are_absent_are_the_responses() -> None:
+def test_times_without_a_zone_are_local_and_those_that_are_absent_are_the_responses():
     summer = decoded(document(activity(time="2026-07-02T12:00:00"), response="2026-07-02T12:00:10"))
     assert summer.time.tolist() == [parse_time("2026-07-02T11:00:00Z")]
     assert decoded(document(activity(time=""))).time.tolist() == [parse_time(NOON)]
@@ -102,7 +102,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_activity_that_is_no_fix_is_refused_with_its_reason_and_the_others_stay(name: str) -> None:
+def test_an_activity_that_is_no_fix_is_refused_with_its_reason_and_the_others_stay(name):
     refused, reason = REFUSED[name]
     seen = decoded(document(activity("a"), refused, activity("b")))
     assert seen.vehicles == ["FLON:a", "FLON:b"]
@@ -132,12 +132,12 @@ EXTERNAL = "<!DOCTYPE Siri [<!ENTITY x SYSTEM 'file:///etc/passwd'>]>"
     ],
     ids=["laughs", "a file", "a type", "an entity", "deep", "HTML", "cut", "JSON", "nothing", "encoding", "large"],
 )
-def test_hostile_xml_is_refused_and_nothing_is_expanded_or_fetched(body: bytes, says: str) -> None:
+def test_hostile_xml_is_refused_and_nothing_is_expanded_or_fetched(body, says):
     with pytest.raises(SnapshotError, match=says):
         decoded(body)
 
 
-def test_long_texts_and_many_attributes_cost_no_more_than_their_size() -> None:
+def test_long_texts_and_many_attributes_cost_no_more_than_their_size():
     wide = document(
         activity("x" * 3_000_000),
         activity(location="<VehicleLocation " + "".join(f"a{k}='1' " for k in range(20_000)) + "/>"),
@@ -146,7 +146,7 @@ def test_long_texts_and_many_attributes_cost_no_more_than_their_size() -> None:
     assert dict(seen.refused) == {"id-too-long": 1, "no-position": 1}
 
 
-def test_a_long_name_of_a_namespace_is_not_copied_for_each_element() -> None:
+def test_a_long_name_of_a_namespace_is_not_copied_for_each_element():
     """With it, 130 KB of XML took 100 MB, and 1 MB would take gigabytes."""
     names = "".join(f"<e{k}/>" for k in range(1_000))
     body = (
@@ -159,7 +159,7 @@ def test_a_long_name_of_a_namespace_is_not_copied_for_each_element() -> None:
     assert peak < 2_000_000
 
 
-def test_mutated_documents_are_refused_or_read_and_never_end_in_another_error() -> None:
+def test_mutated_documents_are_refused_or_read_and_never_end_in_another_error():
     """Half a million bytes, seeded."""
     rng, sound, outcomes = random.Random(5), document(*(activity(str(k)) for k in range(3))), {"read": 0, "refused": 0}
     digits = [at for at, octet in enumerate(sound) if chr(octet).isdigit()]
@@ -182,7 +182,7 @@ def test_mutated_documents_are_refused_or_read_and_never_end_in_another_error() 
     assert min(outcomes.values()) > 20, outcomes
 
 
-def test_velocity_is_read_in_the_unit_that_the_feed_declares() -> None:
+def test_velocity_is_read_in_the_unit_that_the_feed_declares():
     feed = FeedConfig(
         name="bus",
         topic="bus",
@@ -201,7 +201,7 @@ def london(tmp_path: Path) -> Path:
     return bus_fleet_file(tmp_path, {"south": 51.0, "west": -1.0, "north": 52.0, "east": 1.0})
 
 
-def test_an_address_and_stored_documents_become_canonical_events(london: Path, tmp_path: Path) -> None:
+def test_an_address_and_stored_documents_become_canonical_events(london, tmp_path):
     folder = tmp_path / "stored"
     folder.mkdir()
     (folder / "1.xml").write_bytes(document(activity("a"), activity("b", velocity="")))
@@ -217,7 +217,7 @@ def test_an_address_and_stored_documents_become_canonical_events(london: Path, t
     assert [json.loads(line)["speed"] for line in done.stdout.splitlines()] == [36.0, 36.0]
 
 
-def test_velocities_in_another_unit_than_declared_are_not_released(london: Path, tmp_path: Path) -> None:
+def test_velocities_in_another_unit_than_declared_are_not_released(london, tmp_path):
     """Twelve vehicles drive 10 m/s and say 10, which the configuration declares to be km/h."""
     folder = tmp_path / "stored"
     folder.mkdir()
@@ -241,16 +241,14 @@ COMPRESSED = gzip.compress(fleet(0, speed=5.0))
 
 @pytest.mark.parametrize("name", ["0.pb", "0.pb.gz", "0"])
 @pytest.mark.parametrize("form", [fleet(0, speed=5.0), COMPRESSED, COMPRESSED + gzip.compress(b"")], ids=len)
-def test_a_file_is_decompressed_by_its_first_bytes_and_not_by_its_name(name: str, form: bytes, tmp_path: Path) -> None:
+def test_a_file_is_decompressed_by_its_first_bytes_and_not_by_its_name(name, form, tmp_path):
     (tmp_path / name).write_bytes(form)
     code, out, _ = run(str(tmp_path / name), "--config", str(bus_fleet_file(tmp_path, DELHI)), "--out", "-")
     assert (code, len(out.splitlines())) == (0, 3)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content_Type": "application/gzip"}, {"Content_Encoding": "gzip"}])
-def test_an_answer_that_is_a_gzipped_file_is_read_whatever_its_headers_say(
-    headers: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_answer_that_is_a_gzipped_file_is_read_whatever_its_headers_say(headers, tmp_path):
     with Agency([answer(200, COMPRESSED, **headers)]) as agency:
         config = str(bus_fleet_file(tmp_path, DELHI))
         code, _, _ = run(agency.url, "--once", "--config", config, "--out", str(tmp_path / "out"))
@@ -259,13 +257,13 @@ def test_an_answer_that_is_a_gzipped_file_is_read_whatever_its_headers_say(
 
 
 @pytest.mark.parametrize("form", [fleet(0, speed=5.0), COMPRESSED], ids=["plain", "gzip"])
-def test_a_snapshot_of_a_pipe_is_read(form: bytes, tmp_path: Path) -> None:
+def test_a_snapshot_of_a_pipe_is_read(form, tmp_path):
     config = bus_fleet_file(tmp_path, DELHI)
     outcome = CliRunner().invoke(app, ["gtfs-rt", "-", "--config", str(config), "--out", "-"], input=form)
     assert (outcome.exit_code, len(outcome.stdout.splitlines())) == (0, 3)
 
 
-def test_what_is_no_whole_gzip_stream_is_an_error_of_the_source_and_counts_as_unreadable() -> None:
+def test_what_is_no_whole_gzip_stream_is_an_error_of_the_source_and_counts_as_unreadable():
     source = reader()
     for damaged in (COMPRESSED[:-9], COMPRESSED[:20] + b"\xff" * 20 + COMPRESSED[40:], b"\x1f\x8b"):
         with pytest.raises(SnapshotError, match="damaged or cut short"):
@@ -273,7 +271,7 @@ def test_what_is_no_whole_gzip_stream_is_an_error_of_the_source_and_counts_as_un
     assert source.tally.unreadable == 3
 
 
-def test_a_compressed_bomb_is_refused_by_its_size_in_bounded_memory() -> None:
+def test_a_compressed_bomb_is_refused_by_its_size_in_bounded_memory():
     stored = io.BytesIO()
     with gzip.GzipFile(fileobj=stored, mode="wb") as file:
         for _ in range(256):
@@ -283,7 +281,7 @@ def test_a_compressed_bomb_is_refused_by_its_size_in_bounded_memory() -> None:
         reader().events(stored.getvalue())
 
 
-def test_siri_is_decompressed_as_well() -> None:
+def test_siri_is_decompressed_as_well():
     body = (
         b"<Siri><ServiceDelivery><VehicleMonitoringDelivery><VehicleActivity><RecordedAtTime>2025-01-01T00:00:00Z"
         b"</RecordedAtTime><MonitoredVehicleJourney><VehicleRef>7</VehicleRef><Velocity>20</Velocity><VehicleLocation>"
@@ -295,9 +293,7 @@ def test_siri_is_decompressed_as_well() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "HTTP"])
-def test_no_error_of_a_release_shows_the_key_in_the_address(
-    scheme: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_error_of_a_release_shows_the_key_in_the_address(scheme, monkeypatch, tmp_path):
     async def away(*_: object, **__: object) -> None:
         raise RedisError("away")
 

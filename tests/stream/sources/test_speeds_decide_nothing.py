@@ -5,7 +5,7 @@ or periods."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -164,9 +164,7 @@ SOURCES = [gtfs, gtfs_text, gtfs_json, siri, hfp]
 @pytest.mark.parametrize("source", SOURCES)
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.booleans(), min_size=len(FIXES), max_size=len(FIXES)), st.data())
-def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_places(
-    source: Callable[[Speeds], list[bytes]], reports: list[bool], data: st.DataObject
-) -> None:
+def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_places(source, reports, data):
     """Of a live source that derives what is missing. Which fixes have a speed at all is public, as the fixes are."""
     one = {fix: data.draw(NUMBERS) if known else None for fix, known in zip(FIXES, reports, strict=True)}
     other = {fix: data.draw(NUMBERS) if fix[0] == 1 and speed is not None else speed for fix, speed in one.items()}
@@ -176,17 +174,13 @@ def test_feeds_that_differ_in_one_users_speeds_have_the_same_events_at_the_same_
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("digits", DIGITS)
-def test_a_number_beyond_a_formats_precision_counts_as_reported(
-    source: Callable[[Speeds], list[bytes]], digits: str
-) -> None:
+def test_a_number_beyond_a_formats_precision_counts_as_reported(source, digits):
     one: Speeds = dict.fromkeys(FIXES, 3.0)
     assert same(source(one), source(one | {(1, 3): digits}))
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_the_comparison_finds_a_source_that_takes_some_numbers_for_missing_ones(
-    source: Callable[[Speeds], list[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_comparison_finds_a_source_that_takes_some_numbers_for_missing_ones(source, monkeypatch):
     """The planted bug: tiny, negative and huge speeds are derived instead."""
     one: Speeds = dict.fromkeys(FIXES, 3.0)
     for number in (-1.0, 1e-6, 1.1e6):
@@ -211,9 +205,7 @@ def canonical(speed: float) -> bytes:
 
 @pytest.mark.parametrize(("file_format", "event"), [("itms", itms), ("canonical", canonical)])
 @pytest.mark.parametrize("unit", ["km/h", "m/s", "mph", "kn"])
-def test_the_worker_and_the_intake_of_pushed_events_refuse_no_finite_number(
-    file_format: str, event: Callable[[float], bytes], unit: str
-) -> None:
+def test_the_worker_and_the_intake_of_pushed_events_refuse_no_finite_number(file_format, event, unit):
     """Both judge by this decoder. A negative speed counts as 0, and one that int32 cannot hold as the highest that it
     can."""
     chosen = feed("reported", fields=None, format=file_format, speed_unit=unit)
@@ -226,7 +218,7 @@ def test_the_worker_and_the_intake_of_pushed_events_refuse_no_finite_number(
     assert batch.rows["value"][-1] == 2**31 - 1
 
 
-def test_under_participation_a_negative_speed_refuses_its_own_event(tmp_path: Path) -> None:
+def test_under_participation_a_negative_speed_refuses_its_own_event(tmp_path):
     decoder = Decoder(config_of(tmp_path, CONFIG.feed, "participation"), bytes(range(32)))
     batch = decoded([canonical(speed) for speed in (-1.0, 3.0, -1e-12)], decoder)
     assert [REASONS[code] for code in batch.reason] == [Reason.NEGATIVE_SPEED] * 2
@@ -234,7 +226,7 @@ def test_under_participation_a_negative_speed_refuses_its_own_event(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("reported", "is_replaced"), [(-1.0, True), (1e-6, True), (3e38, True), (0.0, False)])
-def test_under_participation_a_live_source_derives_what_is_no_measurement(reported: float, is_replaced: bool) -> None:
+def test_under_participation_a_live_source_derives_what_is_no_measurement(reported, is_replaced):
     """That follows from the user's own events. The next position of the vehicle has a derived speed, which counts."""
     config = config_of(Path("unused"), CONFIG.feed, "participation")
     source, values = GtfsRealtime(config.feed, config.slotting, relation=config.relation), list[bytes]()
@@ -315,29 +307,27 @@ def drives(draw: st.DrawFn) -> list[tuple[str, int, float, float]]:
 
 
 @given(drives(), st.data())
-def test_any_batches_of_a_feed_in_time_order_give_the_speeds_of_the_definition(
-    rows: list[tuple[str, int, float, float]], data: st.DataObject
-) -> None:
+def test_any_batches_of_a_feed_in_time_order_give_the_speeds_of_the_definition(rows, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=5)))
     derived, wanted = derive_all(rows, cuts), np.array(plain(rows))
     assert (np.isnan(derived) == np.isnan(wanted)).all(), (rows, derived, wanted)
     assert derived == pytest.approx(wanted, rel=1e-4, abs=0.05, nan_ok=True)
 
 
-def test_a_redelivered_snapshot_changes_nothing() -> None:
+def test_a_redelivered_snapshot_changes_nothing():
     rows = [("a", START + 30 * k, 28.6 + 0.002 * k, 77.2) for k in range(6)]
     once, twice = derive_all(rows, []), derive_all([*rows[:4], *rows[2:4], *rows[4:]], [4, 6])
     assert twice[:4] == pytest.approx(once[:4], nan_ok=True)
     assert twice[6:] == pytest.approx(once[4:])
 
 
-def test_no_speed_is_derived_across_the_border_of_two_ledger_periods() -> None:
+def test_no_speed_is_derived_across_the_border_of_two_ledger_periods():
     rows = [("a", START, 28.6, 77.2), ("a", START + 30, 28.602, 77.2)]
     assert derive_all(rows, [1], period=START * 1_000_000)[1] == pytest.approx(26.7, abs=0.1)
     assert np.isnan(derive_all(rows, [1], period=(START + 10) * 1_000_000)[1])
 
 
-def test_a_stay_before_the_border_of_two_ledger_periods_decides_nothing_after_it() -> None:
+def test_a_stay_before_the_border_of_two_ledger_periods_decides_nothing_after_it():
     """Else a user's events of one period would follow from their fixes of the period before."""
     midnight = START + 3_600
     rows = [("a", START + 60 * k, 28.6, 77.2) for k in range(100)]
@@ -347,12 +337,12 @@ def test_a_stay_before_the_border_of_two_ledger_periods_decides_nothing_after_it
     assert np.isnan(after).tolist() == [True] + [False] * 20 + [True] * 19
 
 
-def test_distances_agree_with_the_length_of_a_degree() -> None:
+def test_distances_agree_with_the_length_of_a_degree():
     one = great_circle_m(np.array([0.0, 60.0]), np.array([0.0, 179.9]), np.array([1.0, 60.0]), np.array([0.0, -179.9]))
     assert one == pytest.approx([111_195.1, 0.2 * 111_195.1 / 2], rel=1e-4)
 
 
-def test_memory_follows_the_vehicles_on_the_road_not_all_that_ever_drove() -> None:
+def test_memory_follows_the_vehicles_on_the_road_not_all_that_ever_drove():
     derivation = SpeedDerivation()
     for hour in range(60):
         names = [f"{hour}-{k}" for k in range(100)]
@@ -362,6 +352,6 @@ def test_memory_follows_the_vehicles_on_the_road_not_all_that_ever_drove() -> No
 
 
 @pytest.mark.parametrize("wrong", [{"least_s": 0}, {"least_s": 400}, {"cap_kmh": 0}, {"frozen_s": -1}])
-def test_limits_that_make_no_sense_are_refused_with_their_values(wrong: dict[str, float]) -> None:
+def test_limits_that_make_no_sense_are_refused_with_their_values(wrong):
     with pytest.raises(ValueError, match="least_s at most most_s"):
         DerivationLimits(**wrong)

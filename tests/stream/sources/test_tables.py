@@ -79,10 +79,7 @@ EPOCH_US = [round(moment.timestamp() * 1_000_000) for moment in MOMENTS]
 TIMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "timestamps in UTC": (None, {}),
     "timestamps of a zone": (pa.array(MOMENTS, pa.timestamp("ns", "Asia/Shanghai")), {}),
-    "local timestamps": (
-        pa.array([us - 5 * 3_600_000_000 for us in EPOCH_US], pa.timestamp("us")),
-        {"timezone": ZONE},
-    ),
+    "local timestamps": (pa.array([us - 5 * 3_600_000_000 for us in EPOCH_US], pa.timestamp("us")), {"timezone": ZONE}),
     "seconds": ([us / 1e6 for us in EPOCH_US], {"time_format": "epoch-s"}),
     "milliseconds": ([us // 1000 for us in EPOCH_US], {"time_format": "epoch-ms"}),
     "microseconds": (EPOCH_US, {"time_format": "epoch-us"}),
@@ -95,7 +92,7 @@ TIMES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TIMES)
-def test_every_form_of_time_gives_the_same_rows_from_parquet_ndjson_and_csv(name: str, tmp_path: Path) -> None:
+def test_every_form_of_time_gives_the_same_rows_from_parquet_ndjson_and_csv(name, tmp_path):
     times, changes = TIMES[name]
     table = columns(times)
     feed = declared(**changes)
@@ -116,7 +113,7 @@ def test_every_form_of_time_gives_the_same_rows_from_parquet_ndjson_and_csv(name
             assert (rows_of(path, feed, tmp_path) == rows).all(), separator
 
 
-def test_a_local_time_that_occurs_twice_or_never_is_refused_alone(tmp_path: Path) -> None:
+def test_a_local_time_that_occurs_twice_or_never_is_refused_alone(tmp_path):
     local = ["2017-11-05T01:30:00", "2017-03-12T02:30:00", "2017-03-21T07:00:00", None]
     feed = declared(timezone=ZONE)
     for times in (pa.array(local), pa.array([t and datetime.fromisoformat(t) for t in local], pa.timestamp("us"))):
@@ -143,7 +140,7 @@ SOUND = 8
 
 
 @pytest.mark.parametrize("last", ["2017-03-21T12:00:01Z", "2017-03-21T12:00:01+00", "junk"])
-def test_the_text_of_one_row_does_not_decide_whether_another_row_is_read(last: str, tmp_path: Path) -> None:
+def test_the_text_of_one_row_does_not_decide_whether_another_row_is_read(last, tmp_path):
     texts = [*TEXTS, last]
     for kind in (pa.string(), pa.large_string()):
         table = {name: column[: len(texts)] for name, column in columns(pa.array(texts, kind)).items()}
@@ -165,9 +162,7 @@ def test_the_text_of_one_row_does_not_decide_whether_another_row_is_read(last: s
         (pa.null(), [None, None]),
     ],
 )
-def test_a_list_that_is_too_short_is_a_missing_field_of_its_row_alone(
-    kind: pa.DataType, lists: list[list[float | None] | None], tmp_path: Path
-) -> None:
+def test_a_list_that_is_too_short_is_a_missing_field_of_its_row_alone(kind, lists, tmp_path):
     feed = declared(lat="at.1", lng="at.0")
     places = pa.array(lists * 50, kind)  # more rows than a row group, so that batches are slices
     table = {name: column[: len(places)] for name, column in columns().items()} | {"at": places}
@@ -182,7 +177,7 @@ def test_a_list_that_is_too_short_is_a_missing_field_of_its_row_alone(
     ]
 
 
-def test_rows_without_a_value_are_refused_with_the_reason_that_json_would_have(tmp_path: Path) -> None:
+def test_rows_without_a_value_are_refused_with_the_reason_that_json_would_have(tmp_path):
     table = columns(
         v=[None, float("nan"), -1.0, 1e300] + [36.0] * (N - 4), vehicle=["a", "b", "c", "d", "", None] + ["e"] * (N - 6)
     )
@@ -202,7 +197,7 @@ def test_rows_without_a_value_are_refused_with_the_reason_that_json_would_have(t
     assert (from_json.rows == batch.rows).all()
 
 
-def test_nested_columns_are_found_by_their_path_and_sent_as_the_feed_has_them(tmp_path: Path) -> None:
+def test_nested_columns_are_found_by_their_path_and_sent_as_the_feed_has_them(tmp_path):
     table = columns()
     table |= {"at": [{"coordinates": [-97.7, 30.25]}] * N, "id": [{"plate": "a"}] * N}
     feed = declared(lat="at.coordinates.1", lng="at.coordinates.0", user="id.plate")
@@ -217,7 +212,7 @@ def test_nested_columns_are_found_by_their_path_and_sent_as_the_feed_has_them(tm
     assert messages[0].keys[0] == b"a"
 
 
-def test_a_canonical_feed_gets_parquet_in_its_own_unit(tmp_path: Path) -> None:
+def test_a_canonical_feed_gets_parquet_in_its_own_unit(tmp_path):
     canonical = declared("mph").model_copy(update={"format": "canonical", "fields": None})
     table = columns(EPOCH_US, v=[10.0] * N)
     names = {"vehicle": "vehicle_id", "seen": "timestamp", "y": "latitude", "x": "longitude", "v": "speed"}
@@ -239,14 +234,14 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_table_that_does_not_fit_is_refused_with_the_remedy(name: str, tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_is_refused_with_the_remedy(name, tmp_path):
     changes, fields, says = WRONG[name]
     path = write(tmp_path / "day.parquet", **columns(**changes))
     with pytest.raises(RecordingError, match=says):
         rows_of(path, declared(**fields), tmp_path)
 
 
-def test_a_zone_for_numbers_is_refused() -> None:
+def test_a_zone_for_numbers_is_refused():
     with pytest.raises(ValueError, match="remove timezone"):
         declared(time_format="epoch-s", timezone="UTC")
 
@@ -268,9 +263,7 @@ def test_a_zone_for_numbers_is_refused() -> None:
         ("km/h", 0.0, "Likely the feed reports no real speeds", False),
     ],
 )
-def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(
-    declared_unit: str, per_kmh: float, likely: str | None, is_refused: bool, tmp_path: Path
-) -> None:
+def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(declared_unit, per_kmh, likely, is_refused, tmp_path):
     feed = declared(declared_unit)
     path = write(tmp_path / "day.parquet", **columns(v=[36.0 * per_kmh] * N))
     config = make_config().model_copy(update={"feed": feed})
@@ -290,7 +283,7 @@ def test_a_wrong_unit_of_speed_is_recognised_by_the_positions(
     recognised(Replay(path, "declared", feed), config, path, "declared", accepted=Accepted(any_speed=True))
 
 
-def test_parquet_and_lines_are_read_from_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_and_lines_are_read_from_standard_input(tmp_path, monkeypatch):
     feed = declared()
     path = write(tmp_path / "day.parquet", **columns())
     expected = rows_of(path, feed, tmp_path)
@@ -300,7 +293,7 @@ def test_parquet_and_lines_are_read_from_standard_input(tmp_path: Path, monkeypa
         assert (rows_of(Path("-"), feed, tmp_path) == expected).all()
 
 
-def test_events_of_a_pipe_come_as_they_are_written_and_silence_is_an_empty_block() -> None:
+def test_events_of_a_pipe_come_as_they_are_written_and_silence_is_an_empty_block():
     program = (
         "import sys; from pathlib import Path; from stream.sources.lines import Lines\n"
         "for lines in Lines(Path('-')): print(len(lines), flush=True)"
@@ -330,7 +323,7 @@ def _until(lines: Iterator[bytes], total: int) -> list[int]:
     return counts
 
 
-def test_no_bytes_after_the_magic_number_end_in_another_error(tmp_path: Path) -> None:
+def test_no_bytes_after_the_magic_number_end_in_another_error(tmp_path):
     rng, feed = np.random.default_rng(7), declared()
     good = write(tmp_path / "good", **columns()).read_bytes()
     for n in range(200):

@@ -4,7 +4,6 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ def in_form(message: gtfs_realtime_pb2.FeedMessage, form: str) -> bytes:
     return (json_format.MessageToJson if form == "json" else text_format.MessageToString)(message).encode()
 
 
-def test_protobuf_json_and_text_form_give_the_same_columns() -> None:
+def test_protobuf_json_and_text_form_give_the_same_columns():
     message = feed_message([BUS, ("b", None, 28.7, 77.3, None)])
     forms = (message.SerializeToString(), json_format.MessageToJson(message), text_format.MessageToString(message))
     for form in forms:
@@ -40,7 +39,7 @@ def test_protobuf_json_and_text_form_give_the_same_columns() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_byte_order_mark_before_json_or_text_is_skipped(form: str) -> None:
+def test_a_byte_order_mark_before_json_or_text_is_skipped(form):
     marked = b"\xef\xbb\xbf" + in_form(feed_message([BUS]), form)
     assert decode_snapshot(marked).vehicles == ["a"]
     assert is_gtfs_realtime(marked[:HEAD_BYTES])
@@ -48,9 +47,7 @@ def test_a_byte_order_mark_before_json_or_text_is_skipped(form: str) -> None:
 
 @pytest.mark.parametrize("incrementality", [None, "FULL_DATASET", "DIFFERENTIAL"])
 @pytest.mark.parametrize("form", ["protobuf", "json", "text"])
-def test_each_position_counts_whatever_the_incrementality_and_a_deleted_entity_is_none(
-    incrementality: str | None, form: str
-) -> None:
+def test_each_position_counts_whatever_the_incrementality_and_a_deleted_entity_is_none(incrementality, form):
     message = feed_message([BUS, ("gone", START, 28.7, 77.3, 1.0), ("b", None, 28.7, 77.3, None)])
     if incrementality is not None:
         message.header.incrementality = message.header.Incrementality.Value(incrementality)
@@ -75,13 +72,13 @@ def test_each_position_counts_whatever_the_incrementality_and_a_deleted_entity_i
     ],
     ids=["protobuf", "json-name", "json-number", "text-name", "text-number"],
 )
-def test_an_unknown_incrementality_is_refused_by_name_in_every_form(body: bytes) -> None:
+def test_an_unknown_incrementality_is_refused_by_name_in_every_form(body):
     with pytest.raises(SnapshotError, match=r"(?i)incrementality"):
         decode_snapshot(body)
 
 
 @pytest.mark.parametrize("header", ["null", "{}", '"text"', '["incrementality"]', '{"incrementality": null}'])
-def test_a_json_header_without_incrementality_is_read_and_one_of_another_type_crashes_nothing(header: str) -> None:
+def test_a_json_header_without_incrementality_is_read_and_one_of_another_type_crashes_nothing(header):
     entity = json_format.MessageToJson(feed_message([BUS]).entity[0])
     try:
         assert decode_snapshot(f'{{"header": {header}, "entity": [{entity}]}}'.encode()).vehicles == ["a"]
@@ -102,22 +99,20 @@ def test_a_json_header_without_incrementality_is_read_and_one_of_another_type_cr
         (("a", START + 4000, 28.6, 77.2, 1.0), "time-in-future"),
     ],
 )
-def test_an_entity_that_is_no_event_is_refused_with_its_reason_and_the_others_stay(
-    vehicle: tuple[str, int, float, float, float], reason: str
-) -> None:
+def test_an_entity_that_is_no_event_is_refused_with_its_reason_and_the_others_stay(vehicle, reason):
     snapshot = decode_snapshot(snapshot_bytes([BUS, vehicle, BUS]))
     assert snapshot.refused == {reason: 1}
     assert snapshot.vehicles == ["a", "a"]
 
 
-def test_an_identifier_that_is_not_utf_8_is_text_all_the_same() -> None:
+def test_an_identifier_that_is_not_utf_8_is_text_all_the_same():
     body = snapshot_bytes([BUS, ("brokn", START, 28.6, 77.2, 1.0), BUS]).replace(b"brokn", b"bro\xf3n")
     snapshot = decode_snapshot(body)
     assert snapshot.vehicles[1] == "bro\\xf3n"
     assert (len(snapshot.vehicles), dict(snapshot.refused)) == (3, {})
 
 
-def test_only_a_speed_that_is_no_number_counts_as_missing() -> None:
+def test_only_a_speed_that_is_no_number_counts_as_missing():
     """Infinite is what single precision makes of a number that is too large for it."""
     speeds = (math.nan, math.inf, -math.inf)
     decoded = decode_snapshot(snapshot_bytes([(str(s), START, 28.6, 77.2, s) for s in speeds])).speed
@@ -125,12 +120,12 @@ def test_only_a_speed_that_is_no_number_counts_as_missing() -> None:
 
 
 @pytest.mark.parametrize("literal", ["NaN", '"NaN"', "null"])
-def test_json_without_a_number_as_speed_is_read_and_the_speed_is_missing(literal: str) -> None:
+def test_json_without_a_number_as_speed_is_read_and_the_speed_is_missing(literal):
     body = json_format.MessageToJson(feed_message([("a", START, 28.6, 77.2, 1.5)])).replace("1.5", literal)
     assert math.isnan(decode_snapshot(body.encode()).speed[0])
 
 
-def test_json_in_which_a_name_occurs_twice_is_refused() -> None:
+def test_json_in_which_a_name_occurs_twice_is_refused():
     body = json_format.MessageToJson(feed_message([("a", START, 28.6, 77.2, 1.5)])).replace(
         '"speed"', '"speed": 3, "speed"'
     )
@@ -138,7 +133,7 @@ def test_json_in_which_a_name_occurs_twice_is_refused() -> None:
         decode_snapshot(body.encode())
 
 
-def test_without_any_timestamp_the_arrival_counts_and_without_that_the_vehicle_is_refused() -> None:
+def test_without_any_timestamp_the_arrival_counts_and_without_that_the_vehicle_is_refused():
     body = snapshot_bytes([("a", None, 28.6, 77.2, 1.0)], header_s=None)
     assert decode_snapshot(body, received_us=START * 10**6 + 7).time.tolist() == [START * 10**6]
     assert decode_snapshot(body).refused == {"no-time": 1}
@@ -156,7 +151,7 @@ def test_without_any_timestamp_the_arrival_counts_and_without_that_the_vehicle_i
         (b"\x00" * (LARGEST_SNAPSHOT + 1), "more than"),
     ],
 )
-def test_bytes_that_are_no_snapshot_are_refused_with_what_they_look_like(body: bytes, said: str) -> None:
+def test_bytes_that_are_no_snapshot_are_refused_with_what_they_look_like(body, said):
     with pytest.raises(SnapshotError, match=said):
         decode_snapshot(body)
 
@@ -175,7 +170,7 @@ NO_TEXT = {
 
 
 @pytest.mark.parametrize("where", NO_TEXT)
-def test_json_with_half_a_surrogate_pair_is_refused_wherever_it_is(where: str) -> None:
+def test_json_with_half_a_surrogate_pair_is_refused_wherever_it_is(where):
     with pytest.raises(SnapshotError, match="not a GTFS-realtime feed"):
         decode_snapshot(NO_TEXT[where].encode())
 
@@ -188,7 +183,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("field", BAD)
-def test_one_bad_entity_loses_itself_only_and_fields_that_are_not_used_lose_nothing(field: str) -> None:
+def test_one_bad_entity_loses_itself_only_and_fields_that_are_not_used_lose_nothing(field):
     unused = '"trip":{"tripId":5,"scheduleRelationship":"LATER"},"occupancyStatus":"CROWDED_BEYOND_2027"'
     good = ENTITY.replace('"vehicle": {', f'"vehicle": {{{unused},', 1)
     body = f'{{{JSON_HEADER},"entity":[{good},{{"id":"2","vehicle":{{{BAD[field]}}}}},{good.replace("7.5", "null")}]}}'
@@ -197,7 +192,7 @@ def test_one_bad_entity_loses_itself_only_and_fields_that_are_not_used_lose_noth
     assert dict(snapshot.refused) == {"unreadable": 1}
 
 
-def test_in_text_form_an_unknown_enum_and_one_bad_entity_lose_nothing_else() -> None:
+def test_in_text_form_an_unknown_enum_and_one_bad_entity_lose_nothing_else():
     text = text_format.MessageToString(feed_message([BUS, BUS]))
     text = text.replace("vehicle {", "occupancy_status: CROWDED_BEYOND_2027 vehicle {", 1).replace("28.61", "north", 1)
     snapshot = decode_snapshot(text.encode())
@@ -205,7 +200,7 @@ def test_in_text_form_an_unknown_enum_and_one_bad_entity_lose_nothing_else() -> 
 
 
 @pytest.mark.parametrize("form", ["protobuf", "json", "text"])
-def test_a_position_without_a_longitude_is_none(form: str) -> None:
+def test_a_position_without_a_longitude_is_none(form):
     message = feed_message([BUS, BUS])
     message.entity[0].vehicle.position.ClearField("longitude")
     partial = message.SerializePartialToString() if form == "protobuf" else in_form(message, form)
@@ -223,14 +218,14 @@ QUOTED = {
 
 
 @pytest.mark.parametrize("where", QUOTED)
-def test_what_is_said_of_an_unreadable_feed_names_the_place_and_quotes_nothing(where: str) -> None:
+def test_what_is_said_of_an_unreadable_feed_names_the_place_and_quotes_nothing(where):
     with pytest.raises(SnapshotError) as refused:
         decode_snapshot(QUOTED[where].encode())
     assert where in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
-def test_json_with_whole_surrogate_pairs_is_text() -> None:
+def test_json_with_whole_surrogate_pairs_is_text():
     body = json_format.MessageToJson(feed_message([("\U0001f68c", START, 28.6, 77.2, 1.0)]))
     assert "\\ud83d\\ude8c" in body
     assert decode_snapshot(body.encode()).vehicles == ["\U0001f68c"]
@@ -247,7 +242,7 @@ def mutations(seed: int, times: int) -> Iterator[bytes]:
 
 
 @given(st.binary(max_size=400), st.integers(0, 2**32))
-def test_no_bytes_make_the_decoder_raise_anything_else(noise: bytes, seed: int) -> None:
+def test_no_bytes_make_the_decoder_raise_anything_else(noise, seed):
     for body in (noise, *mutations(seed, 4)):
         try:
             snapshot = decode_snapshot(body, START * 10**6)
@@ -256,7 +251,7 @@ def test_no_bytes_make_the_decoder_raise_anything_else(noise: bytes, seed: int) 
         assert len(snapshot.vehicles) == len(snapshot.time) == len(snapshot.speed)
 
 
-def test_the_mutations_reach_half_a_surrogate_pair_in_a_name_and_in_a_text() -> None:
+def test_the_mutations_reach_half_a_surrogate_pair_in_a_name_and_in_a_text():
     """Else the test above would not see a parser that such a name ends."""
     in_name = in_text = 0
     for body in mutations(1, 2_000):
@@ -266,7 +261,7 @@ def test_the_mutations_reach_half_a_surrogate_pair_in_a_name_and_in_a_text() -> 
     assert in_text > 10
 
 
-def test_what_agencies_publish_is_read(shared_data: Path) -> None:
+def test_what_agencies_publish_is_read(shared_data):
     published = {
         "delhi-2025-09-11": (1707, 1707, {"no-place": 7, "time-in-future": 1}),
         "edmonton-2018-03-18": (132, 85, {}),
@@ -289,9 +284,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_snapshot_of_more_parts_than_a_city_has_is_refused_before_it_is_parsed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_of_more_parts_than_a_city_has_is_refused_before_it_is_parsed(name, monkeypatch):
     """Two bytes may be a message of their own: 32 kB of gzip took 1.8 GB."""
     for parse in ("json_format.ParseDict", "text_format.Parse"):
         monkeypatch.setattr(f"stream.sources.vehicle_positions.{parse}", lambda *_, **__: pytest.fail("it was parsed"))
@@ -299,7 +292,7 @@ def test_a_snapshot_of_more_parts_than_a_city_has_is_refused_before_it_is_parsed
         decode_snapshot(BOMBS[name])
 
 
-def test_nothing_but_entities_is_repeated_in_what_is_parsed() -> None:
+def test_nothing_but_entities_is_repeated_in_what_is_parsed():
     """What else is nested, such as the stops of a trip, a parser keeps as bytes."""
     repeated, waiting = [], [FeedMessage.DESCRIPTOR]
     while waiting:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from stream.sources.hfp import HighFrequencyPositions, Publication
@@ -61,9 +60,7 @@ def live(source: GtfsRealtime, body: Callable[[int], bytes], steps: range) -> li
 
 @pytest.mark.parametrize("ahead", [12, 60, 240, 299, 1500, 3000, 3590, 86_400])
 @pytest.mark.parametrize("names", ["abc", "b"])
-def test_after_one_snapshot_ahead_each_vehicle_gives_an_event_with_the_right_speed_in_every_later_one(
-    ahead: int, names: str
-) -> None:
+def test_after_one_snapshot_ahead_each_vehicle_gives_an_event_with_the_right_speed_in_every_later_one(ahead, names):
     source = reader()
     answers = live(source, skewed_at([4], ahead, names), range(60))
     right, late = answers[5:], 1 if ahead == 12 else 0
@@ -72,7 +69,7 @@ def test_after_one_snapshot_ahead_each_vehicle_gives_an_event_with_the_right_spe
     assert source.tally.refused.get("time-in-future", 0) == (len(names) if ahead > 300 else 0)
 
 
-def test_a_timestamp_that_is_as_far_ahead_as_window_max_future_allows_is_sent_and_one_further_is_not() -> None:
+def test_a_timestamp_that_is_as_far_ahead_as_window_max_future_allows_is_sent_and_one_further_is_not():
     hours = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
     for allowed in (timedelta(0), timedelta(minutes=1), timedelta(hours=1)):
         seconds = int(allowed.total_seconds())
@@ -83,21 +80,21 @@ def test_a_timestamp_that_is_as_far_ahead_as_window_max_future_allows_is_sent_an
         assert source.tally.refused == {"time-in-future": 1}
 
 
-def test_a_vehicle_without_a_timestamp_has_the_arrival_if_the_header_is_too_far_ahead() -> None:
+def test_a_vehicle_without_a_timestamp_has_the_arrival_if_the_header_is_too_far_ahead():
     nameless = [("a", None, 28.6, 77.2, 5.0)]
     for ahead, seconds in ((299, 299), (301, 0)):
         (value,) = reader().events(snapshot_bytes(nameless, START + ahead), START * 1_000_000).values
         assert json.loads(value)["time"] == (START + seconds) * 1000
 
 
-def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right() -> None:
+def test_an_agency_whose_clock_is_ahead_by_a_constant_is_read_as_one_whose_clock_is_right():
     ahead = dict.fromkeys("abc", 200)
     answers = live(reader(), lambda step: body_at(step, ahead, 200), range(30))
     assert [len(events) for events in answers] == [0] + [3] * 29
     assert all(event["speed"] == KMH for events in answers for event in events)
 
 
-def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one() -> None:
+def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one():
     """Each third answer is that of two before, as a second server with an old document gives it."""
     source = reader()
     mixed = live(source, lambda step: body_at(step - 2 if step % 3 == 2 else step, {}), range(30))
@@ -107,7 +104,7 @@ def test_an_old_document_that_comes_late_gives_no_event_and_changes_no_later_one
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_clock_that_was_ahead_is_forgotten_in_redis_too(redis: Redis, redis_url: str, restarts: bool) -> None:
+def test_a_clock_that_was_ahead_is_forgotten_in_redis_too(redis, redis_url, restarts):
     """Else it would be recalled, and once its time has come, a speed would be derived from it."""
     source, alone, body = started(redis_url), reader(), skewed_at([4], 240)
     for step in range(40):
@@ -132,7 +129,7 @@ def hfp(seconds: int) -> Publication:
 
 
 @pytest.mark.parametrize(("ahead", "refused"), [(240, 0), (3000, 1)])
-def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead: int, refused: int) -> None:
+def test_a_clock_that_was_ahead_silences_no_vehicle_of_siri_vm_or_hfp(ahead, refused):
     hours = Slotting(timedelta(hours=1), timedelta(days=1), FEED.timezone)
     documents, messages = SiriVehicleMonitoring(FEED, hours), HighFrequencyPositions(FEED, hours)
     for step in range(10):
@@ -160,9 +157,7 @@ def write(folder: Path, bodies: Sequence[bytes]) -> None:
 
 
 @pytest.mark.parametrize("ahead", [240, 3000])
-def test_a_stored_snapshot_whose_header_is_beyond_both_neighbours_is_left_out_and_silences_nobody(
-    ahead: int, tmp_path: Path
-) -> None:
+def test_a_stored_snapshot_whose_header_is_beyond_both_neighbours_is_left_out_and_silences_nobody(ahead, tmp_path):
     body = skewed_at([4], ahead)
     write(tmp_path / "day", [body(step) for step in range(40)])
     config, out = bus_fleet_file(tmp_path, {"south": 28.0, "west": 76.5, "north": 29.0, "east": 78.0}), tmp_path / "e"
@@ -174,24 +169,24 @@ def test_a_stored_snapshot_whose_header_is_beyond_both_neighbours_is_left_out_an
     assert "3 time-in-future" in stderr
 
 
-def test_a_gap_between_stored_snapshots_is_no_clock_that_is_ahead() -> None:
+def test_a_gap_between_stored_snapshots_is_no_clock_that_is_ahead():
     day = [*range(5), *range(500, 505), 1_000]
     assert all(len(snapshot.vehicles) == 3 for snapshot in stored([body_at(step, {}) for step in day]))
 
 
-def test_stored_snapshots_that_were_swapped_or_come_late_stay() -> None:
+def test_stored_snapshots_that_were_swapped_or_come_late_stay():
     steps = [0, 1, 3, 2, 4, 5, 3, 6]
     assert all(len(snapshot.vehicles) == 3 for snapshot in stored([body_at(step, {}) for step in steps]))
 
 
-def test_of_a_stored_snapshot_whose_header_alone_is_ahead_the_vehicles_stay() -> None:
+def test_of_a_stored_snapshot_whose_header_alone_is_ahead_the_vehicles_stay():
     bodies = [body_at(step, {}, 3000 if step == 2 else 0) for step in range(5)]
     snapshots = stored(bodies)
     assert [len(snapshot.vehicles) for snapshot in snapshots] == [3] * 5
     assert snapshots[2].refused == {}
 
 
-def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds() -> None:
+def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with_the_right_speeds():
     source, body = reader(), skewed_at(range(4, 8), 3000)
     answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(40)])]
     assert [len(messages.values) for messages in answers[9:]] == [3] * 31
@@ -202,9 +197,7 @@ def test_after_several_stored_snapshots_far_ahead_the_next_ones_give_events_with
 @pytest.mark.parametrize(
     "wrong", [range(4, 6), range(4, 30), range(2), range(1)], ids=["two", "many", "first two", "first"]
 )
-def test_a_stretch_of_stored_snapshots_a_little_ahead_silences_nobody_once_the_clock_is_right(
-    wrong: range, ahead: int
-) -> None:
+def test_a_stretch_of_stored_snapshots_a_little_ahead_silences_nobody_once_the_clock_is_right(wrong, ahead):
     source, body = reader(), skewed_at(wrong, ahead)
     answers = [source.of_document(snapshot) for snapshot in stored([body(step) for step in range(60)])]
     events = [[json.loads(value) for value in messages.values] for messages in answers]
@@ -214,7 +207,7 @@ def test_a_stretch_of_stored_snapshots_a_little_ahead_silences_nobody_once_the_c
     assert source.tally.set_back == 3
 
 
-def test_two_old_stored_documents_in_a_row_change_no_speed_of_later_ones() -> None:
+def test_two_old_stored_documents_in_a_row_change_no_speed_of_later_ones():
     """They look like a clock that was set back; what is sent again has the same user and time, and counts once."""
     steps = [*range(20), 12, 13, *range(20, 40)]
     source, alone = reader(), reader()
@@ -229,7 +222,7 @@ def test_two_old_stored_documents_in_a_row_change_no_speed_of_later_ones() -> No
 # --- what is said ---
 
 
-def test_most_vehicles_with_an_earlier_timestamp_are_said_once_in_five_minutes_and_counted() -> None:
+def test_most_vehicles_with_an_earlier_timestamp_are_said_once_in_five_minutes_and_counted():
     source = reader("reported")
     source.events(body_at(100, {}), (START + 1500) * 1_000_000)
     with capture_logs() as logs:
@@ -244,7 +237,7 @@ def test_most_vehicles_with_an_earlier_timestamp_are_said_once_in_five_minutes_a
     assert (source.tally.earlier, source.tally.repeated) == (123, 123)
 
 
-def test_a_clock_of_this_machine_that_is_behind_is_said_with_the_remedy() -> None:
+def test_a_clock_of_this_machine_that_is_behind_is_said_with_the_remedy():
     source = reader("reported")
     with capture_logs() as logs:
         for step in range(3):
@@ -254,7 +247,7 @@ def test_a_clock_of_this_machine_that_is_behind_is_said_with_the_remedy() -> Non
 
 
 @pytest.mark.parametrize(("behind", "said"), [(5.5 * 3600, 1), (1800, 1), (1200, 0), (0, 0)])
-def test_timestamps_that_are_behind_by_a_zone_are_said_within_a_minute_and_once(behind: float, said: int) -> None:
+def test_timestamps_that_are_behind_by_a_zone_are_said_within_a_minute_and_once(behind, said):
     source = reader("reported")
     with capture_logs() as logs:
         for step in range(5):
@@ -266,7 +259,7 @@ def test_timestamps_that_are_behind_by_a_zone_are_said_within_a_minute_and_once(
     assert all("behind their arrival" in log["event"] for log in logs)
 
 
-def test_a_parked_fleet_whose_last_fixes_are_old_is_no_trouble() -> None:
+def test_a_parked_fleet_whose_last_fixes_are_old_is_no_trouble():
     source = reader("reported")
     with capture_logs() as logs:
         for step in range(1000, 1015):
@@ -276,7 +269,7 @@ def test_a_parked_fleet_whose_last_fixes_are_old_is_no_trouble() -> None:
     assert logs == []
 
 
-def test_vehicles_that_report_less_often_than_the_document_changes_are_no_trouble() -> None:
+def test_vehicles_that_report_less_often_than_the_document_changes_are_no_trouble():
     source = reader("reported")
     with capture_logs() as logs:
         for step in range(100):
@@ -286,7 +279,7 @@ def test_vehicles_that_report_less_often_than_the_document_changes_are_no_troubl
     assert logs == []
 
 
-def test_documents_that_change_while_no_timestamp_advances_are_said_after_five_minutes() -> None:
+def test_documents_that_change_while_no_timestamp_advances_are_said_after_five_minutes():
     source = reader("reported")
     with capture_logs() as logs:
         for step in range(30):
@@ -294,7 +287,7 @@ def test_documents_that_change_while_no_timestamp_advances_are_said_after_five_m
     assert ["no vehicle's timestamp has advanced" in log["event"] for log in logs] == [True]
 
 
-def test_documents_without_vehicles_or_with_news_are_no_trouble() -> None:
+def test_documents_without_vehicles_or_with_news_are_no_trouble():
     watch = TimestampWatch()
     for second in range(0, 4000, 15):
         at_us = (START + second) * 1_000_000
@@ -312,9 +305,7 @@ def taken(source: GtfsRealtime, body: bytes, step: int) -> list[float]:
     return [json.loads(value)["speed"] for value in values]
 
 
-def test_a_process_that_missed_how_a_timestamp_was_taken_back_derives_nothing_from_it(
-    redis: Redis, redis_url: str
-) -> None:
+def test_a_process_that_missed_how_a_timestamp_was_taken_back_derives_nothing_from_it(redis, redis_url):
     """One reads 0 to 3, of which 3 says that it is 5; the other one reads 4, which takes that back; then the first
     reads 6."""
     body, first, other = skewed_at([3], 2 * EVERY_S), started(redis_url), started(redis_url)
@@ -325,9 +316,7 @@ def test_a_process_that_missed_how_a_timestamp_was_taken_back_derives_nothing_fr
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_however_two_processes_share_the_answers_each_right_one_gives_the_right_speed(
-    seed: int, redis: Redis, redis_url: str
-) -> None:
+def test_however_two_processes_share_the_answers_each_right_one_gives_the_right_speed(seed, redis, redis_url):
     rng = random.Random(seed)
     wrong = rng.sample(range(3, 9), rng.choice([1, 2]))
     body, pair = (
@@ -342,7 +331,7 @@ def test_however_two_processes_share_the_answers_each_right_one_gives_the_right_
             assert step in wrong or all(speed == KMH for speed in speeds), (step, wrong, speeds)
 
 
-def test_what_was_not_kept_yet_is_not_replaced_by_what_was(redis: Redis, redis_url: str) -> None:
+def test_what_was_not_kept_yet_is_not_replaced_by_what_was(redis, redis_url):
     """Else a process that could not store its fixes for a while would derive from older ones."""
     body, source, alone = skewed_at([], 0), started(redis_url), started(None)
     for step in range(STEPS):

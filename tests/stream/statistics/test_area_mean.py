@@ -82,9 +82,7 @@ def with_scales(plan: Plan, scales: Scales) -> Plan:
 
 @pytest.mark.parametrize("more", [{}, {"speed.statistics": ["mean", "variance", "p50"]}], ids=["mean", "tree"])
 @pytest.mark.parametrize("accounting", ["pure", "zcdp"])
-def test_removing_a_user_costs_at_most_their_charge_and_planted_bugs_cost_more(
-    tmp_path: Path, accounting: str, more: dict[str, Any]
-) -> None:
+def test_removing_a_user_costs_at_most_their_charge_and_planted_bugs_cost_more(tmp_path, accounting, more):
     config = with_area(tmp_path, accounting, **more)
     rows, unit = random_rows(1, 120), 10**9 if accounting == "zcdp" else 10**6
     rows["user"][:30] = 1
@@ -104,7 +102,7 @@ def test_removing_a_user_costs_at_most_their_charge_and_planted_bugs_cost_more(
     assert worst[1:].min() > 1
 
 
-def test_a_user_who_cannot_pay_is_absent_from_the_area(tmp_path: Path) -> None:
+def test_a_user_who_cannot_pay_is_absent_from_the_area(tmp_path):
     config, rows = with_area(tmp_path), random_rows(3, 100)
     users = np.unique(rows["user"])
     without = observe(*planned(config, rows[rows["user"] != users[0]])).integers
@@ -125,7 +123,7 @@ def numbers(config: Config, events: list[Event], noise: Noise, scales: Scales) -
     return np.column_stack([cells.reshape(2, N, 3).transpose(1, 0, 2).reshape(N, 6), together.reshape(N, 2)])
 
 
-def test_an_observer_learns_no_more_than_the_charge_and_planted_bugs_tell_more(tmp_path: Path) -> None:
+def test_an_observer_learns_no_more_than_the_charge_and_planted_bugs_tell_more(tmp_path):
     config = with_area(tmp_path)
     scales = participation_of(Terms.of(config)).scales
     for bug, check in ((lambda as_is: as_is, assert_private), (halved, assert_caught), (uncharged, assert_caught)):
@@ -135,7 +133,7 @@ def test_an_observer_learns_no_more_than_the_charge_and_planted_bugs_tell_more(t
         check(epsilon_lower_bound(there, absent), 1.0)
 
 
-def test_the_area_counts_every_user_once_and_averages_their_speeds(tmp_path: Path) -> None:
+def test_the_area_counts_every_user_once_and_averages_their_speeds(tmp_path):
     """With ε = 1000 next to no noise is left."""
     config = with_area(tmp_path, **{"privacy.epsilon": 1000.0, "privacy.budget": 8000.0})
     rows = random_rows(2, 300, users=40)
@@ -148,7 +146,7 @@ def test_the_area_counts_every_user_once_and_averages_their_speeds(tmp_path: Pat
     assert columns["area_mean"].value[0] == pytest.approx(speeds[: len(users)].mean(), abs=0.1)
 
 
-def test_the_close_marker_states_the_area_and_only_where_it_is_released(tmp_path: Path) -> None:
+def test_the_close_marker_states_the_area_and_only_where_it_is_released(tmp_path):
     for config, stated in ((with_area(tmp_path), True), (riders(tmp_path), False)):
         messages, _ = build_messages(*planned(config, random_rows(1, 50)), Noise(), None)
         marker = json.loads(messages[-1].value)
@@ -156,7 +154,7 @@ def test_the_close_marker_states_the_area_and_only_where_it_is_released(tmp_path
         assert ("area" in marker) == stated
 
 
-def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Path) -> None:
+def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path):
     """A worker whose configuration was changed after the charge releases what was planned and charged, noise for
     noise."""
     with_it, without = with_area(tmp_path), riders(tmp_path, **(AREA | {"participation.area_share": 0}))
@@ -172,16 +170,14 @@ def test_the_stored_plan_alone_decides_whether_the_area_is_released(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"participation.weight": "user"}, {"speed.statistics": ["p50"]}, {"speed.post_processing": []}],
-    ids=str,
+    "wrong", [{"participation.weight": "user"}, {"speed.statistics": ["p50"]}, {"speed.post_processing": []}], ids=str
 )
-def test_a_configuration_that_could_not_use_the_area_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_configuration_that_could_not_use_the_area_is_refused(tmp_path, wrong):
     with pytest.raises(ConfigError, match=r"participation\.area_share 36 needs .*or area_share = 0"):
         with_area(tmp_path, **wrong)
 
 
-def test_an_area_of_weights_that_add_up_to_more_than_one_is_refused() -> None:
+def test_an_area_of_weights_that_add_up_to_more_than_one_is_refused():
     with pytest.raises(ParameterError, match="more than 1"):
         Layout.of(mean=True, variance=False, percentiles=False, weight="user", upper=6500, bins=32, area=True)
 
@@ -235,23 +231,21 @@ def read(tmp_path: Path, shape: Any) -> Any:
         (polygon([[y, x] for x, y in RING]), "not a place on Earth; write longitude first"),
     ],
 )
-def test_what_is_no_area_of_this_feed_is_refused_with_its_place_and_a_remedy(
-    tmp_path: Path, shape: Any, says: str
-) -> None:
+def test_what_is_no_area_of_this_feed_is_refused_with_its_place_and_a_remedy(tmp_path, shape, says):
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, shape)
     assert says in str(refused.value)
     assert str(tmp_path / "area.geojson") in str(refused.value)
 
 
-def test_swapped_coordinates_are_recognised(tmp_path: Path) -> None:
+def test_swapped_coordinates_are_recognised(tmp_path):
     file = tmp_path / "oslo.geojson"
     file.write_text(json.dumps(polygon([[59.9, 10.7], [59.95, 10.7], [59.95, 10.8], [59.9, 10.7]])))
     with pytest.raises(ConfigError, match="write longitude first: all would be inside"):
         read_area(file, Box(59.8, 10.5, 60.0, 11.0))
 
 
-def test_areas_of_every_form_are_read(tmp_path: Path) -> None:
+def test_areas_of_every_form_are_read(tmp_path):
     hole = [[-97.7, 30.25], [-97.65, 30.25], [-97.65, 30.3], [-97.7, 30.25]]
     many = {"type": "MultiPolygon", "coordinates": [[RING, hole], [RING]]}
     collection = {"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": many}]}
@@ -268,9 +262,7 @@ json_values = st.recursive(
 
 
 @given(coordinates=json_values, kind=st.sampled_from(["Polygon", "MultiPolygon"]))
-def test_no_coordinates_end_in_anything_but_an_area_or_a_refusal(
-    tmp_path_factory: pytest.TempPathFactory, coordinates: Any, kind: str
-) -> None:
+def test_no_coordinates_end_in_anything_but_an_area_or_a_refusal(tmp_path_factory, coordinates, kind):
     with suppress(ConfigError):
         read(tmp_path_factory.getbasetemp(), {"type": kind, "coordinates": coordinates})
 
@@ -278,7 +270,7 @@ def test_no_coordinates_end_in_anything_but_an_area_or_a_refusal(
 @pytest.mark.parametrize(
     "text", ["nonsense", "[" * 100_000, "\x00", '{"type": "Polygon", "coordinates": [[[1' + "0" * 5000]
 )
-def test_a_file_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_json_is_refused(tmp_path, text):
     file = tmp_path / "area.geojson"
     file.write_text(text)
     with pytest.raises(ConfigError, match="GeoJSON"):
@@ -336,12 +328,12 @@ def weak(tmp_path: Path) -> Config:
     return riders(tmp_path, **settings)
 
 
-def test_the_smoothed_mean_of_a_city_with_a_weak_signal_is_near_the_truth(weak: Config) -> None:
+def test_the_smoothed_mean_of_a_city_with_a_weak_signal_is_near_the_truth(weak):
     """ε = 0.25, two tapes."""
     assert abs(np.mean([bias(weak, seed) for seed in range(2)])) <= LEANS
 
 
-def test_noisy_counts_as_divisors_lean_to_the_middle(weak: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noisy_counts_as_divisors_lean_to_the_middle(weak, monkeypatch):
     """One tape of the planted bug."""
     monkeypatch.setattr(observed_means, "users_in", noisy_divisors)
     assert bias(weak, 0) > LEANS
@@ -352,18 +344,14 @@ def unsure(past: Occupancy | None, now: NoisyCounts) -> Users:
     return Users(users_in(past, now).mean, np.full(len(now.counts), 1e9))
 
 
-def test_a_reading_that_learns_nothing_stays_at_the_typical_speed(
-    weak: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reading_that_learns_nothing_stays_at_the_typical_speed(weak, monkeypatch):
     """One tape of the planted bug."""
     monkeypatch.setattr(observed_means, "users_in", unsure)
     assert bias(weak, 0) > LEANS
 
 
 @pytest.mark.parametrize(("gap", "used"), [(1, True), (25, False)])
-def test_counts_of_users_are_used_after_an_hour_and_not_after_more_than_a_day(
-    weak: Config, gap: int, used: bool
-) -> None:
+def test_counts_of_users_are_used_after_an_hour_and_not_after_more_than_a_day(weak, gap, used):
     _, memory, _ = smoothed(weak, 0, 0, None)
     assert memory is not None
     forgotten = msgspec.structs.replace(memory, counted=b"", counted_sums=(0.0, 0.0, 0.0))

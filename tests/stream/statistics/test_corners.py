@@ -112,7 +112,7 @@ def city(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_users_who_cannot_pay_add_nothing_to_regions_and_fixes(tmp_path: Path, seed: int) -> None:
+def test_users_who_cannot_pay_add_nothing_to_regions_and_fixes(tmp_path, seed):
     config, rows, broke = declaring(tmp_path, 2), city(seed), (2, 5, 7)
     paying = rows[~np.isin(rows["user"], broke)]
     assert np.array_equal(components(config, rows, broke), components(config, paying))
@@ -125,8 +125,8 @@ def test_users_who_cannot_pay_add_nothing_to_regions_and_fixes(tmp_path: Path, s
 @pytest.mark.parametrize("per_user", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_user_who_leaves_moves_the_counts_by_what_their_regions_may_and_nobody_elses_regions(
-    tmp_path: Path, seed: int, per_user: int
-) -> None:
+    tmp_path, seed, per_user
+):
     config, rows = declaring(tmp_path, per_user), city(seed)
     plan, _ = planned(config, rows)
     assert plan.terms.histogram is not None
@@ -139,7 +139,7 @@ def test_a_user_who_leaves_moves_the_counts_by_what_their_regions_may_and_nobody
 
 
 @pytest.mark.parametrize("per_user", [1, 2, 3])
-def test_the_sensitivity_is_attained_and_the_last_regions_of_a_user_count(tmp_path: Path, per_user: int) -> None:
+def test_the_sensitivity_is_attained_and_the_last_regions_of_a_user_count(tmp_path, per_user):
     config = declaring(tmp_path, per_user)
     rows = np.concatenate([declared(1, minute, around(minute + 1.0, 3.0)) for minute in range(4)])
     counts = components(config, rows)
@@ -150,7 +150,7 @@ def test_the_sensitivity_is_attained_and_the_last_regions_of_a_user_count(tmp_pa
     assert (met[0], met[-1]) == (8 - 2 * per_user, 8), "the last regions, around the lines up to the fourth"
 
 
-def test_corners_in_any_order_and_repeated_make_one_region_and_the_box_decides_by_region(tmp_path: Path) -> None:
+def test_corners_in_any_order_and_repeated_make_one_region_and_the_box_decides_by_region(tmp_path):
     config = declaring(tmp_path)
     region = declared(1, 0, [(-0.1, 2.5), (0.3, 2.5), (0.3, 2.3)])
     beyond = declared(1, 1, [(-0.1, 2.5), (-0.3, 2.5)])
@@ -165,7 +165,7 @@ def test_corners_in_any_order_and_repeated_make_one_region_and_the_box_decides_b
     )
 
 
-def test_a_region_of_too_many_corners_is_refused_and_the_same_users_others_count(tmp_path: Path) -> None:
+def test_a_region_of_too_many_corners_is_refused_and_the_same_users_others_count(tmp_path):
     config = declaring(tmp_path, 1)
     rng = np.random.default_rng(1)
     many = declared(1, 5, [tuple(rng.uniform(2.1, 2.4, 2)) for _ in range(4200)])
@@ -214,15 +214,13 @@ def total_lower_bound(config: Config, windows: int, *, unscaled: bool = False) -
 
 
 @pytest.mark.parametrize("total_share", [0.5], indirect=True)
-def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions(
-    tmp_path: Path, total_share: float
-) -> None:
+def test_the_audit_finds_no_more_than_its_share_in_the_number_of_three_regions(tmp_path, total_share):
     # 300 trials each; above 0.75, half of 1.5, with α < 2·10⁻⁴.
     assert total_lower_bound(loud(tmp_path, rows=2, columns=2), 300) <= 0.75
 
 
 @pytest.mark.parametrize("total_share", [0.5], indirect=True)
-def test_the_audit_catches_a_number_of_three_regions_with_the_noise_of_one(tmp_path: Path, total_share: float) -> None:
+def test_the_audit_catches_a_number_of_three_regions_with_the_noise_of_one(tmp_path, total_share):
     # 300 trials each; the true loss is 2.25. Some 200 hits, and 21, of which 55 would be too many: power > 0.99.
     assert total_lower_bound(loud(tmp_path, rows=2, columns=2), 300, unscaled=True) > 0.75
 
@@ -231,13 +229,13 @@ WIDEST = {"rows": 64, "columns": 64, "diameter_m": 1_000_000.0, "origin": "decla
 
 
 @pytest.mark.parametrize("per_user", [1, 100])
-def test_noise_that_cannot_be_drawn_is_refused_before_anyone_is_charged(tmp_path: Path, per_user: int) -> None:
+def test_noise_that_cannot_be_drawn_is_refused_before_anyone_is_charged(tmp_path, per_user):
     table = {"histogram.euler": WIDEST | {"regions_per_user": per_user}, "histogram.epsilon": 1.000001}
     with pytest.raises(ConfigError, match="cannot be drawn; lower diameter_m, regions_per_user"):
         declaring(tmp_path, **table, **{"privacy.budget": 400.0})
 
 
-def test_check_accepts_exactly_the_diameters_whose_noise_can_be_drawn(tmp_path: Path) -> None:
+def test_check_accepts_exactly_the_diameters_whose_noise_can_be_drawn(tmp_path):
     """Scales on both sides of the largest that is drawn."""
     accepted, drawn = [], []
     for diameter in range(100_000, 1_000_000, 90_000):
@@ -254,7 +252,7 @@ def test_check_accepts_exactly_the_diameters_whose_noise_can_be_drawn(tmp_path: 
 
 
 @pytest.mark.parametrize("per_user", [1, 3])
-def test_components_have_the_noise_of_as_many_regions_as_may_count(tmp_path: Path, per_user: int) -> None:
+def test_components_have_the_noise_of_as_many_regions_as_may_count(tmp_path, per_user):
     """Mean |noise| of 2 209 components in 4 windows, 8 836 draws: its standard error is 1.1 %; 5 of them are
     allowed."""
     config = declaring(tmp_path, per_user)
@@ -266,7 +264,7 @@ def test_components_have_the_noise_of_as_many_regions_as_may_count(tmp_path: Pat
     assert [one.fixes_per_user for one in drawn[:1]] == [1]
 
 
-def test_a_user_pays_the_same_whatever_number_of_regions_they_declare(tmp_path: Path) -> None:
+def test_a_user_pays_the_same_whatever_number_of_regions_they_declare(tmp_path):
     config = declaring(tmp_path, 3)
     rows = np.concatenate([declared(1, 0, around(2, 2)), *(declared(2, k, around(4, k + 1)) for k in range(5))])
     plan, _ = planned(config, rows)
@@ -274,7 +272,7 @@ def test_a_user_pays_the_same_whatever_number_of_regions_they_declare(tmp_path: 
     assert one == many == config.privacy.ledger_grant + config.histogram_grant
 
 
-def test_the_message_says_what_is_counted_and_is_valid(tmp_path: Path) -> None:
+def test_the_message_says_what_is_counted_and_is_valid(tmp_path):
     plan, fixes = planned(declaring(tmp_path, 3), declared(1, 0, around(2, 2)))
     (drawn,) = draw_histograms(plan, fixes, Noise())
     window = {"start": "2017-03-21T07:00:00Z", "end": "2017-03-21T08:00:00Z"}
@@ -284,7 +282,7 @@ def test_the_message_says_what_is_counted_and_is_valid(tmp_path: Path) -> None:
     assert (body["fixes_per_user"], "regions" in body) == (1, False), "no fixes are counted, as for other regions"
 
 
-def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refused(tmp_path: Path) -> None:
+def test_rows_are_read_as_the_plan_says_and_other_corners_than_planned_are_refused(tmp_path):
     """The plan of a worker with declared regions is drawn by one whose configuration computes them from fixes."""
     config, plain = declaring(tmp_path), with_histograms("participation", tmp_path, ["euler"])
     window = config.slotting.window(SLOT)
@@ -307,7 +305,7 @@ def message(region: object, **changes: object) -> bytes:
     return json.dumps(event).encode()
 
 
-def test_an_event_with_a_region_is_one_event_for_each_corner_under_participation_too(tmp_path: Path) -> None:
+def test_an_event_with_a_region_is_one_event_for_each_corner_under_participation_too(tmp_path):
     config, arrived = declaring(tmp_path), (SLOT + 120) * 1_000_000
     decoder = Decoder(config, b"k" * 32)
     corners = [{"lat": SOUTH + 0.1 * k, "lng": WEST + 0.1} for k in (1, 2, 3)]
@@ -334,22 +332,20 @@ HOSTILE: dict[str, object] = {
 
 
 @pytest.mark.parametrize("region", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_region_is_refused_as_one_event_and_its_neighbours_are_read(tmp_path: Path, region: object) -> None:
+def test_a_hostile_region_is_refused_as_one_event_and_its_neighbours_are_read(tmp_path, region):
     sound = message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])
     batch = Decoder(declaring(tmp_path), b"k" * 32).decode([sound, message(region), sound], (SLOT + 120) * 1_000_000)
     assert (batch.index.tolist(), batch.refused.tolist()) == ([0, 2], [1])
 
 
-def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_need_one_event_each(
-    tmp_path: Path,
-) -> None:
+def test_a_feed_without_declared_regions_refuses_them_and_so_do_sources_that_need_one_event_each(tmp_path):
     plain, ours = with_histograms("participation", tmp_path, ["euler"]), declaring(tmp_path)
     for decoder in (Decoder(plain, b"k" * 32), Decoder(ours, b"k" * 32, arrays=False)):
         batch = decoder.decode([message([{"lat": SOUTH + 0.1, "lng": WEST + 0.1}])], (SLOT + 120) * 1_000_000)
         assert batch.refused.tolist() == [0]
 
 
-def test_an_evaluation_counts_declared_regions(tmp_path: Path) -> None:
+def test_an_evaluation_counts_declared_regions(tmp_path):
     rows = np.concatenate(
         [declared(user, minute, around(user + 1, minute + 2)) for user in (1, 2) for minute in (0, 1)]
     )
@@ -368,9 +364,7 @@ def test_an_evaluation_counts_declared_regions(tmp_path: Path) -> None:
         ({"feed.speeds": "missing"}, "set feed.speeds to 'reported'"),
     ],
 )
-def test_what_does_not_fit_declared_regions_is_refused_with_a_remedy(
-    tmp_path: Path, changes: dict[str, Any], expected: str
-) -> None:
+def test_what_does_not_fit_declared_regions_is_refused_with_a_remedy(tmp_path, changes, expected):
     with pytest.raises(ConfigError, match=expected):
         declaring(tmp_path, **changes)
 
@@ -396,7 +390,7 @@ def by_hand(rows: np.ndarray, per_user: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("per_user", [1, 2, 5, 100])
 @pytest.mark.parametrize("seed", range(5))
-def test_representatives_are_those_that_plain_python_finds_in_any_order_of_rows(seed: int, per_user: int) -> None:
+def test_representatives_are_those_that_plain_python_finds_in_any_order_of_rows(seed, per_user):
     """Times repeat with other positions, so that the rule for ties is tested, too."""
     rows = located_rows(seed, 300, users=25)
     rows["time"] -= rows["time"] % 900_000_000
@@ -409,7 +403,7 @@ def test_representatives_are_those_that_plain_python_finds_in_any_order_of_rows(
         )
 
 
-def test_a_users_fixes_do_not_depend_on_anybody_else() -> None:
+def test_a_users_fixes_do_not_depend_on_anybody_else():
     rows = located_rows(9, 300, users=10)
     everybody = fixes_of(rows, BOX)
     assert everybody is not None
@@ -421,7 +415,7 @@ def test_a_users_fixes_do_not_depend_on_anybody_else() -> None:
         assert alone.representatives(3).digest == among.representatives(3).digest
 
 
-def test_measured_values_decide_nothing() -> None:
+def test_measured_values_decide_nothing():
     """Under relation "values" neighbours have the same histograms, so histograms cost nothing of that promise."""
     rows = located_rows(2, 200)
     rows["time"] -= rows["time"] % 900_000_000
@@ -433,7 +427,7 @@ def test_measured_values_decide_nothing() -> None:
     assert one.digest == two.digest
 
 
-def test_no_rows_and_no_box_are_nothing() -> None:
+def test_no_rows_and_no_box_are_nothing():
     none = fixes_of(located_rows(1, 0), BOX)
     assert none is not None
     assert (len(none), len(none.users), len(none.representatives(3))) == (0, 0, 0)

@@ -3,7 +3,6 @@ from published means and variances alone, marked as modelled, without an interva
 of it is what is released of speeds, moved by the lower bound and in its unit."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,9 +37,7 @@ def bodies_of(config: Any, seed: int = 9) -> tuple[Any, Bodies]:
 
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
-def test_a_distribution_is_published_beside_percentiles_and_by_itself_in_one_form(
-    tmp_path: Path, relation: str
-) -> None:
+def test_a_distribution_is_published_beside_percentiles_and_by_itself_in_one_form(tmp_path, relation):
     build = bus_config if relation == "values" else riders
     for statistics in (["p50"], ["mean", "p15", "p50", "p85"], ["cdf"], ["cdf", "mean"]):
         _, (*cells, _) = bodies_of(build(tmp_path, **{"speed.statistics": statistics}))
@@ -62,8 +59,8 @@ def test_a_distribution_is_published_beside_percentiles_and_by_itself_in_one_for
 @pytest.mark.parametrize(("upper", "asked", "bins"), [(0.3, 32, 31), (0.3, 31, 31), (0.01, 4096, 2), (1.0, 4096, 101)])
 @pytest.mark.parametrize("relation", ["values", "participation"])
 def test_more_bins_than_speeds_are_as_many_as_there_are_speeds_in_everything_that_is_released(
-    tmp_path: Path, relation: str, upper: float, asked: int, bins: int, rows: np.ndarray
-) -> None:
+    tmp_path, relation, upper, asked, bins, rows
+):
     """Speeds are multiples of 0.01 km/h, so that 0 … 0.3 km/h are 31."""
     settings = {"value.upper": upper, "speed.cdf_bins": asked, "speed.statistics": ["mean", "p50", "cdf"]}
     if relation == "participation":
@@ -80,7 +77,7 @@ def test_more_bins_than_speeds_are_as_many_as_there_are_speeds_in_everything_tha
         assert 0 <= body["p50"]["value"] <= upper
 
 
-def test_means_alone_have_no_distribution(tmp_path: Path) -> None:
+def test_means_alone_have_no_distribution(tmp_path):
     _, (*cells, _) = bodies_of(bus_config(tmp_path))
     assert not any("cdf" in body for body in cells)
 
@@ -88,9 +85,7 @@ def test_means_alone_have_no_distribution(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("relation", "mechanism"), [("values", "allocated"), ("values", "levy"), ("participation", "allocated")]
 )
-def test_asking_for_the_distribution_too_changes_neither_a_charge_nor_a_scale_nor_a_draw(
-    tmp_path: Path, relation: str, mechanism: str
-) -> None:
+def test_asking_for_the_distribution_too_changes_neither_a_charge_nor_a_scale_nor_a_draw(tmp_path, relation, mechanism):
     """The same bytes of entropy give the same percentiles: nothing further is drawn, and nothing further is read."""
     build = bus_config if relation == "values" else riders
     chosen = {"speed.mean_mechanism": mechanism}
@@ -103,7 +98,7 @@ def test_asking_for_the_distribution_too_changes_neither_a_charge_nor_a_scale_no
     assert bodies[:-1] == others[:-1]
 
 
-def test_a_percentile_lies_where_the_distribution_crosses_its_share(tmp_path: Path) -> None:
+def test_a_percentile_lies_where_the_distribution_crosses_its_share(tmp_path):
     _, (*cells, _) = bodies_of(
         bus_config(tmp_path, **{"speed.statistics": ["p15", "p50", "p85"], "privacy.epsilon": 8.0})
     )
@@ -114,9 +109,7 @@ def test_a_percentile_lies_where_the_distribution_crosses_its_share(tmp_path: Pa
             assert at[k] - 0.01 <= body[name]["value"] <= at[k + 1] + 0.01
 
 
-def test_windows_with_very_many_numbers_leave_distributions_out_and_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_with_very_many_numbers_leave_distributions_out_and_say_so(tmp_path, monkeypatch):
     config = bus_config(tmp_path, **{"speed.statistics": ["mean", "p50"]})
     plan, (*cells, marker) = bodies_of(config)
     assert "cut_short" not in marker
@@ -128,9 +121,7 @@ def test_windows_with_very_many_numbers_leave_distributions_out_and_say_so(
         assert marker.get("cut_short") == (["cdf"] if left_out else None)
 
 
-def test_a_public_list_too_long_for_its_bins_is_refused_with_bins_that_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_public_list_too_long_for_its_bins_is_refused_with_bins_that_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(public_cells_of, "MAX_NUMBERS", 500)
     config = riders(tmp_path, **{"speed.statistics": ["cdf"], "speed.cdf_bins": 4096})
     cells = len(public_cells(riders(tmp_path)))
@@ -147,8 +138,8 @@ def refuse(*_: Any) -> Any:
 
 @pytest.mark.parametrize("relation", ["values", "participation"])
 def test_percentiles_alone_are_released_where_their_distributions_are_too_many_which_are_not_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relation: str
-) -> None:
+    tmp_path, monkeypatch, relation
+):
     monkeypatch.setattr(columns, "MAX_NUMBERS", 1)
     monkeypatch.setattr(CDFs, "shares", refuse)
     build = bus_config if relation == "values" else riders
@@ -158,9 +149,7 @@ def test_percentiles_alone_are_released_where_their_distributions_are_too_many_w
 
 
 @pytest.mark.parametrize("others", [[], ["mean"]], ids=["alone", "beside the mean"])
-def test_nobody_pays_for_distributions_that_public_counts_leave_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str]
-) -> None:
+def test_nobody_pays_for_distributions_that_public_counts_leave_out(tmp_path, monkeypatch, others):
     means, _ = bodies_of(bus_config(tmp_path, **{"speed.statistics": ["mean"]}))
     monkeypatch.setattr(columns, "MAX_NUMBERS", 1)
     plan, (*cells, marker) = bodies_of(bus_config(tmp_path, **{"speed.statistics": [*others, "cdf"]}))
@@ -192,7 +181,7 @@ def body(mean: float, variance: float, scale: float, **fields: Any) -> dict[str,
 
 
 @pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
-def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path: Path, build: Any) -> None:
+def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path, build):
     bodies = messages_of(build(tmp_path, **MODELLED))
     for each in bodies:
         assert "p50" not in each
@@ -209,7 +198,7 @@ def test_published_cells_have_modelled_percentiles_without_intervals(tmp_path: P
 
 
 @pytest.mark.parametrize("build", [bus_config, riders, zcdp_config])
-def test_nothing_else_changes_when_percentiles_are_modelled(tmp_path: Path, build: Any) -> None:
+def test_nothing_else_changes_when_percentiles_are_modelled(tmp_path, build):
     kinds = ["kalman"]
     settings = {"speed.statistics": ["mean", "variance"]}
     with_model = messages_of(build(tmp_path, **settings, **{"speed.post_processing": [*kinds, "clipped-normal"]}))
@@ -240,9 +229,7 @@ def released_alone(bodies: list[dict[str, Any]], upper: float, leading: str | No
         (zcdp_config, ["kalman"], "mean"),
     ],
 )
-def test_every_reader_computes_the_same_percentiles_from_the_messages(
-    tmp_path: Path, build: Any, kinds: list[str], leading: str | None
-) -> None:
+def test_every_reader_computes_the_same_percentiles_from_the_messages(tmp_path, build, kinds, leading):
     """The modelled mean counts, else the released one; means in messages are rounded to 0.001 km/h."""
     settings = MODELLED | {"speed.post_processing": [*kinds, "clipped-normal"]}
     config = build(tmp_path, **settings)
@@ -254,7 +241,7 @@ def test_every_reader_computes_the_same_percentiles_from_the_messages(
             assert each["post_processed"][name]["value"] == pytest.approx(values[name], abs=0.06)
 
 
-def test_a_true_mean_that_slips_into_the_model_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_true_mean_that_slips_into_the_model_is_caught(tmp_path, monkeypatch):
     """The planted bug: one cell's mean is not the published one."""
 
     def leaking(bodies: Any, means: Any, upper: float) -> dict[str, Derived]:
@@ -269,7 +256,7 @@ def test_a_true_mean_that_slips_into_the_model_is_caught(tmp_path: Path, monkeyp
     assert abs(bodies[0]["post_processed"]["p50"]["value"] - again["p50"]) > 0.5
 
 
-def test_noise_of_a_cell_counts_by_the_law_that_its_message_names() -> None:
+def test_noise_of_a_cell_counts_by_the_law_that_its_message_names():
     """A Laplace scale is √2 times smaller than its standard deviation, a Gaussian one is it."""
     laplace = [body(20.0, variance, 50.0) for variance in (100.0, 400.0, 250.0)]
     gaussian = [body(20.0, variance, 50.0 * np.sqrt(2), accounting="zcdp") for variance in (100.0, 400.0, 250.0)]
@@ -279,7 +266,7 @@ def test_noise_of_a_cell_counts_by_the_law_that_its_message_names() -> None:
         assert by_laplace[name].interval is None
 
 
-def test_cells_without_a_release_do_not_take_part() -> None:
+def test_cells_without_a_release_do_not_take_part():
     published = [body(20.0, 100.0, 5.0), body(30.0, 250.0, 5.0)]
     alone = modelled_percentiles(published, {}, UPPER)
     beside = modelled_percentiles([published[0], {"status": "suppressed"}, published[1]], {}, UPPER)
@@ -289,7 +276,7 @@ def test_cells_without_a_release_do_not_take_part() -> None:
     assert modelled_percentiles([], {}, UPPER)["p50"].value.shape == (0,)
 
 
-def test_of_single_cells_without_noise_in_the_variance_the_law_is_that_of_the_message() -> None:
+def test_of_single_cells_without_noise_in_the_variance_the_law_is_that_of_the_message():
     (value,) = modelled_percentiles([body(20.0, 300.0, 0.0)], {}, UPPER)["p50"].value
     expected = percentiles(np.array([20.0]), np.array([300.0]), upper=UPPER, percents=[50.0])
     assert value == expected[0, 0]
@@ -297,9 +284,7 @@ def test_of_single_cells_without_noise_in_the_variance_the_law_is_that_of_the_me
 
 @pytest.mark.parametrize("build", [bus_config, riders])
 @pytest.mark.parametrize(("statistics", "missing"), [(["mean"], "variance"), (["p50"], "mean and variance")])
-def test_a_model_without_its_moments_is_refused_with_the_remedy(
-    tmp_path: Path, build: Any, statistics: list[str], missing: str
-) -> None:
+def test_a_model_without_its_moments_is_refused_with_the_remedy(tmp_path, build, statistics, missing):
     with pytest.raises(ConfigError, match=rf"without {missing}; add what is missing, or leave 'clipped-normal' out"):
         build(tmp_path, **MODELLED | {"speed.statistics": statistics})
 
@@ -355,7 +340,7 @@ def moved_by(body: Any, lower: float, key: str = "") -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(tmp_path: Path, kind: str) -> None:
+def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(tmp_path, kind):
     build, settings = KINDS[kind]
     settings = SPEEDS | settings | {"feed.fields": FIELDS, "value.upper": 65.0, "value.typical": 20.0}
     settings |= {f"feed.quality.{rule}": 0 for rule in ("teleport_km_h", "fastest_km_h")} | {
@@ -398,8 +383,6 @@ def test_a_value_with_another_lower_bound_is_released_as_speeds_are_moved_by_it(
         ),
     ],
 )
-def test_rules_that_argue_with_distance_and_bounds_that_make_no_range_are_refused(
-    tmp_path: Path, changes: dict[str, Any], says: str
-) -> None:
+def test_rules_that_argue_with_distance_and_bounds_that_make_no_range_are_refused(tmp_path, changes, says):
     with pytest.raises(ConfigError, match=says):
         bus_config(tmp_path, **SPEEDS | {"feed.fields": FIELDS} | DELAY | changes)

@@ -123,8 +123,8 @@ def tight(relation: str, tmp_path: Path, **overrides: object) -> Config:
 @pytest.mark.parametrize("seed", nightly_but([0], range(3)))
 @pytest.mark.parametrize("fixes_per_user", [1, 3])
 def test_a_user_who_leaves_moves_the_histograms_of_a_day_by_no_more_than_their_own_windows_paid_for(
-    tmp_path: Path, relation: str, seed: int, fixes_per_user: int
-) -> None:
+    tmp_path, relation, seed, fixes_per_user
+):
     config = tight(relation, tmp_path, **{"histogram.fixes_per_user": fixes_per_user})
     assert not moves_too_much(config, day(seed))
 
@@ -140,15 +140,11 @@ def first_four(plan: Plan, fixes: Fixes) -> Fixes:
 
 @pytest.mark.parametrize("planted", [unpaid_too, first_four])
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_counting_the_exhausted_or_only_the_first_users_would_be_caught(
-    tmp_path: Path, relation: str, planted: Chooser
-) -> None:
+def test_counting_the_exhausted_or_only_the_first_users_would_be_caught(tmp_path, relation, planted):
     assert any(moves_too_much(tight(relation, tmp_path), day(seed), planted) for seed in range(3))
 
 
-def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(tmp_path, monkeypatch):
     """The exact loss depends on the counts of others. If it were charged, admission to later windows would depend on
     them, and the histograms would reveal who was present.
     """
@@ -166,7 +162,7 @@ def test_charging_the_exact_loss_of_speed_under_values_would_be_caught(
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path: Path, relation: str) -> None:
+def test_a_charge_holds_the_histograms_budget_to_the_micro_epsilon(tmp_path, relation):
     config = with_histograms(relation, tmp_path, ["htf", "sparse", "ug"], **{"histogram.epsilon": 1.0000005})
     rows = located_rows(3, 300)
     plan, contributions, fixes = planned_with_fixes(config, rows)
@@ -186,7 +182,7 @@ def plan_alone(config: Config, rows: np.ndarray) -> tuple[np.ndarray, Plan]:
     return plan.charges, plan
 
 
-def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp_path: Path) -> None:
+def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp_path):
     names = ["htf", "sparse", "ug"]
     config = with_histograms("zcdp", tmp_path, names, **{"histogram.epsilon": 0.1})
     rows = located_rows(4, 300)
@@ -203,8 +199,8 @@ def test_under_zcdp_each_histogram_costs_half_its_epsilon_squared_rounded_up(tmp
     ("relation", "goal"), [*((relation, "absolute") for relation in (*RELATIONS, "zcdp")), ("values", "relative")]
 )
 def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histogram_that_was_drawn(
-    tmp_path: Path, relation: str, goal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, relation, goal, monkeypatch
+):
     epsilon = {"histogram.epsilon": 0.5} if relation == "zcdp" else {}
     config = with_histograms(relation, tmp_path, **epsilon, **{"histogram.goal": goal})
     drawn = []
@@ -238,7 +234,7 @@ def test_every_mechanism_becomes_one_valid_message_that_reads_back_to_the_histog
     assert [m.topic for m in messages].count(HEXAGON_SPEED) == marker["messages"] - len(bodies)
 
 
-def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_more(tmp_path: Path) -> None:
+def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_more(tmp_path):
     by_goal = {}
     for goal in ("absolute", "relative"):
         config = with_histograms("values", tmp_path, ["htf", "sparse", "ug"], **{"histogram.goal": goal})
@@ -253,8 +249,8 @@ def test_the_relative_goal_adds_a_reading_of_the_same_draws_and_costs_nobody_mor
 
 
 def test_truncated_counts_are_a_reading_of_the_draws_with_their_interval_and_unbiased_to_who_ignores_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setitem(REGIONS["tuned"], "inference", "truncated")
     config = with_histograms("values", tmp_path, ["euler"])
     (body,) = bodies_of(released(config, located_rows(4, 60)))
@@ -269,8 +265,8 @@ def test_truncated_counts_are_a_reading_of_the_draws_with_their_interval_and_unb
 
 
 def test_ordered_counts_are_published_beside_the_draws_with_their_interval_and_unbiased_to_who_ignores_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setitem(REGIONS["tuned"], "inference", "ordered")
     config = with_histograms("values", tmp_path, ["euler"])
     (body,) = bodies_of(released(config, located_rows(4, 60)))
@@ -285,7 +281,7 @@ def test_ordered_counts_are_published_beside_the_draws_with_their_interval_and_u
     assert (ours.low.tolist(), ours.high.tolist()) == (theirs.low.tolist(), theirs.high.tolist())
 
 
-def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path: Path) -> None:
+def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refused(tmp_path):
     config = with_histograms("values", tmp_path)
     rows = located_rows(6, 200)
     plan, contributions, _ = planned_with_fixes(config, rows)
@@ -300,9 +296,7 @@ def test_a_plan_is_stored_and_read_exactly_and_other_fixes_than_planned_are_refu
 
 
 @pytest.mark.parametrize("settings", [{}, {"speed.sum_cap": 0.3}, {"speed.suppression": "none", "speed.sum_cap": 0}])
-def test_whatever_the_values_no_exact_release_is_biased_by_more_than_stated_and_the_mean_attains_it(
-    tmp_path: Path, settings: dict[str, object]
-) -> None:
+def test_whatever_the_values_no_exact_release_is_biased_by_more_than_stated_and_the_mean_attains_it(tmp_path, settings):
     """The worst values for a mean: U where samples are given up or capped, 0 elsewhere."""
     config = bus_config(tmp_path, **settings)
     rows = random_rows(3, 300, users=25, places=12)
@@ -325,7 +319,7 @@ def test_whatever_the_values_no_exact_release_is_biased_by_more_than_stated_and_
     assert biased.any() or plan.caps is None
 
 
-def test_users_alike_have_the_error_that_check_states(tmp_path: Path) -> None:
+def test_users_alike_have_the_error_that_check_states(tmp_path):
     """20 users with one sample in each of 3 cells, ε = 2 for two statistics: U·2·3/(2·20) km/h."""
     plain = {"speed.allocation": "uniform", "speed.clipping": "none", "speed.suppression": "none", "speed.sum_cap": 0}
     config = bus_config(tmp_path, **plain)
@@ -339,7 +333,7 @@ def test_users_alike_have_the_error_that_check_states(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (recordings() / path_of_day("2017-03-21")).exists(), reason="needs the recording of 2017-03-21")
 @pytest.mark.nightly
-def test_a_replay_of_a_recorded_day_shows_windows_in_which_chop_user_was_used(tmp_path: Path) -> None:
+def test_a_replay_of_a_recorded_day_shows_windows_in_which_chop_user_was_used(tmp_path):
     file = tmp_path / "hexveil.toml"
     file.write_text(hourly.BUS.read_text())
     releases = tmp_path / "releases.ndjson"

@@ -4,7 +4,6 @@ are undone."""
 
 import json
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import h3
@@ -45,9 +44,7 @@ STATISTICS = (["mean"], ["mean", "moving_mean", "variance"], ["p50"], ["mean", "
 
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("epsilon", [0.01, 0.1, 1 / 3, 2.0, 7.77])
-def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(
-    tmp_path: Path, weight: str, epsilon: float
-) -> None:
+def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(tmp_path, weight, epsilon):
     wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
     terms = participation_of(Terms.of(riders(tmp_path, **wanted)))
     parts = terms.part_grants
@@ -61,7 +58,7 @@ def test_shares_are_whole_micro_epsilon_that_add_up_to_one_full_contribution(
         assert Fraction(bound * denominator, numerator) * 1_000_000 <= part
 
 
-def test_an_epsilon_too_small_for_its_parts_is_refused(tmp_path: Path) -> None:
+def test_an_epsilon_too_small_for_its_parts_is_refused(tmp_path):
     for weight, epsilon in (("share", 0.000_001), ("user", 0.000_007), ("sample", 0.000_01)):
         wanted = {"participation.weight": weight, "privacy.epsilon": epsilon, "speed.statistics": list(STATISTICS[3])}
         with pytest.raises(BudgetError, match="lower cells_per_user"):
@@ -71,7 +68,7 @@ def test_an_epsilon_too_small_for_its_parts_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weight", ["share", "user"])
-def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path: Path, weight: str) -> None:
+def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path, weight):
     config = riders(tmp_path, **{"participation.weight": weight, "participation.cells_per_user": 3})
     rows = random_rows(5, 9000, users=2)
     rows["user"][:10] = 7
@@ -85,7 +82,7 @@ def test_a_whole_weight_is_divided_exactly_over_thousands_of_samples(tmp_path: P
     assert weights.min() >= UNIT // 9000
 
 
-def test_every_message_validates_and_names_the_mechanism_of_its_mean(tmp_path: Path) -> None:
+def test_every_message_validates_and_names_the_mechanism_of_its_mean(tmp_path):
     config = riders(tmp_path)
     plan, contributions = planned(config, random_rows(2, 100))
     for message in build_messages(plan, contributions, Noise(), None)[0]:
@@ -94,7 +91,7 @@ def test_every_message_validates_and_names_the_mechanism_of_its_mean(tmp_path: P
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_a_user_contributes_depends_on_their_own_events_only(tmp_path: Path, seed: int) -> None:
+def test_what_a_user_contributes_depends_on_their_own_events_only(tmp_path, seed):
     config = riders(tmp_path, **{"participation.cells_per_user": 2})
     rows = random_rows(seed, 200)
 
@@ -109,7 +106,7 @@ def test_what_a_user_contributes_depends_on_their_own_events_only(tmp_path: Path
         assert len(mine(rows, user)) <= 2
 
 
-def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path: Path) -> None:
+def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path):
     """With every user in one cell and equally many samples the three weights agree with the pooled moments."""
     rows = random_rows(6, 240, users=8, places=1)
     rows = np.concatenate([rows[rows["user"] == user][:20] for user in range(1, 9)])
@@ -142,7 +139,7 @@ def test_the_statistics_without_noise_are_those_of_the_weighted_samples(tmp_path
         (WEIGHTS[0], "zcdp"),
     ],
 )
-def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path, weight: str, accounting: str) -> None:
+def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path, weight, accounting):
     """n = 40 draws of each of 6 visited cells, α = 1e-6 a statistic; coverage of 78 % is refuted with power 0.9997.
 
     So is what intervals of half the width hold of the counts, the planted twin.
@@ -180,9 +177,7 @@ def test_every_95_percent_interval_holds_what_noise_was_added_to(tmp_path: Path,
         ("min_users", "2", "who was there"),
     ],
 )
-def test_check_refuses_everything_driven_by_counts_with_key_and_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, says: str
-) -> None:
+def test_check_refuses_everything_driven_by_counts_with_key_and_reason(tmp_path, monkeypatch, key, value, says):
     arguments = ["check", "--config", str(hourly.RIDERS)]
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, arguments).exit_code == 0
@@ -194,7 +189,7 @@ def test_check_refuses_everything_driven_by_counts_with_key_and_reason(
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_check_says_how_far_off_a_count_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
+def test_check_says_how_far_off_a_count_is(tmp_path, monkeypatch, weight):
     monkeypatch.setenv("HEXVEIL_PARTICIPATION__WEIGHT", weight)
     arguments = ["check", "--config", str(hourly.RIDERS)]
     report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
@@ -208,7 +203,7 @@ def test_check_says_how_far_off_a_count_is(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tmp_path: Path) -> None:
+def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tmp_path):
     for resolution in (15, 11):
         with pytest.raises(ConfigError, match="more than 20000; choose a smaller area or a coarser resolution"):
             public_cells(riders(tmp_path, **{"hexagons.resolution": resolution}))
@@ -217,7 +212,7 @@ def test_an_area_of_too_many_cells_or_none_is_refused_before_it_is_enumerated(tm
         public_cells(riders(tmp_path, **{"feed.domain": tiny}))
 
 
-def test_a_geojson_area_gives_the_cells_whose_centre_it_holds(tmp_path: Path) -> None:
+def test_a_geojson_area_gives_the_cells_whose_centre_it_holds(tmp_path):
     ring = [[-97.8, 30.2], [-97.6, 30.2], [-97.6, 30.4], [-97.8, 30.4], [-97.8, 30.2]]
     file = tmp_path / "city.geojson"
     shape = {"type": "Feature", "properties": {}, "geometry": {"type": "Polygon", "coordinates": [ring]}}
@@ -234,9 +229,7 @@ def test_a_geojson_area_gives_the_cells_whose_centre_it_holds(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_user_vanishes(
-    tmp_path: Path, weight: str
-) -> None:
+def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_user_vanishes(tmp_path, weight):
     config = riders(tmp_path, **{"participation.weight": weight})
     rows = random_rows(4, 120)
     plan, contributions = planned(config, rows)
@@ -258,13 +251,12 @@ def test_charges_are_full_contributions_times_their_epsilon_and_an_exhausted_use
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_odd_input_is_normal_input(tmp_path: Path, weight: str) -> None:
+def test_odd_input_is_normal_input(tmp_path, weight):
     """Events outside the list, one user with thousands of them, no events, a list of one cell, more cells than it
     has."""
     one_cell = {"south": 30.19, "west": -97.71, "north": 30.21, "east": -97.69}
     config = riders(
-        tmp_path,
-        **{"participation.weight": weight, "feed.domain": one_cell, "participation.cells_per_user": 1000},
+        tmp_path, **{"participation.weight": weight, "feed.domain": one_cell, "participation.cells_per_user": 1000}
     )
     assert len(public_cells(config)) == 1
     crowd = random_rows(7, 5000, users=1, places=1)
@@ -318,7 +310,7 @@ def fleet(number: int, speed: float, users: int = 4000, places: int = 6) -> np.n
     return rows
 
 
-def test_ranges_change_no_charge_and_no_scale_and_less_noise_is_left_in_the_mean(tmp_path: Path) -> None:
+def test_ranges_change_no_charge_and_no_scale_and_less_noise_is_left_in_the_mean(tmp_path):
     config, rows = riders(tmp_path, **RESIDUAL | {"privacy.epsilon": 0.2}), random_rows(3, 900, users=300)
     (plan, contributions), memory = planned(config, rows), remembered(config)
     ranged = with_ranges(plan, memory)
@@ -334,7 +326,7 @@ def test_ranges_change_no_charge_and_no_scale_and_less_noise_is_left_in_the_mean
     assert (noise[narrow] * response.gain[narrow] < 0.6 * before[narrow]).all()
 
 
-def test_nothing_is_clipped_until_two_windows_have_counted_users_of_these_cells(tmp_path: Path) -> None:
+def test_nothing_is_clipped_until_two_windows_have_counted_users_of_these_cells(tmp_path):
     config = riders(tmp_path, **RESIDUAL)
     plan, _, bodies, one = release(config, random_rows(1, 900, users=300), None, SLOT - 3600)
     assert plan.ranges is None
@@ -349,7 +341,7 @@ def test_nothing_is_clipped_until_two_windows_have_counted_users_of_these_cells(
     assert decode_memory(encode_memory(two)) == two
 
 
-def test_released_means_of_a_large_fleet_are_undone(tmp_path: Path) -> None:
+def test_released_means_of_a_large_fleet_are_undone(tmp_path):
     """4 000 users drive 30 ± 13 km/h: means are within 5 of their deviations of the truth (α = 6·10⁻⁷ a cell), though
     clipping alone moves them towards the forecast."""
     config, memory = riders(tmp_path, **RESIDUAL | {"privacy.epsilon": 0.03}), None
@@ -380,7 +372,7 @@ def test_released_means_of_a_large_fleet_are_undone(tmp_path: Path) -> None:
     assert (np.abs(response.undone(clipped) - clipped)[busy] > 0.3).any(), "clipping alone is biased"
 
 
-def test_intervals_reach_as_far_as_what_clipping_leaves_open_however_little_noise_there_is(tmp_path: Path) -> None:
+def test_intervals_reach_as_far_as_what_clipping_leaves_open_however_little_noise_there_is(tmp_path):
     config = riders(tmp_path, **RESIDUAL | {"privacy.epsilon": 8.0})
     plan, contributions = planned(config, fleet(1, 30.0))
     middle = np.full(len(plan.cells), 3000)
@@ -394,7 +386,7 @@ def test_intervals_reach_as_far_as_what_clipping_leaves_open_however_little_nois
     assert (np.minimum(mean.high - mean.raw, mean.raw - mean.low)[busy] >= 1.96 * response.open[busy]).all()
 
 
-def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path: Path) -> None:
+def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path):
     config, memory, shown = riders(tmp_path, **RESIDUAL | {"privacy.epsilon": 0.5}), None, []
     for number in range(8):
         rows = fleet(number, 45.0 if number < 4 else 5.0, users=3000, places=2)
@@ -406,7 +398,7 @@ def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path: Path)
     assert shown[7] < 14
 
 
-def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tmp_path: Path) -> None:
+def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tmp_path):
     config, memory = riders(tmp_path, **RESIDUAL | {"speed.statistics": ["mean"]}), None
     for number in range(3):
         *_, bodies, memory = release(config, fleet(number, 30.0), memory, SLOT + 3600 * number)
@@ -424,6 +416,6 @@ def test_readers_that_combine_cells_see_the_mean_of_a_cell_as_it_was_released(tm
         ({"speed.post_processing": []}, "only 'kalman' foretells"),
     ],
 )
-def test_what_residual_clipping_does_not_go_with_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_what_residual_clipping_does_not_go_with_is_refused(tmp_path, changes, says):
     with pytest.raises(ConfigError, match=says):
         riders(tmp_path, **(RESIDUAL | changes))

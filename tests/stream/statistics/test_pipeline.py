@@ -4,14 +4,12 @@ Adaptive resolution in the service: sparse hexagons are released through their p
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 
 import h3
 import jsonschema
 import msgspec
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 from scipy import stats
 
 from dpcore.contributions import Contributions
@@ -60,9 +58,7 @@ class Recorded(Noise):
 
 
 @pytest.mark.parametrize("settings", [{}, {"speed.sum_cap": 0}, {"speed.statistics": ["mean"]}])
-def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_nothing_else(
-    tmp_path: Path, settings: dict[str, object]
-) -> None:
+def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_nothing_else(tmp_path, settings):
     """Exact: one batch for the window, in the plan's order. What it costs is audited by ``tests/audit``."""
     config = bus_config(tmp_path, **settings)
     plan, contributions = planned(config, random_rows(4, 300))
@@ -83,7 +79,7 @@ def test_the_draw_adds_noise_of_the_planned_scales_to_the_planned_integers_and_n
     assert bug.asked != noise.asked, "planted bug: half the scale is seen"
 
 
-def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messages(tmp_path: Path) -> None:
+def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messages(tmp_path):
     config = bus_config(tmp_path)
     rows = random_rows(1, 300)
     shuffled = np.random.default_rng(0).permutation(np.concatenate([rows, rows[:50]]))
@@ -95,7 +91,7 @@ def test_the_same_rows_in_any_order_with_duplicates_give_the_same_plan_and_messa
     assert messages(rows) == messages(shuffled)
 
 
-def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: Path) -> None:
+def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path):
     config = bus_config(tmp_path, **{"speed.min_users": 2, "speed.statistics": ["mean", "moving_mean", "variance"]})
     plan, contributions = planned(config, random_rows(2, 60))
     messages = decode_outbox(encode_outbox(build_messages(plan, contributions, Noise(), None)[0]))
@@ -112,7 +108,7 @@ def test_every_message_validates_and_the_marker_vouches_for_the_rest(tmp_path: P
     assert all(message.timestamp_ms == (SLOT + 3600) * 1000 for message in messages)
 
 
-def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(tmp_path: Path) -> None:
+def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(tmp_path):
     """n = 60 windows × 6 cells, α = 1e-6; half the width, the planted twin, covers 78 % and is refuted with power
     0.9999."""
     config = bus_config(tmp_path)
@@ -135,7 +131,7 @@ def test_95_percent_intervals_cover_the_truth_and_half_the_noise_width_does_not(
     assert stats.binomtest(narrow, total, 0.95, "less").pvalue < 1e-6
 
 
-def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path: Path) -> None:
+def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path):
     config = bus_config(tmp_path, **{"privacy.epsilon": 0.01})
     plan, contributions = planned(config, random_rows(4, 40))
     bodies = [
@@ -149,13 +145,13 @@ def test_a_value_outside_its_range_is_clamped_and_says_so(tmp_path: Path) -> Non
         assert mean["interval"][0] <= mean["value"] <= mean["interval"][1]
 
 
-def test_a_plan_survives_storage_bit_for_bit(tmp_path: Path) -> None:
+def test_a_plan_survives_storage_bit_for_bit(tmp_path):
     plan, _ = planned(bus_config(tmp_path), random_rows(5, 100))
     assert decode_plan(encode_plan(plan)) == plan
     assert decode_plan(encode_plan(plan)).digest == plan.digest
 
 
-def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path: Path) -> None:
+def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path):
     config = bus_config(tmp_path, **{"speed.min_users": 100})
     plan, contributions = planned(config, random_rows(6, 100))
     bodies = [json.loads(m.value) for m in build_messages(plan, contributions, Noise(), None)[0][:-1]]
@@ -165,7 +161,7 @@ def test_a_cell_below_min_users_is_suppressed_and_costs_nobody_anything(tmp_path
 
 
 @pytest.mark.parametrize("name", list(MECHANISMS))
-def test_every_mean_mechanism_charges_within_the_grant_and_messages_name_it(tmp_path: Path, name: str) -> None:
+def test_every_mean_mechanism_charges_within_the_grant_and_messages_name_it(tmp_path, name):
     settings = {"speed.mean_mechanism": name, "privacy.epsilon": 20.0}
     config = bus_config(tmp_path, **settings)
     plan, contributions = planned(config, random_rows(8, 300))
@@ -178,7 +174,7 @@ def test_every_mean_mechanism_charges_within_the_grant_and_messages_name_it(tmp_
     assert planned(config, random_rows(8, 300))[0].digest == plan.digest
 
 
-def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
+def test_percentile_intervals_hold_the_true_percentile(tmp_path):
     """n = 80 draws × 6 cells × 3 percentiles; at least 94 % (intervals are conservative)."""
     config = bus_config(tmp_path, **{"speed.statistics": ["p15", "p50", "p85"], "privacy.epsilon": 8.0})
     plan, contributions = planned(config, random_rows(10, 800))
@@ -192,7 +188,7 @@ def test_percentile_intervals_hold_the_true_percentile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statistics", [["mean"], ["mean", "variance"], ["p50"], ["mean", "p15", "p50", "p85"]])
-def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path, statistics: list[str]) -> None:
+def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path, statistics):
     config = bus_config(tmp_path, **{"speed.statistics": statistics})
     plan, contributions = planned(config, random_rows(1, 0))
     (marker,) = build_messages(plan, contributions, Noise(), None)[0]
@@ -200,12 +196,7 @@ def test_a_window_without_rows_is_a_close_marker_and_nothing_else(tmp_path: Path
 
 
 MERGING = {"hexagons.merge_until": 30.0, "hexagons.coarsest_resolution": 4, "speed.post_processing": []}
-ALL_KEPT = {
-    "speed.sum_cap": 0.3,
-    "speed.clipping": "none",
-    "speed.suppression": "none",
-    "speed.statistics": ["mean"],
-}
+ALL_KEPT = {"speed.sum_cap": 0.3, "speed.clipping": "none", "speed.suppression": "none", "speed.statistics": ["mean"]}
 """Every sample is retained, and only the caps bound what a user adds to a sum."""
 
 
@@ -239,9 +230,7 @@ def loss_of(moved: np.ndarray, t: np.ndarray, s: np.ndarray) -> Fraction:
 
 @pytest.mark.parametrize(("target", "cap"), [(4.0, 0.7), (15.0, 0.2), (15.0, 0.7), (40.0, 0.2)])
 @pytest.mark.parametrize("seed", range(2))
-def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
-    tmp_path: Path, seed: int, target: float, cap: float
-) -> None:
+def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(tmp_path, seed, target, cap):
     """Pre-noise integers of neighbouring windows over the scales, in exact fractions: all resolutions count
     together.
     """
@@ -273,7 +262,7 @@ def test_the_loss_of_a_user_over_all_levels_never_exceeds_their_charge(
     assert planned(config, changed)[0].digest == plan.digest, "what is merged looked at values"
 
 
-def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ(tmp_path: Path) -> None:
+def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ(tmp_path):
     """Each scale was made for the cap of its own cell: with caps in another order some user would lose more than is
     charged. Users without budget left change no cap.
     """
@@ -298,7 +287,7 @@ def test_the_widest_change_of_one_user_uses_their_whole_charge_where_caps_differ
     assert min(used) > 0.999
 
 
-def test_users_without_budget_do_not_enter_the_caps(tmp_path: Path) -> None:
+def test_users_without_budget_do_not_enter_the_caps(tmp_path):
     config, rows = bus_config(tmp_path, **MERGING | ALL_KEPT), uneven_rows(1)
     long = rows[rows["user"] == 1].repeat(20)
     long["time"] += np.arange(len(long)) % 1000 + 1
@@ -315,13 +304,13 @@ def test_users_without_budget_do_not_enter_the_caps(tmp_path: Path) -> None:
     assert by_resolution[0] == by_resolution[1]
 
 
-def test_a_parent_is_wider_than_its_children_by_the_root_of_seven() -> None:
+def test_a_parent_is_wider_than_its_children_by_the_root_of_seven():
     child = h3.latlng_to_cell(30.3, -97.7, 7)
     cells = [h3.str_to_int(cell) for cell in (child, h3.cell_to_parent(child, 6), h3.cell_to_parent(child, 5))]
     assert widths(np.array(cells, dtype=np.uint64), 7) == pytest.approx([1.0, 7**0.5, 7.0])
 
 
-def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Path) -> None:
+def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path):
     """The planted bug: events of a child with a message of its own are summed into the parent once more."""
     config = bus_config(tmp_path, **MERGING)
     rows = uneven_rows(1)
@@ -342,7 +331,7 @@ def test_a_parent_that_also_counts_its_published_children_is_caught(tmp_path: Pa
     assert sum(inside.values()) > mine, f"{children} lie inside {parent} and would be counted twice"
 
 
-def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(tmp_path: Path) -> None:
+def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(tmp_path):
     config = bus_config(tmp_path, **MERGING)
     rows = uneven_rows(2)
     plan, contributions, pooled = planned_merged(config, rows)
@@ -370,7 +359,7 @@ def test_every_event_is_released_in_exactly_one_cell_and_excludes_say_which_not(
         assert events == body["events"]
 
 
-def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path: Path) -> None:
+def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path):
     config = bus_config(tmp_path, **MERGING)
     plan, _, pooled = planned_merged(config, uneven_rows(3))
     assert decode_plan(encode_plan(plan)) == plan
@@ -378,7 +367,7 @@ def test_merged_releases_validate_and_a_plan_survives_storage(tmp_path: Path) ->
         validate(message.topic, json.loads(message.value))
 
 
-def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_path: Path) -> None:
+def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_path):
     config = bus_config(tmp_path, **MERGING | {"speed.statistics": ["mean"]})
     plain = bus_config(tmp_path, **{"speed.statistics": ["mean"], "speed.post_processing": []})
     rows = uneven_rows(4)
@@ -393,7 +382,7 @@ def test_merging_narrows_intervals_to_the_target_or_reaches_the_coarsest(tmp_pat
     assert all(resolution == 4 for resolution, half, _ in narrow if half > 2 * 30)
 
 
-def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> None:
+def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path):
     config = bus_config(tmp_path, **MERGING)
     plan, contributions = planned(config, uneven_rows(5))
     fewer = contributions_of(uneven_rows(5)[:60], config.value.upper_quanta)
@@ -402,7 +391,7 @@ def test_rows_in_other_hexagons_than_planned_are_never_drawn(tmp_path: Path) -> 
         by_planned_cells(plan, fewer)
 
 
-async def test_the_service_releases_mixed_resolutions_once(redis: Redis, tmp_path: Path) -> None:
+async def test_the_service_releases_mixed_resolutions_once(redis, tmp_path):
     config = bus_config(tmp_path, **MERGING)
     await store(redis, config, uneven_rows(6))
     sink = Collected()
@@ -412,7 +401,7 @@ async def test_the_service_releases_mixed_resolutions_once(redis: Redis, tmp_pat
     assert len({body["resolution"] for body in bodies}) > 1
 
 
-def test_evaluate_judges_every_hexagon_by_its_own_truth(tmp_path: Path) -> None:
+def test_evaluate_judges_every_hexagon_by_its_own_truth(tmp_path):
     """Merging everything into one cell removes the noise, not the error: hexagons differ from their parent."""
     rows = uneven_rows(7)
     coarse = bus_config(
@@ -432,13 +421,11 @@ def test_evaluate_judges_every_hexagon_by_its_own_truth(tmp_path: Path) -> None:
         ({"hexagons.merge_until": 10, "speed.mean_mechanism": "levy"}, "merge_until"),
     ],
 )
-def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(
-    tmp_path: Path, settings: dict[str, object], named: str
-) -> None:
+def test_a_target_that_cannot_be_predicted_is_refused_with_the_remedy(tmp_path, settings, named):
     with pytest.raises(ConfigError, match=named):
         bus_config(tmp_path, **settings)
 
 
-def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_under_participation_merging_by_counts_is_refused_with_the_reason(tmp_path):
     with pytest.raises(ConfigError, match="merging depends on true counts"):
         riders_config(tmp_path, **{"hexagons.merge_until": 10.0})

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from redis.asyncio import Redis
 
 from dpcore.contributions import Contributions
 from dpcore.noise import Noise
@@ -70,7 +69,7 @@ def area_config(tmp_path: Path, **overrides: Any) -> Config:
 
 
 @pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config, area_config])
-def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path: Path, build: Any) -> None:
+def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path, build):
     config = build(tmp_path, **{"speed.post_processing": ["kalman"]})
     windows, memory = released(config, [0, 1, 2, 5])
     assert memory is not None
@@ -79,7 +78,7 @@ def test_the_memory_is_a_function_of_the_published_messages_alone(tmp_path: Path
         validate(message.topic, json.loads(message.value))
 
 
-def test_a_memory_that_keeps_a_raw_value_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_keeps_a_raw_value_is_caught(tmp_path, monkeypatch):
     """The planted bug: one cell's true mean enters the memory in place of the released one."""
     config = bus_config(tmp_path, **KALMAN)
 
@@ -114,9 +113,7 @@ def test_a_memory_that_keeps_a_raw_value_is_caught(tmp_path: Path, monkeypatch: 
         "counts of other cells",
     ],
 )
-def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
-    tmp_path: Path, damaged: str | bytes | None
-) -> None:
+def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(tmp_path, damaged):
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0, 1])
     assert memory is not None
@@ -142,20 +139,20 @@ def test_whatever_happened_to_the_memory_the_raw_releases_are_the_same_bytes(
     assert json.loads(afresh[0][-1].value)["memory"]["before"] is None
 
 
-def test_means_clipped_elsewhere_are_not_mixed(tmp_path: Path) -> None:
+def test_means_clipped_elsewhere_are_not_mixed(tmp_path):
     _, memory = released(bus_config(tmp_path, **KALMAN), [0])
     other = bus_config(tmp_path, **KALMAN, **{"value.upper": 90.0})
     assert released(other, [1], memory)[1] == released(other, [1])[1]
 
 
-def test_without_kalman_there_is_no_memory_and_nothing_names_one(tmp_path: Path) -> None:
+def test_without_kalman_there_is_no_memory_and_nothing_names_one(tmp_path):
     (messages,), memory = released(bus_config(tmp_path, **{"speed.post_processing": []}), [0])
     assert memory is None
     assert "memory" not in json.loads(messages[-1].value)
     assert not any(b"post_processed" in message.value for message in messages)
 
 
-def test_typical_and_deviation_stand_beside_the_mean_once_there_are_earlier_releases(tmp_path: Path) -> None:
+def test_typical_and_deviation_stand_beside_the_mean_once_there_are_earlier_releases(tmp_path):
     windows, _ = released(bus_config(tmp_path, **KALMAN), [0, 1])
     for hour, messages in enumerate(windows):
         for message in messages[:-1]:
@@ -179,7 +176,7 @@ def test_typical_and_deviation_stand_beside_the_mean_once_there_are_earlier_rele
 
 
 @pytest.mark.parametrize("build", [bus_config, riders_config, zcdp_config, area_config])
-def test_the_same_releases_give_the_same_models_whatever_the_raw_data_are(tmp_path: Path, build: Any) -> None:
+def test_the_same_releases_give_the_same_models_whatever_the_raw_data_are(tmp_path, build):
     """Values are permuted among the events; under "participation", where counts are no plan's business, all is new."""
     config = build(tmp_path, **KALMAN)
     (messages, now), memory = released(config, [0, 1])
@@ -204,7 +201,7 @@ def test_the_same_releases_give_the_same_models_whatever_the_raw_data_are(tmp_pa
         assert np.round(column.value, 3).tolist() == pytest.approx(values), "what was published"
 
 
-def test_typical_is_what_earlier_releases_say(tmp_path: Path) -> None:
+def test_typical_is_what_earlier_releases_say(tmp_path):
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0, 1])
     plan, _ = planned_at(config, SLOT + 2 * HOUR, random_rows(3, 150, slot=SLOT + 2 * HOUR))
@@ -215,7 +212,7 @@ def test_typical_is_what_earlier_releases_say(tmp_path: Path) -> None:
     assert other["deviation"].value.mean() > one["deviation"].value.mean()
 
 
-def test_an_empty_window_only_lets_time_pass(tmp_path: Path) -> None:
+def test_an_empty_window_only_lets_time_pass(tmp_path):
     config = bus_config(tmp_path, **KALMAN)
     _, memory = released(config, [0])
     plan, contributions = planned_at(config, SLOT + HOUR, random_rows(9, 0))
@@ -225,7 +222,7 @@ def test_an_empty_window_only_lets_time_pass(tmp_path: Path) -> None:
     assert (after.cells, after.end) == (memory.cells, SLOT + 2 * HOUR)
 
 
-def test_a_memory_has_a_largest_size() -> None:
+def test_a_memory_has_a_largest_size():
     """A country at resolution 7 has more cells than a memory keeps."""
     import h3
 
@@ -239,7 +236,7 @@ def test_a_memory_has_a_largest_size() -> None:
     assert len(encode_memory(memory)) < 56 * MOST_CELLS + 24 * len(cells) + 4000
 
 
-async def test_what_redis_remembers_is_what_the_topics_say(redis: Redis, tmp_path: Path) -> None:
+async def test_what_redis_remembers_is_what_the_topics_say(redis, tmp_path):
     config = bus_config(tmp_path, **KALMAN)
     published = []
     for hour in range(3):
@@ -285,15 +282,15 @@ def admissions(config: Config, first: int, users: npt.NDArray[np.uint64] = USERS
     return np.array(rows)
 
 
-def test_without_pacing_a_user_may_spend_all_that_is_left(tmp_path: Path) -> None:
+def test_without_pacing_a_user_may_spend_all_that_is_left(tmp_path):
     left = np.arange(3)
     assert spendable(left, USERS[:3], due(Window(DAY, DAY + 3600), bus_config(tmp_path)), 2) is left
 
 
 @pytest.mark.parametrize("rho", [None, 0.5, 80.0], ids=["pure", "zcdp", "zcdp, a grant above 32 bits"])
 def test_whoever_is_active_all_day_takes_part_in_every_third_window_if_the_budget_pays_for_a_third(
-    hourly: Config, tmp_path: Path, rho: float | None
-) -> None:
+    hourly, tmp_path, rho
+):
     """3 000 users, each admitted with probability 1/3: five standard deviations are 0.043."""
     paced: dict[str, Any] = {"privacy.admission": "paced", "window.slot": "1h"}
     config = hourly if rho is None else zcdp_config(tmp_path, rho, 8 * rho, **paced)
@@ -304,23 +301,23 @@ def test_whoever_is_active_all_day_takes_part_in_every_third_window_if_the_budge
     assert away.max() == 3
 
 
-def test_users_take_turns_in_another_order_each_day(hourly: Config) -> None:
+def test_users_take_turns_in_another_order_each_day(hourly):
     first, again = admissions(hourly, DAY), admissions(hourly, DAY + 86_400 * 7)
     assert 0.2 < (first[1] & again[1]).sum() / first[1].sum() < 0.47
 
 
-def test_whoever_begins_in_the_evening_takes_part_in_all_of_it(hourly: Config) -> None:
+def test_whoever_begins_in_the_evening_takes_part_in_all_of_it(hourly):
     assert admissions(hourly, DAY + 17 * 3600)[17:].all()
 
 
-def test_a_day_with_25_hours_ends_within_its_budget(hourly: Config) -> None:
+def test_a_day_with_25_hours_ends_within_its_budget(hourly):
     admitted = admissions(hourly, WINTER_TIME)
     assert len(admitted) == 25
     assert admitted.sum(axis=0).max() <= 8
 
 
 @pytest.mark.parametrize("budget", [12_000_000, 100_000 * 10**6])
-def test_nobody_may_spend_more_than_they_have_left(tmp_path: Path, budget: int) -> None:
+def test_nobody_may_spend_more_than_they_have_left(tmp_path, budget):
     config = bus_config(
         tmp_path, **{"window.slot": "1h", "privacy.admission": "paced", "privacy.budget": str(budget / 1e6)}
     )
@@ -334,7 +331,7 @@ def test_nobody_may_spend_more_than_they_have_left(tmp_path: Path, budget: int) 
     assert (most == np.maximum(left, 0)).all(), "in the last window, all of it"
 
 
-def test_pacing_looks_at_nobody_else(tmp_path: Path) -> None:
+def test_pacing_looks_at_nobody_else(tmp_path):
     """Under "participation" one user's presence must not decide about another's."""
     config = riders_config(tmp_path, **{"privacy.admission": "paced"})
     window, budget = config.slotting.window(DAY), config.privacy.ledger_budget

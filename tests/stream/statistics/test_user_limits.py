@@ -61,7 +61,7 @@ def sorted_rows(rows: np.ndarray) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, rows.tolist()))
 
 
-def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(tmp_path: Path) -> None:
+def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(tmp_path):
     """40 windows with many repeats, in any order: the literal rule, and nothing else is left out."""
     config = bus_config(tmp_path)
     for seed in range(40):
@@ -80,7 +80,7 @@ def test_of_a_users_events_at_one_time_the_one_of_lowest_cell_and_value_counts(t
         assert len(contributions.values) == len(lowest) < len(rows)
 
 
-def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
+def test_users_within_the_limits_count_in_full(tmp_path):
     rows, config = crowded_rows(1), bus_config(tmp_path)
     whole = window_rows(rows, config, UserLimits(cells=9, events=400))
     assert whole.beyond_limits == 0
@@ -88,9 +88,7 @@ def test_users_within_the_limits_count_in_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cells", "events"), [(3, 400), (9, 10), (2, 25), (1, 1), (0, 7), (4, 0)])
-def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(
-    cells: int, events: int, tmp_path: Path
-) -> None:
+def test_of_a_user_above_a_limit_count_the_first_events_and_their_fullest_cells(cells, events, tmp_path):
     """Compared with the rule applied user by user, in 40 windows."""
     config = bus_config(tmp_path)
     for seed in range(40):
@@ -133,7 +131,7 @@ def changes_with_values(rule: Rule, seed: int) -> bool:
     return sorted_rows(rule(rows)[where]) != sorted_rows(rule(other)[where])
 
 
-def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path: Path) -> None:
+def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path):
     """40 windows: the neighbours of either relation differ in their own user's part only, so no sensitivity changes."""
     limits, config = UserLimits(cells=3, events=20), bus_config(tmp_path)
 
@@ -145,7 +143,7 @@ def test_neither_others_nor_values_decide_what_counts_of_a_user(tmp_path: Path) 
     assert not any(changes_with_values(counted, seed) for seed in range(40))
 
 
-def test_a_limit_on_the_whole_window_or_by_speed_is_caught() -> None:
+def test_a_limit_on_the_whole_window_or_by_speed_is_caught():
     """The planted bugs: the first events whoever sent them; the fastest events of each user."""
 
     def first_of_all(rows: np.ndarray) -> np.ndarray:
@@ -179,9 +177,7 @@ def planned_and_drawn(statistics: WindowStatistics, rows: np.ndarray) -> tuple[A
     return plan, drawn, marker
 
 
-def test_a_window_is_drawn_under_the_limits_it_was_planned_under(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_is_drawn_under_the_limits_it_was_planned_under(tmp_path, monkeypatch):
     """Limits that are changed between plan and draw hold from the next window on; histograms see the same rows."""
     rows = located_rows(4, 500, users=6)
     with monkeypatch.context() as narrow:
@@ -214,9 +210,7 @@ def made_up_users(users: int, cells: int) -> np.ndarray:
 
 
 @pytest.mark.nightly
-def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(tmp_path, monkeypatch):
     """22 000 messages, which without limits kept a window from closing for over 18 minutes: now the sweep ends
     early."""
     evaluations = []
@@ -238,9 +232,7 @@ def test_ten_made_up_users_in_2200_cells_cost_no_more_than_their_limits(
     assert evaluations[0] <= MAX_EVALUATIONS
 
 
-def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_marker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_public_counts_make_too_costly_is_left_out_and_said_in_the_close_marker(tmp_path, monkeypatch):
     rows = crowded_rows(2)
     _, _, marker = planned_and_drawn(statistics_in(tmp_path), rows)
     assert "cut_short" not in marker
@@ -301,7 +293,7 @@ def reasons(rows: np.ndarray, rules: FixRules = ALL) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_faulty_fix_is_refused_with_its_reason_and_no_other(name: str) -> None:
+def test_a_faulty_fix_is_refused_with_its_reason_and_no_other(name):
     rows, expected = CASES[name]
     assert reasons(rows) == expected
     order = np.random.default_rng(5).permutation(len(rows))
@@ -347,14 +339,14 @@ def changed_by_values(rule: Rule, seed: int) -> bool:
     return sorted_rows(rule(rows)[where]) != sorted_rows(rule(other)[where])
 
 
-def test_no_user_decides_about_another_and_under_values_no_speed_does() -> None:
+def test_no_user_decides_about_another_and_under_values_no_speed_does():
     """20 windows of 30 users: removing a user, or changing their values, leaves everybody else's rows as they are."""
     of_speeds = FixRules(moving_us=1_200_000_000, teleport_km_h=400.0, standing_m=1_000.0)
     assert not any(changed_by_others(kept(rules), seed) for seed in range(20) for rules in (ALL, of_speeds))
     assert not any(changed_by_values(kept(BY_PLACE), seed) for seed in range(20))
 
 
-def test_no_rule_that_a_values_feed_can_have_reads_a_speed(tmp_path: Path) -> None:
+def test_no_rule_that_a_values_feed_can_have_reads_a_speed(tmp_path):
     """Else it would follow from a speed, which is protected, whether a fix counts, which is public."""
     rules = FixRules.of(bus_config(tmp_path, **{"feed.quality.frozen": "20m", "feed.quality.teleport_km_h": 200.0}))
     assert rules == BY_PLACE
@@ -363,7 +355,7 @@ def test_no_rule_that_a_values_feed_can_have_reads_a_speed(tmp_path: Path) -> No
     assert not any(changed_by_values(kept(rules), seed) for seed in range(20))
 
 
-def test_a_rule_that_reads_others_or_speeds_is_caught() -> None:
+def test_a_rule_that_reads_others_or_speeds_is_caught():
     """The planted bugs: fixes far from where most are; the rule on zeros, which "values" must not have."""
 
     def far_from_most(rows: np.ndarray) -> np.ndarray:
@@ -374,7 +366,7 @@ def test_a_rule_that_reads_others_or_speeds_is_caught() -> None:
     assert any(changed_by_values(kept(FixRules(moving_us=1_200_000_000)), seed) for seed in range(20))
 
 
-def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path: Path) -> None:
+def test_under_values_the_configuration_refuses_rules_that_read_speeds(tmp_path):
     for key, value in (("fastest_km_h", 300.0), ("standing_m", 1000.0)):
         with pytest.raises(ConfigError, match=f"feed.quality.{key}.*would publish that speed"):
             bus_config(tmp_path, **{f"feed.quality.{key}": value})
@@ -391,7 +383,7 @@ def shipped_riders(tmp_path: Path, **overrides: Any) -> Config:
     return load_config(REPO_ROOT / "config" / "riders-live.toml", **settings)
 
 
-def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_default(tmp_path: Path) -> None:
+def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_default(tmp_path):
     assert FixRules.of(shipped_riders(tmp_path)) == FixRules(moving_us=1_200_000_000, teleport_km_h=400.0)
     off = {"feed.quality.frozen": "0s", "feed.quality.teleport_km_h": 0}
     assert FixRules.of(shipped_riders(tmp_path, **off)) == FixRules()
@@ -401,7 +393,7 @@ def test_under_participation_the_rules_that_read_a_users_own_speeds_are_on_by_de
     assert FixRules.of(short) == FixRules(teleport_km_h=400.0), "no window is long enough to see it"
 
 
-def test_a_parked_vehicle_is_not_frozen_but_one_that_drives_at_one_position_is() -> None:
+def test_a_parked_vehicle_is_not_frozen_but_one_that_drives_at_one_position_is():
     rules = FixRules(moving_us=1_200_000_000)
     parked = changed(changed(drive(1), "lat", slice(10, 50), 302_270_000), "value", slice(10, 50), 0)
     assert reasons(parked, rules) == {}
@@ -409,7 +401,7 @@ def test_a_parked_vehicle_is_not_frozen_but_one_that_drives_at_one_position_is()
     assert reasons(parked, FixRules(frozen_us=1_200_000_000)) == {"frozen": list(range(10, 50))}
 
 
-def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path: Path) -> None:
+def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path):
     """Rules that are changed between plan and draw hold from the next window on."""
     rows = np.concatenate([changed(drive(1), "lat", 7, 303_900_000), drive(2)])
     before = statistics_of(bus_config(tmp_path, **{"feed.quality.teleport_km_h": 200.0}))
@@ -427,7 +419,7 @@ def test_a_window_is_drawn_under_the_rules_it_was_planned_under(tmp_path: Path) 
     assert int(drawn.counts.samples.sum()) == 119
 
 
-def test_what_is_refused_at_the_close_is_counted_and_not_released(tmp_path: Path) -> None:
+def test_what_is_refused_at_the_close_is_counted_and_not_released(tmp_path):
     """Offline, from a file with one outlier, one fix at 0, 0 and one with swapped axes."""
     events = [
         {"user": "a", "time": (SLOT + 60 * k) * 1000, "lat": 30.2 + 0.003 * k, "lng": -97.7, "speed": 20.0}
@@ -446,7 +438,7 @@ def test_what_is_refused_at_the_close_is_counted_and_not_released(tmp_path: Path
     assert sum(body.get("events", 0) for body in bodies) == 37
 
 
-def test_an_absurd_speed_is_refused_under_participation_and_clipped_under_values(tmp_path: Path) -> None:
+def test_an_absurd_speed_is_refused_under_participation_and_clipped_under_values(tmp_path):
     events = [
         json.dumps({"user": "a", "time": (SLOT + k) * 1000, "lat": 30.2, "lng": -97.7, "speed": speed}).encode()
         for k, speed in enumerate((399.0, 401.0))

@@ -2,7 +2,6 @@
 releases."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def bodies(messages: list[Message]) -> list[dict[str, Any]]:
     return [json.loads(message.value) for message in messages if message.topic == HEXAGON_SPEED]
 
 
-def test_a_budget_is_the_most_rho_that_converts_to_it(tmp_path: Path) -> None:
+def test_a_budget_is_the_most_rho_that_converts_to_it(tmp_path):
     privacy = live_config(tmp_path, budget=12.0, delta=1e-6).privacy
     assert privacy.ledger_budget == rho_of(12.0, 1e-6)
     assert privacy.budget <= 12.0 < epsilon_of_rho(privacy.ledger_budget + 10**6, 1e-6)
@@ -53,7 +52,7 @@ def test_a_budget_is_the_most_rho_that_converts_to_it(tmp_path: Path) -> None:
     assert first_come.ledger_grant == rho_of(12.0, 1e-6) // 24
 
 
-def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path: Path) -> None:
+def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path):
     live_config(tmp_path)
     overrides = {
         f"HEXVEIL_{key.replace('.', '__').upper()}": value if isinstance(value, str) else json.dumps(value)
@@ -88,9 +87,7 @@ def test_check_says_that_grants_roll_and_warns_of_no_dark_windows(tmp_path: Path
         ({"privacy.service": "05:00-24:00", "privacy.admission": "first-come", "privacy.windows": 3}, "remove it"),
     ],
 )
-def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_the_key(
-    tmp_path: Path, changes: dict[str, object], says: str
-) -> None:
+def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_the_key(tmp_path, changes, says):
     with pytest.raises(ConfigError, match=says):
         live_config(tmp_path, **changes)
 
@@ -99,7 +96,7 @@ def test_what_gaussian_noise_and_rolling_grants_do_not_go_with_is_refused_with_t
     ("service", "left"),
     [(None, 17), ("05:00-24:00", 17), ("06:00-10:00", 3), ("05:30-07:30", 1), ("05:00-01:00", 17), ("22:00-06:00", 3)],
 )
-def test_hours_of_service_say_which_windows_are_left(tmp_path: Path, service: str | None, left: int) -> None:
+def test_hours_of_service_say_which_windows_are_left(tmp_path, service, left):
     """The window is 07:00 to 08:00 in Austin; it always counts, whether or not it is in the hours."""
     config = live_config(tmp_path, **{"privacy.service": service} if service else {})
     due = due_of(config, SLOT)
@@ -109,7 +106,7 @@ def test_hours_of_service_say_which_windows_are_left(tmp_path: Path, service: st
     assert granted.tolist() == [1000 // left, 500 // left], "whoever has spent half of it gets half"
 
 
-def test_under_pure_epsilon_grants_roll_too_and_messages_state_that_of_who_has_spent_nothing(tmp_path: Path) -> None:
+def test_under_pure_epsilon_grants_roll_too_and_messages_state_that_of_who_has_spent_nothing(tmp_path):
     rolling = {"privacy.epsilon": None, "privacy.admission": "rolling", "speed.suppression": "none"}
     config = bus_config(tmp_path, **rolling)
     plan, messages, _ = release(config, random_rows(1, 200), None, SLOT)
@@ -123,7 +120,7 @@ def test_under_pure_epsilon_grants_roll_too_and_messages_state_that_of_who_has_s
         bus_config(tmp_path, **rolling | {"speed.suppression": "chop-user"})
 
 
-def test_every_message_states_rho_and_delta_and_fits_its_schema(tmp_path: Path) -> None:
+def test_every_message_states_rho_and_delta_and_fits_its_schema(tmp_path):
     config = live_config(tmp_path)
     plan, messages, memory = release(config, random_rows(1, 200), None, SLOT)
     for message in messages:
@@ -138,7 +135,7 @@ def test_every_message_states_rho_and_delta_and_fits_its_schema(tmp_path: Path) 
     assert decode_memory(encode_memory(memory)) == memory
 
 
-def test_the_last_window_of_a_period_may_spend_all_that_is_left_and_the_first_an_even_share(tmp_path: Path) -> None:
+def test_the_last_window_of_a_period_may_spend_all_that_is_left_and_the_first_an_even_share(tmp_path):
     config = live_config(tmp_path)
     period, budget, users = due_of(config).period, config.privacy.ledger_budget, np.arange(3, dtype=np.uint64)
     left = np.array([budget, budget // 2, 0])
@@ -147,9 +144,7 @@ def test_the_last_window_of_a_period_may_spend_all_that_is_left_and_the_first_an
     assert spendable(left, users, last, budget).tolist() == left.tolist()
 
 
-def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_truth_of_a_large_fleet(
-    tmp_path: Path,
-) -> None:
+def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_truth_of_a_large_fleet(tmp_path):
     """4 000 vehicles drive 30 ± 13 km/h in six cells: after six windows most ranges are narrower than [0, U], and
     released means are within 5 of their deviations of the truth (α = 6·10⁻⁷ a cell).
     """
@@ -171,7 +166,7 @@ def test_ranges_come_from_earlier_releases_and_the_released_mean_is_near_the_tru
     assert np.median(narrow.ranges[1] - narrow.ranges[0]) < 3000, "where noise is large, ranges are narrow"
 
 
-def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path: Path) -> None:
+def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_open(tmp_path):
     """However sure the model is of itself."""
     config, memory = live_config(tmp_path), None
     for number in range(2):
@@ -185,7 +180,7 @@ def test_a_smoothed_interval_reaches_at_least_as_far_as_what_clipping_leaves_ope
     assert (np.minimum(middle - wider.interval[0], wider.interval[1] - middle) >= 2.5 * response.open).all()
 
 
-def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path: Path) -> None:
+def test_a_jam_widens_the_ranges_of_its_cells_so_that_it_is_seen(tmp_path):
     config, memory = live_config(tmp_path, budget=60.0), None
     rng, shown = np.random.default_rng(2), []
     for number in range(8):

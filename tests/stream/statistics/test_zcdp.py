@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 from redis import Redis as SyncRedis
-from redis.asyncio import Redis
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -25,7 +24,6 @@ from stream.cli import app
 from stream.config import ConfigError, load_config
 from stream.config.public_cells import public_cells
 from stream.evaluation.evaluate import COMPARED_DELTA, evaluate, with_accounting, with_epsilon
-from stream.local import RedisServer
 from stream.messages.message import WINDOW
 from stream.offline import LinePublisher, MemoryRows, split_by_slot
 from stream.protocol.parts import statistics_of
@@ -46,7 +44,7 @@ from tests.support.schemas import validate
 
 
 @pytest.mark.parametrize("weight", ["share", "user", "sample"])
-def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(tmp_path: Path, weight: str) -> None:
+def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(tmp_path, weight):
     """One user with five samples in each of one to four cells; k = 4, m = 5."""
     caps = {"participation.cells_per_user": 4, "participation.samples_per_cell": 5}
     config = zcdp_config(tmp_path, **SMALL, **caps, **{"participation.weight": weight})
@@ -62,7 +60,7 @@ def test_a_full_contribution_pays_its_whole_grant_and_is_never_charged_above_it(
     assert (charge < 0.3 * unit) == (weight == "sample"), "one of five samples moves its numbers by a fifth"
 
 
-def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path: Path) -> None:
+def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path):
     config = zcdp_config(tmp_path, **SMALL)
     plan, contributions = planned(config, random_rows(2, 100))
     for message in build_messages(plan, contributions, Noise(), None)[0]:
@@ -79,7 +77,7 @@ def test_every_release_states_rho_delta_and_the_epsilon_they_convert_to(tmp_path
                 validate(message.topic, broken)
 
 
-def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pure_accounting_is_untouched_by_the_option(tmp_path, monkeypatch):
     """Same plan bytes and message fields as without it, and no Gaussian is drawn."""
 
     def never(*_: object) -> None:
@@ -98,7 +96,7 @@ def test_pure_accounting_is_untouched_by_the_option(tmp_path: Path, monkeypatch:
         assert "accounting" not in config.ledger_policy
 
 
-def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path: Path) -> None:
+def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_path):
     config = zcdp_config(tmp_path, **SMALL)
     with pytest.raises(BudgetError, match="nρ"):
         _ = config.privacy.epsilon_micro
@@ -107,7 +105,7 @@ def test_micro_epsilon_cannot_be_asked_of_a_configuration_that_counts_rho(tmp_pa
 
 
 @pytest.mark.parametrize("weight", ["share", "sample"])
-def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path: Path, weight: str) -> None:
+def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path, weight):
     """n = 40 draws of every public cell, above 5000, two-sided at α = 1e-6: refuted outside 93.4 to 96.5 %.
 
     Coverage of 92 % is refuted with power 0.9999, of 97 % with 0.98; rounding to 0.1 moves it by less than 0.1 %.
@@ -123,7 +121,7 @@ def test_the_95_percent_interval_of_a_count_is_that_of_its_gaussian(tmp_path: Pa
     assert stats.binomtest(inside, n, 0.95).pvalue > 1e-6
 
 
-def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> None:
+def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path):
     config = zcdp_config(tmp_path, **SMALL)
     rows = random_rows(4, 120)
     plan, contributions = planned(config, rows)
@@ -150,14 +148,12 @@ def test_a_user_without_rho_left_contributes_exactly_nothing(tmp_path: Path) -> 
         ({"privacy.accounting": "renyi"}, "privacy.accounting"),
     ],
 )
-def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(
-    tmp_path: Path, changes: dict[str, object], says: str
-) -> None:
+def test_a_configuration_that_mixes_accountings_is_refused_with_the_key(tmp_path, changes, says):
     with pytest.raises(ConfigError, match=says):
         zcdp_config(tmp_path, **changes)
 
 
-def test_rho_under_pure_accounting_or_with_mechanisms_for_pure_epsilon_is_refused(tmp_path: Path) -> None:
+def test_rho_under_pure_accounting_or_with_mechanisms_for_pure_epsilon_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="takes no delta"):
         riders(tmp_path, **{"privacy.delta": 1e-6})
     lines = hourly.BUS.read_text().splitlines()
@@ -170,7 +166,7 @@ def test_rho_under_pure_accounting_or_with_mechanisms_for_pure_epsilon_is_refuse
         load_config(file)
 
 
-def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path: Path) -> None:
+def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path):
     config = with_epsilon(zcdp_config(tmp_path, **SMALL), 2.0)
     assert config.privacy.accounting == "zcdp"
     assert config.privacy.epsilon == pytest.approx(2.0, abs=2e-6)
@@ -186,7 +182,7 @@ def test_an_epsilon_sweep_sets_the_rho_that_converts_to_it(tmp_path: Path) -> No
         assert score.charges.most <= config.privacy.ledger_grant
 
 
-def test_compared_accountings_promise_the_same_for_a_period_and_pay_as_many_windows(tmp_path: Path) -> None:
+def test_compared_accountings_promise_the_same_for_a_period_and_pay_as_many_windows(tmp_path):
     pure = riders(tmp_path)
     zcdp = with_accounting(pure, "zcdp")
     assert zcdp.privacy.delta == COMPARED_DELTA
@@ -200,9 +196,7 @@ def test_compared_accountings_promise_the_same_for_a_period_and_pay_as_many_wind
 
 
 @pytest.mark.parametrize(("cells", "better"), [(1, "pure"), (2, "pure"), (5, "zcdp"), (20, "zcdp")])
-def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
-    tmp_path: Path, cells: int, better: str
-) -> None:
+def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(tmp_path, cells, better):
     """Standard deviation of the noise at an equal promise; it grows with k under ε and with √k under ρ."""
     caps = {"participation.weight": "user", "participation.cells_per_user": cells}
     pure = riders(tmp_path, **caps)
@@ -211,7 +205,7 @@ def test_rho_means_less_noise_for_users_in_many_cells_and_more_for_those_in_one(
     assert (laplace < gauss) == (better == "pure")
 
 
-def test_only_accountings_are_compared_under_participation(tmp_path: Path) -> None:
+def test_only_accountings_are_compared_under_participation(tmp_path):
     recording = tmp_path / "none.ndjson"
     recording.write_text("")
     command = ["evaluate", str(recording), "--config", str(hourly.RIDERS), "--mechanisms"]
@@ -220,7 +214,7 @@ def test_only_accountings_are_compared_under_participation(tmp_path: Path) -> No
     assert "pure, zcdp" in refused.output
 
 
-async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis: Redis, tmp_path: Path) -> None:
+async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis, tmp_path):
     pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
     for first, second in ((pure, zcdp), (zcdp, pure)):
         await redis.flushall()
@@ -231,9 +225,7 @@ async def test_a_ledger_of_one_unit_is_refused_under_the_other(redis: Redis, tmp
             await ledger.claim_policy(second.ledger_policy)
 
 
-async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_other(
-    redis: Redis, tmp_path: Path
-) -> None:
+async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_other(redis, tmp_path):
     rows = random_rows(1, 80)
     pure, zcdp = riders(tmp_path), zcdp_config(tmp_path, **SMALL)
     for stored, running in ((pure, zcdp), (zcdp, pure)):
@@ -255,7 +247,7 @@ async def test_a_stored_plan_of_one_unit_is_neither_charged_nor_drawn_under_the_
         assert await ledger.periods() == []
 
 
-async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent(redis: Redis, tmp_path: Path) -> None:
+async def test_windows_close_through_redis_until_the_budget_in_nano_rho_is_spent(redis, tmp_path):
     """Five hours of a city: nobody is ever charged above rho_budget, and users who have spent it contribute nothing."""
     config = zcdp_config(
         tmp_path,
@@ -298,8 +290,8 @@ def written(tmp_path: Path, redis_url: str, accounting: str) -> str:
 
 @pytest.mark.parametrize(("accounting", "unit", "shown"), [("pure", "micro_epsilon", "ε"), ("zcdp", "nano_rho", "ρ")])
 def test_ledger_show_names_its_unit_and_refuses_to_read_one_unit_as_another(
-    redis_server: RedisServer, tmp_path: Path, accounting: str, unit: str, shown: str
-) -> None:
+    redis_server, tmp_path, accounting, unit, shown
+):
     files = {name: written(tmp_path, redis_server.url, name) for name in ("pure", "zcdp")}
     with closing(SyncRedis.from_url(redis_server.url)) as client:
         client.flushall()
@@ -317,7 +309,7 @@ def test_ledger_show_names_its_unit_and_refuses_to_read_one_unit_as_another(
         assert "22" not in refused.stdout
 
 
-def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path: Path) -> None:
+def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path):
     file = written(tmp_path, "redis://127.0.0.1:1/0", "zcdp")
     report = json.loads(CliRunner().invoke(app, ["check", "--config", file, "--json"]).stdout)
     units = rho_of(5.0, 1e-6)
@@ -333,9 +325,7 @@ def test_check_states_the_promise_in_rho_and_in_epsilon_and_delta(tmp_path: Path
     assert "budget 16.0 pays for 8 of 24 windows at epsilon 2.0" in pure
 
 
-def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_is_released_offline_under_rho_with_a_ledger_that_outlives_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("HEXVEIL_PRIVACY__USER_KEY_FILE", str(tmp_path / "user.key"))
     events = [
         {

@@ -178,9 +178,7 @@ async def released_on_one_server(
     return publisher
 
 
-async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that_was_set_back_does(
-    client: Redis, config: Config
-) -> None:
+async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that_was_set_back_does(client, config):
     state = RowStore.of(client, config)
     for number in range(2):
         await read_on(state, number, [batch(number, SLOT)], 0)
@@ -195,7 +193,7 @@ async def test_traffic_does_not_keep_a_window_from_being_sealed_and_a_shard_that
         await state.read(SLOT + HOUR)
 
 
-async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_try_again(tmp_path: Path) -> None:
+async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_try_again(tmp_path):
     """redis-py's own error is none that says so."""
     ports = [free_port(), free_port()]
     config = bus_config(
@@ -212,7 +210,7 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_after_which_workers_
     await client.aclose()
 
 
-async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path: Path) -> None:
+async def test_a_user_that_a_cluster_refuses_is_told_so(config, tmp_path):
     write_secret(tmp_path / "password", "guess")
     for login in ({}, {"username": None, "password_file": None}):
         refused = redis_client(config.redis.model_copy(update=login))
@@ -222,8 +220,8 @@ async def test_a_user_that_a_cluster_refuses_is_told_so(config: Config, tmp_path
 
 
 async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is_closed(
-    cluster: LocalCluster, client: Redis, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, client, config, monkeypatch
+):
     """Rows could go while their seal stays, and the window would be released without them. Kafka is not asked here."""
 
     async def sound(_: LedgerCheck) -> None:
@@ -245,7 +243,7 @@ async def test_a_shard_of_rows_that_may_evict_them_is_refused_before_a_window_is
         rows_only.client.config_set("maxmemory", "0")
 
 
-async def test_sources_keep_their_last_fixes_on_a_cluster(config: Config) -> None:
+async def test_sources_keep_their_last_fixes_on_a_cluster(config):
     with blocking_client(config.redis, 2.0) as client:
         kept = LastFixes(client, config.feed.name, "key", 300.0, 10.0)
         fix = np.array([(SLOT * 1_000_000, SLOT * 1_000_000, 30.2, -97.7)], FIX).tobytes()
@@ -253,9 +251,7 @@ async def test_sources_keep_their_last_fixes_on_a_cluster(config: Config) -> Non
         assert kept.recall([7, 8]) == {7: fix}
 
 
-async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
-    cluster: LocalCluster, config: Config, tmp_path: Path
-) -> None:
+async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(cluster, config, tmp_path):
     """The configuration of its own has no broker, so the last finding is that Kafka does not answer."""
     away = {"kafka.bootstrap": f"{LOOPBACK}:{free_port()}"}
     findings = {finding.check: finding for finding in await examine(bus_config(tmp_path, **cluster.settings, **away))}
@@ -275,8 +271,8 @@ async def test_doctor_says_what_the_cluster_is_and_what_is_wrong_with_it(
 
 
 async def test_over_tls_a_window_is_released_with_the_rows_of_one_server_and_a_foreign_cluster_is_refused(
-    redis: Redis, tmp_path: Path, topic_name: str
-) -> None:
+    redis, tmp_path, topic_name
+):
     binary = shutil.which("redis-server")  # the embedded server is built without TLS
     if binary is None:
         pytest.skip("no redis-server on PATH; Debian: apt-get install redis-server")
@@ -303,8 +299,8 @@ async def test_over_tls_a_window_is_released_with_the_rows_of_one_server_and_a_f
 
 
 async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots_move_to_other_masters(
-    cluster: LocalCluster, client: Redis, redis: Redis, config: Config
-) -> None:
+    cluster, client, redis, config
+):
     """Those of two partitions while rows come in and are read, and that of the ledger while a window is charged and
     committed."""
     expected = await released_on_one_server(redis, config, LOGS, SLOTS)
@@ -321,8 +317,7 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
 
     await moving(PartKeys(keys, PARTITIONS[0]).progress, read_all())
     await moving(
-        PartKeys(keys, PARTITIONS[1]).progress,
-        outlasting(lambda: closing(client, config, publisher).close(SLOTS[0])),
+        PartKeys(keys, PARTITIONS[1]).progress, outlasting(lambda: closing(client, config, publisher).close(SLOTS[0]))
     )
     await moving(keys.generation, outlasting(lambda: closing(client, config, publisher).close(SLOTS[1])))
     met = [node.client.info("errorstats") for node in cluster.nodes]
@@ -332,8 +327,8 @@ async def test_windows_are_released_once_with_the_rows_of_one_server_while_slots
 
 
 async def test_windows_are_released_once_with_the_rows_of_one_server_whichever_masters_die_or_hang(
-    cluster: LocalCluster, client: Redis, redis: Redis, config: Config
-) -> None:
+    cluster, client, redis, config
+):
     """No server is started again."""
     expected = await released_on_one_server(redis, config, LOGS, SLOTS)
     publisher = Collected()
@@ -371,9 +366,7 @@ async def ready(config: Config) -> tuple[int, list[str]]:
         await worker.redis.aclose()
 
 
-async def test_a_worker_is_ready_only_while_every_primary_answers(
-    cluster: LocalCluster, client: Redis, config: Config
-) -> None:
+async def test_a_worker_is_ready_only_while_every_primary_answers(cluster, client, config):
     """The last test here: one shard is dead at its end, while the others answer."""
     for node in cluster.nodes:
         node.process.send_signal(signal.SIGCONT)

@@ -64,7 +64,7 @@ def kept(client: blocking.Redis, life_s: float = LIFE_S) -> LastFixes:
     return LastFixes(client, "bus", "fingerprint", life_s, LEAST_S)
 
 
-def test_any_order_of_two_processes_keeps_the_same_and_a_repeated_call_changes_nothing(client: blocking.Redis) -> None:
+def test_any_order_of_two_processes_keeps_the_same_and_a_repeated_call_changes_nothing(client):
     calls = [fixes(0, 3), fixes(3, 10, 12), fixes(5), fixes(11, 12), fixes(3, 10, 12)]
     for order in itertools.permutations(range(len(calls))):
         client.flushall()
@@ -74,16 +74,14 @@ def test_any_order_of_two_processes_keeps_the_same_and_a_repeated_call_changes_n
         assert store.recall([7, 8]) == {7: fixes(3, 5, 10, 11, 12)}, order
 
 
-def test_a_fix_of_the_past_never_replaces_a_newer_one_and_what_is_too_old_to_be_compared_with_is_left_out(
-    client: blocking.Redis,
-) -> None:
+def test_a_fix_of_the_past_never_replaces_a_newer_one_and_what_is_too_old_to_be_compared_with_is_left_out(client):
     store = kept(client)
     for second in (100, 40, 60, 99, 30):
         store.keep({7: fixes(second)})
     assert seconds(store.recall([7])[7]) == [60, 99, 100], "60 s is the newest that is 8 s older than the newest"
 
 
-def test_of_two_positions_with_one_time_the_first_stays(client: blocking.Redis) -> None:
+def test_of_two_positions_with_one_time_the_first_stays(client):
     store, moved = kept(client), np.frombuffer(fixes(1), FIX).copy()
     moved["lat"] = 29
     store.keep({7: fixes(1)})
@@ -91,7 +89,7 @@ def test_of_two_positions_with_one_time_the_first_stays(client: blocking.Redis) 
     assert store.recall([7])[7] == fixes(1)
 
 
-def test_of_one_user_only_so_many_fixes_are_kept_the_oldest_and_the_newest(client: blocking.Redis) -> None:
+def test_of_one_user_only_so_many_fixes_are_kept_the_oldest_and_the_newest(client):
     store = kept(client)
     for begin in range(0, 1000, 10):
         store.keep({7: fixes(*(0.005 * k for k in range(begin, begin + 10)))})
@@ -99,7 +97,7 @@ def test_of_one_user_only_so_many_fixes_are_kept_the_oldest_and_the_newest(clien
     assert seconds(store.recall([7])[7]) == pytest.approx([0, *newest])
 
 
-def test_what_is_kept_lives_for_one_life_or_two_and_nothing_remains(client: blocking.Redis) -> None:
+def test_what_is_kept_lives_for_one_life_or_two_and_nothing_remains(client):
     life_s = 3.0
     store = kept(client, life_s)
     for _ in range(3):
@@ -111,9 +109,7 @@ def test_what_is_kept_lives_for_one_life_or_two_and_nothing_remains(client: bloc
     assert client.keys("*") == []
 
 
-def test_a_flood_of_users_takes_bounded_memory_and_those_who_were_there_stay(
-    client: blocking.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_users_takes_bounded_memory_and_those_who_were_there_stay(client, monkeypatch):
     monkeypatch.setattr(last_fixes, "MOST_USERS", 100)
     store = kept(client)
     assert store.keep({user: fixes(1) for user in range(60)}) == 0
@@ -134,9 +130,7 @@ def end_turn(client: blocking.Redis) -> None:
     client.rename(FeedKeys("bus").last_fixes(turn % 2), FeedKeys("bus").last_fixes((turn + 1) % 2))
 
 
-def test_a_flood_at_a_change_of_turn_takes_nobodys_room(
-    client: blocking.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_at_a_change_of_turn_takes_nobodys_room(client, monkeypatch):
     monkeypatch.setattr(last_fixes, "MOST_USERS", 100)
     store, fleet = kept(client, LONG_S), range(60)
     assert store.keep({user: fixes(1) for user in fleet}) == 0
@@ -151,7 +145,7 @@ def test_a_flood_at_a_change_of_turn_takes_nobodys_room(
     assert len(store.recall(fleet)) == 60
 
 
-def test_who_is_known_from_the_last_turn_is_kept_once_with_the_fixes_of_both(client: blocking.Redis) -> None:
+def test_who_is_known_from_the_last_turn_is_kept_once_with_the_fixes_of_both(client):
     store = kept(client, LONG_S)
     store.keep({7: fixes(1, 3), 8: fixes(1)})
     end_turn(client)
@@ -168,9 +162,7 @@ def processor_seconds(client: blocking.Redis) -> float:
     return float(cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"])
 
 
-def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_every_second_has_a_fix(
-    client: blocking.Redis,
-) -> None:
+def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_every_second_has_a_fix(client):
     """The least of eight means, because a processor is slower beside other processes."""
     store, users = kept(client), range(3_000)
     store.keep({user: fixes(*range(MOST_FIXES)) for user in users})
@@ -183,7 +175,7 @@ def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_every_second
     assert min(means) < 0.020, means
 
 
-def test_a_user_takes_no_more_bytes_than_the_documents_say(client: blocking.Redis) -> None:
+def test_a_user_takes_no_more_bytes_than_the_documents_say(client):
     rng = np.random.default_rng(1)
     users = [int(user) for user in rng.integers(0, 2**63, 10_000)]
     for count, most in ((2, 200), (MOST_FIXES, 700)):
@@ -196,7 +188,7 @@ def test_a_user_takes_no_more_bytes_than_the_documents_say(client: blocking.Redi
 PERIOD = Period(0, 86_400, "p")
 
 
-async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(redis: Redis) -> None:
+async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(redis):
     """7 MiB in blobs of 1 row to 40 000 rows, so that one read asks for several blobs, and several reads for all."""
     lengths = [1, 40_000, 1, 2, *[3_000] * 50, 1]
     rows = np.zeros(sum(lengths), dtype=ROW)
@@ -215,7 +207,7 @@ async def test_blobs_of_any_size_are_read_in_order_with_and_without_positions(re
     assert placeless.tolist() == rows[list(placeless.dtype.names)].tolist()
 
 
-async def test_a_quiet_night_makes_no_read_of_the_rush_hour_longer(redis: Redis) -> None:
+async def test_a_quiet_night_makes_no_read_of_the_rush_hour_longer(redis):
     """After 5 000 blobs of one row, a read by their size alone would ask for 10 000 more, whatever these hold."""
     await RowStore(redis, "bus").move("t/0", 0, 0)
     await RowStore(redis, "bus").seal(SLOT)
@@ -227,7 +219,7 @@ async def test_a_quiet_night_makes_no_read_of_the_rush_hour_longer(redis: Redis)
     assert runs_of_scripts(commands) == 1 + 3, "a call reads 2 000 blobs at most: it would take Redis too long"
 
 
-async def test_a_call_that_names_a_user_twice_charges_nobody(redis: Redis) -> None:
+async def test_a_call_that_names_a_user_twice_charges_nobody(redis):
     """Balances are read once for all users of a call, so a user named twice would pay for one of both only."""
     ledger = Ledger(redis, "bus")
     generation = await ledger.start_generation(birth=0)
@@ -237,7 +229,7 @@ async def test_a_call_that_names_a_user_twice_charges_nobody(redis: Redis) -> No
     assert not (await ledger.spent("p", users, besides=0)).any()
 
 
-def test_histograms_that_were_planned_meanwhile_are_not_drawn_from_rows_without_positions(tmp_path: Path) -> None:
+def test_histograms_that_were_planned_meanwhile_are_not_drawn_from_rows_without_positions(tmp_path):
     rows = located_rows(5, 200)
     plan, _, _ = planned_with_fixes(with_histograms("values", tmp_path, ["ug"]), rows)
     placeless = rows[["cell", "user", "time", "value"]]
@@ -249,7 +241,7 @@ def test_histograms_that_were_planned_meanwhile_are_not_drawn_from_rows_without_
 KEY = FeedKeys("bus").lease
 
 
-async def test_one_owner_holds_it_and_the_next_gets_it_when_it_is_given_back(redis: Redis) -> None:
+async def test_one_owner_holds_it_and_the_next_gets_it_when_it_is_given_back(redis):
     mine, other = Lease(redis, KEY), Lease(redis, KEY)
     async with mine.hold() as acquired:
         assert acquired
@@ -260,7 +252,7 @@ async def test_one_owner_holds_it_and_the_next_gets_it_when_it_is_given_back(red
         assert acquired
 
 
-async def test_it_is_renewed_while_it_is_held(redis: Redis) -> None:
+async def test_it_is_renewed_while_it_is_held(redis):
     mine, other = Lease(redis, KEY, seconds=3.0), Lease(redis, KEY, seconds=3.0)
     async with mine.hold() as acquired:
         assert acquired
@@ -270,7 +262,7 @@ async def test_it_is_renewed_while_it_is_held(redis: Redis) -> None:
                 assert not second
 
 
-async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_lease(redis: Redis) -> None:
+async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_lease(redis):
     dead = Lease(redis, KEY, seconds=0.5)
     holding = dead.hold()
     assert await holding.__aenter__()
@@ -282,7 +274,7 @@ async def test_an_owner_that_is_killed_is_followed_after_the_seconds_of_the_leas
         assert await redis.exists(KEY), "an owner whose lease ran out must not take the next one's"
 
 
-async def test_a_lease_that_redis_forgot_is_no_reason_to_stop(redis: Redis) -> None:
+async def test_a_lease_that_redis_forgot_is_no_reason_to_stop(redis):
     async with Lease(redis, KEY, seconds=0.3).hold() as acquired:
         assert acquired
         await redis.flushall()
@@ -382,8 +374,8 @@ async def past_of(step: Step, redis: Redis) -> dict[bytes, Any]:
 @pytest.mark.parametrize("stride", nightly_but([7], [7, 1]))
 @pytest.mark.parametrize("step", [charge, commit])
 async def test_a_log_cut_at_any_byte_of_the_last_transaction_counts_it_once_after_it_was_done_again(
-    step: Step, loadable: Loadable, stride: int
-) -> None:
+    step, loadable, stride
+):
     """Every seventh byte in every run."""
     before = await past_of(step, loadable.redis)
     start = loadable.log.stat().st_size
@@ -397,7 +389,7 @@ async def test_a_log_cut_at_any_byte_of_the_last_transaction_counts_it_once_afte
 
 
 @pytest.mark.parametrize("step", [charge, commit])
-async def test_effects_that_are_replayed_twice_count_once(step: Step, loadable: Loadable) -> None:
+async def test_effects_that_are_replayed_twice_count_once(step, loadable):
     """A log whose end was written twice, or restored over a newer state: every command sets a value."""
     await past_of(step, loadable.redis)
     start = loadable.log.stat().st_size
@@ -407,7 +399,7 @@ async def test_effects_that_are_replayed_twice_count_once(step: Step, loadable: 
     assert await loadable.load(log + log[start:]) == after
 
 
-async def test_with_increments_a_log_that_is_replayed_twice_counts_twice(loadable: Loadable) -> None:
+async def test_with_increments_a_log_that_is_replayed_twice_counts_twice(loadable):
     """The planted bug."""
     await past_of(commit, loadable.redis)
     start = loadable.log.stat().st_size
@@ -420,8 +412,8 @@ async def test_with_increments_a_log_that_is_replayed_twice_counts_twice(loadabl
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 async def test_a_server_that_starts_with_a_torn_log_counts_the_transaction_once_after_it_was_done_again(
-    share: float, tmp_path: Path
-) -> None:
+    share, tmp_path
+):
     server = RedisServer(tmp_path / "redis")
     server.start()
     client = Redis.from_url(server.url)

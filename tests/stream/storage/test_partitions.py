@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,9 +58,7 @@ async def users(state: RowStore, slot: int) -> list[int]:
     return (await state.read(slot))["user"].tolist()
 
 
-async def test_a_lost_partition_is_read_again_from_where_it_began_and_only_released_windows_stay_sealed(
-    redis: Redis,
-) -> None:
+async def test_a_lost_partition_is_read_again_from_where_it_began_and_only_released_windows_stay_sealed(redis):
     state = RowStore(redis, "bus")
     for hour in range(3):
         await append(state, 10 + 5 * hour, 5, hour * HOUR)
@@ -81,7 +78,7 @@ async def test_a_lost_partition_is_read_again_from_where_it_began_and_only_relea
     assert await users(state, HOUR) == list(range(15, 20))
 
 
-async def test_a_partition_whose_name_is_lost_as_well_begins_at_0_if_its_reader_stored_any_of_it(redis: Redis) -> None:
+async def test_a_partition_whose_name_is_lost_as_well_begins_at_0_if_its_reader_stored_any_of_it(redis):
     state = RowStore(redis, "bus")
     await append(state, 0, 10)
     await lose(redis)
@@ -95,9 +92,7 @@ async def test_a_partition_whose_name_is_lost_as_well_begins_at_0_if_its_reader_
     assert behind.value.stored == 0
 
 
-async def test_a_name_that_the_feeds_shard_lost_is_put_back_and_a_listed_partition_is_sealed_and_read_until_then(
-    redis: Redis,
-) -> None:
+async def test_a_name_that_the_feeds_shard_lost_is_put_back_and_a_listed_partition_is_sealed_and_read_until_then(redis):
     state = RowStore(redis, "bus")
     await state.list_partitions(["t/0"], 10**15)
     await append(state, 0, 10)
@@ -111,7 +106,7 @@ async def test_a_name_that_the_feeds_shard_lost_is_put_back_and_a_listed_partiti
     assert await state.next_offsets() == {"t/0": 0}
 
 
-async def test_a_lost_partition_is_read_again_only_from_the_first_row_that_was_not_released(redis: Redis) -> None:
+async def test_a_lost_partition_is_read_again_only_from_the_first_row_that_was_not_released(redis):
     """So what a cut log no longer has counts as lost only if it was not released."""
     state = RowStore(redis, "bus")
     for hour in range(3):
@@ -123,7 +118,7 @@ async def test_a_lost_partition_is_read_again_only_from_the_first_row_that_was_n
     assert await state.next_offsets() == {"t/0": 5}
 
 
-async def test_a_partition_that_the_topic_no_longer_has_is_sealed_where_it_has_rows_only(redis: Redis) -> None:
+async def test_a_partition_that_the_topic_no_longer_has_is_sealed_where_it_has_rows_only(redis):
     state = RowStore(redis, "bus")
     await state.list_partitions(["t/0", "t/1"], 1)
     await append(state, 0, 5, 0, partition="t/0")
@@ -139,7 +134,7 @@ async def test_a_partition_that_the_topic_no_longer_has_is_sealed_where_it_has_r
     assert await redis.hlen(PartKeys(KEYS, "t/1").sealed) == 2, "the topic has it again"
 
 
-async def test_rows_are_read_only_under_one_seal(redis: Redis) -> None:
+async def test_rows_are_read_only_under_one_seal(redis):
     """A shard that is set back while its rows are read has lost the seal, or has another one."""
     state = RowStore(redis, "bus")
     await append(state, 0, 5)
@@ -229,11 +224,11 @@ async def missed(redis: Redis, kind: type[RowStore]) -> int:
     return wrong
 
 
-async def test_in_every_order_of_opening_and_sealing_what_is_stored_is_read(redis: Redis) -> None:
+async def test_in_every_order_of_opening_and_sealing_what_is_stored_is_read(redis):
     assert await missed(redis, RowStore) == 0
 
 
-async def test_who_seals_by_names_that_were_read_before_the_seal_misses_rows(redis: Redis) -> None:
+async def test_who_seals_by_names_that_were_read_before_the_seal_misses_rows(redis):
     """The planted bug."""
 
     class NamesFirst(RowStore):
@@ -275,13 +270,13 @@ def named(keys: FeedKeys) -> dict[str, str]:
     return names
 
 
-def test_feeds_of_a_ledger_have_its_keys_in_common_and_no_other() -> None:
+def test_feeds_of_a_ledger_have_its_keys_in_common_and_no_other():
     both = named(BUS), named(TRAM)
     assert {name for name in both[0] if both[0][name] == both[1][name]} == COMMON
     assert len({*both[0].values()}) == len(both[0]), "two keys of a feed have one name"
 
 
-def test_all_keys_of_a_ledger_are_in_one_hash_slot_and_no_feed_of_its_own_ledger_has_one_of_them() -> None:
+def test_all_keys_of_a_ledger_are_in_one_hash_slot_and_no_feed_of_its_own_ledger_has_one_of_them():
     shared = {*named(BUS).values(), *named(TRAM).values()}
     assert len({key_slot(key.encode()) for key in shared}) == 1
     for feed in ("bus", "tram", LEDGER, "ledger", "feed"):
@@ -297,7 +292,7 @@ def acl_patterns(keys: FeedKeys) -> list[str]:
     return [pattern[1:].replace(old, new) for pattern in patterns.split()]
 
 
-def test_what_a_feed_is_granted_reaches_all_of_its_keys_and_none_of_another_feeds() -> None:
+def test_what_a_feed_is_granted_reaches_all_of_its_keys_and_none_of_another_feeds():
     """Whatever their names are; no name has a colon."""
     owns = [FeedKeys(name) for name in ("bus", "ledger", "part", "ledger-part", "feed", "b")]
     shared = [FeedKeys(name, ledger) for name in ("bus", "ledger") for ledger in ("city", "bus", "part")]
@@ -311,7 +306,7 @@ def test_what_a_feed_is_granted_reaches_all_of_its_keys_and_none_of_another_feed
             assert reached == (names if keys == other or one_ledger else set()), (keys, other)
 
 
-def test_partitions_are_spread_over_shards_and_each_is_on_one() -> None:
+def test_partitions_are_spread_over_shards_and_each_is_on_one():
     slots = set()
     for number in range(12):
         part = PartKeys(FeedKeys("bus"), f"bus/{number}")
@@ -321,14 +316,14 @@ def test_partitions_are_spread_over_shards_and_each_is_on_one() -> None:
     assert len({slot * 3 // 16_384 for slot in slots}) == 3
 
 
-def test_a_feed_that_shares_no_ledger_keeps_its_keys() -> None:
+def test_a_feed_that_shares_no_ledger_keeps_its_keys():
     keys = named(FeedKeys("bus"))
     assert keys["commits"] == keys["sequence"] == "hv:{bus}:sequence"
     assert all(key.startswith("hv:{bus}:") for key in keys.values())
     assert keys["ledger"] == "hv:{bus}:ledger:7"
 
 
-def test_no_part_of_the_service_names_a_feed_without_the_ledger_that_it_shares() -> None:
+def test_no_part_of_the_service_names_a_feed_without_the_ledger_that_it_shares():
     """``Ledger(redis, config.feed.name)`` would give a feed of a shared ledger budgets of its own; ``Ledger.of``
     cannot."""
     bare = []
@@ -350,7 +345,7 @@ async def charge(redis: Redis, feed: str, day: int, hour: int = 0) -> None:
     await redis.sadd(FeedKeys(feed, LEDGER).sealed, slot)
 
 
-async def test_a_period_is_retired_only_once_every_feed_has_asked_for_it(redis: Redis) -> None:
+async def test_a_period_is_retired_only_once_every_feed_has_asked_for_it(redis):
     for day in range(4):
         for feed in ("bus", "tram"):
             await charge(redis, feed, day)
@@ -370,7 +365,7 @@ async def test_a_period_is_retired_only_once_every_feed_has_asked_for_it(redis: 
     assert await ledger.periods() == [period(day).key for day in (2, 3)]
 
 
-async def test_a_feed_that_joins_later_holds_periods_from_then_on_and_brings_none_back(redis: Redis) -> None:
+async def test_a_feed_that_joins_later_holds_periods_from_then_on_and_brings_none_back(redis):
     for day in range(3):
         await charge(redis, "bus", day)
     alone = Retirement(redis, "bus", SLOTTING, LEDGER)
@@ -385,9 +380,7 @@ async def test_a_feed_that_joins_later_holds_periods_from_then_on_and_brings_non
     assert (await tram.total(period(1).key)) == (3, 6)
 
 
-async def test_a_worker_asks_for_its_feed_and_deletes_once_the_other_feed_has_asked(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_worker_asks_for_its_feed_and_deletes_once_the_other_feed_has_asked(redis, redis_url, tmp_path):
     both = sharing(tmp_path, **{"redis.url": redis_url, "window.lateness": "event-time", "window.max_age": "1d"})
     now, marks = (await redis.time())[0], []
     for config in both:
@@ -406,7 +399,7 @@ async def test_a_worker_asks_for_its_feed_and_deletes_once_the_other_feed_has_as
     assert FIRST < marks[1] < now - DAY
 
 
-def test_show_names_the_feeds_whose_charges_it_adds_up(redis_url: str, redis: Redis, tmp_path: Path) -> None:
+def test_show_names_the_feeds_whose_charges_it_adds_up(redis_url, redis, tmp_path):
     bus, _ = sharing(tmp_path)
     with blocking.Redis.from_url(redis_url) as client:
         client.hset(BUS.ledger("2017-03-21"), mapping={"1": 1_500_000, "2": 500_000})

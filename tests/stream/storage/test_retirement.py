@@ -6,7 +6,6 @@ import asyncio
 import time
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -62,7 +61,7 @@ async def sizes(redis: Redis, feed: str = "bus") -> dict[str, int]:
     return {"keys": await redis.dbsize(), "periods": len(ledgers), "users": users, "closed": closed, "sealed": sealed}
 
 
-async def test_a_flood_of_fake_users_and_hours_is_forgotten_with_its_period(redis: Redis) -> None:
+async def test_a_flood_of_fake_users_and_hours_is_forgotten_with_its_period(redis):
     kept = None
     for day in range(0, 20, 4):
         await release_days(redis, "bus", range(day, day + 4), users=500)
@@ -74,7 +73,7 @@ async def test_a_flood_of_fake_users_and_hours_is_forgotten_with_its_period(redi
         kept = now["keys"]
 
 
-async def test_what_is_forgotten_can_never_be_charged_again_even_if_it_is_adopted(redis: Redis) -> None:
+async def test_what_is_forgotten_can_never_be_charged_again_even_if_it_is_adopted(redis):
     """Otherwise a larger window.max_age would grant every budget again."""
     await release_days(redis, "bus", range(2), users=3)
     ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
@@ -91,7 +90,7 @@ async def test_what_is_forgotten_can_never_be_charged_again_even_if_it_is_adopte
     assert len(refused) == 3, "the period that is kept forgot what was spent"
 
 
-async def test_without_the_mark_a_forgotten_budget_would_be_granted_again(redis: Redis) -> None:
+async def test_without_the_mark_a_forgotten_budget_would_be_granted_again(redis):
     """The planted bug."""
     await release_days(redis, "bus", range(2), users=3)
     ledger, users = Ledger(redis, "bus"), np.arange(3, dtype=np.uint64)
@@ -103,7 +102,7 @@ async def test_without_the_mark_a_forgotten_budget_would_be_granted_again(redis:
     assert not len(refused)
 
 
-async def test_the_mark_never_goes_back_and_the_newest_release_is_always_remembered(redis: Redis) -> None:
+async def test_the_mark_never_goes_back_and_the_newest_release_is_always_remembered(redis):
     await release_days(redis, "bus", range(3), users=2)
     retirement = Retirement(redis, "bus", SLOTTING)
     await retirement.retire(period(40).start)
@@ -120,8 +119,8 @@ STEPS = 12
 
 @pytest.mark.parametrize("stop", range(1, STEPS))
 async def test_a_worker_killed_at_any_step_leaves_nothing_chargeable_and_the_next_finishes(
-    redis: Redis, redis_url: str, stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis, redis_url, stop, tmp_path, monkeypatch
+):
     config = bus_config(tmp_path, **{"redis.url": redis_url})
     await release_days(redis, "bus", range(2), users=3)
     await leave_behind(redis, period(0).start)
@@ -166,7 +165,7 @@ async def leave_behind(redis: Redis, slot: int) -> None:
     await redis.hset(PART.slots, str(slot), 0)
 
 
-async def test_everything_that_a_window_left_goes_with_its_period(redis: Redis) -> None:
+async def test_everything_that_a_window_left_goes_with_its_period(redis):
     await release_days(redis, "bus", range(2), users=3)
     before = await redis.dbsize()
     await leave_behind(redis, period(0).start)
@@ -176,7 +175,7 @@ async def test_everything_that_a_window_left_goes_with_its_period(redis: Redis) 
     )
 
 
-async def test_rows_of_a_retired_period_are_late_whatever_the_configuration_admits(redis: Redis) -> None:
+async def test_rows_of_a_retired_period_are_late_whatever_the_configuration_admits(redis):
     """Otherwise a larger max_age would fill Redis with rows that nothing may be released of."""
     await Retirement(redis, "bus", SLOTTING).retire(period(1).start)
     store, rows = RowStore(redis, "bus"), random_rows(1, 10, slot=period(0).start)
@@ -193,9 +192,7 @@ async def used_per_call(redis: Redis) -> tuple[float, int]:
     return float(cpu["used_cpu_user_main_thread"] + cpu["used_cpu_sys_main_thread"]), int(calls)
 
 
-async def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_a_month_of_minutes_is_retired(
-    redis: Redis,
-) -> None:
+async def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_a_month_of_minutes_is_retired(redis):
     """The least of four means, because a processor is slower beside other processes."""
     minutes, means = [FIRST + 60 * minute for minute in range(31 * 24 * 60)], []
     await redis.hset(KEYS.partitions, "t/0", "0")
@@ -215,7 +212,7 @@ async def test_no_call_holds_redis_for_more_than_20_ms_of_processor_where_a_mont
     assert min(means) < 0.020, means
 
 
-async def test_periods_shorter_than_a_day_are_retired_one_by_one(redis: Redis) -> None:
+async def test_periods_shorter_than_a_day_are_retired_one_by_one(redis):
     quarters = Slotting(timedelta(hours=1), timedelta(hours=6), "America/Chicago")
     starts = [period(0).start + 6 * HOUR * k for k in range(5)]
     for start in starts:
@@ -243,14 +240,14 @@ async def flood(redis: Redis, retires: bool) -> list[int]:
     return bytes_used
 
 
-async def test_a_hundred_thousand_fake_users_over_twenty_periods_leave_the_memory_flat(redis: Redis) -> None:
+async def test_a_hundred_thousand_fake_users_over_twenty_periods_leave_the_memory_flat(redis):
     before = await used_memory(redis)
     first, *_, last = await flood(redis, retires=True)
     print(f"used_memory {before} before, {first} after 20 000 users, {last} after 100 000")
     assert last - first < 800_000, "80 000 users take 3.4 MB and more where they stay"
 
 
-async def test_without_retirement_the_memory_grows_with_every_user(redis: Redis) -> None:
+async def test_without_retirement_the_memory_grows_with_every_user(redis):
     """The planted bug."""
     before = await used_memory(redis)
     first, *_, last = await flood(redis, retires=False)
@@ -275,8 +272,8 @@ async def worker_with(redis: Redis, config: Config, open_day: int | None) -> Wor
 
 @pytest.mark.parametrize(("open_day", "kept"), [(None, 0), (7, 3)])
 async def test_a_worker_retires_what_nothing_can_come_of_and_no_window_that_waits(
-    open_day: int | None, kept: int, redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+    open_day, kept, redis, redis_url, tmp_path
+):
     worker = await worker_with(redis, bus_config(tmp_path, **{"redis.url": redis_url}), open_day)
     try:
         await Retiring(worker).retire()
@@ -286,9 +283,7 @@ async def test_a_worker_retires_what_nothing_can_come_of_and_no_window_that_wait
         await worker.redis.aclose()
 
 
-async def test_recordings_keep_every_period_that_events_may_come_of(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_recordings_keep_every_period_that_events_may_come_of(redis, redis_url, tmp_path):
     recorded = {"redis.url": redis_url, "window.lateness": "event-time"}
     for max_age, kept in (("36500d", 10), ("30d", 0)):
         await redis.flushall()
@@ -302,8 +297,8 @@ async def test_recordings_keep_every_period_that_events_may_come_of(
 
 @pytest.mark.parametrize("clock", ["worker", "redis"])
 async def test_a_clock_that_is_years_ahead_retires_nothing_that_is_still_to_come(
-    clock: str, redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    clock, redis, redis_url, tmp_path, monkeypatch
+):
     worker = await worker_with(redis, bus_config(tmp_path, **{"redis.url": redis_url}), None)
     now, ahead = (await redis.time())[0], 20 * 365 * DAY
     await redis.hset(PART.progress, "read", (now + ahead) * 1_000_000)
@@ -324,8 +319,8 @@ async def test_a_clock_that_is_years_ahead_retires_nothing_that_is_still_to_come
 
 
 async def test_a_clock_that_is_set_back_and_a_larger_max_age_open_nothing_again(
-    redis: Redis, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    redis, redis_url, tmp_path, monkeypatch
+):
     settings = {"redis.url": redis_url, "window.lateness": "event-time"}
     worker = await worker_with(redis, bus_config(tmp_path, **settings, **{"window.max_age": "30d"}), None)
     await Retiring(worker).retire()
@@ -343,7 +338,7 @@ async def test_a_clock_that_is_set_back_and_a_larger_max_age_open_nothing_again(
         await worker.redis.aclose()
 
 
-async def test_two_workers_that_retire_at_once_agree_on_the_later_mark(redis: Redis) -> None:
+async def test_two_workers_that_retire_at_once_agree_on_the_later_mark(redis):
     await release_days(redis, "bus", range(6), users=2)
     both = [Retirement(redis, "bus", SLOTTING).retire(period(day).start) for day in (2, 4)]
     await asyncio.gather(*both)
@@ -351,9 +346,7 @@ async def test_two_workers_that_retire_at_once_agree_on_the_later_mark(redis: Re
     assert await Ledger(redis, "bus").periods() == ["2017-03-25", "2017-03-26"]
 
 
-async def test_under_participation_no_tick_that_is_still_to_come_is_retired(
-    redis: Redis, redis_url: str, tmp_path: Path
-) -> None:
+async def test_under_participation_no_tick_that_is_still_to_come_is_retired(redis, redis_url, tmp_path):
     config = riders_config(tmp_path, **{"redis.url": redis_url})
     worker = await worker_with(redis, config, None)
     retiring, keys, now = Retiring(worker), FeedKeys(config.feed.name), (await redis.time())[0]
