@@ -111,6 +111,9 @@ def tail_of(size: FloatArray, one: FloatArray, other: FloatArray, laplace: BoolA
     """
     wide, narrow = np.maximum(one, other), np.minimum(one, other)
     noisy = wide > 0
+    normal = erfc(size / np.where(noisy, np.hypot(one, other), 1.0) / math.sqrt(2))
+    if not laplace.any():
+        return np.where(noisy, normal, 0.0)
     s = np.where(noisy, wide, 1.0) / math.sqrt(2)
     ratio = np.where(noisy, narrow / np.where(noisy, wide, 1.0), 0.0)
     alike = ratio > 1 - _ALIKE
@@ -118,7 +121,6 @@ def tail_of(size: FloatArray, one: FloatArray, other: FloatArray, laplace: BoolA
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         second = np.where(square > 0, square * np.exp(-size / (s * ratio)), 0.0)
         both = np.where(alike, np.exp(-size / s) * (1 + size / (2 * s)), (np.exp(-size / s) - second) / (1 - square))
-    normal = erfc(size / np.where(noisy, np.hypot(one, other), 1.0) / math.sqrt(2))
     return np.where(noisy, np.where(laplace, both, normal), 0.0)
 
 
@@ -279,4 +281,5 @@ def _is_in(cell: str, area: str) -> bool:
 
 
 def _is_anybody(cell: Released) -> bool:
-    return is_anybody({"users": msgspec.to_builtins(cell.users), "accounting": cell.accounting})
+    users = cell.users
+    return isinstance(users, int) or is_anybody({"users": msgspec.structs.asdict(users), "accounting": cell.accounting})

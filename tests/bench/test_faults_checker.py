@@ -320,7 +320,7 @@ def test_every_window_of_a_short_campaign_is_released_once_whatever_fails():
     The service draws fresh noise. α = 1e-5: the checker refuses a sound window with odds below 1e-8, and the campaign
     has fewer than a thousand windows.
     """
-    command = [sys.executable, "-m", "stream", "bench", "faults", "--quick", "--json"]
+    command = [sys.executable, "-m", "bench", "faults", "--quick", "--json"]
     done = subprocess.run(command, cwd=REPO_ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout)

@@ -4,6 +4,7 @@ a secret is readable by its owner only, or by the group to which an orchestrator
 
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -239,7 +240,7 @@ def test_the_shipped_live_files_are_what_init_writes(name, relation, vehicles, t
     assert tomllib.loads(written(tmp_path / "mine.toml", relation, vehicles)) == shipped, said
 
 
-def test_the_readme_prints_the_table():
+def test_the_readme_prints_the_table_and_the_picture_shows_it():
     lines = [
         f'| "{relation}" | {f"{row.vehicles:,} or more".replace(",", " ") if row.vehicles else "fewer"} | '
         f"resolution {row.resolution}, {CELL_KM2[row.resolution]} km² | {row.slot.total_seconds() / 60:g} min"
@@ -248,3 +249,7 @@ def test_the_readme_prints_the_table():
         for relation, row in ROWS
     ]
     assert "\n".join(lines) in (REPO_ROOT / "README.md").read_text(encoding="utf-8")
+    picture = (REPO_ROOT / "docs/images/fleet.svg").read_text(encoding="utf-8")
+    live = [row for _, row in ROWS if row.kind == "live"]
+    assert re.findall(r">(\d+) %<", picture) == [f"{100 * row.within:.0f}" for row in live]
+    assert re.findall(r">±(\S+) km/h<", picture) == [f"{row.half_width:g}" for row in live]

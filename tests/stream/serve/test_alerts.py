@@ -348,16 +348,15 @@ async def test_what_a_window_is_judged_with_is_put_together_once(tmp_path, monke
     config, file = config_with(tmp_path, SLOWER), tmp_path / "releases.ndjson"
     file.write_text(text_of(window(config, 0)))
     async with serving_file(config, file) as client:
-        service = client.server.app[SERVICE]
         await listed(client)
         searches: list[str] = []
-        earlier_of_each = service.usual.earlier_of_each
+        earlier_of_each = Usual.earlier_of_each
 
-        def counted(view: View, windows: Sequence[WindowView]) -> list[list[WindowView]]:
+        def counted(usual: Usual, view: View, windows: Sequence[WindowView]) -> list[list[WindowView]]:
             searches.extend(window.start for window in windows)
-            return earlier_of_each(view, windows)
+            return earlier_of_each(usual, view, windows)
 
-        monkeypatch.setattr(service.usual, "earlier_of_each", counted)
+        monkeypatch.setattr(Usual, "earlier_of_each", counted)
         await listed(client)
         assert searches == []
         with file.open("a") as grown:
