@@ -36,6 +36,7 @@ __all__ = [
     "moving_mean",
     "noise",
     "occupancy",
+    "packing",
     "pair_sums",
     "participation",
     "relation",

@@ -313,7 +313,7 @@ async def test_a_worker_that_reads_dust_from_kafka_publishes_its_unit_in_every_m
 def test_what_the_commands_say_of_another_value_is_in_its_unit(folder):
     config = folder / "air.toml"
     checked, sheet = run_here("check", "--config", config), folder / "promise.html"
-    assert "100 µg/m³ times k/n" in checked
+    assert "Worst-case error E of a mean: 100 µg/m³" in checked
     assert "measured speeds" not in checked
     run_here("check", "--config", config, "--sheet", sheet)
     report = run_here("evaluate", folder / "day.ndjson", "--config", config, "--trials", 1, "--json")
