@@ -1,8 +1,7 @@
 """Puts the services of a worker together and runs them until a signal ends them.
 
-The service that reads the feed into Redis.
-
-Before a worker starts: waits until Redis and Kafka answer, logs this, and checks that the topics exist.
+Before it starts, it waits until Redis and Kafka answer, logs this, and checks that the topics exist. The service that
+reads the feed into Redis stands here, too.
 """
 
 from __future__ import annotations
