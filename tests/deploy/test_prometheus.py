@@ -239,14 +239,21 @@ async def has_closed(redis: Redis, feed: str, windows: int) -> bool:
     return int(await redis.hlen(FeedKeys(feed).closed)) >= windows
 
 
+OF_OTHERS = "PublicMessagesRefused"
+
+
 def rule_problems(prometheus: Prometheus) -> list[str]:
-    """Shipped rules that are not loaded, do not evaluate or fire, though nothing is wrong."""
+    """Shipped rules that are not loaded, do not evaluate or fire, though nothing is wrong.
+
+    Tests beside this one put messages on the shared broker that must be refused, so :data:`OF_OTHERS` may fire; that it
+    fires on its fault alone shows ``alerts_test.yml``.
+    """
     loaded = {rule["name"]: rule for rule in prometheus.rules()}
     assert loaded.keys() == {rule["alert"] for rule in alerts()}
     return [
         f"{name}: {rule['health']}, {rule['state']}, {rule.get('lastError')}"
         for name, rule in loaded.items()
-        if rule["health"] != "ok" or rule["state"] == "firing"
+        if rule["health"] != "ok" or (rule["state"] == "firing" and name != OF_OTHERS)
     ]
 
 
