@@ -1,4 +1,4 @@
-/** The lines of the ground: a graticule for each zoom, and the feed's box. Pure. */
+/** The lines of the ground: a graticule for each zoom. Pure. */
 
 import type { Box } from './types';
 import { east, south } from './world';
@@ -11,8 +11,8 @@ const GRATICULES = [
   { step: 0.01, from: 12, to: 24, around: 0.3 },
 ];
 
-/** Numbers of each vertex: x and y from the middle in worlds, x and y of the way across the line, and how far along it in worlds. */
-export const VERTEX_NUMBERS = 5;
+/** Numbers of each vertex: x and y from the middle in worlds, x and y of the way across the line. */
+export const VERTEX_NUMBERS = 4;
 
 export interface Grid {
   /** The middle of the box, in worlds, from which the vertices are told. */
@@ -20,7 +20,7 @@ export interface Grid {
   /** Two triangles of each line. */
   vertices: Float32Array;
   /** Vertices of what is drawn from one zoom until another. */
-  parts: { isBox: boolean; from: number; to: number; first: number; count: number }[];
+  parts: { from: number; to: number; first: number; count: number }[];
 }
 
 type Line = [fromLng: number, fromLat: number, toLng: number, toLat: number];
@@ -28,10 +28,6 @@ type Line = [fromLng: number, fromLat: number, toLng: number, toLat: number];
 function widen([west, south, east, north]: Box, by: number): Box {
   return [Math.max(west - by, -180), Math.max(south - by, -85), Math.min(east + by, 180), Math.min(north + by, 85)];
 }
-
-const sides = ([west, south, east, north]: Box): Line[] => [
-  [west, south, east, south], [east, south, east, north], [east, north, west, north], [west, north, west, south],
-];
 
 function graticule(step: number, [west, south, east, north]: Box): Line[] {
   const steps = (from: number, to: number) => {
@@ -41,25 +37,23 @@ function graticule(step: number, [west, south, east, north]: Box): Line[] {
   return [...steps(west, east).map((lng): Line => [lng, south, lng, north]), ...steps(south, north).map((lat): Line => [west, lat, east, lat])];
 }
 
-/** The lines of a feed in that box. Lines from a corner to another run along the projection's axes, so that they stay straight. */
+/** The lines around a feed in that box. Lines from a corner to another run along the projection's axes, so that they stay straight. */
 export function gridOf(box: Box): Grid {
   const middle: Grid['middle'] = [(east(box[0]) + east(box[2])) / 2, (south(box[1]) + south(box[3])) / 2];
   const [numbers, parts]: [number[], Grid['parts']] = [[], []];
-  const add = (isBox: boolean, from: number, to: number, lines: Line[]) => {
+  const add = (from: number, to: number, lines: Line[]) => {
     const first = numbers.length / VERTEX_NUMBERS;
     for (const [fromLng, fromLat, toLng, toLat] of lines) {
       const [x, y] = [east(fromLng) - middle[0], south(fromLat) - middle[1]];
       const [endX, endY] = [east(toLng) - middle[0], south(toLat) - middle[1]];
-      const length = Math.abs(endX - x) + Math.abs(endY - y);
       const [acrossX, acrossY] = endX === x ? [1, 0] : [0, 1];
       const corner = (isEnd: boolean, side: number) =>
-        numbers.push(isEnd ? endX : x, isEnd ? endY : y, side * acrossX, side * acrossY, isEnd ? length : 0);
+        numbers.push(isEnd ? endX : x, isEnd ? endY : y, side * acrossX, side * acrossY);
       corner(false, -1), corner(false, 1), corner(true, -1);
       corner(true, -1), corner(false, 1), corner(true, 1);
     }
-    parts.push({ isBox, from, to, first, count: numbers.length / VERTEX_NUMBERS - first });
+    parts.push({ from, to, first, count: numbers.length / VERTEX_NUMBERS - first });
   };
-  for (const { step, from, to, around } of GRATICULES) add(false, from, to, graticule(step, around ? widen(box, around) : [-180, -80, 180, 80]));
-  add(true, 0, Infinity, sides(box));
+  for (const { step, from, to, around } of GRATICULES) add(from, to, graticule(step, around ? widen(box, around) : [-180, -80, 180, 80]));
   return { middle, vertices: Float32Array.from(numbers), parts };
 }

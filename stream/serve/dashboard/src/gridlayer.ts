@@ -5,46 +5,36 @@ import { VERTEX_NUMBERS, gridOf, type Grid } from './grid';
 import type { MapColours } from './palette';
 import type { Box } from './types';
 import { drawnAt, linked, sharesOf, uniformsOf, type Uniforms } from './webgl';
-import { TILE } from './world';
 
-/** Pixels: width of the graticule and of the box, and of a dash of the box and of the gap after it. */
+/** Pixels: width of a line. */
 const WIDTH = 0.7;
-const BOX_WIDTH = 1;
-const DASH = 3;
 
 const VERTEX = `#version 300 es
 uniform mat4 u_matrix;
 uniform vec4 u_origin;
 uniform vec2 u_size;
 uniform float u_width;
-uniform float u_pixels;
 in vec4 a_line;
-in float a_along;
 out float v_across;
-out float v_along;
 void main() {
   // Half a pixel on both sides for what of it a pixel holds.
   float reach = u_width / 2.0 + 0.5;
   gl_Position = u_origin + u_matrix * vec4(a_line.xy, 0.0, 0.0);
   gl_Position.xy += a_line.zw * 2.0 * reach / u_size * gl_Position.w;
   v_across = (a_line.z + a_line.w) * reach;
-  v_along = a_along * u_pixels;
 }`;
 
 const FRAGMENT = `#version 300 es
 precision highp float;
 uniform vec3 u_colour;
 uniform float u_width;
-uniform float u_dash;
 in float v_across;
-in float v_along;
 out vec4 colour;
 void main() {
-  float dash = u_dash > 0.0 ? step(fract(v_along / (2.0 * u_dash)), 0.5) : 1.0;
-  colour = vec4(u_colour, 1.0) * dash * clamp(u_width / 2.0 + 0.5 - abs(v_across), 0.0, 1.0);
+  colour = vec4(u_colour, 1.0) * clamp(u_width / 2.0 + 0.5 - abs(v_across), 0.0, 1.0);
 }`;
 
-const UNIFORMS = ['matrix', 'origin', 'size', 'width', 'pixels', 'colour', 'dash'] as const;
+const UNIFORMS = ['matrix', 'origin', 'size', 'width', 'colour'] as const;
 
 /** What the graphics processor holds of the layer. */
 interface Held {
@@ -67,7 +57,7 @@ export class GridLayer implements CustomLayerInterface {
 
   onAdd(map: MapLibre, gl: WebGL2RenderingContext): void {
     this.map = map;
-    const program = linked(gl, VERTEX, FRAGMENT, ['a_line', 'a_along']);
+    const program = linked(gl, VERTEX, FRAGMENT, ['a_line']);
     const [vertices, buffer] = [gl.createVertexArray(), gl.createBuffer()];
     const bytes = Float32Array.BYTES_PER_ELEMENT;
     gl.bindVertexArray(vertices);
@@ -75,8 +65,6 @@ export class GridLayer implements CustomLayerInterface {
     gl.bufferData(gl.ARRAY_BUFFER, this.grid.vertices, gl.STATIC_DRAW);
     gl.enableVertexAttribArray(0);
     gl.vertexAttribPointer(0, 4, gl.FLOAT, false, VERTEX_NUMBERS * bytes, 0);
-    gl.enableVertexAttribArray(1);
-    gl.vertexAttribPointer(1, 1, gl.FLOAT, false, VERTEX_NUMBERS * bytes, 4 * bytes);
     gl.bindVertexArray(null);
     this.held = { program, uniforms: uniformsOf(gl, program, UNIFORMS), vertices, buffer };
   }
@@ -99,12 +87,10 @@ export class GridLayer implements CustomLayerInterface {
     gl.uniformMatrix4fv(uniforms.matrix, false, mainMatrix as Float32Array);
     gl.uniform4f(uniforms.origin, ...drawnAt(mainMatrix, ...grid.middle));
     gl.uniform2f(uniforms.size, clientWidth, clientHeight);
-    gl.uniform1f(uniforms.pixels, TILE * 2 ** zoom);
-    for (const { isBox, from, to, first, count } of grid.parts) {
+    gl.uniform3f(uniforms.colour, ...sharesOf(colours.grid));
+    gl.uniform1f(uniforms.width, WIDTH);
+    for (const { from, to, first, count } of grid.parts) {
       if (zoom < from || zoom >= to) continue;
-      gl.uniform3f(uniforms.colour, ...sharesOf(isBox ? colours.domain : colours.grid));
-      gl.uniform1f(uniforms.width, isBox ? BOX_WIDTH : WIDTH);
-      gl.uniform1f(uniforms.dash, isBox ? DASH : 0);
       gl.drawArrays(gl.TRIANGLES, first, count);
     }
     gl.bindVertexArray(null);

@@ -26,7 +26,6 @@ export interface MapColours {
   land: string;
   coast: string;
   grid: string;
-  domain: string;
   edge: string;
   hatch: string;
   unknown: string;
@@ -45,7 +44,6 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     land: '#eef0f1',
     coast: '#b3c0c6',
     grid: '#d5d9dc',
-    domain: '#8b949b',
     edge: '#68727a',
     hatch: '#6d757c',
     unknown: '#9aa2a8',
@@ -62,7 +60,6 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     land: '#1a2127',
     coast: '#3a464e',
     grid: '#2b343b',
-    domain: '#66727b',
     edge: '#84919b',
     hatch: '#8e99a1',
     unknown: '#6d7880',
