@@ -25,6 +25,7 @@ from dpcore.relation import NeighbouringRelation
 from stream.config import Config, load_config
 from stream.diagnosis.reading import read_recording
 from stream.evaluation.living import Exact, exact_windows
+from stream.ingestion.pseudonyms import KEY_BYTES
 from stream.local import REPO_ROOT
 from stream.offline import split_by_slot
 from stream.sources.live_city import Cars, traffic_in
@@ -85,13 +86,16 @@ def config_of(feed: str, relation: NeighbouringRelation, mechanism: dict[str, An
     made = feed.startswith(("city", "cars"))
     place = BEIJING if feed == "taxis" else {"feed.format": "canonical" if made else "capmetro"}
     file = REPO_ROOT / "config" / ("bus-fleet.toml" if values else "riders-live.toml")
-    key = {"privacy.user_key_file": str(Path(_folder()) / "user.key")}
-    return load_config(file, **(LIVE | plain | place | key | mechanism))
+    return load_config(file, **(LIVE | plain | place | {"privacy.user_key_file": str(_user_key())} | mechanism))
 
 
 @cache
-def _folder() -> str:
-    return tempfile.mkdtemp(prefix="hexveil-research-")
+def _user_key() -> Path:
+    """Always the same key, because clones are shifted in the order of their pseudonyms."""
+    key = Path(tempfile.mkdtemp(prefix="hexveil-research-")) / "user.key"
+    key.write_bytes(bytes(KEY_BYTES))
+    key.chmod(0o600)
+    return key
 
 
 def windows_of(feed: str, config: Config) -> list[Exact]:
