@@ -9,7 +9,10 @@ CapMetro's 2015-09-06, 2016-11-25 and 2017-03-16 alone.
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
+import time
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -72,6 +75,12 @@ PARTICIPATION: dict[str, dict[str, Any]] = {
     "Gaussian": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "none"},
     "Gaussian, residual": GAUSSIAN | {"privacy.windows": 96, "speed.clipping": "residual"},
 }
+
+
+def told(row: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """The ``figures`` of a row, after they were printed to stderr with the processor seconds since the start."""
+    print(json.dumps({"row": row, "processor_s": round(time.process_time())} | figures), file=sys.stderr, flush=True)
+    return figures
 
 
 def config_of(feed: str, relation: NeighbouringRelation, mechanism: dict[str, Any]) -> Config:

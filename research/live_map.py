@@ -4,19 +4,16 @@ the truth.
 ``python -m research live_map``: the feeds of :mod:`research.live_feeds` through ``hexveil evaluate --live``
 (:func:`stream.evaluation.live.evaluate_live`), which is the shipped path; what its figures mean is said there. The last
 mechanism of each feed stands beside the bounds of :mod:`research.live_bounds`. Each row is printed to stderr when it is
-there, with its processor seconds.
+there.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from typing import Any
 
 from dpcore.relation import NeighbouringRelation
 from research.live_bounds import Recorded, bounds
-from research.live_feeds import PARTICIPATION, VALUES, config_of, windows_of
+from research.live_feeds import PARTICIPATION, VALUES, config_of, told, windows_of
 from stream.evaluation.live import judge
 from stream.evaluation.living import Feed
 
@@ -55,12 +52,11 @@ def measured(
     windows = windows_of(feed, next(iter(configs.values())))
     figures: dict[str, dict[str, Any]] = {}
     for name, config in configs.items():
-        since, feeds = time.process_time(), [Recorded(Feed(config, seed), {}) for seed in range(draws)]
-        figures[name] = judge(config, windows, feeds, name).facts()
+        feeds = [Recorded(Feed(config, seed), {}) for seed in range(draws)]
+        facts = judge(config, windows, feeds, name).facts()
         if name == list(configs)[-1]:
-            figures[name] |= bounds(config, windows, feeds[0].shown, _wish(feed))
-        row = {"feed": feed, "relation": relation, "processor_s": round(time.process_time() - since)} | figures[name]
-        print(json.dumps(row), file=sys.stderr, flush=True)
+            facts |= bounds(config, windows, feeds[0].shown, _wish(feed))
+        figures[name] = told(f"{feed}, {relation}, {name}", facts)
     return figures
 
 
