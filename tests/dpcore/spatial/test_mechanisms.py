@@ -78,15 +78,6 @@ def test_points_empty_or_not_give_a_histogram_that_survives_its_release(name, po
     assert np.array_equal(ours.high, theirs.high)
 
 
-@pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("epsilon", [1000, 99_991, 1_000_003])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 17), (13, 5), (32, 32)])
-def test_every_path_from_the_root_costs_exactly_the_budget(name, epsilon, shape):
-    counts = some_counts(np.random.default_rng(3), shape) * 50
-    tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, Noise(), 1)
-    assert set(tree.path_costs().tolist()) == {epsilon}
-
-
 @settings(max_examples=60)
 @given(
     name=st.sampled_from(sorted(TREES)),
@@ -95,7 +86,7 @@ def test_every_path_from_the_root_costs_exactly_the_budget(name, epsilon, shape)
     points=st.integers(1, 5),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_the_grid_and_the_draws_every_path_costs_exactly_the_budget(name, epsilon, shape, points, seed):
+def test_every_path_from_the_root_costs_exactly_the_budget(name, epsilon, shape, points, seed):
     counts = some_counts(np.random.default_rng(seed), shape) * 20
     noise = Noise(tape(seed))
     tree = TREES[name].tree(counts, Domain.unit_cells(*shape), epsilon, noise, points)
@@ -111,14 +102,8 @@ def test_shares_by_weights_add_up_exactly(total, weights):
         return
     assert sum(split.shares) == total
     assert min(split.shares) >= 1
-
-
-@pytest.mark.parametrize("total", [70, 1000, 999_999_937])
-def test_budget_shares_add_up_exactly(total):
-    split = BudgetSplit.by_weights(total, [0.3, 1 / 3, 0.1])
-    assert sum(split.shares) == total
     with pytest.raises(BudgetError):
-        BudgetSplit(total, (1, 2))
+        BudgetSplit(total, (1, *split.shares))
 
 
 def test_consistent_counts_add_up_and_their_variance_is_no_larger():
@@ -180,16 +165,6 @@ def test_split_costs_equal_brute_force_in_rational_numbers(seed):
     for parity, cells in enumerate((counts, counts.T)):
         brute = [sum(math.floor(QUANTUM * o) for o in exact_split_cost(cells, k)) for k in range(1, len(cells))]
         assert costs_of(counts, parity).tolist() == brute
-
-
-def test_split_costs_of_several_boxes_are_those_of_each_alone():
-    counts = some_counts(np.random.default_rng(6), (9, 11))
-    boxes = np.array([[0, 4, 0, 11], [4, 9, 0, 1], [4, 9, 1, 11]])
-    candidates = Candidates.of(boxes, 1)
-    together = split_costs(RankedCells.of(counts), image_of(counts), boxes, candidates)
-    for i, (x0, x1, y0, y1) in enumerate(boxes):
-        alone = costs_of(np.ascontiguousarray(counts[x0:x1, y0:y1]), 1)
-        assert together[candidates.offsets[i] : candidates.offsets[i + 1]].tolist() == alone.tolist()
 
 
 @pytest.mark.parametrize("parity", [0, 1])
@@ -339,6 +314,7 @@ def test_bad_input_is_refused(name):
         lambda: AdaptiveGrid(alpha=1.0),
         lambda: E2EPriv((0,), QUERIES),
         lambda: E2EPriv((1,), QUERIES, rho=0.0),
+        lambda: E2EPriv((1,), QUERIES, rho_share=1.5),
         lambda: SparseHierarchy(parts=1),
         lambda: SparseHierarchy(growth=math.nan),
         lambda: SparseHierarchy(goal="both"),  # type: ignore[arg-type]

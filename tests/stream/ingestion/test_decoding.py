@@ -2,7 +2,6 @@
 read by declared paths, in their normalised, concise and simplified forms."""
 
 import json
-import random
 import struct
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
@@ -307,22 +306,6 @@ def test_a_message_that_makes_the_columns_fail_is_refused_alone_wherever_it_lies
     assert batch.index.tolist() == kept
     assert (batch.rows == honest.rows[np.isin(honest.index, kept)]).all()
     assert (batch.slots == honest.slots[np.isin(honest.index, kept)]).all()
-
-
-def test_random_mutations_of_good_messages_never_raise():
-    rng = random.Random(20170321)
-    tokens = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\u", b"1e", b"-", b"null", b"\xff", b"\x00", b"9" * 400]
-    values = []
-    for _ in range(20_000):
-        message = bytearray(rng.choice((fix(), ITMS)))
-        for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(message))
-            message[at : at + rng.randint(0, 3)] = rng.choice(tokens) if rng.random() < 0.5 else rng.randbytes(1)
-        values.append(bytes(message))
-    for decoder in (CANONICAL, DECLARED, Decoder(configure(format="itms"), KEY)):
-        batch = decoder.decode(values, NOW_US)
-        assert len(batch.rows) + len(batch.refused) == len(values)
-        assert np.unique(batch.reason).size >= 2
 
 
 POINT = {"type": "Point", "coordinates": [-97.7, 30.2]}
