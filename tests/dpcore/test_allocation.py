@@ -117,7 +117,7 @@ def test_any_prices_bound_the_optimum_from_below_and_their_scales_reach_it_from_
             assert point.bound <= optimum * (1 + 1e-6)
             assert point.objective >= optimum * (1 - 1e-6)
             assert np.all((matrix / point.scales[:, None]).sum(axis=0) <= beta * (1 + 1e-9)), "the scales are feasible"
-            assert program.at(point.prices).bound == pytest.approx(point.bound), "the bound knows the best multiple"
+            assert program.at(7 * price).bound == pytest.approx(point.bound), "the bound knows the best multiple"
             price = program.ascend_binding(price, point.loss, 3)
 
 
