@@ -47,7 +47,7 @@ def test_programs_that_differ_anywhere_are_solved_each_for_itself(part):
     def solved(columns: dict[str, list[float]], users: int, allowance: int) -> list[float]:
         made = Sensitivities(**{name: np.array(column) for name, column in columns.items()}, n_users=users)  # type: ignore[arg-type]
         result = allocate(made, np.full(users, allowance))
-        return [*result.scales.tolist(), result.bound]
+        return [*result.scales.tolist(), *result.charges.tolist(), result.bound]
 
     first = solved(columns, users, allowance)
     changed = columns | {part: others[part]} if part in others else columns
