@@ -33,7 +33,7 @@ from stream.evaluation.live import typical_of
 from stream.evaluation.living import Exact, Living, Shown, Watch, plant
 
 DRAWS, STARTS = 16, 3
-MOST = 250
+MOST = 130
 """The learner knows so many cells, the busiest; figures are of these."""
 Variances = Mapping[str, float]
 START: Variances = {
