@@ -20,14 +20,14 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.feed import derived_speed_note
 from stream.config.servers import MapKind
-from stream.messages.message import with_estimates
+from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
 from stream.messages.tables import ParquetMissingError, feature, table_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area
 from stream.serve.city.combining import totals
-from stream.serve.differences import Released, beside, from_typical, released_of
+from stream.serve.differences import beside, from_typical
 from stream.serve.local_time import elapsed, local_length, local_start, start_at, zone_of
 from stream.serve.operations import files, get
 from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, Answers, Problem, Turns, key_of
@@ -205,7 +205,7 @@ class Hexagons:
         there = None if compared.other is None else compared.other.in_order()
 
         def make() -> bytes:
-            cells = None if there is None else beside(released_of(here), released_of(there), statistic)
+            cells = None if there is None else beside(cells_of(here), cells_of(there), statistic)
             return msgspec.json.encode(body | {"cells": cells})
 
         key = key_of("other day", known.tag, body)
@@ -225,11 +225,11 @@ class Hexagons:
         is_whole, map_of_feed = bbox is None and resolution is None, msgspec.json.encode(self._maps.get(feed))
 
         def make() -> bytes:
-            cells = released_of(values)
+            cells = cells_of(values)
             errors = from_typical(cells)
             wanted = [is_whole or _wanted(cell, bbox, resolution) for cell in cells]
             bodies = (
-                with_estimates(value, errors.get(cell.cell))
+                with_estimates(value, cell, errors.get(cell.cell))
                 for value, cell in compress(zip(values, cells, strict=True), wanted)
             )
             if shape == "json":
@@ -237,7 +237,7 @@ class Hexagons:
                 return _joined(
                     summary[:-1] + b',"map":' + map_of_feed + b',"totals":' + sums + b',"hexagons":[', bodies
                 )
-            places = compress(places_of(values), wanted)
+            places = compress(places_of(cells), wanted)
             head = b'{"type":"FeatureCollection","map":' + map_of_feed + b',"features":['
             return _joined(head, map(_feature_of, places, bodies))
 
@@ -253,8 +253,8 @@ class Hexagons:
         key = key_of("cell", cell, feed, self._view.generation, limit)
 
         def make() -> bytes:
-            past = history(windows, cell)
-            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past[-limit:]))
+            past = history(windows, cell)[-limit:]
+            return _joined(b'{"cell":"' + cell.encode() + b'","releases":[', map(with_estimates, past, cells_of(past)))
 
         return await self._lists.answer(self._selections, request, key, make, JSON)
 
@@ -292,7 +292,7 @@ def _feature_of(place: Place, body: bytes) -> bytes:
     return msgspec.json.encode(feature(place, msgspec.json.decode(body)))
 
 
-def _wanted(place: Released, box: Box | None, resolution: int | None) -> bool:
+def _wanted(place: Cell, box: Box | None, resolution: int | None) -> bool:
     if resolution is not None and h3.get_resolution(place.cell) != resolution:
         return False
     if box is None:

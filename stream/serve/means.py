@@ -19,15 +19,16 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from stream.config.geojson import Position
+from stream.messages.cells import Cell, Clipping, cells_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea
-from stream.serve.city.combining import CellNumbers, combined, inside, numbers_of
+from stream.serve.city.combining import combined, inside
 from stream.serve.hexagons import MAX_RANGE_BYTES, MAX_WAITING, known_area
 from stream.serve.local_time import local_start
 from stream.serve.operations import get
 from stream.serve.parameter_texts import MOST_NAMES
 from stream.serve.responses import JSON, MOST_WAITING, Answers, Problem, Turns, key_of
-from stream.serve.window_store import Clipping, CloseMarker, View, WindowView, bounds_of, marker_of
+from stream.serve.window_store import CloseMarker, View, WindowView, bounds_of, marker_of
 
 DAY_KINDS: dict[str, frozenset[int]] = {
     "workday": frozenset(range(5)),
@@ -120,7 +121,7 @@ def _settings(marker: CloseMarker) -> tuple[Any, ...]:
     return marker.relation, marker.value, msgspec.structs.astuple(marker.clipping)
 
 
-Releases = dict[tuple[str, tuple[str, ...]], list[CellNumbers]]
+Releases = dict[tuple[str, tuple[str, ...]], list[Cell]]
 """What windows released of each cell and the cells that it excludes."""
 
 
@@ -128,7 +129,7 @@ def releases_of(windows: Sequence[WindowView], area: Area | None = None) -> Rele
     """What the windows released of the cells of an area, or of all."""
     releases: Releases = defaultdict(list)
     for window in windows:
-        cells = numbers_of(window.in_order())
+        cells = cells_of(window.in_order())
         for cell in cells if area is None else inside(area, cells):
             releases[cell.cell, tuple(sorted(cell.excludes))].append(cell)
     return releases
@@ -141,7 +142,7 @@ def _means(windows: list[WindowView], area: Area | None, within: Clipping) -> di
     return {"cells": rows, "together": _of(combined(everything, within))}
 
 
-def _row(cell: str, excludes: tuple[str, ...], seen: list[CellNumbers], within: Clipping) -> dict[str, Any]:
+def _row(cell: str, excludes: tuple[str, ...], seen: list[Cell], within: Clipping) -> dict[str, Any]:
     return {"cell": cell, "excludes": list(excludes), "windows": len(seen)} | _of(combined(seen, within))
 
 
@@ -162,7 +163,7 @@ class Named(NamedTuple):
     name: str
     area: Area | None = None
 
-    def of(self, cells: Sequence[CellNumbers]) -> list[CellNumbers]:
+    def of(self, cells: Sequence[Cell]) -> list[Cell]:
         """Those of the released cells that it is made of."""
         if self.area is not None:
             return inside(self.area, cells)
@@ -218,7 +219,7 @@ class Series:
 
 def _rows(named: Sequence[Named], window: WindowView) -> list[dict[str, Any]]:
     """The rows of each name that has an estimate."""
-    cells, within, rows = numbers_of(window.in_order()), bounds_of(window), []
+    cells, within, rows = cells_of(window.in_order()), bounds_of(window), []
     for one in named:
         if estimate := combined(one.of(cells), within)["estimate"]:
             low, high = estimate["interval"]

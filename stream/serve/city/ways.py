@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import h3
 import msgspec
@@ -29,8 +29,9 @@ from aiohttp import web
 from stream.config import Config
 from stream.config.geojson import Position
 from stream.config.value import SPEED
+from stream.messages.cells import Cell, Estimate, cells_of, estimates_of
 from stream.serve import parameters as p
-from stream.serve.city.combining import CellNumbers, combined, is_crowded, numbers_of
+from stream.serve.city.combining import combined, is_crowded
 from stream.serve.city.places import Places
 from stream.serve.city.scheduled import ScheduledService, hours_of
 from stream.serve.hexagons import known_window
@@ -102,10 +103,11 @@ Speeds = Mapping[str, Span]
 """Of released cells."""
 
 
-def estimates(cells: Iterable[CellNumbers], name: str) -> Speeds:
-    """The leading estimates of that name, such as "mean"."""
-    known = ((cell.cell, (cell.estimate or {}).get(name)) for cell in cells)
-    return {cell: Span(one.value, *one.interval, one.at_bound) for cell, one in known if one is not None}
+def estimates(cells: Iterable[Cell], name: Literal["mean", "typical"]) -> Speeds:
+    """The leading estimates of that name."""
+    known: Iterable[tuple[str, Estimate | None]]
+    known = ((cell.cell, getattr(estimates_of(cell), name, None)) for cell in cells)
+    return {cell: Span(one.value, *one.interval, one.at_bound) for cell, one in known if one and one.interval}
 
 
 def stops_along(line: Sequence[Position], stops: Mapping[str, Sequence[Position]]) -> list[str]:
@@ -237,7 +239,7 @@ class Ways:
         values, summary = known.in_order(), known.summary()
 
         def make() -> bytes:
-            cells = numbers_of(values)
+            cells = cells_of(values)
             kinds = {"now": estimates(cells, "mean"), "typical": estimates(cells, "typical")}
             planned = self._planned([known], ((cell.cell, cell.excludes) for cell in cells))
             said = {"route": route} | {name: summary[name] for name in ("feed", "window", "complete")}
