@@ -89,14 +89,7 @@ async function start(): Promise<void> {
   const settings = await api.settings();
   view.feed = place.feed ?? settings.feed;
   setUpFeeds(view);
-  view.limits = settings.limits;
-  view.parquet = settings.parquet;
-  view.divided = settings.areas;
-  view.derivedSpeeds = view.feed === settings.feed ? settings.derived_speeds : null;
-  if (settings.map === 'typical' && view.feed === settings.feed) view.opens = 'typical';
-  view.alerting = settings.alerting && view.feed === settings.feed;
-  view.scheduling = settings.scheduled && view.feed === settings.feed;
-  view.setLines(settings, place);
+  view.begin(settings, place);
   map = mapOf(settings);
   areas = new Areas(view, map, { changed: areaChanged, cell: chooseAndShow, isPlaying: () => player.playing }, placed);
   watchGraphics();
@@ -532,8 +525,8 @@ function writePlace(): void {
     values: view.kind === 'raw' ? 'raw' : undefined,
     cell: view.selected ?? undefined,
     area: view.area ?? undefined,
-    lines: view.hasLines && !view.drawn.lines ? 'off' : undefined,
-    hexagons: view.hasLines && view.drawn.hexagons ? 'on' : undefined,
+    lines: view.settings?.lines && !view.drawn.lines ? 'off' : undefined,
+    hexagons: view.settings?.lines && view.drawn.hexagons ? 'on' : undefined,
     heat: view.drawn.heat ? 'on' : undefined,
     large: isLarge() ? 'on' : undefined,
   });

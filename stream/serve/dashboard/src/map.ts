@@ -19,7 +19,6 @@ import { Protocol } from 'pmtiles';
 import { lines } from './api';
 import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streetNames, streets, withoutMarkup, type Archive, type Ground } from './basemap';
 import { make } from './dom';
-import { GridLayer } from './gridlayer';
 import { shapeOf, type Shape } from './hexagons';
 import { HEAT, heatLayer, type Heat } from './heat';
 import { isLarge } from './large';
@@ -98,7 +97,6 @@ export class HexagonMap {
   readonly map: SteadyMap;
   private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
   private readonly lines = new LineLayer(() => MAP_COLOURS[this.theme]);
-  private readonly grid: GridLayer;
   private theme: Theme;
   private selection: Shape | null = null;
   private area: Geometry | null = null;
@@ -109,7 +107,8 @@ export class HexagonMap {
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
   private done: Promise<void> = Promise.resolve();
   private isDrawn = false;
-  /** The layer of names below all others. */
+  /** The layer under which the land lies, and that of names below all others. */
+  private firstGround = '';
   private firstName: string | undefined;
   /** The graphics processor is there. While it is not, the map has no style. */
   private restored: Promise<unknown> = Promise.resolve();
@@ -141,7 +140,6 @@ export class HexagonMap {
     this.shown = shown;
     this.setShown(shown);
     if (settings.network) lines().then((paths) => this.drawLines(network(paths)), (error: unknown) => console.warn('The lines cannot be drawn.', error));
-    this.grid = new GridLayer(settings.domain, () => MAP_COLOURS[this.theme]);
     setWorkerUrl(new URL(workerAddress, import.meta.url).href);
     // Its worker starts meanwhile. Without a style it draws nothing: a frame of bare ground costs as much as one that is seen.
     prewarm();
@@ -236,12 +234,12 @@ export class HexagonMap {
     const { sources, under, over } = this.grounds();
     this.map.setStyle({ version: 8, sources, layers: [sea(MAP_COLOURS[this.theme]), ...under, ...over] }, { diff: false, validate: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
+    this.firstGround = under[0]?.id ?? this.hexagons.id;
     this.firstName = over.find((layer) => layer.type === 'symbol')?.id;
     // Before the first frame in this style.
     this.colour();
     this.map.addLayer(this.hexagons, over[0]?.id);
     this.map.addLayer(this.lines, over.find((layer) => layer.type !== 'line')?.id);
-    this.map.addLayer(this.grid, under[0]?.id ?? this.hexagons.id);
     this.isStyled = true;
     this.drawHeat();
     this.addMarks();
@@ -278,7 +276,7 @@ export class HexagonMap {
     if (this.source('land') || this.map.getZoom() >= LAND_UNTIL) return;
     try {
       const { land } = await import('./land');
-      this.add(land(MAP_COLOURS[this.theme], LAND_UNTIL), this.grid.id);
+      this.add(land(MAP_COLOURS[this.theme], LAND_UNTIL), this.firstGround);
     } catch (error) {
       console.warn('The land cannot be drawn.', error);
     }

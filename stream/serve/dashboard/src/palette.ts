@@ -25,7 +25,6 @@ export interface MapColours {
   sea: string;
   land: string;
   coast: string;
-  grid: string;
   edge: string;
   hatch: string;
   unknown: string;
@@ -43,7 +42,6 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     sea: '#cfdde4',
     land: '#eef0f1',
     coast: '#b3c0c6',
-    grid: '#d5d9dc',
     edge: '#68727a',
     hatch: '#6d757c',
     unknown: '#9aa2a8',
@@ -59,7 +57,6 @@ export const MAP_COLOURS: Record<Theme, MapColours> = {
     sea: '#0d1317',
     land: '#1a2127',
     coast: '#3a464e',
-    grid: '#2b343b',
     edge: '#84919b',
     hatch: '#8e99a1',
     unknown: '#6d7880',

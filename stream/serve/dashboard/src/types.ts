@@ -128,12 +128,6 @@ export interface OtherDay {
   newest: string | null;
 }
 
-/** A limit of the promise; `name` names its text in every language. */
-export interface Limit {
-  name: string;
-  relation: Marker['relation'] | null;
-}
-
 /** A rule of the operator; exactly one of the four conditions is not null. */
 export interface AlertRule {
   name: string;
@@ -191,7 +185,6 @@ export interface Settings {
   scheduled: boolean;
   /** Whether the server can write Parquet. */
   parquet: boolean;
-  limits: Limit[];
 }
 
 export interface PlaceCell {

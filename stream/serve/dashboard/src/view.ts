@@ -27,7 +27,7 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { AlertList, DerivedSpeeds, Hexagon, Limit, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
+import type { AlertList, DerivedSpeeds, Hexagon, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 import type { Shown as Drawn } from './map';
 
@@ -45,13 +45,7 @@ export interface Reading {
 
 export class View {
   feed = '';
-  limits: Limit[] = [];
-  /** Which speeds of the feed are derived; null where nothing is known of it. */
-  derivedSpeeds: DerivedSpeeds | null = null;
-  parquet = false;
-  /** Whether there are named areas. */
-  divided = false;
-  alerting = false;
+  settings: Settings | null = null;
   /** What the rules say of the window on display; null where there are none, or where they could not be read. */
   alerts: AlertList | null = null;
   alertsFailed = '';
@@ -67,7 +61,6 @@ export class View {
   kind: Kind = 'estimate';
   /** Chosen by the reader; until then, what the operator's map is for. */
   chosenScheme: Scheme | null = null;
-  opens: 'now' | 'typical' = 'now';
   /** The local date to compare with; null for a week before, or else the day before. */
   day: string | null = null;
   /** The window of that day beside the one on display; null unless that is what the reader chose to see. */
@@ -79,14 +72,12 @@ export class View {
   area: Area | null = null;
   /** Names of cells; null where the server has none. */
   names: Names | null = null;
-  /** Whether there are lines, and what carries the colours: lines where there are any, unless the reader chooses. */
-  hasLines = false;
+  /** What carries the colours: lines where there are any, unless the reader chooses. */
   drawn: Drawn = { lines: false, hexagons: true, heat: false };
   /** The histogram that is drawn in place of speeds. */
   heat: Heat | null = null;
   cells = new Map<string, Hexagon>();
-  /** Whether the server knows scheduled speeds of the feed, and what they are in the window on display; null where they could not be read. */
-  scheduling = false;
+  /** Scheduled speeds in the window on display; null where there are none, or where they could not be read. */
   scheduled: Map<string, Scheduled> | null = null;
   /** Where each cell stands in the columns of the other day. */
   private rows = new Map<string, number>();
@@ -95,9 +86,32 @@ export class View {
   private has = contentsOf([]);
 
   /** Lines carry the colours where there are any, unless the address says otherwise. */
-  setLines({ lines }: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on'; heat?: 'on' }): void {
-    this.hasLines = lines;
+  begin(settings: Settings, place: { lines?: 'on' | 'off'; hexagons?: 'on'; heat?: 'on' }): void {
+    const { lines } = (this.settings = settings);
     this.drawn = { lines: lines && place.lines !== 'off', hexagons: !lines || place.hexagons === 'on', heat: place.heat === 'on' };
+  }
+
+  /** What the server's configuration says of the feed; nothing of another one. */
+  private get own(): Settings | null {
+    return this.settings?.feed === this.feed ? this.settings : null;
+  }
+
+  /** Which speeds of the feed are derived; null where nothing is known of it. */
+  get derivedSpeeds(): DerivedSpeeds | null {
+    return this.own?.derived_speeds ?? null;
+  }
+
+  get alerting(): boolean {
+    return this.own?.alerting ?? false;
+  }
+
+  /** Whether the server knows scheduled speeds of the feed. */
+  get scheduling(): boolean {
+    return this.own?.scheduled ?? false;
+  }
+
+  get opens(): 'now' | 'typical' {
+    return this.own?.map === 'typical' ? 'typical' : 'now';
   }
 
   setWindow(window: WindowCells): void {
