@@ -23,7 +23,7 @@ from stream.config.servers import MapKind
 from stream.messages.cells import Cell, cells_of, with_estimates
 from stream.messages.range_query import Box
 from stream.messages.shapes import Place, centre_of, places_of
-from stream.messages.tables import ParquetMissingError, feature, table_of
+from stream.messages.tables import feature, table_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area
 from stream.serve.city.combining import totals
@@ -268,18 +268,8 @@ class Hexagons:
         values = known.in_order()
         name = f"hexveil-{feed}-{window.replace('-', '').replace(':', '')}.{suffix}"
         key = key_of("download", known.tag, suffix)
-        try:
-            return await self._whole.answer(
-                self._answers, request, key, lambda: table_of(values, suffix), FILES[suffix], name
-            )
-        except ParquetMissingError:
-            raise no_parquet() from None
-
-
-def no_parquet() -> Problem:
-    """The answer where Parquet is asked of a service without pyarrow."""
-    remedy = "install it beside the service: pip install 'hexveil[parquet]'; or download .csv or .geojson"
-    return Problem(501, "Parquet needs pyarrow, which this service does not have", remedy)
+        make = partial(table_of, values, suffix)
+        return await self._whole.answer(self._answers, request, key, make, FILES[suffix], name)
 
 
 def _joined(head: bytes, values: Iterable[bytes]) -> bytes:
@@ -341,6 +331,23 @@ MAX_WAITING = 4
 """Ranges that may be written or wait at the same time."""
 
 
+def begun_in(view: View, feed: str, first: str, last: str) -> list[WindowView]:
+    """The complete windows of a feed that begin in [first, last), newest first."""
+    return [window for window in view.ordered(feed) if window.complete and first <= window.start < last]
+
+
+def bounded(feed: str, windows: list[WindowView]) -> list[WindowView]:
+    """The windows of a range; 404 without any, 413 for more than one answer may be of."""
+    if not windows:
+        remedy = "see /api/v1/windows for starts; choose a longer range, or other days or hours"
+        raise Problem(404, f"no complete window of feed {feed!r} begins then", remedy)
+    size = sum(window.size for window in windows)
+    if size > MAX_RANGE_BYTES:
+        title = f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
+        raise Problem(413, title, "ask for a shorter range, for fewer hours, or for the windows one by one")
+    return windows
+
+
 class Ranges:
     """Writes one range after the other, so that many requests for large ranges cannot fill the memory."""
 
@@ -355,22 +362,7 @@ class Ranges:
     )  # fmt: skip
     async def download(self, request: web.Request, feed: str, first: str, last: str, suffix: str) -> web.Response:
         """The cells of every complete window that begins in [first, last), oldest first."""
-        windows = [
-            window for window in reversed(self._view.ordered(feed)) if window.complete and first <= window.start < last
-        ]
-        if not windows:
-            raise Problem(
-                404,
-                f"no complete window of feed {feed!r} begins in [{first}, {last})",
-                "see /api/v1/windows for starts",
-            )
-        size = sum(window.size for window in windows)
-        if size > MAX_RANGE_BYTES:
-            raise Problem(
-                413,
-                f"the {len(windows)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}",
-                "ask for a shorter range, or for the windows one by one",
-            )
+        windows = bounded(feed, begun_in(self._view, feed, first, last)[::-1])
         key = key_of("range", suffix, [window.tag for window in windows])
         compact = [moment.replace("-", "").replace(":", "") for moment in (first, last)]
         name = f"hexveil-{feed}-{compact[0]}-{compact[1]}.{suffix}"
@@ -378,7 +370,4 @@ class Ranges:
         def make() -> bytes:
             return table_of([value for window in windows for value in window.in_order()], suffix)
 
-        try:
-            return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)
-        except ParquetMissingError:
-            raise no_parquet() from None
+        return await self._turns.answer(self._answers, request, key, make, FILES[suffix], name)

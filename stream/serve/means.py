@@ -23,7 +23,7 @@ from stream.messages.cells import Cell, Clipping, cells_of
 from stream.serve import parameters as p
 from stream.serve.city.areas import Area, PolygonArea
 from stream.serve.city.combining import combined, inside
-from stream.serve.hexagons import MAX_RANGE_BYTES, MAX_WAITING, known_area
+from stream.serve.hexagons import MAX_WAITING, begun_in, bounded, known_area
 from stream.serve.local_time import local_start
 from stream.serve.operations import get
 from stream.serve.parameter_texts import MOST_NAMES
@@ -97,17 +97,10 @@ class Range(NamedTuple):
 
 def chosen(view: View, of: Range) -> tuple[list[WindowView], Clipping]:
     """The complete windows to put together, and the bounds of their values; 404 without any, 413 for too many."""
-    windows = [w for w in view.ordered(of.feed) if w.complete and of.first <= w.start < of.last]
+    windows = begun_in(view, of.feed, of.first, of.last)
     marked = [(window, marker) for window in windows if (marker := marker_of(window)) is not None]
     alike = [one for one in marked if _is_asked(*one, of) and _settings(one[1]) == _settings(marked[0][1])]
-    if not alike:
-        remedy = "see /api/v1/windows for starts; choose a longer range, or other days or hours"
-        raise Problem(404, f"no window of feed {of.feed!r} begins then", remedy)
-    size = sum(window.size for window, _ in alike)
-    if size > MAX_RANGE_BYTES:
-        title = f"the {len(alike)} windows of this range hold {size} bytes, above {MAX_RANGE_BYTES}"
-        raise Problem(413, title, "ask for a shorter range, or for fewer hours")
-    return [window for window, _ in alike], alike[0][1].clipping
+    return bounded(of.feed, [window for window, _ in alike]), alike[0][1].clipping
 
 
 def _is_asked(window: WindowView, marker: CloseMarker, of: Range) -> bool:

@@ -45,7 +45,7 @@ from dpcore.arrays import FloatArray
 from dpcore.bernstein import MEAN_OF
 from stream.config.alerts import AlertRule
 from stream.config.value import SPEED_UNIT
-from stream.messages.cells import Cell, Clipping, Number, cells_of
+from stream.messages.cells import Number, cells_of
 from stream.serve.cell_history import ENOUGH, CellArray, Rests, Usual, other_areas
 from stream.serve.window_store import CloseMarker, View, WindowView, marker_of
 
@@ -307,7 +307,13 @@ def _of_ratios(
     bodies = [cell for cell in cells_of(window.in_order()) if cell.mean is not None]
     counted = [(body, body.events if isinstance(body.events, Number) else body.users) for body in bodies]
     rows = [
-        (int(body.cell, 16), body.mean.raw, count.raw, count.scale, *_bounds(body, marker).of_shares(ROUNDED))
+        (
+            int(body.cell, 16),
+            body.mean.raw,
+            count.raw,
+            count.scale,
+            *(body.clipping or marker.clipping).of_shares(ROUNDED),
+        )
         for body, count in counted
         if isinstance(count, Number) and body.mean is not None and not rule.relative
     ]
@@ -325,7 +331,3 @@ def _of_ratios(
 def _limit(rule: AlertRule) -> float:
     """What the mean is claimed to be below or above; 0 of rules that compare with usual, which do not read it."""
     return next((float(limit) for limit in (rule.below, rule.above) if limit is not None), 0.0)
-
-
-def _bounds(body: Cell, marker: CloseMarker) -> Clipping:
-    return body.clipping or marker.clipping

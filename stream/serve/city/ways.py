@@ -12,7 +12,6 @@ time as "or less" (``at_bound``).
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections import defaultdict
@@ -30,6 +29,7 @@ from stream.config import Config
 from stream.config.geojson import Position
 from stream.config.value import SPEED
 from stream.messages.cells import Cell, Estimate, cells_of, estimates_of
+from stream.messages.tables import write_lines
 from stream.serve import parameters as p
 from stream.serve.city.combining import combined, is_crowded
 from stream.serve.city.places import Places
@@ -346,11 +346,9 @@ def _written(said: Body, lines: list[Body], form: str) -> bytes:
     if form == "json":
         return msgspec.json.encode(said | {"lines": lines})
     rows = [_row(said, line) for line in lines]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue().encode()
+    out = io.BytesIO()
+    write_lines(rows, list(dict.fromkeys(name for row in rows for name in row)), out)
+    return out.getvalue()
 
 
 def _row(said: Body, line: Body) -> Body:
@@ -361,7 +359,7 @@ def _row(said: Body, line: Body) -> Body:
     for kind in ("now", "typical", "mean", "scheduled"):
         if kind in line:
             numbers = line[kind] or {}
-            row |= {} if kind == "scheduled" else {f"{kind}_at_bound": "true" if numbers.get("at_bound") else None}
+            row |= {} if kind == "scheduled" else {f"{kind}_at_bound": numbers.get("at_bound")}
             for name in ("minutes", "km_h"):
                 ends = ("", "_low", "_high") if kind != "scheduled" else ("",)
                 known = [numbers.get(name), *numbers.get(f"{name}_interval", (None, None))]

@@ -52,9 +52,7 @@ type Stroke = { colour: string; width: number };
 /** What is drawn over the hexagons. One source holds all of it: each costs a stencil of the whole map in every frame. */
 type Mark = 'area' | 'alert' | 'selection';
 
-const marked = (mark: Mark): ExpressionSpecification => ['==', ['get', 'mark'], mark];
-
-const feature = (mark: Mark, geometry: Geometry): Feature => ({ type: 'Feature', properties: { mark }, geometry });
+const of = (mark: Mark): ExpressionSpecification => ['==', ['get', 'mark'], mark];
 
 /** Outlines on a halo that sets them off from what lies below. */
 function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification[] {
@@ -62,7 +60,7 @@ function outlines(mark: Mark, outline: Stroke, halo: Stroke): LayerSpecification
     id,
     type: 'line',
     source: 'marks',
-    filter: marked(mark),
+    filter: of(mark),
     layout: { 'line-join': 'round' },
     paint: { 'line-color': colour, 'line-width': width },
   });
@@ -98,10 +96,8 @@ export class HexagonMap {
   private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
   private readonly lines = new LineLayer(() => MAP_COLOURS[this.theme]);
   private theme: Theme;
-  private selection: Shape | null = null;
-  private area: Geometry | null = null;
+  private readonly marked: Record<Mark, Geometry[]> = { area: [], alert: [], selection: [] };
   private spot: Marker | null = null;
-  private alerting: Shape[] = [];
   /** The marks that are on the map, as text: the same in another window cost no frame. */
   private outlined = '';
   /** What was asked of the map so far is done: a style that is being replaced has no sources to change. */
@@ -297,21 +293,21 @@ export class HexagonMap {
         id: 'area-fill',
         type: 'fill',
         source: 'marks',
-        filter: ['all', marked('area'), ['==', ['geometry-type'], 'Polygon']],
+        filter: ['all', of('area'), ['==', ['geometry-type'], 'Polygon']],
         paint: { 'fill-color': colours.selected, 'fill-opacity': 0.08 },
       },
       {
         id: 'area',
         type: 'line',
         source: 'marks',
-        filter: marked('area'),
+        filter: of('area'),
         paint: { 'line-color': colours.selected, 'line-width': 2, 'line-dasharray': [3, 2] },
       },
       {
         id: 'area-corners',
         type: 'circle',
         source: 'marks',
-        filter: ['all', marked('area'), ['==', ['geometry-type'], 'Point']],
+        filter: ['all', of('area'), ['==', ['geometry-type'], 'Point']],
         paint: { 'circle-color': colours.selected, 'circle-radius': 4, 'circle-stroke-color': colours.land, 'circle-stroke-width': 2 },
       },
       ...outlines('alert', { colour: colours.alert, width: 4 * wide }, { colour: colours.land, width: 7 * wide }),
@@ -320,16 +316,14 @@ export class HexagonMap {
   }
 
   private marks(): FeatureCollection {
-    const features = [
-      ...(this.area ? [feature('area', this.area)] : []),
-      ...this.alerting.map((shape) => feature('alert', shapeOf(shape))),
-      ...(this.selection ? [feature('selection', shapeOf(this.selection))] : []),
-    ];
+    const features = (Object.keys(this.marked) as Mark[]).flatMap((mark) =>
+      this.marked[mark].map((geometry): Feature => ({ type: 'Feature', properties: { mark }, geometry })));
     return { type: 'FeatureCollection', features };
   }
 
-  private async remark(): Promise<void> {
-    await this.inTurn(() => {
+  private remark(mark: Mark, geometries: Geometry[]): Promise<void> {
+    this.marked[mark] = geometries;
+    return this.inTurn(() => {
       const [source, data] = [this.source('marks'), this.marks()];
       if (!source) return this.isDrawn ? this.addMarks() : undefined;
       const outlined = JSON.stringify(data);
@@ -386,24 +380,13 @@ export class HexagonMap {
   }
 
   /** Outline a cell, or none. */
-  async select(hexagon: Shape | null): Promise<void> {
-    if (hexagon === this.selection) return;
-    this.selection = hexagon;
-    await this.remark();
-  }
+  select = (hexagon: Shape | null): Promise<void> => this.remark('selection', hexagon ? [shapeOf(hexagon)] : []);
 
   /** Outline an area, with its corners where there are points, or none. */
-  async outline(area: Geometry | null): Promise<void> {
-    this.area = area;
-    await this.remark();
-  }
+  outline = (area: Geometry | null): Promise<void> => this.remark('area', area ? [area] : []);
 
   /** Outline the cells that rules name. */
-  async alert(cells: Shape[]): Promise<void> {
-    if (!cells.length && !this.alerting.length) return;
-    this.alerting = cells;
-    await this.remark();
-  }
+  alert = (cells: Shape[]): Promise<void> => this.remark('alert', cells.map(shapeOf));
 
   /** Mark a place with its name, or none. */
   mark(spot: Spot | null): void {

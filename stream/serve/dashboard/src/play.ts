@@ -3,9 +3,9 @@
 import { links, rangeFields } from './downloads';
 import { byId, closing, make } from './dom';
 import { rangeAddress } from './api';
-import { overForm, type Over } from './over';
+import type { Page } from './main';
+import { overForm } from './over';
 import { decimals, say } from './texts';
-import type { WindowSummary } from './types';
 import type { View } from './view';
 
 /** Windows per second. More than three changes of a large area in a second could harm people who are sensitive to flashes. */
@@ -14,17 +14,6 @@ const SPEEDS = [0.5, 1, 2];
 const isReduced = () => matchMedia('(prefers-reduced-motion: reduce)').matches;
 const pause = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-export interface Stage {
-  /** Show a window; resolves once it is on the screen. */
-  show(window: WindowSummary): Promise<void>;
-  /** Ask for the cells of the window that comes next. */
-  prepare(window: WindowSummary): void;
-  /** Show the mean over the range, of the windows on these days and in these hours. */
-  mean(over: Over): void;
-  /** The range, or whether it is played, changed. */
-  changed(): void;
-}
-
 export class Player {
   private turn = 0;
   private running = false;
@@ -32,7 +21,7 @@ export class Player {
 
   constructor(
     private readonly view: View,
-    private readonly stage: Stage,
+    private readonly page: Page,
   ) {
     const menu = byId<HTMLDetailsElement>('range');
     menu.addEventListener('toggle', () => menu.open && this.fill());
@@ -61,23 +50,23 @@ export class Player {
     if (!this.running) return;
     this.turn += 1;
     this.running = false;
-    this.stage.changed();
+    this.page.played();
   }
 
   /** From the window on display or, where that is the last one or not in the range, from the first. */
   private async play(): Promise<void> {
     const mine = (this.turn += 1);
     this.running = true;
-    this.stage.changed();
+    this.page.played();
     const shown = this.view.window?.window.start ?? '';
     const later = this.view.played().filter(({ window }) => window.start > shown);
     const isInside = this.view.played().some(({ window }) => window.start === shown);
     let next = isInside && later.length ? later[0] : this.view.played()[0];
     while (next && mine === this.turn) {
       const { start } = next.window;
-      const showing = this.stage.show(next);
+      const showing = this.page.play(next);
       next = this.view.played().find(({ window }) => window.start > start);
-      if (next) this.stage.prepare(next);
+      if (next) this.page.prepare(next);
       await showing;
       // From the paint, not from the request: else two windows could follow at once after one that came late.
       await pause(1000 / this.speed);
@@ -101,12 +90,12 @@ export class Player {
     const fields = rangeFields(view, ends(), (range) => {
       view.range = range;
       update();
-      this.stage.changed();
+      this.page.played();
     });
     update();
     byId('range-body').replaceChildren(
       make('h2', {}, say('timeline.range')), fields, this.speeds(), make('h2', {}, say('over.title')), make('p', { class: 'quiet' }, say('over.text')),
-      overForm(view.over, (days, hours) => this.stage.mean({ ...ends(), days, hours })), make('h2', {}, say('download.button')), files);
+      overForm(view.over, (days, hours) => this.page.mean({ ...ends(), days, hours })), make('h2', {}, say('download.button')), files);
   }
 
   private speeds(): HTMLElement {

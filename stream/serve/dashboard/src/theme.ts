@@ -1,24 +1,16 @@
 /** Light or dark: the system's choice until the reader makes one. */
 
 import { byId } from './dom';
+import { keep, recall } from './kept';
 import type { Theme } from './palette';
 
 const KEY = 'hexveil-theme';
 const dark = matchMedia('(prefers-color-scheme: dark)');
 
-/** The reader's choice where nothing can be stored, as in a frame of another site. */
-let chosen: Theme | null = null;
-
-const stored = (): Theme | null => {
-  try {
-    const found = localStorage.getItem(KEY);
-    return found === 'light' || found === 'dark' ? found : chosen;
-  } catch {
-    return chosen;
-  }
-};
-
-const theme = (): Theme => stored() ?? (dark.matches ? 'dark' : 'light');
+function theme(): Theme {
+  const chosen = recall(KEY);
+  return chosen === 'light' || chosen === 'dark' ? chosen : dark.matches ? 'dark' : 'light';
+}
 
 function apply(): Theme {
   const now = theme();
@@ -30,12 +22,7 @@ function apply(): Theme {
 /** Sets the page's theme now and calls `then` on every later change. */
 export function setUpTheme(then: (theme: Theme) => void): Theme {
   byId('theme-button').addEventListener('click', () => {
-    chosen = theme() === 'dark' ? 'light' : 'dark';
-    try {
-      localStorage.setItem(KEY, chosen);
-    } catch {
-      // The choice holds until the page is closed.
-    }
+    keep(KEY, theme() === 'dark' ? 'light' : 'dark');
     then(apply());
   });
   dark.addEventListener('change', () => then(apply()));
