@@ -7,6 +7,7 @@ character.
 from __future__ import annotations
 
 import unicodedata
+from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,30 +114,23 @@ class Scheduled(msgspec.Struct):
     cells: list[ScheduledCell]
 
 
-class PlacesFile(msgspec.Struct):
-    """What the file holds. ``scheduled``: None if no speeds were scheduled, or if an earlier version wrote it."""
+class Places(msgspec.Struct):
+    """What the file holds; without one, nothing, and ``resolution`` is None. ``scheduled``: None if no speeds were
+    scheduled, or if an earlier version wrote it."""
 
-    resolution: Annotated[int, msgspec.Meta(ge=0, le=15)]
+    resolution: Annotated[int, msgspec.Meta(ge=0, le=15)] | None
     cells: list[PlaceCell]
     stops: list[PlaceStop] = []
     lines: list[RouteLines] = []
     scheduled: Scheduled | None = None
 
-
-class Places:
-    """Checked places. Read only; without a file there are none."""
-
-    def __init__(self, file: PlacesFile | None) -> None:
-        self.resolution = None if file is None else file.resolution
-        self.cells = [] if file is None else file.cells
-        self.stops = [] if file is None else file.stops
-        self.lines = [] if file is None else file.lines
-        self.scheduled = None if file is None else file.scheduled
-        self.corridors: dict[str, list[str]] = {}
+    def corridors(self) -> dict[str, list[str]]:
         """Cells that each route crosses."""
+        crossed: dict[str, list[str]] = defaultdict(list)
         for place in self.cells:
             for route in place.routes:
-                self.corridors.setdefault(route, []).append(place.cell)
+                crossed[route].append(place.cell)
+        return crossed
 
     def table(self) -> bytes:
         """Answer of ``/api/v1/places``."""
@@ -163,10 +157,10 @@ def _collection(features: Any) -> bytes:
 def read_places(path: Path | None) -> Places:
     """The places of the file that ``public.places`` names; none without one. Raises :class:`ConfigError`."""
     if path is None:
-        return Places(None)
+        return Places(None, [])
     body = read_bytes(path, "places", LARGEST)
     try:
-        file = msgspec.json.decode(body, type=PlacesFile)
+        file = msgspec.json.decode(body, type=Places)
         _check_cells(file)
         for stop in file.stops:
             stop.name = check_name(stop.name, "the name of a stop")
@@ -177,10 +171,10 @@ def read_places(path: Path | None) -> Places:
             f"public.places {path} is no file of places: {error}; write one with 'hexveil gtfs FILE.zip --out "
             "places.json'"
         ) from None
-    return Places(file)
+    return file
 
 
-def _check_cells(file: PlacesFile) -> None:
+def _check_cells(file: Places) -> None:
     _check_indexes([place.cell for place in file.cells], file.resolution)
     for place in file.cells:
         if place.name is not None:
@@ -188,7 +182,7 @@ def _check_cells(file: PlacesFile) -> None:
         place.routes = list(dict.fromkeys(_route_name(route) for route in place.routes))
 
 
-def _check_indexes(cells: list[str], resolution: int) -> None:
+def _check_indexes(cells: list[str], resolution: int | None) -> None:
     seen = set()
     for cell in cells:
         if len(cell) != 15 or cell != cell.lower() or not h3.is_valid_cell(cell):
@@ -200,7 +194,7 @@ def _check_indexes(cells: list[str], resolution: int) -> None:
         seen.add(cell)
 
 
-def _check_scheduled(file: PlacesFile) -> None:
+def _check_scheduled(file: Places) -> None:
     if file.scheduled is None:
         return
     _check_indexes([row.cell for row in file.scheduled.cells], file.resolution)
@@ -209,7 +203,7 @@ def _check_scheduled(file: PlacesFile) -> None:
             raise ValueError(f"an hour of cell {row.cell} is scheduled twice")
 
 
-def _check_lines(file: PlacesFile) -> None:
+def _check_lines(file: Places) -> None:
     names = [_route_name(route.route) for route in file.lines]
     if len(set(names)) != len(names):
         raise ValueError("the lines of a route are listed twice; list all lines of a route together")

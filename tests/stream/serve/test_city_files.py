@@ -34,7 +34,7 @@ from tests.support.participating import riders
 from tests.support.releasing import cell_bodies, planned
 
 CELL = h3.latlng_to_cell(30.27, -97.74, 7)
-NONE = Places(None)
+NONE = Places(None, [])
 
 
 def square(south: float, west: float, side: float) -> list[list[list[float]]]:

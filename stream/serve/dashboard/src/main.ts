@@ -11,9 +11,7 @@ import { besideOf, reasonOf } from './beside';
 import { setUpControls, showControls } from './controls';
 import { byId } from './dom';
 import { setUpDownloads, showDownloads } from './downloads';
-import { setUpFeeds, showFeeds } from './feeds';
-import { setUpLanguage } from './language';
-import { isLarge, setUpLarge } from './large';
+import { isLarge, setUpFeeds, setUpLanguage, setUpLarge, setUpTheme, showFeeds } from './header';
 import { HexagonMap } from './map';
 import { mapless, type Mapped } from './mapless';
 import { Names } from './names';
@@ -25,7 +23,6 @@ import { Selection } from './selection';
 import { setUpShortcuts } from './shortcuts';
 import { Table } from './table';
 import { fillPage, say, type Values } from './texts';
-import { setUpTheme } from './theme';
 import { begin, took } from './timing';
 import { freshness, joined, setUpTimeline, showBadge, showTimeline } from './timeline';
 import { choose as chooseUnit, type Unit } from './units';
@@ -69,15 +66,14 @@ let asked: WindowSummary | null = null;
 let painted = 0;
 const remembered = new Map<string, Promise<WindowCells>>();
 
-const theme = setUpTheme((chosen) => {
+view.theme = setUpTheme((chosen) => {
   view.theme = chosen;
-  void map.setTheme(chosen).then(paint);
+  void map.setTheme().then(paint);
 });
-view.theme = theme;
 setUpLanguage();
 setUpLarge(place.large === 'on', () => {
   writePlace();
-  void map.setTheme(view.theme);
+  void map.setTheme();
 });
 
 /** What the parts of the page ask of the whole. */
@@ -157,7 +153,7 @@ async function start(): Promise<void> {
 function mapOf(settings: Settings): Mapped {
   const { at } = place;
   try {
-    return new HexagonMap(byId('map'), settings, theme, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.drawn);
+    return new HexagonMap(byId('map'), settings, at ? { center: [at.lng, at.lat], zoom: at.zoom } : { bounds: settings.domain }, view.drawn);
   } catch (error) {
     console.warn('The map cannot be drawn.', error);
     table.show();

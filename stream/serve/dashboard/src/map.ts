@@ -21,12 +21,12 @@ import { LAND_UNTIL, STOPS, described, network, roads, sea, stops, streetNames, 
 import { make } from './dom';
 import { shapeOf, type Shape } from './hexagons';
 import { HEAT, heatLayer, type Heat } from './heat';
-import { isLarge } from './large';
+import { isLarge } from './header';
 import { HexagonLayer, type Look } from './hexagonlayer';
 import { LineLayer } from './linelayer';
 import type { Line } from './lines';
 import { NUMBERS, numbersLayer, numbersOf, type NumberOf } from './numbers';
-import { MAP_COLOURS, type MapColours, type Theme } from './palette';
+import { mapColours } from './palette';
 import type { Spot } from './search';
 import { chosenUnit } from './units';
 import type { Box, Settings } from './types';
@@ -93,9 +93,9 @@ class SteadyMap extends MapLibre {
 
 export class HexagonMap {
   readonly map: SteadyMap;
-  private readonly hexagons = new HexagonLayer(() => MAP_COLOURS[this.theme]);
-  private readonly lines = new LineLayer(() => MAP_COLOURS[this.theme]);
-  private theme: Theme;
+  private colours = mapColours();
+  private readonly hexagons = new HexagonLayer(() => this.colours);
+  private readonly lines = new LineLayer(() => this.colours);
   private readonly marked: Record<Mark, Geometry[]> = { area: [], alert: [], selection: [] };
   private spot: Marker | null = null;
   /** The marks that are on the map, as text: the same in another window cost no frame. */
@@ -128,11 +128,9 @@ export class HexagonMap {
   constructor(
     container: HTMLElement,
     private readonly settings: Settings,
-    theme: Theme,
     start: { center: [number, number]; zoom: number } | { bounds: Box },
     shown: Shown,
   ) {
-    this.theme = theme;
     this.shown = shown;
     this.setShown(shown);
     if (settings.network) lines().then((paths) => this.drawLines(network(paths)), (error: unknown) => console.warn('The lines cannot be drawn.', error));
@@ -228,7 +226,7 @@ export class HexagonMap {
   private async replaced(): Promise<void> {
     [this.isDrawn, this.isStyled] = [true, false];
     const { sources, under, over } = this.grounds();
-    this.map.setStyle({ version: 8, sources, layers: [sea(MAP_COLOURS[this.theme]), ...under, ...over] }, { diff: false, validate: false });
+    this.map.setStyle({ version: 8, sources, layers: [sea(this.colours), ...under, ...over] }, { diff: false, validate: false });
     await new Promise((resolve) => this.map.once('style.load', resolve));
     this.firstGround = under[0]?.id ?? this.hexagons.id;
     this.firstName = over.find((layer) => layer.type === 'symbol')?.id;
@@ -245,7 +243,7 @@ export class HexagonMap {
 
   /** What is drawn under the hexagons and over them. Lines lie on them, thin and half transparent, and names on everything; areas under them. */
   private grounds(): { sources: Ground['sources']; under: LayerSpecification[]; over: LayerSpecification[] } {
-    const colours = MAP_COLOURS[this.theme];
+    const { colours } = this;
     const letters = isLarge() ? LARGE_LETTERS : LETTERS;
     const below = this.archive ? streets(this.archive, colours, letters) : NOTHING;
     const named = this.settings.street_names ? streetNames(colours, letters) : NOTHING;
@@ -272,7 +270,7 @@ export class HexagonMap {
     if (this.source('land') || this.map.getZoom() >= LAND_UNTIL) return;
     try {
       const { land } = await import('./land');
-      this.add(land(MAP_COLOURS[this.theme], LAND_UNTIL), this.firstGround);
+      this.add(land(this.colours, LAND_UNTIL), this.firstGround);
     } catch (error) {
       console.warn('The land cannot be drawn.', error);
     }
@@ -283,11 +281,11 @@ export class HexagonMap {
     const data = this.marks();
     this.outlined = JSON.stringify(data);
     if (!data.features.length) return;
-    this.add({ sources: { marks: { type: 'geojson', data } }, layers: this.markLayers(MAP_COLOURS[this.theme]) }, this.firstName);
+    this.add({ sources: { marks: { type: 'geojson', data } }, layers: this.markLayers() }, this.firstName);
   }
 
-  private markLayers(colours: MapColours): LayerSpecification[] {
-    const wide = isLarge() ? 2 : 1;
+  private markLayers(): LayerSpecification[] {
+    const [{ colours }, wide] = [this, isLarge() ? 2 : 1];
     return [
       {
         id: 'area-fill',
@@ -369,7 +367,7 @@ export class HexagonMap {
     else if (!source && data.features.length) {
       const letters = isLarge() ? LARGE_LETTERS : LETTERS;
       this.map.addSource(NUMBERS, { type: 'geojson', data });
-      this.map.addLayer(numbersLayer(MAP_COLOURS[this.theme], letters + 1));
+      this.map.addLayer(numbersLayer(this.colours, letters + 1));
     }
     this.hasNumbers = data.features.length > 0;
   }
@@ -434,8 +432,8 @@ export class HexagonMap {
   }
 
   /** Redraw in another theme, or with letters of another size. */
-  async setTheme(theme: Theme): Promise<void> {
-    this.theme = theme;
+  async setTheme(): Promise<void> {
+    this.colours = mapColours();
     this.scale.options.maxWidth = isLarge() ? LARGE_LONGEST : LONGEST;
     this.setUnit();
     await this.inTurn(() => this.restyle());

@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import type { FeatureCollection, MultiPolygon, Position } from 'geojson';
 import { cellToChildren, cellToParent, gridDisk, latLngToCell } from 'h3-js';
@@ -9,7 +10,7 @@ import { piecesOf, placesIn } from '../src/lines';
 import { meshOf, type Mesh } from '../src/mesh';
 import { WORLD, east, south } from '../src/world';
 import { Names } from '../src/names';
-import { MAP_COLOURS, WITHIN_NOISE, viridis } from '../src/palette';
+import { WITHIN_NOISE, viridis, type MapColours } from '../src/palette';
 import { parsePlace, placeText } from '../src/place';
 import { search } from '../src/search';
 import { absoluteBreaks, absoluteLabels, classify, comparison, countText, interval, opacity, RELATIVE_BREAKS, sentence, shown, typicalOf } from '../src/statistics';
@@ -18,6 +19,10 @@ import { decimals, say } from '../src/texts';
 import { choose, measure } from '../src/units';
 import type { Estimate, Hexagon, WindowCells } from '../src/types';
 import { View } from '../src/view';
+
+/** As style.css states them. */
+const MAP_COLOURS = Object.fromEntries(readFileSync('src/style.css', 'utf8').split('}').slice(0, 2).map((block, at) =>
+  [at ? 'dark' : 'light', Object.fromEntries([...block.matchAll(/--(\w+): (#\w{6})/g)].map(([, name, colour]) => [name, colour]))])) as Record<'light' | 'dark', MapColours>;
 
 const WINDOW = { start: '2017-03-21T12:00:00Z', end: '2017-03-21T13:00:00Z' };
 
