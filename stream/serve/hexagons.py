@@ -34,15 +34,7 @@ from stream.serve.responses import CSV, GEOJSON, JSON, MOST_WAITING, PARQUET, An
 from stream.serve.window_store import CloseMarker, View, WindowView, history, marker_of
 
 Reason = Literal["same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none"]
-"""Why there is no window to compare with.
-
-"same": the day is that of the window itself. "gone": it was here, but is no longer kept. "withheld": nothing was
-published about it, which follows from public counts. "incomplete": its messages have not all arrived, or the close
-marker of the window itself has not, which states the zone and the settings. "later": it lies after the newest complete
-window. "settings": it has another length, another relation or other bounds of clipping. "clocks": no window begins and
-ends at the same local times, and the clocks changed on one of the two days. "none": no such window is here.
-"""
-REASONS: tuple[Reason, ...] = ("same", "gone", "withheld", "incomplete", "later", "settings", "clocks", "none")
+"""Why there is no window to compare with; ``OtherDay`` of ``schemas.toml`` says what each means."""
 _DAY = timedelta(days=1)
 _DEFAULTS = (7 * _DAY, _DAY)
 """How far back to look where no day is chosen, in this order."""

@@ -81,6 +81,15 @@ class Turns:
         finally:
             self._pass_on()
 
+    @asynccontextmanager
+    async def take(self, client: str) -> AsyncIterator[None]:
+        """Wait for a turn and have it. Raises :class:`Problem` 503 where too many wait already."""
+        await self._come_up(client)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
     async def _come_up(self, client: str) -> None:
         if not self._is_taken:
             self._is_taken = True

@@ -166,9 +166,8 @@ export class Areas {
     if (shape && area.kind === 'named') void this.map.outline(shape);
     if (this.asked !== area) return;
     this.asked = null;
-    if (shape?.coordinates.length && (area.kind === 'named' || area === this.first)) {
-      this.map.map.fitBounds(boxOf(shape), { padding: covered(), animate: false, maxZoom: 14 });
-    }
+    const box = shape && (area.kind === 'named' || area === this.first) ? boxOf(shape) : null;
+    if (box) this.map.map.fitBounds(box, { padding: covered(), animate: false, maxZoom: 14 });
     if (!this.page.isPlaying()) byId('status').textContent = reading;
   }
 }

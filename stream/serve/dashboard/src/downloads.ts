@@ -18,7 +18,7 @@ const formats = (view: View) => FORMATS.filter(([format]) => format !== 'parquet
 const list = (files: (readonly [label: string, address: string])[]) =>
   make('ul', {}, ...files.map(([label, href]) => make('li', {}, make('a', { href, download: true }, label))));
 
-export const links = (view: View, address: (format: string) => string) => list(formats(view).map(([format, label]) => [label, address(format)]));
+const links = (view: View, address: (format: string) => string) => list(formats(view).map(([format, label]) => [label, address(format)]));
 
 /** The range that is being chosen while the menu is open. */
 let chosen: Range | null = null;

@@ -28,7 +28,7 @@ import {
   type Verdict,
   type Versus,
 } from './statistics';
-import type { DerivedSpeeds, Hexagon, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
+import type { Hexagon, Marker, Missing, OtherDay, Scheduled, Settings, WindowCells, WindowSummary } from './types';
 import type { Look } from './hexagonlayer';
 import type { Shown as Drawn } from './map';
 
@@ -92,7 +92,7 @@ export class View {
   }
 
   /** Which speeds of the feed are derived; null where nothing is known of it. */
-  get derivedSpeeds(): DerivedSpeeds | null {
+  get derivedSpeeds(): Settings['derived_speeds'] {
     return this.own?.derived_speeds ?? null;
   }
 
