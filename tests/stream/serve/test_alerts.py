@@ -409,17 +409,6 @@ def test_a_secret_that_cannot_be_used_is_refused_with_a_remedy(tmp_path, content
         ([{**BELOW, "belo": 1.0}], "write public.alerts.0.below"),
         ([{**BELOW, "windows": 13}], "public.alerts.0.windows: found 13; write a whole number of at least 1"),
     ],
-    ids=[
-        "two-conditions",
-        "same-name",
-        "no-cell",
-        "prefix",
-        "space",
-        "coarse",
-        "elsewhere",
-        "unknown-key",
-        "too-many-windows",
-    ],
 )
 def test_a_rule_that_cannot_be_judged_is_refused(tmp_path, rules, said):
     with pytest.raises(ConfigError, match=said):
