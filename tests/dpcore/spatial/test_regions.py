@@ -238,10 +238,6 @@ def test_only_the_first_regions_of_a_user_count():
     assert regions.at_most(5) is regions
 
 
-def test_no_region_is_no_footprint():
-    assert Footprints.of(Regions.of_polygons([]), grid(3, 3), 1.0).total().sum() == 0
-
-
 def test_bad_input_is_a_typed_error():
     for build in [
         lambda: Regions.of_polygons([[]]),
