@@ -177,16 +177,6 @@ async def test_a_rule_against_usual_names_what_is_slower_by_more_than_noise_expl
         assert (await client.get("/api/v1/alerts?window=2016-01-01T00:00:00Z")).status == 404
 
 
-async def test_what_noise_explains_raises_no_alert_although_the_number_is_below_the_limit(tmp_path):
-    """3 users of one report each: a scale of several km/h, beside which 2 km/h are nothing."""
-    uncertain = {**USUAL_DAY, STEADY: Cell(2, 1, 16.0)}
-    config = config_with(tmp_path, BELOW | {"windows": 1, "false_alarms_per_day": 0.1})
-    file = tmp_path / "releases.ndjson"
-    file.write_text(text_of(window(config, 0, uncertain)))
-    async with serving_file(config, file) as client:
-        assert (await listed(client))["alerts"] == []
-
-
 def number_of(raw: float, scale: float) -> dict[str, Any]:
     return {"value": raw, "raw": raw, "scale": scale, "interval": [raw - scale, raw + scale], "unit": "km/h"}
 
@@ -421,17 +411,6 @@ def test_a_secret_that_cannot_be_used_is_refused_with_a_remedy(tmp_path, content
         ([{**BELOW, "area": {"south": 1.0, "west": 1.0, "north": 2.0, "east": 2.0}}], "outside feed.domain"),
         ([{**BELOW, "belo": 1.0}], "write public.alerts.0.below"),
         ([{**BELOW, "windows": 13}], "public.alerts.0.windows: found 13; write a whole number of at least 1"),
-    ],
-    ids=[
-        "two-conditions",
-        "same-name",
-        "no-cell",
-        "prefix",
-        "space",
-        "coarse",
-        "elsewhere",
-        "unknown-key",
-        "too-many-windows",
     ],
 )
 def test_a_rule_that_cannot_be_judged_is_refused(tmp_path, rules, said):
